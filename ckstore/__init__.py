@@ -24,6 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ckstore.checking.verify import VerifyReport
     from ckstore.errors import (
         CkstoreError,
         ConflictError,
@@ -38,30 +39,29 @@ if TYPE_CHECKING:
         UnreachableError,
         UsageError,
     )
+    from ckstore.gc.collect import GcReport
     from ckstore.integrations.torch import GradientAccumulator
     from ckstore.objects.documents import Deviation
-    from ckstore.operations.compact import CompactReport
-    from ckstore.operations.forget import ForgetReport
-    from ckstore.operations.gc.collect import GcReport
-    from ckstore.operations.ingest import IngestReport
-    from ckstore.operations.rebase import RebaseReport
-    from ckstore.operations.recover import RecoverReport, recover
-    from ckstore.operations.retain import RetainReport
-    from ckstore.operations.thin import ThinReport
-    from ckstore.operations.transfer import TransferReport
-    from ckstore.operations.tuning import Search
-    from ckstore.operations.verify import VerifyReport
-    from ckstore.operations.warm_up import warm_up
     from ckstore.policy import Policy, Retention
     from ckstore.reading.comparison import DiffReport, TensorChange, TensorForm
     from ckstore.reading.salvage import SalvageReport
+    from ckstore.recovery.recover import RecoverReport, recover
+    from ckstore.retention.forget import ForgetReport
+    from ckstore.retention.retain import RetainReport
     from ckstore.run import Run
     from ckstore.saving.saver import Saver
     from ckstore.storage.rows import VersionRow
     from ckstore.store import Store, init, open
     from ckstore.table import Table
     from ckstore.tensor import LazyTensor
+    from ckstore.transfer.transfer import TransferReport
     from ckstore.version import Version
+    from ckstore.writing.compact import CompactReport
+    from ckstore.writing.ingest import IngestReport
+    from ckstore.writing.rebase import RebaseReport
+    from ckstore.writing.thin import ThinReport
+    from ckstore.writing.tuning import Search
+    from ckstore.writing.warm_up import warm_up
 
 __version__ = "0.1.0"
 
@@ -113,36 +113,36 @@ __all__ = [
 #: The modules of the names that are not errors. A name is imported on first use: the command line starts here, and an
 #: interrupt before its first line would print a traceback.
 _HOMES = {
-    "CompactReport": "operations.compact",
+    "CompactReport": "writing.compact",
     "Deviation": "objects.documents",
     "DiffReport": "reading.comparison",
-    "ForgetReport": "operations.forget",
-    "GcReport": "operations.gc.collect",
+    "ForgetReport": "retention.forget",
+    "GcReport": "gc.collect",
     "GradientAccumulator": "integrations.torch",
-    "IngestReport": "operations.ingest",
+    "IngestReport": "writing.ingest",
     "LazyTensor": "tensor",
     "Policy": "policy",
-    "RebaseReport": "operations.rebase",
-    "RecoverReport": "operations.recover",
-    "RetainReport": "operations.retain",
+    "RebaseReport": "writing.rebase",
+    "RecoverReport": "recovery.recover",
+    "RetainReport": "retention.retain",
     "Retention": "policy",
     "Run": "run",
     "SalvageReport": "reading.salvage",
     "Saver": "saving.saver",
-    "Search": "operations.tuning",
+    "Search": "writing.tuning",
     "Store": "store",
     "Table": "table",
     "TensorChange": "reading.comparison",
     "TensorForm": "reading.comparison",
-    "ThinReport": "operations.thin",
-    "TransferReport": "operations.transfer",
-    "VerifyReport": "operations.verify",
+    "ThinReport": "writing.thin",
+    "TransferReport": "transfer.transfer",
+    "VerifyReport": "checking.verify",
     "Version": "version",
     "VersionRow": "storage.rows",
     "init": "store",
     "open": "store",
-    "recover": "operations.recover",
-    "warm_up": "operations.warm_up",
+    "recover": "recovery.recover",
+    "warm_up": "writing.warm_up",
 }
 
 

@@ -18,27 +18,27 @@ from ckstore.storage.catalog import RECENT, Catalog, VersionRow
 from ckstore.storage.pack_reader import PackReader
 
 if TYPE_CHECKING:
+    from ckstore.checking.verify import VerifyReport
     from ckstore.formats.torch.state_dict import OnUnknown
+    from ckstore.gc.collect import GcReport
     from ckstore.objects.reader import ObjectReader
     from ckstore.objects.resolver import CatalogResolver
-    from ckstore.operations.compact import CompactReport
-    from ckstore.operations.compactor import Compactor
-    from ckstore.operations.forget import ForgetReport
-    from ckstore.operations.gc.collect import GcReport
-    from ckstore.operations.ingest import IngestReport
-    from ckstore.operations.rebase import RebaseReport
-    from ckstore.operations.retain import RetainReport
-    from ckstore.operations.thin import ThinReport
-    from ckstore.operations.transfer import TransferReport
-    from ckstore.operations.tuning import Search
-    from ckstore.operations.verify import VerifyReport
     from ckstore.reading.comparison import DiffReport
     from ckstore.reading.stored_version import StoredVersion
+    from ckstore.retention.compactor import Compactor
+    from ckstore.retention.forget import ForgetReport
+    from ckstore.retention.retain import RetainReport
     from ckstore.run import Run
     from ckstore.runtime.threads import Executor
     from ckstore.saving.saver import Saver
     from ckstore.table import Table
+    from ckstore.transfer.transfer import TransferReport
     from ckstore.version import Version
+    from ckstore.writing.compact import CompactReport
+    from ckstore.writing.ingest import IngestReport
+    from ckstore.writing.rebase import RebaseReport
+    from ckstore.writing.thin import ThinReport
+    from ckstore.writing.tuning import Search
 
 Result = TypeVar("Result")
 
@@ -270,7 +270,7 @@ class Store(Mapping[str | int, "Version"]):
         progress
             Called with numbers of decoded bytes.
         """
-        from ckstore.operations.verify import verify
+        from ckstore.checking.verify import verify
 
         self.catalog.refresh()
         chosen = self._chosen(versions, None)
@@ -333,7 +333,7 @@ class Store(Mapping[str | int, "Version"]):
         dry_run
             Change nothing; only report.
         """
-        from ckstore.operations.rebase import rebase
+        from ckstore.writing.rebase import rebase
 
         if not dry_run:
             self.repository.require_writable()
@@ -341,7 +341,7 @@ class Store(Mapping[str | int, "Version"]):
 
     def policy(self, run: str | None = None) -> Policy:
         """Return the policy of a run: its own, else the store's, else the default (exact, keep everything)."""
-        from ckstore.operations.naming import policy_of
+        from ckstore.commit.naming import policy_of
 
         return policy_of(self.catalog, run)
 
@@ -355,7 +355,7 @@ class Store(Mapping[str | int, "Version"]):
         run
             Name of the run; by default the whole store.
         """
-        from ckstore.operations.naming import set_policy
+        from ckstore.commit.naming import set_policy
 
         set_policy(self._followed(), policy, run)
 
@@ -373,7 +373,7 @@ class Store(Mapping[str | int, "Version"]):
         progress
             Called with numbers of bytes of versions that are done.
         """
-        from ckstore.operations.retain import expected, retain
+        from ckstore.retention.retain import expected, retain
 
         if dry_run:
             return expected(self._followed(), run)
@@ -382,7 +382,7 @@ class Store(Mapping[str | int, "Version"]):
 
     def stats(self) -> dict[str, Any]:
         """Return totals of the store, and under `ledger` the bytes of its files by cause."""
-        from ckstore.operations.ledger import stats
+        from ckstore.checking.ledger import stats
 
         return stats(self._followed())
 
@@ -401,13 +401,13 @@ class Store(Mapping[str | int, "Version"]):
 
     def tag(self, version: str | int | Version, name: str) -> None:
         """Point a tag at a version; raise `UsageError` where a run has that name."""
-        from ckstore.operations.naming import tag
+        from ckstore.commit.naming import tag
 
         tag(self._followed(), self.catalog.resolve(_name_of(version)), name)
 
     def untag(self, name: str) -> None:
         """Remove a tag."""
-        from ckstore.operations.naming import untag
+        from ckstore.commit.naming import untag
 
         untag(self._followed(), name)
 
@@ -441,8 +441,8 @@ class Store(Mapping[str | int, "Version"]):
         NotFoundError
             A name or a run does not exist.
         """
-        from ckstore.operations.forget import forget
-        from ckstore.operations.selection import select_versions
+        from ckstore.retention.forget import forget
+        from ckstore.retention.selection import select_versions
 
         if not dry_run:
             self.repository.require_writable()
@@ -466,7 +466,7 @@ class Store(Mapping[str | int, "Version"]):
         LockedError
             Other processes write all the time.
         """
-        from ckstore.operations.gc.collect import gc
+        from ckstore.gc.collect import gc
 
         if not dry_run:
             self.repository.require_writable()
@@ -504,9 +504,9 @@ class Store(Mapping[str | int, "Version"]):
         ConflictError
             A version that would lose its exact layers is tagged; remove the tag first, or keep it with `keep_tagged`.
         """
-        from ckstore.operations.compact import compact
-        from ckstore.operations.selection import select_versions
-        from ckstore.operations.thin import thin
+        from ckstore.retention.selection import select_versions
+        from ckstore.writing.compact import compact
+        from ckstore.writing.thin import thin
 
         if not dry_run:
             self.repository.require_writable()
@@ -541,8 +541,8 @@ class Store(Mapping[str | int, "Version"]):
         progress
             Called with numbers of bytes of versions that are done; they add up to the sum of `original_bytes`.
         """
-        from ckstore.operations.selection import select_versions
-        from ckstore.operations.transfer import transfer
+        from ckstore.retention.selection import select_versions
+        from ckstore.transfer.transfer import transfer
 
         if not dry_run:
             other.repository.require_writable()
@@ -580,7 +580,7 @@ class Store(Mapping[str | int, "Version"]):
         progress
             Called with numbers of bytes that were read or encoded.
         """
-        from ckstore.operations.compact import compact, due
+        from ckstore.writing.compact import compact, due
 
         self.repository.require_writable()
         rows = due(self._followed(), run, keep=0)
@@ -677,9 +677,9 @@ class Store(Mapping[str | int, "Version"]):
         ...     store["toy@3"].metrics
         {'loss': 0.5}
         """
-        from ckstore.operations.ingest import ingest
-        from ckstore.operations.naming import DEFAULT_RUN
-        from ckstore.operations.request import IngestOptions
+        from ckstore.commit.naming import DEFAULT_RUN
+        from ckstore.writing.ingest import ingest
+        from ckstore.writing.request import IngestOptions
 
         options = IngestOptions(
             run, step, _name_of(parent), metrics or {}, replace, verify, force, budget, policy, search, gradients or {},
@@ -713,7 +713,7 @@ class Store(Mapping[str | int, "Version"]):
         UsageError
             The name of the run is invalid, `workers` is below 1, or memory lacks room for a copy of a state.
         """
-        from ckstore.operations.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
+        from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
         from ckstore.saving.saver import Saver
 
         self.repository.require_writable()
@@ -727,7 +727,7 @@ class Store(Mapping[str | int, "Version"]):
         return Saver(self.repository.address, name, workers, known if nbytes is None else nbytes)
 
     def _compactor_of_hot(self) -> Compactor:
-        from ckstore.operations.compactor import Compactor
+        from ckstore.retention.compactor import Compactor
 
         if self._compactor is None:
             self._compactor = Compactor(self.repository)

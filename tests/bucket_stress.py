@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError
-from ckstore.operations import compact
+from ckstore.writing import compact
 from tests.checkpoints import scratch
 from tests.fault_proxy import RATES, counts, fault_proxy, set_rates
 from tests.object_store import object_store

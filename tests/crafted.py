@@ -17,10 +17,10 @@ from typing import Any
 from blake3 import blake3
 
 import ckstore
+from ckstore.checking.verify import VerifyReport
 from ckstore.objects.documents import MANIFEST
 from ckstore.objects.records import Record, record_from_json
-from ckstore.operations.recover import recover
-from ckstore.operations.verify import VerifyReport
+from ckstore.recovery.recover import recover
 from ckstore.storage import zstd
 from ckstore.storage.manifest import decode_manifest, encode_manifest
 from ckstore.storage.pack_reader import PackReader

@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 import ckstore
 from ckstore.errors import ConflictError, LockedError, NotFoundError
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from tests.checkpoints import scratch
 from tests.children import exit_code, fork
 

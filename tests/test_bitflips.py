@@ -25,8 +25,8 @@ from blake3 import blake3
 import ckstore
 from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.objects import units
-from ckstore.operations.recover import recover
 from ckstore.policy import Policy
+from ckstore.recovery.recover import recover
 from ckstore.storage import log
 from tests.checkpoints import scratch, sha256
 

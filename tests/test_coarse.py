@@ -21,8 +21,8 @@ from ckstore.codecs.lattice import floats
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import record_from_json
-from ckstore.operations.recover import recover
 from ckstore.policy import SCHEMES, Policy, Scheme
+from ckstore.recovery.recover import recover
 from ckstore.storage.root import CATALOG
 
 from .checkpoints import draw, flip, lose_catalog, scratch, sha256, write_safetensors

@@ -18,8 +18,8 @@ import pytest
 
 import ckstore
 from ckstore import repository
+from ckstore.checking.verify import VerifyReport
 from ckstore.errors import CkstoreError, NotFoundError, UsageError
-from ckstore.operations.verify import VerifyReport
 from ckstore.runtime.threads import Executor, worker_count
 from tests.asked_of_versions import end, itself, refuse, step_of, store_of, sum_of, threads_of
 from tests.checkpoints import change_pack, flip, packs_of

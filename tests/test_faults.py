@@ -18,15 +18,15 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.commit.change import Change
 from ckstore.errors import CkstoreError, ConflictError, InputError
-from ckstore.operations import ingest
-from ckstore.operations.commit import Change
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from ckstore.scanning import scan
 from ckstore.storage import durable
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import sweep_temporaries
+from ckstore.writing import ingest
 from tests.checkpoints import draw, listing, scratch, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -276,7 +276,7 @@ def test_an_ingest_after_one_whose_packs_could_not_be_removed(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Change, "commit", interrupted)
-    monkeypatch.setattr("ckstore.operations.commit.remove_uncommitted", interrupted)
+    monkeypatch.setattr("ckstore.commit.change.remove_uncommitted", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.ingest(paths[1], run="a")
     monkeypatch.undo()

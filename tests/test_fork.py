@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from ckstore.runtime import forks
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.connection import place_lock

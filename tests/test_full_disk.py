@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore.operations.gc import collect
+from ckstore.gc import collect
 from ckstore.storage import durable, reserve
 
 pytestmark = pytest.mark.local
@@ -27,7 +27,7 @@ PRELUDE = """
     import numpy as np
     import ckstore
     from ckstore.errors import CkstoreError
-    from ckstore.operations.recover import recover
+    from ckstore.recovery.recover import recover
 
     place = sys.argv[1]
 

@@ -15,7 +15,7 @@ import torch
 import ckstore
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.objects import units
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from tests.checkpoints import scratch, sha256
 from tests.crafted import CraftedStore, everything, limits, sealed, with_manifest
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ckstore.errors import CkstoreError
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from tests.interleaving import interleaved
 from tests.points_of_death import DIED, REFUSED
 from tests.test_points_of_death import ALL, OPERATIONS, SEED, pristine, state, without_uids

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from tests.checkpoints import listing, write_safetensors
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from ckstore.storage import connection
 from tests.checkpoints import scratch, sha256
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore.operations.recover import recover
 from ckstore.policy import Policy, Retention
+from ckstore.recovery.recover import recover
 from tests.checkpoints import scratch
 from tests.points_of_death import DIED, KILL, MODES, POWER, REFUSED, struck
 

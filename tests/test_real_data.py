@@ -10,7 +10,7 @@ import pytest
 
 import ckstore
 from ckstore.encoding.budget import PLANNED
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from tests.checkpoints import described, scratch
 
 SERIES = ["willmore_pinn", "vdsr", "espcn", "lightning_a", "trades_sgd", "opt_lora"]

@@ -23,7 +23,7 @@ import ckstore
 from ckstore.formats.layout import FileLayout
 from ckstore.objects.documents import LayoutDocument
 from ckstore.objects.records import ContentRecord
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
 from tests.checkpoints import described, scratch, sha256
 

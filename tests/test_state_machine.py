@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import ckstore
 from ckstore.errors import ConflictError
 from ckstore.objects import units
-from ckstore.operations.compactor import Compactor
-from ckstore.operations.recover import recover
 from ckstore.policy import Policy, Retention
+from ckstore.recovery.recover import recover
+from ckstore.retention.compactor import Compactor
 from ckstore.storage import durable
 from tests.checkpoints import listing, scratch, sha256
 
@@ -228,7 +228,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         dead = (
             mock.patch.object(durable, "checkpoint", stop),
-            mock.patch("ckstore.operations.commit.remove_uncommitted"),
+            mock.patch("ckstore.commit.change.remove_uncommitted"),
         )
         with suppress(Crash), dead[0], dead[1]:
             self.store.thin(numbers)
@@ -347,7 +347,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         dead = (
             mock.patch.object(durable, "checkpoint", stop),
-            mock.patch("ckstore.operations.gc.collect.remove_uncommitted"),
+            mock.patch("ckstore.gc.collect.remove_uncommitted"),
         )
         with suppress(Crash), dead[0], dead[1]:
             self.store.gc()
@@ -399,7 +399,7 @@ class StoreMachine(RuleBasedStateMachine):
                     raise Crash
 
         died = False
-        with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.operations.commit.remove_uncommitted"):
+        with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.commit.change.remove_uncommitted"):
             try:
                 number = self.store.ingest(path, run=run, step=self.steps, hot=hot).version.number
             except Crash:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.operations import describe, ingest
+from ckstore.writing import describe, ingest
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:

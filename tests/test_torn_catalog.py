@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import ckstore
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from tests.checkpoints import scratch
 from tests.test_points_of_death import SEED, opened, state, weights, without_uids
 

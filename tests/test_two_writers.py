@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from tests.checkpoints import lose_catalog, scratch, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, UsageError
 
 if TYPE_CHECKING:
-    from ckstore.operations.tuning import Search
+    from ckstore.writing.tuning import Search
 
 #: The placeholder of the checkpoint's path.
 _PLACE = "{}"
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|(?:na
 
 def search_of(command: str, max_degradation: float | None, *, maximise: bool, jobs: int | None) -> Search:
     """Return the search that the options of a command line describe."""
-    from ckstore.operations.tuning import TOLERANCE, Search
+    from ckstore.writing.tuning import TOLERANCE, Search
 
     tolerated = TOLERANCE if max_degradation is None else max_degradation
     return Search(evaluator(command), tolerated, maximise, jobs or 1)

@@ -20,10 +20,10 @@ from ckstore.policy import Fidelity, Scheme
 from ckstore.table import version_record
 
 if TYPE_CHECKING:
-    from ckstore.operations.request import IngestOptions
     from ckstore.scanning.folder import Proposed
     from ckstore.scanning.steps import Planned, StepSource
     from ckstore.store import Store
+    from ckstore.writing.request import IngestOptions
 
 
 def _metrics(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
@@ -188,8 +188,8 @@ def command(
     name. If one fails, the others are still stored.
     """
     from ckstore.cli.evaluation import search_of
-    from ckstore.operations.request import IngestOptions
     from ckstore.scanning.steps import Planned
+    from ckstore.writing.request import IngestOptions
 
     folder = recursive or plan_file is not None
     if not paths and (recursive or not folder):
@@ -281,7 +281,7 @@ def _planned(
     store: Store, paths: tuple[Path, ...], run: str | None, step: int | None, source: StepSource | None, *, force: bool
 ) -> list[Planned]:
     """Return the inputs in the order of their steps."""
-    from ckstore.operations.naming import DEFAULT_RUN
+    from ckstore.commit.naming import DEFAULT_RUN
     from ckstore.scanning.steps import Planned, plan_steps
 
     if step is not None:
@@ -298,7 +298,7 @@ def _steps_there(store: Store, run: str) -> dict[int, int]:
 
 
 def _print_plan(store: Store, planned: list[Planned], run: str | None, *, as_json: bool) -> None:
-    from ckstore.operations.naming import DEFAULT_RUN
+    from ckstore.commit.naming import DEFAULT_RUN
 
     name = run or DEFAULT_RUN
     there = _steps_there(store, name)
@@ -321,7 +321,7 @@ def _print_plan(store: Store, planned: list[Planned], run: str | None, *, as_jso
 
 
 def _check_tag(store: Store, tag: str, run: str | None) -> None:
-    from ckstore.operations.naming import DEFAULT_RUN, check_tag_is_no_run
+    from ckstore.commit.naming import DEFAULT_RUN, check_tag_is_no_run
 
     check_tag_is_no_run(store.catalog, tag, run or DEFAULT_RUN)
 
@@ -397,7 +397,7 @@ def _store_folder(
 
 def _check_runs(store: Store, runs: set[str], options: IngestOptions, delete: bool) -> None:
     """Raise `UsageError`, before anything is stored, for a run whose policy contradicts the options."""
-    from ckstore.operations.naming import check_run, check_run_is_no_tag
+    from ckstore.commit.naming import check_run, check_run_is_no_tag
 
     for run in sorted(runs):
         check_run(run)

@@ -15,7 +15,7 @@ from ckstore.errors import UsageError
 from ckstore.policy import Fidelity, Policy, Retention, Scheme
 
 if TYPE_CHECKING:
-    from ckstore.operations.retain import RetainReport
+    from ckstore.retention.retain import RetainReport
     from ckstore.storage.rows import VersionRow
     from ckstore.store import Store
 
@@ -168,7 +168,7 @@ def _list(ctx: click.Context, run: str | None, as_json: bool) -> None:
 
 
 def _preview(ctx: click.Context, run: str | None, retention: Retention | None, as_json: bool) -> None:
-    from ckstore.operations.retain import expected
+    from ckstore.retention.retain import expected
 
     with open_store(ctx) as store:
         if run is not None:

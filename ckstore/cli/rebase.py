@@ -12,8 +12,8 @@ from ckstore.cli.verb import RunName, VersionName, open_store, verb
 from ckstore.errors import PartialError, UsageError
 
 if TYPE_CHECKING:
-    from ckstore.operations.rebase import RebaseReport
     from ckstore.storage.catalog import VersionRow
+    from ckstore.writing.rebase import RebaseReport
 
 
 @verb(

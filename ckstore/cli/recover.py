@@ -26,7 +26,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
     In a bucket, other processes go on, and damaged packs are uploaded again if the local cache has their bytes.
     """
-    from ckstore.operations.recover import recover
+    from ckstore.recovery.recover import recover
 
     report = recover(store_path(ctx))
     if as_json:

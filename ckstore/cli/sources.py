@@ -11,7 +11,7 @@ from ckstore.errors import InputError
 
 def check_restores(store: Path | str, number: int) -> None:
     """Decode every file of a version from disk; raise `IntegrityError` if one differs from the original."""
-    from ckstore.operations.verify import check_restores
+    from ckstore.checking.verify import check_restores
     from ckstore.store import Store
 
     # A separate store, without the caches of the ingest.

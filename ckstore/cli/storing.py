@@ -16,12 +16,12 @@ from ckstore.cli.sources import Removable, check_restores
 from ckstore.errors import CkstoreError, ConflictError, InputError, UsageError
 
 if TYPE_CHECKING:
-    from ckstore.operations.request import IngestOptions
     from ckstore.repository import Address
     from ckstore.runtime.threads import Executor
     from ckstore.scanning.folder import Proposed
     from ckstore.store import Store
     from ckstore.version import Version
+    from ckstore.writing.request import IngestOptions
 
 #: Name of a parent that is searched among all versions.
 AUTO = "auto"

@@ -52,8 +52,8 @@ def command(
 
     `ckstore gc` frees the bytes.
     """
-    from ckstore.operations.selection import select_versions
-    from ckstore.operations.thin import ThinReport
+    from ckstore.retention.selection import select_versions
+    from ckstore.writing.thin import ThinReport
 
     with open_store(ctx, "r" if dry_run else "a") as store:
         rows = select_versions(store.catalog, versions, run, keep_every, keep_last, keep_tagged)

@@ -23,8 +23,8 @@ from ckstore.errors import PartialError, UsageError
 from ckstore.table import version_record
 
 if TYPE_CHECKING:
-    from ckstore.operations.transfer import Transferred
     from ckstore.store import Store
+    from ckstore.transfer.transfer import Transferred
 
 Function = Callable[..., Any]
 
@@ -54,7 +54,7 @@ def transfer_options(function: Function) -> Function:
 
 def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, ...], options: dict[str, Any]) -> None:
     """Send versions, print the outcome of each, and set the exit code."""
-    from ckstore.operations.selection import select_versions
+    from ckstore.retention.selection import select_versions
 
     run, dry_run, as_json = options["run"], options["dry_run"], options["as_json"]
     if versions and run is not None:

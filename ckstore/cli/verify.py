@@ -38,7 +38,7 @@ def command(
     Compares every pack with the digest in its name, decodes the objects of all versions (or of each VERSION) and
     compares them with their ids. Nothing is changed. Each problem is a line on stderr, with exit code 4.
     """
-    from ckstore.operations.verify import bytes_to_check
+    from ckstore.checking.verify import bytes_to_check
 
     start = time.perf_counter()
     with open_store(ctx) as store, executor_of(executor) as workers:

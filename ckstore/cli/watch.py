@@ -132,7 +132,7 @@ class _Keeper:
         step_from: Literal["name", "content"] | None,
         delete: bool,
     ) -> None:
-        from ckstore.operations.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
+        from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
 
         self.run = run or DEFAULT_RUN
         self.has_stored = False
@@ -167,8 +167,8 @@ class _Keeper:
         return False
 
     def _store_one(self, item: Planned) -> None:
-        from ckstore.operations.request import IngestOptions
-        from ckstore.operations.retain import outlived
+        from ckstore.retention.retain import outlived
+        from ckstore.writing.request import IngestOptions
 
         if item.step is not None and outlived(self._store.repository, self.run, item.step):
             print_line(f"ckstore: {item.path} is left: the policy of run {self.run} keeps nothing so old.", err=True)

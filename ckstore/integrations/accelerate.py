@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from ckstore.operations.ingest import IngestReport
     from ckstore.store import Store
+    from ckstore.writing.ingest import IngestReport
 
 
 def save_state(

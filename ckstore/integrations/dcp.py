@@ -34,9 +34,9 @@ from ckstore.storage.durable import disk_full_explained, temporary_path
 from ckstore.storage.root import PACKS, place
 
 if TYPE_CHECKING:
-    from ckstore.operations.ingest import IngestReport
     from ckstore.store import Store
     from ckstore.version import Version
+    from ckstore.writing.ingest import IngestReport
 
 #: Alignment of tensors in the staging file, in bytes.
 _ALIGNMENT = 64

@@ -13,8 +13,8 @@ from ckstore.formats.paths import path_to_text
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ckstore.operations.ingest import IngestReport
     from ckstore.store import Store
+    from ckstore.writing.ingest import IngestReport
 
 #: Path of a leaf.
 _Path = tuple[str | int, ...]

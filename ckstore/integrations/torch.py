@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module, Parameter
 
-    from ckstore.operations.ingest import IngestReport
     from ckstore.store import Store
     from ckstore.version import Version
+    from ckstore.writing.ingest import IngestReport
 
 #: Weights of the newest gradient and of the earlier mean (Agrawal et al., SoCC 2024).
 _NEW, _OLD = 0.9, 0.1

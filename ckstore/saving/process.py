@@ -97,12 +97,12 @@ def serve(settings: Settings, connection: Connection) -> None:
     import google_crc32c  # noqa: F401 - imported early, since every save needs it
 
     import ckstore.scanning.state_dicts  # noqa: F401
-    from ckstore.operations.compactor import Compactor
-    from ckstore.operations.ingest import ingest
-    from ckstore.operations.naming import policy_of
-    from ckstore.operations.request import IngestOptions
+    from ckstore.commit.naming import policy_of
     from ckstore.repository import Address
+    from ckstore.retention.compactor import Compactor
     from ckstore.saving.staging import StagedStates
+    from ckstore.writing.ingest import ingest
+    from ckstore.writing.request import IngestOptions
 
     areas = [StagedStates(descriptor) for descriptor in settings.areas]
     place, options, cache = settings.store

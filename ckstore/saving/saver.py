@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.torch.state_dict import OnUnknown, describe_state_dict
-from ckstore.operations.request import checked_step, plain_metrics
 from ckstore.runtime.collector import collection_seldom
 from ckstore.saving import termination
 from ckstore.saving.process import Save, Settings, start
 from ckstore.saving.staging import Area, Packed
+from ckstore.writing.request import checked_step, plain_metrics
 
 if TYPE_CHECKING:
     import subprocess
 
-    from ckstore.operations.ingest import IngestReport
     from ckstore.repository import Address
+    from ckstore.writing.ingest import IngestReport
 
 #: One save in flight, and one staged.
 _AREAS = 2

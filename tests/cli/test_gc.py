@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ckstore as library
-from ckstore.operations.gc import collect
+from ckstore.gc import collect
 from tests.checkpoints import change_pack, listing, pack_bytes, packs_of
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import ckstore as library
 from ckstore.errors import IntegrityError
-from ckstore.operations.recover import recover
 from ckstore.policy import Policy
+from ckstore.recovery.recover import recover
 from tests.checkpoints import listing
 
 

@@ -20,7 +20,7 @@ from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Candidates
 from ckstore.objects.records import ContentRecord, LatticeRecord
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from tests.checkpoints import lose_catalog, scratch
 
 ROWS, WIDTH, VERSIONS = 9000, 64, 8

@@ -21,8 +21,8 @@ from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, 
 from ckstore.errors import IntegrityError
 from ckstore.objects.records import LatticeRecord
 from ckstore.objects.units import Unit
-from ckstore.operations.recover import recover
 from ckstore.policy import Policy
+from ckstore.recovery.recover import recover
 from ckstore.version import Version
 from tests.checkpoints import flip, lose_catalog, scratch, sha256
 from tests.coarse_checks import check_deviations, loaded, same_bits, values_of

@@ -15,8 +15,8 @@ from torch import nn
 import ckstore
 from ckstore import GradientAccumulator
 from ckstore.errors import UsageError
-from ckstore.operations.tuning import Search
 from ckstore.policy import Policy
+from ckstore.writing.tuning import Search
 
 Batches = list[torch.Tensor]
 

@@ -13,7 +13,7 @@ import torch
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.integrations.torch import load, save
-from ckstore.operations.drop import drop
+from ckstore.writing.drop import drop
 from tests.equality import assert_same, storage_of
 
 

@@ -15,7 +15,7 @@ import ckstore
 from ckstore.cli.program import run
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import FileEntry, VersionDocument
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from tests.checkpoints import described, sha256
 from tests.formats.reading import saved
 
@@ -49,7 +49,7 @@ def craft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Craft]:
             return VersionDocument(**{**fields, **changes})
 
         with monkeypatch.context() as patch, ckstore.init(tmp_path / "store") as store:
-            patch.setattr("ckstore.operations.describe.VersionDocument", document)
+            patch.setattr("ckstore.writing.describe.VersionDocument", document)
             store.ingest(source if directory else source / "m.pt")
         shutil.rmtree(source)
         return tmp_path / "store"

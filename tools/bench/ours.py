@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import ckstore
-from ckstore.operations.ledger import order0_bits
+from ckstore.checking.ledger import order0_bits
 from tools.bench.chains import time_ratio
 from tools.bench.series import Series
 

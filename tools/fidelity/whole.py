@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ckstore.operations.tuning import Search
 from ckstore.policy import Policy
+from ckstore.writing.tuning import Search
 from tools import runs
 from tools.fidelity import archives
 from tools.fidelity.archives import Archive, Setting, StoreArchive

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import ckstore
+from ckstore.commit import change as commit_module
 from ckstore.errors import ConflictError, IntegrityError
-from ckstore.operations import commit as commit_module
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from tests.checkpoints import settled
 from tests.storage.remote.simulated import SimulatedServer
 from tests.storage.remote.test_remote_store import URL, files, same

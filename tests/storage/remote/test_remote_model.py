@@ -89,7 +89,7 @@ class RemoteStoreMachine(StoreMachine):
                     raise Crash
 
         died = False
-        with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.operations.commit.remove_uncommitted"):
+        with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.commit.change.remove_uncommitted"):
             try:
                 self.store.ingest(path, run=run, step=self.steps, hot=hot)
             except Crash:

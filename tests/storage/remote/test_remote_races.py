@@ -17,14 +17,14 @@ import pytest
 
 import ckstore
 from ckstore.errors import ConflictError, DiskFullError, IntegrityError, UnreachableError
-from ckstore.operations.drop import drop
-from ckstore.operations.recover import recover
+from ckstore.recovery.recover import recover
 from ckstore.storage.durable import full_error
 from ckstore.storage.pack_reader import MissingPackError, OpenFile
 from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import cache as cache_module
 from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import mirror as mirror_module
+from ckstore.writing.drop import drop
 from tests.checkpoints import draw
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 

@@ -15,6 +15,8 @@ import torch
 
 import ckstore
 from ckstore import store as store_module
+from ckstore.checking import catalog_check
+from ckstore.checking import verify as verify_module
 from ckstore.errors import (
     CkstoreError,
     ConflictError,
@@ -25,18 +27,16 @@ from ckstore.errors import (
     UnreachableError,
     UsageError,
 )
-from ckstore.operations import catalog_check
-from ckstore.operations import compact as compact_module
-from ckstore.operations import verify as verify_module
-from ckstore.operations.gc import collect as collect_module
-from ckstore.operations.gc.collect import GcReport, gc
-from ckstore.operations.gc.plan import plan_for
-from ckstore.operations.recover import recover
+from ckstore.gc import collect as collect_module
+from ckstore.gc.collect import GcReport, gc
+from ckstore.gc.plan import plan_for
 from ckstore.policy import Policy
+from ckstore.recovery.recover import recover
 from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote.log import Head, RemoteLog
 from ckstore.storage.remote.mirror import EVERY
+from ckstore.writing import compact as compact_module
 from tests.checkpoints import draw, settled
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 

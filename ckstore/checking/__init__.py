@@ -1,0 +1,1 @@
+"""Checks a store: verifies its bytes and accounts for them."""

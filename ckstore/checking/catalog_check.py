@@ -1,0 +1,175 @@
+"""Checks the catalog against its sources: the manifests of the packs, and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ckstore.commit.costs import restore_cost
+from ckstore.encoding.writer import version_row
+from ckstore.errors import CkstoreError
+from ckstore.storage import manifest
+from ckstore.storage.catalog import VersionRow, key
+from ckstore.storage.pack import PackInfo
+
+if TYPE_CHECKING:
+    from ckstore.reading.stored_version import StoredVersion
+    from ckstore.repository import Repository
+
+#: Fields that come from the manifest and never change: `recover` would write the same values.
+_FIELDS = (
+    "uid", "run", "step", "created", "manifest_offset", "manifest_length", "original_bytes", "stored_bytes",
+    "elements", "tensors", "files", "fidelity", "hot", "dropped", "metrics", "source",
+)  # fmt: skip
+
+
+def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) -> Iterator[str]:
+    """Yield a sentence for each contradiction between the catalog and the log or the manifests of `versions`."""
+    try:
+        records = repository.catalog.records()
+    except CkstoreError as error:
+        records = []
+        yield str(error)
+    else:
+        yield from _logged(repository, records)
+    yield from repository.catalog.differences()
+    yield from _packs(repository)
+    yield from _places(repository)
+    companions = _companion_packs(repository)
+    present = {row.number for row in repository.catalog.versions()}
+    for version in versions:
+        try:
+            wrong = _wrong_fields(repository, version, companions, present, records)
+            if wrong and repository.catalog.version(version.row.number) != version.row:
+                continue  # It was changed since it was looked up.
+        except CkstoreError:
+            continue  # The check of the version itself reports its unreadable manifest.
+        if wrong:
+            yield (
+                f"The catalog contradicts the manifest of version {version.row.number} ({', '.join(wrong)}); "
+                "run `ckstore recover` to rebuild it."
+            )
+
+
+def _wrong_fields(
+    repository: Repository,
+    version: StoredVersion,
+    companions: dict[tuple[int, str], PackInfo],
+    present: set[int],
+    records: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    row, document = version.row, version.document
+    written_as = _written_as(repository, row)
+    commit = written_as, repository.resolver.manifest(row.pack).document["created"]
+    packs = [companions[commit]] if commit in companions else []
+    packs.append(PackInfo(row.pack, repository.packs.size(row.pack), "coarse"))
+    expected = version_row(document, packs, repository.packs.find_entry(row.pack, manifest.MEMBER))
+    taken = expected.step is not None and repository.catalog.at_step(row.run, expected.step) is not None
+    if row.step is None and taken:
+        expected = replace(expected, step=None)  # Two versions claim that step; see `ckstore.recovery.recover`.
+    if row.parent is not None and expected.parent == _written_as(repository, repository.catalog.version(row.parent)):
+        expected = replace(expected, parent=row.parent)
+    # Later metrics; the log may be one change ahead.
+    added = [item["metrics"] for item in records if item["change"] == "metrics"
+             and item["version"] in (row.number, written_as)]  # fmt: skip
+    if row.metrics in added:
+        expected = replace(expected, metrics=row.metrics)
+    wrong = [name for name in _FIELDS if getattr(row, name) != getattr(expected, name)]
+    if repository.catalog.references(row.number) != {row.pack, *document.blob_packs()}:
+        wrong.append("packs")
+    if (row.cost, row.depth, row.base) != (expected.cost, expected.depth, expected.base):
+        cost, depth = restore_cost(version)  # Objects may have been stored again since.
+        wrong += [] if (row.cost, row.depth, row.base) == (cost, depth, depth == 0) else ["cost"]
+    # If its parent was forgotten, a version gets its grandparent, which is older.
+    allowed = row.parent is None or row.parent < (expected.parent or 0)
+    if row.parent != expected.parent and (expected.parent is None or expected.parent in present or not allowed):
+        wrong.append("parent")
+    return wrong
+
+
+def _written_as(repository: Repository, row: VersionRow) -> int:
+    """Return the number of a version at its commit; `recover` may have renumbered it."""
+    number: int = repository.resolver.manifest(row.pack).document["number"]
+    return number
+
+
+def _companion_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
+    """Return the pack of exact layers, or of raw objects, of each commit, by its number and time."""
+    found = {}
+    for pack in repository.catalog.packs():
+        if pack.kind != "coarse":
+            try:
+                document = repository.resolver.manifest(pack.name).document
+                info = PackInfo(pack.name, repository.packs.size(pack.name), "exact")
+                found[document["number"], document["created"]] = info
+            except CkstoreError:
+                continue  # Packs are checked separately.
+    return found
+
+
+def _logged(repository: Repository, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Compare the catalog with facts that only the log has: tags, policies, and times of collections."""
+    # The log may have a change that was interrupted before the commit; never the other way round.
+    catalog = repository.catalog
+    tags = {(record["tag"], record["version"]) for record in records if record["change"] == "tag"}
+    for tag, number in catalog.tags().items():
+        if (tag, number) not in tags:
+            yield f"Tag {tag} points at version {number}, but not in the log; run `ckstore recover`."
+    policies = {(record["run"], record["policy"]) for record in records if record["change"] == "policy"}
+    for run, policy in catalog.policies().items():
+        if (run, policy) not in policies:
+            yield f"The policy of {run or 'the store'} is {policy}, but not in the log; run `ckstore recover`."
+    collections = [record["created"] for record in records if record["change"] == "gc"]
+    collected = catalog.collected()
+    if collected and not catalog.follows_log and (not collections or collected < collections[0]):
+        yield f"The catalog has a garbage collection at {collected}, but the log has none; run `ckstore recover`."
+    highest = max((number for record in records for number in _numbers(record)), default=0)
+    if catalog.last_number() < highest and not catalog.follows_log:
+        yield f"The catalog does not know version {highest} in the log; run `ckstore recover`."
+
+
+def _numbers(record: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of versions in a log record."""
+    listed = record.get("versions", [record["version"]] if "version" in record else [])
+    return [item if isinstance(item, int) else item[1] for item in listed]
+
+
+def _packs(repository: Repository) -> Iterator[str]:
+    """Compare the catalog's packs and replaced packs with their manifests."""
+    known = {pack.name: pack for pack in repository.catalog.packs()}
+    # A killed `gc` may have left a copy next to the next one's: both name the same original.
+    former: dict[str, set[str]] = {}
+    for name, pack in known.items():
+        try:
+            document = repository.resolver.manifest(name).document
+            size = repository.packs.size(name)
+        except CkstoreError:
+            continue  # Packs are checked separately.
+        for before in document.get("stands_for", ()):
+            former.setdefault(before, set()).add(name)
+        if (pack.kind, pack.bytes) != (document["kind"], size):
+            yield f"The catalog has the wrong data for pack {name} ({pack.kind}, {pack.bytes}); run `ckstore recover`."
+    for name, present in repository.catalog.moved_packs(None).items():
+        if present not in known or present not in former.get(name, {present}):
+            yield f"The catalog wrongly says that pack {present} replaced {name}; run `ckstore recover`."
+    for run in repository.catalog.runs():
+        if not run.versions:
+            yield f"The catalog has run {run.name} without a version; run `ckstore recover`."
+
+
+def _places(repository: Repository) -> Iterator[str]:
+    """Compare the catalog's places of objects with the manifests."""
+    for places in (repository.catalog.placed_lattices(), repository.catalog.placed_contents()):
+        for pack, slots in places.items():
+            try:
+                records = repository.resolver.manifest(pack).document["records"]
+            except CkstoreError:
+                continue
+            wrong = [slot for slot, number in slots.items() if not _is_at(records, slot, number)]
+            if wrong:
+                yield f"The catalog has wrong places for {len(wrong)} objects in pack {pack}; run `ckstore recover`."
+
+
+def _is_at(records: Sequence[Mapping[str, Any]], slot: int, number: int) -> bool:
+    return slot < len(records) and key(records[slot]["id"]) == number

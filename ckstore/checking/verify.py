@@ -1,0 +1,408 @@
+"""Verify: checks packs against their names, chunks against checksums, objects against ids, and the catalog."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+
+from ckstore.checking.catalog_check import catalog_problems
+from ckstore.codecs.lattice import Bits
+from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.formats.paths import listed
+from ckstore.objects.identity import MemberHasher, digest, lattice_id
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import LatticeRecord
+from ckstore.objects.resolver import CatalogResolver
+from ckstore.objects.units import Unit
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.repository import Address, opened
+from ckstore.runtime.executors import spread
+from ckstore.runtime.threads import Executor, in_order, worker_count
+from ckstore.storage.pack import parse_pack_name
+
+if TYPE_CHECKING:
+    from ckstore.objects.documents import FileEntry
+    from ckstore.repository import Repository
+
+#: Most repetitions of a failed check while other processes change the store.
+_LOOKS = 8
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """Result of a verification.
+
+    Attributes
+    ----------
+    packs, versions, objects, chunks, bytes
+        Numbers of checked packs, versions, objects and chunks, and of decoded bytes.
+    problems
+        One sentence for each problem; empty if the store is intact.
+    damaged
+        Paths of the damaged tensors and files, by number of the version.
+    """
+
+    packs: int = 0
+    versions: int = 0
+    objects: int = 0
+    chunks: int = 0
+    bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+    damaged: dict[int, list[str]] = field(default_factory=dict)
+
+
+def verify(
+    repository: Repository,
+    versions: Sequence[StoredVersion],
+    *,
+    sample: float | None = None,
+    executor: Executor | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> VerifyReport:
+    """Read the packs and decode the objects of `versions`, without changing the store.
+
+    Parameters
+    ----------
+    sample
+        Fraction of the packs and objects to check, drawn at random; all by default.
+    executor
+        Executor that reads and decodes, with one thread for each task; by default threads of this process. The report
+        does not depend on it.
+    progress
+        Called with numbers of bytes that were read or decoded; `bytes_to_check` returns their sum.
+    """
+    report = VerifyReport()
+    draw = random.Random()
+
+    def chosen() -> bool:
+        return sample is None or draw.random() < sample
+
+    repository.resolver.forget()  # Another process may have compacted versions since.
+    report.problems += repository.catalog.check()
+    if report.problems:
+        return report  # A damaged catalog would only cause misleading problems below.
+    report.problems += _lasting(repository, lambda: list(catalog_problems(repository, versions)))
+    call = _Call(repository.address, uuid4().hex)
+    _check_packs(repository, report, chosen, call, executor, progress)
+    while versions:
+        versions = _check_versions(repository, versions, report, chosen, call, executor, progress)
+    report.damaged = {number: sorted(set(found)) for number, found in sorted(report.damaged.items())}
+    return report
+
+
+def _check_versions(
+    repository: Repository,
+    versions: Sequence[StoredVersion],
+    report: VerifyReport,
+    chosen: Callable[[], bool],
+    call: _Call,
+    executor: Executor | None,
+    progress: Callable[[int], None] | None,
+) -> list[StoredVersion]:
+    """Check versions; return the current rows of damaged versions that changed during the check.
+
+    Their problems are not reported, nor problems of versions that were forgotten.
+    """
+    problems: list[tuple[str, int]] = []
+    objects: dict[_Ids, list[_Place]] = {}
+    for version in versions:
+        report.versions += 1
+        try:
+            for number, entry in enumerate(version.document.files):
+                try:
+                    version.skeleton(number)
+                except IntegrityError as error:
+                    problems.append((f"{entry.path} of version {version.row.number}: {error}", version.row.number))
+                    report.damaged.setdefault(version.row.number, []).append(entry.path)
+            for number in range(len(version.layout.units)):
+                objects.setdefault(_ids(version, number), []).append(_Place(version, number))
+        except CkstoreError as error:
+            problems.append((f"Version {version.row.number}: {error}", version.row.number))
+            report.damaged[version.row.number] = [entry.path for entry in _files(version)]
+    wanted = [item for item in objects.items() if chosen()]
+    # Objects of one key are checked in a row: the parent's chunks are still cached when a delta needs them.
+    wanted.sort(key=lambda item: (item[1][0].unit.key, item[1][0].version.row.number))
+    groups: list[list[tuple[_Ids, list[_Place]]]] = []
+    for item in wanted:
+        if groups and groups[-1][0][1][0].unit.key == item[1][0].unit.key:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    # A damaged object affects all versions that hold it or an object stored against it.
+    affected: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+    with ExitStack() as stack:
+        tasks: list[_Task] = [[(ids, places[0].unit) for ids, places in group] for group in groups]
+        if executor is None:
+            pool = stack.enter_context(ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore"))
+            # The store's own reader may still cache chunks from an ingest.
+            reader = ObjectReader(repository.resolver, repository.packs)
+            checked = in_order(pool, partial(_check_group, reader), tasks, 4)
+        else:
+            checked = stack.enter_context(closing(spread(executor, partial(_check_group_elsewhere, call), tasks)))
+        for group, found in zip(groups, checked, strict=True):
+            for (_, places), (chunks, nbytes, problem) in zip(group, found, strict=True):
+                report.objects += 1
+                report.chunks += chunks
+                report.bytes += nbytes
+                if problem:
+                    for version, number in places:
+                        names = version.names(number)
+                        affected.setdefault((problem, tuple(names)), set()).add(version.row.number)
+                        report.damaged.setdefault(version.row.number, []).extend(names)
+                if progress is not None:
+                    progress(nbytes)
+    changed, again = _changed(repository, [version for version in versions if version.row.number in report.damaged])
+    for number in changed:
+        del report.damaged[number]
+    report.versions -= len(again)
+    report.problems += [problem for problem, number in problems if number not in changed]
+    for (problem, paths), numbers in affected.items():
+        if left := sorted(numbers - changed):
+            noun = "version" if len(left) == 1 else "versions"
+            report.problems.append(f"{listed(paths)} of {noun} {', '.join(map(str, left))}: {problem}")
+    return again
+
+
+def _changed(repository: Repository, versions: Sequence[StoredVersion]) -> tuple[set[int], list[StoredVersion]]:
+    """Return the numbers of versions that others have forgotten or changed, and the current changed ones."""
+    repository.catalog.refresh()
+    present = {row.uid: row for row in repository.catalog.versions()} if versions else {}
+    changed, again = set(), []
+    for version in versions:
+        row = present.get(version.row.uid)
+        if row is None or row.described != version.row.described:
+            changed.add(version.row.number)
+            again += [] if row is None else [StoredVersion(repository, row)]
+    return changed, again
+
+
+def _lasting(repository: Repository, look: Callable[[], list[str]]) -> list[str]:
+    """Repeat a check until the store does not change during it; return the problems that every repetition found."""
+    problems = look()
+    for _ in range(_LOOKS):
+        if not problems:
+            break
+        repository.catalog.refresh()
+        state = repository.catalog.state()
+        found = look()
+        problems = [problem for problem in problems if problem in found]
+        repository.catalog.refresh()
+        if repository.catalog.state() == state:
+            break
+    return problems
+
+
+def _files(version: StoredVersion) -> Sequence[FileEntry]:
+    """Return the files of a damaged version; none if its manifest is unreadable."""
+    with suppress(CkstoreError):
+        return version.document.files
+    return ()
+
+
+def check_restores(version: StoredVersion, progress: Callable[[int], None] | None = None) -> None:
+    """Decode every file of a version; compare exact files with their SHA-256, and coarse objects with their ids.
+
+    Parameters
+    ----------
+    progress
+        Called with numbers of decoded bytes.
+
+    Raises
+    ------
+    IntegrityError
+        A file or object differs from the ingested one.
+    """
+    from ckstore.reading.checkout import checked_blocks
+
+    changed = {file for file in range(len(version.document.files)) if version.is_changed(file)}
+    for file in range(len(version.document.files)):
+        if file in changed:
+            version.skeleton(file)
+            continue
+        for block in checked_blocks(version, file):
+            if progress is not None:
+                progress(len(block))
+    for number, unit in enumerate(version.layout.units):
+        if changed.isdisjoint(member.file for member in unit.members):
+            continue
+        _, nbytes, problem = _check_object(version.repository.reader, _ids(version, number), unit)
+        if problem:
+            named = f"{listed(version.names(number))} of version {version.row.number}"
+            raise IntegrityError(f"{named}: {problem.rstrip('.')}; run `ckstore verify`.")
+        if progress is not None:
+            progress(nbytes)
+
+
+def check_objects(version: StoredVersion) -> None:
+    """Decode every object of a version and compare it with its ids; raise `IntegrityError` if they differ."""
+    for number, unit in enumerate(version.layout.units):
+        _, _, problem = _check_object(version.repository.reader, _ids(version, number), unit)
+        if problem:
+            named = f"{listed(version.names(number))} of version {version.row.number}"
+            raise IntegrityError(f"{named}: {problem.rstrip('.')}; run `ckstore verify`.")
+
+
+def bytes_to_check(repository: Repository, versions: Sequence[StoredVersion], sample: float | None = None) -> int:
+    """Return the bytes that `verify` reads and decodes, each object once; an estimate for a sample."""
+    total = sum(pack.bytes for pack in repository.catalog.packs())
+    objects: dict[_Ids, int] = {}
+    for version in versions:
+        with suppress(CkstoreError):  # `verify` reports its damage.
+            objects |= {_ids(version, number): unit.nbytes for number, unit in enumerate(version.layout.units)}
+    return round((total + sum(objects.values())) * (1.0 if sample is None else sample))
+
+
+def _check_packs(
+    repository: Repository,
+    report: VerifyReport,
+    chosen: Callable[[], bool],
+    call: _Call,
+    executor: Executor | None,
+    progress: Callable[[int], None] | None,
+) -> None:
+    packs = [pack for pack in repository.catalog.packs() if chosen()]
+    names = [pack.name for pack in packs]
+    if executor is None:
+        problems = (_check_pack(repository, name) for name in names)
+    else:
+        problems = spread(executor, partial(_check_pack_elsewhere, call), names)
+    with closing(problems):
+        for pack, problem in zip(packs, problems, strict=True):
+            report.packs += 1
+            if problem:
+                report.problems.append(problem)
+            if progress is not None:
+                progress(pack.bytes)
+
+
+def _check_pack(repository: Repository, name: str) -> str:
+    """Return a problem of a pack, or an empty string; a pack that others have removed has none."""
+
+    def look() -> list[str]:
+        if repository.catalog.pack_bytes(name) is None:
+            return []
+        try:
+            parsed = parse_pack_name(name)
+            if parsed is None or repository.packs.digest(name) != parsed[0]:
+                return [f"Pack {name} does not match its name; restore it from a copy."]
+        except CkstoreError as error:
+            return [str(error)]
+        return []
+
+    return "".join(_lasting(repository, look))
+
+
+class _Ids(NamedTuple):
+    """The ids of one object in a version: lattice id, content id, and content id of its coarse values."""
+
+    lattice: str
+    content: str | None
+    decoded: str | None
+
+
+def _ids(version: StoredVersion, number: int) -> _Ids:
+    """Return the ids of a unit."""
+    coarse = version.document.coarse
+    facts = None if coarse is None else coarse.units.get(number)
+    return _Ids(*version.document.objects[number], None if facts is None else facts.decoded)
+
+
+class _Place(NamedTuple):
+    """A version that holds an object, and the number of its unit."""
+
+    version: StoredVersion
+    number: int
+
+    @property
+    def unit(self) -> Unit:
+        """The unit."""
+        return self.version.layout.units[self.number]
+
+
+#: Decoded chunks and bytes, and a problem or an empty string.
+_Checked = tuple[int, int, str]
+
+#: Objects of one key, which one worker checks.
+_Task = list[tuple[_Ids, Unit]]
+
+
+class _Call(NamedTuple):
+    """One verification: the address of its store, and a unique name."""
+
+    store: Address
+    name: str
+
+
+@lru_cache(1)
+def _reader(call: _Call) -> tuple[Repository, ObjectReader]:
+    """Open a reader in a worker, once for each call: others may have compacted versions since the last one."""
+    repository = opened(call.store)
+    repository.catalog.refresh()
+    resolver = CatalogResolver(repository.catalog, repository.packs)
+    return repository, ObjectReader(resolver, repository.packs)
+
+
+def _check_pack_elsewhere(call: _Call, name: str) -> str:
+    return _check_pack(_reader(call)[0], name)
+
+
+def _check_group_elsewhere(call: _Call, task: _Task) -> list[_Checked]:
+    return _check_group(_reader(call)[1], task)
+
+
+def _check_group(reader: ObjectReader, task: _Task) -> list[_Checked]:
+    return [_check_object(reader, ids, unit) for ids, unit in task]
+
+
+def _check_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
+    try:
+        return reader.resolver.settled(lambda: _decode_object(reader, ids, unit))
+    except CkstoreError as error:
+        return 0, 0, str(error)
+
+
+def _decode_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
+    chunks = -(-unit.count // unit.chunk)
+    record = reader.resolver.lattice(ids.lattice)
+    if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
+        return 0, 0, f"Object {ids.lattice} is cut into other chunks than the layout says."
+    if not record.is_exact and _lattice_id(reader, record) != record.id:
+        return chunks, 0, "The integers differ from the stored ones."
+    content = ids.content
+    if content is not None:
+        found = _values_id(unit, (reader.bits(content, chunk) for chunk in range(chunks)))
+        if found != content:
+            return chunks, 0, "The values differ from the stored ones."
+    if ids.decoded is not None:
+        found = _values_id(unit, (reader.values(record, chunk) for chunk in range(chunks)))
+        if found != ids.decoded:
+            return chunks, 0, "The coarse values differ from the first decode."
+    return chunks, unit.nbytes, ""
+
+
+def _lattice_id(reader: ObjectReader, record: LatticeRecord) -> str:
+    """Return the lattice id of a record's decoded integers."""
+    if record.kind == "codebook":
+        digests = [digest(reader.indices(record, chunk)) for chunk in range(record.chunks)]
+        if record.protected:
+            digests += [digest(reader.aside(record, chunk)) for chunk in range(record.chunks)]
+    else:
+        digests = [digest(reader.integers(record, chunk).view(np.uint8)) for chunk in range(record.chunks)]
+    base = record.base or "" if record.additive else ""
+    return lattice_id(record.lattice, record.count, record.chunk, list(map(bytes.fromhex, digests)), base)
+
+
+def _values_id(unit: Unit, chunks: Iterable[Bits]) -> str:
+    """Return the content id of a unit with these values."""
+    hasher = MemberHasher(unit.dtype, unit.chunk, unit.member_bytes)
+    for bits in chunks:
+        hasher.update(bits.data.cast("B"))
+    return hasher.identity()

@@ -1,0 +1,1 @@
+"""Commits a change of packs, log and catalog as one."""

@@ -1,0 +1,325 @@
+"""Gc: frees the bytes that no version needs: packs, parts of packs, and unreferenced files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import count, takewhile
+from typing import TYPE_CHECKING, Any
+
+from ckstore.commit.change import remove_uncommitted
+from ckstore.errors import ConflictError, DiskFullError, LockedError
+from ckstore.gc.plan import GcPlan, plan_for
+from ckstore.gc.reachability import PackContents
+from ckstore.gc.repack import Copy, repack
+from ckstore.storage import durable, reserve, root
+from ckstore.storage.pack import PackInfo
+
+if TYPE_CHECKING:
+    from ckstore.repository import Repository
+    from ckstore.storage.catalog import Placement, VersionRow
+
+#: Seconds for which an unreferenced file must be unmodified before it is deleted.
+GRACE = 3600.0
+
+#: Seconds to wait for other writers to finish, and between two checks.
+PATIENCE = 600.0
+_PAUSE = 0.05
+
+_PURPOSE = "gc"
+
+
+@dataclass(slots=True)
+class GcReport:
+    """Result of a garbage collection; after a dry run, its prediction.
+
+    Attributes
+    ----------
+    bytes
+        Freed bytes. A dry run counts the garbage in packs to rewrite.
+    removed
+        Number of deleted packs: no version needed them.
+    rewritten
+        Number of packs that were rewritten without their garbage.
+    files
+        Number of deleted leftovers of killed processes: uncommitted packs and temporary files.
+    versions
+        Number of forgotten or replaced versions whose manifests were deleted.
+    """
+
+    bytes: int = 0
+    removed: int = 0
+    rewritten: int = 0
+    files: int = 0
+    versions: int = 0
+
+    def add(self, other: GcReport) -> None:
+        """Add the numbers of another report."""
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+def gc(
+    repository: Repository, *, grace: float = GRACE, dry_run: bool = False, patience: float | None = None
+) -> GcReport:
+    """Free the bytes that no version needs.
+
+    Other processes may ingest and rebase at the same time. The commit waits until none of them writes. A second `gc`
+    waits for the first.
+
+    Parameters
+    ----------
+    grace
+        Seconds for which an unreferenced file must be unmodified.
+    dry_run
+        Change nothing; predict the freed bytes.
+    patience
+        Seconds to wait for other writers; ten minutes by default.
+
+    Packs stay as they are if the disk is too full to rewrite them.
+
+    Raises
+    ------
+    IntegrityError
+        Damage that a version may need for its repair; nothing was changed.
+    LockedError
+        Others wrote or freed space for too long.
+    """
+    if dry_run:
+        return _expected(repository, plan_for(repository, grace), grace)
+    with reserve.spent(repository.path), repository.catalog.lease(_PURPOSE) as lease:
+        return _Collection(repository, grace, lease, PATIENCE if patience is None else patience).run()
+
+
+class _Collection:
+    """One run of gc.
+
+    A rewritten pack is reused if the next plan needs the same copy.
+    """
+
+    def __init__(self, repository: Repository, grace: float, lease: int, patience: float) -> None:
+        self._repository = repository
+        self._grace = grace
+        self._lease = lease
+        self._deadline = time.monotonic() + patience
+        # Copies that a killed run left already take space: they are not counted as new.
+        self._before = {info.name for info in repository.packs.list_packs()}
+        # The copy of each pack, and the contents that it was made for.
+        self._copies: dict[str, tuple[Copy, tuple[Any, ...]]] = {}
+        # Packs that a gc has already counted as freed: a remote store deletes them later.
+        self._told: set[str] = set()
+
+    def run(self) -> GcReport:
+        """Plan, copy and commit until nothing changes in between."""
+        try:
+            report = self._collect(rewriting=True)
+        except DiskFullError:
+            # Deletions free space for the rewrites.
+            report = GcReport()
+            self._sweep(report)
+            report.add(self._collect(rewriting=False))
+            with suppress(DiskFullError):
+                report.add(self._collect(rewriting=True))
+        self._repository.resolver.notice_collection()
+        swept = self._repository.packs.sweep(self._grace)
+        _add_files(report, [nbytes for name, nbytes in swept.items() if name not in self._told])
+        self._sweep(report)
+        return report
+
+    def _collect(self, *, rewriting: bool) -> GcReport:
+        try:
+            while True:
+                self._wait()
+                self._repository.catalog.refresh()
+                plan = plan_for(self._repository, self._grace, [copy.pack for copy, _ in self._copies.values()])
+                if not rewriting:
+                    plan.rewritten = []
+                self._copy(plan)
+                try:
+                    report = self._commit(plan)
+                except ConflictError:  # Another mirror deleted a copy as a leftover.
+                    self._drop(list(self._copies))
+                    report = None
+                if report is not None:
+                    return report
+                if time.monotonic() > self._deadline:
+                    raise self._busy()
+        except BaseException:
+            self._drop(list(self._copies))
+            raise
+
+    def _wait(self) -> None:
+        while self._writer():
+            if time.monotonic() > self._deadline:
+                raise self._busy()
+            time.sleep(_PAUSE)
+
+    def _busy(self) -> LockedError:
+        """Return the error that names the writers. Other machines hold no lease here: their last commit is named."""
+        writer, last = self._writer(), self._repository.catalog.latest()
+        if writer:
+            known = f" (now: {writer})"
+        elif last is not None:
+            known = f" (last: version {last.number} of run {last.run}, {last.created})"
+        else:
+            known = ""
+        return LockedError(f"Other processes keep writing{known}; free space when they are done.")
+
+    def _writer(self) -> str | None:
+        """Describe another process that ingests, or that began to free space first; None if there is none."""
+        claims = self._repository.catalog.leases()
+        before = list(takewhile(lambda claim: claim.number != self._lease, claims))
+        # Of two collections, the earlier one goes first.
+        others = [claim for claim in claims if claim.purpose != _PURPOSE or claim in before]
+        return f"{others[0].purpose}, process {others[0].pid} on {others[0].host}" if others else None
+
+    def _copy(self, plan: GcPlan) -> None:
+        """Rewrite packs, and delete copies that only an earlier plan needed."""
+        wanted = {pack.name: _purpose(pack) for pack in plan.rewritten}
+        self._drop([name for name, (_, purpose) in self._copies.items() if wanted.get(name) != purpose])
+        for pack in plan.rewritten:
+            if pack.name not in self._copies:
+                self._copies[pack.name] = repack(self._repository, pack), wanted[pack.name]
+
+    def _drop(self, names: Sequence[str]) -> None:
+        copies = [self._copies.pop(name)[0].pack for name in names]
+        remove_uncommitted(self._repository, copies)
+
+    def _commit(self, plan: GcPlan) -> GcReport | None:
+        """Commit the plan; return None if a new version needs a part that it removes, or if another process writes."""
+        catalog = self._repository.catalog
+        copies: dict[str, Copy] = {}
+        written = {copy.pack.name for copy, _ in self._copies.values()}
+        going: list[str] = []
+        self._repository.packs.publish(sorted(written))
+
+        self._told = plan.told
+        tries = count()
+
+        def change() -> GcReport | None:
+            # Nobody can begin to write while this holds the lock; a process that has begun holds a lease.
+            late = next(tries) and time.monotonic() > self._deadline
+            if late or self._writer() or not plan.holds(written):
+                return None
+            # Skip packs that others have freed since.
+            known = {pack.name for pack in catalog.packs()}
+            # After a crash a pack may exist together with its copy: it stays.
+            copies.clear()
+            copies.update(
+                (name, copy) for name, (copy, _) in self._copies.items() if name in known and name not in written
+            )
+            removed = [pack.name for pack in plan.removed if pack.name in known and pack.name not in written]
+            files = [info for info in plan.files if info.name not in written and info.name not in known]
+            report = self._report(plan, removed, files, copies)
+            if plan.is_empty:
+                return report
+            going[:] = [name for name in (*removed, *copies) if name not in written]
+            record = {
+                "written": sorted(copy.pack.name for copy in copies.values()),
+                "removed": sorted({*going, *(info.name for info in files)}),
+            }
+            catalog.note({"change": "gc", **record, "versions": plan.gone(known)})
+            # Before the commit: otherwise `recover` could restore a version from them that lacks objects.
+            self._unlink(info.name for info in files)
+            catalog.remove_lattices(plan.survey.dead_lattices)
+            catalog.remove_contents(plan.survey.dead_contents)
+            rows = catalog.versions() if going else []  # Otherwise their sizes do not change.
+            for name, copy in copies.items():
+                self._move(plan.survey.packs[name], copy)
+            catalog.remove_packs(going)
+            self._write_sizes(rows, plan, copies)
+            catalog.note_gone(record["removed"])
+            self._told = {*plan.told, *record["removed"]}
+            catalog.note_collected(durable.timestamp())
+            return report
+
+        report = catalog.commit(change)
+        if report is None or plan.is_empty:
+            return report
+        self._drop([name for name in self._copies if name not in copies])
+        self._copies.clear()
+        # Under the lock again: a `recover` may have re-added packs in between.
+        with catalog.transaction():
+            known = {pack.name for pack in catalog.packs()}
+            self._unlink(name for name in going if name not in known)
+        return report
+
+    def _move(self, contents: PackContents, copy: Copy) -> None:
+        """Point the catalog's entries for a pack at its copy."""
+        catalog = self._repository.catalog
+        catalog.replace_pack(contents.name, copy.pack, copy.manifest)
+        placed = catalog.contents_in if contents.kind == "exact" else catalog.lattices_in
+        places: list[Placement] = [(number, copy.pack.name, copy.slots[slot]) for number, slot in placed(contents.name)]
+        (catalog.move_contents if contents.kind == "exact" else catalog.move_lattices)(places)
+
+    def _write_sizes(self, rows: Iterable[VersionRow], plan: GcPlan, copies: dict[str, Copy]) -> None:
+        """Update each version's remaining size in the catalog."""
+        present = {pack.name for pack in self._repository.catalog.packs()}
+        sizes = {
+            pack.name: copies[pack.name].pack.bytes if pack.name in copies else pack.bytes
+            for pack in plan.survey.packs.values()
+            if pack.name in copies or pack.name in present
+        }
+        exact = {
+            (pack.number, pack.created): sizes[pack.name]
+            for pack in plan.survey.packs.values()
+            if pack.kind != "coarse" and pack.name in sizes
+        }
+        for row in rows:
+            if row.pack not in plan.survey.packs:
+                continue  # It was committed after the plan: nothing of it is removed.
+            pack = plan.survey.packs[row.pack]
+            stored = sizes[pack.name] + exact.get((pack.number, pack.created), 0)
+            if stored == row.stored_bytes or pack.stored_bytes is not None:
+                continue
+            # A thinned version stores its size in its summary: its layers are in several packs.
+            if "stored_bytes" not in self._repository.resolver.document(row).summary:
+                self._repository.catalog.update_version(row.number, stored_bytes=stored)
+
+    def _report(
+        self, plan: GcPlan, removed: Sequence[str], files: Sequence[PackInfo], copies: dict[str, Copy]
+    ) -> GcReport:
+        packs = plan.survey.packs
+        freed = sum(packs[name].bytes for name in (*removed, *copies)) + sum(info.bytes for info in files)
+        freed -= sum(copy.pack.bytes for copy in copies.values() if copy.pack.name not in self._before)
+        return GcReport(freed, len(removed), len(copies), len(files), len(plan.lost))
+
+    def _unlink(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._repository.packs.remove(name)
+
+    def _sweep(self, report: GcReport) -> None:
+        """Delete temporary files, under the write lock, so that no `recover` runs."""
+        with self._repository.catalog.transaction():
+            if self._writer():
+                return
+            for path in root.find_temporaries(self._repository.path, self._grace):
+                size = durable.size_of(path)
+                with suppress(OSError):
+                    durable.remove(path)
+                    report.bytes += size
+                    report.files += 1
+
+
+def _expected(repository: Repository, plan: GcPlan, grace: float) -> GcReport:
+    """Return the report that a plan predicts."""
+    temporaries = root.find_temporaries(repository.path, grace)
+    freed = sum(pack.bytes for pack in plan.removed) + sum(info.bytes for info in plan.files)
+    freed += sum(pack.garbage for pack in plan.rewritten) + sum(durable.size_of(path) for path in temporaries)
+    files = len(plan.files) + len(temporaries)
+    report = GcReport(freed, len(plan.removed), len(plan.rewritten), files, len(plan.lost))
+    gone = repository.catalog.gone().keys() - plan.told
+    _add_files(report, [info.bytes for info in repository.packs.list_packs() if info.name in gone] if gone else [])
+    return report
+
+
+def _add_files(report: GcReport, sizes: Sequence[int]) -> None:
+    """Count raw packs that compactions freed and that the remote store still holds."""
+    report.bytes += sum(sizes)
+    report.files += len(sizes)
+
+
+def _purpose(pack: PackContents) -> tuple[Any, ...]:
+    return frozenset(pack.slots), frozenset(pack.wanted), pack.is_present

@@ -1,0 +1,221 @@
+"""Plans which packs a `gc` removes and which it rewrites."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ckstore.errors import IntegrityError, NotFoundError
+from ckstore.gc.reachability import (
+    Origin,
+    PackContents,
+    State,
+    Survey,
+    described_version,
+    gone_versions,
+    survey,
+    version_origin,
+)
+from ckstore.objects.documents import MANIFEST
+from ckstore.runtime.cached import cached_property
+from ckstore.storage.catalog import key
+from ckstore.storage.pack import PackInfo
+from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_pack
+
+if TYPE_CHECKING:
+    from ckstore.repository import Repository
+
+#: A pack is rewritten if at least this fraction, or this many bytes, of it are garbage.
+GARBAGE_SHARE = 0.1
+GARBAGE_BYTES = 1 << 20
+
+
+class GcPlan:
+    """Packs to remove and packs to rewrite.
+
+    Attributes
+    ----------
+    state
+        The state that it was made from.
+    survey
+        The contents of the catalog's packs.
+    removed, rewritten
+        Packs of the catalog that nothing needs, and packs with enough garbage.
+    files
+        Unreferenced packs that are old enough.
+    """
+
+    def __init__(self, repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> None:
+        self.state = State.of(repository)
+        self._repository = repository
+        self._grace = grace
+        self._records = repository.catalog.whole_records()
+        self._names = {row.name for row in self.state.packs}
+        # Packs and rows that need nothing that is removed: those of the plan, and later ones once they are checked.
+        self._sound_packs = set(self._names)
+        self._sound_rows = {(row.number, row.uid, row.pack, row.manifest_offset) for row in self.state.versions}
+        self._collections = [record for record in self._records if record.get("change") == "gc"]
+        names = {info.name for info in own}
+        scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
+        self._going = [pack for pack in scanned if self._is_left_over(pack)]
+        self.files = [pack.info for pack in self._going]
+        staying = [pack for pack in scanned if pack not in self._going]
+        self.survey: Survey = survey(repository, self.state, staying)
+        contents = self.survey.packs.values()
+        self.removed = [pack for pack in contents if not pack.is_needed]
+        self.rewritten = [pack for pack in contents if pack.is_needed and _is_worth_it(pack)]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the transaction would change nothing."""
+        survey = self.survey
+        return not (self.removed or self.rewritten or self.files or survey.dead_lattices or survey.dead_contents)
+
+    @property
+    def told(self) -> set[str]:
+        """Packs that earlier collections recorded as removed."""
+        return {name for record in self._collections for name in record["removed"]}
+
+    @cached_property
+    def lost(self) -> list[Origin]:
+        """The versions whose manifests are removed."""
+        going = [*self.removed, *(pack for pack in self.rewritten if not pack.is_present)]
+        return [origin for origin in gone_versions(going, self.survey.present) if not self._is_present(origin)]
+
+    @cached_property
+    def _now(self) -> float:
+        """The storage's clock at the first use: a later value would only make more files old."""
+        return self._repository.packs.now()
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, int], int]:
+        """The current number of each version that `recover` renumbered, by its id and former number."""
+        renumbered = [record for record in self._records if record.get("change") == "renumber"]
+        return {(record["uid"], record["from"]): record["version"] for record in renumbered}
+
+    def _is_present(self, origin: Origin) -> bool:
+        """Return whether a version exists, perhaps renumbered; a thinned version has another manifest."""
+        uid, number, _, created = origin
+        return (self._numbers.get((uid, number), number), created) in {
+            (row.number, row.created) for row in self.state.versions
+        }
+
+    def holds(self, written: Collection[str]) -> bool:
+        """Return whether the plan is still valid: nothing committed since needs an object that it removes.
+
+        A pack or version that stays, stays with its whole chain. So only the names in new versions and records need a
+        check: nothing that is removed can be further below.
+
+        Parameters
+        ----------
+        written
+            Packs that were written for the plan.
+        """
+        catalog, resolver = self._repository.catalog, self._repository.resolver
+        packs = {pack.name for pack in catalog.packs()}
+        going = {pack.name: pack for pack in (*self.removed, *self.rewritten)}
+        if catalog.identity() != self.state.catalog:
+            return False
+        # In a bucket somebody always uploads packs: a commit there checks its bases itself.
+        if not catalog.follows_log:
+            known = {*packs, *written, *(info.name for info in self.state.files)}
+            if any(info.name not in known for info in self._repository.packs.list_packs()):
+                return False
+        dead = {*self.survey.dead_lattices, *self.survey.dead_contents}
+        came = packs - self._sound_packs
+        unread = set()
+        for name in came:
+            named = catalog.named_with(name)
+            if named is None or not going.keys().isdisjoint(named[1]):
+                unread.add(name)
+            elif not dead.isdisjoint(named[0]):
+                return False
+        self._repository.packs.prefetch_manifests(unread)
+        for name in unread:
+            for record in resolver.manifest(name).document["records"]:
+                ids = [record.get(field) for field in ("id", "base", "origin", "lattice", "parent")]
+                if not dead.isdisjoint(key(identity) for identity in ids if identity is not None):
+                    return False
+        self._sound_packs |= came
+        fresh = [described for described in catalog.described() if described not in self._sound_rows]
+        for row in [catalog.version(number) for number, _, pack, _ in fresh if pack in unread or pack not in came]:
+            document = resolver.document(row)
+            ids = [identity for pair in document.objects for identity in pair]
+            if not dead.isdisjoint(key(identity) for identity in ids if identity is not None):
+                return False
+            if row.pack in going and not going[row.pack].is_present:
+                return False
+            for ref in document.blobs():
+                holder = going.get(ref.pack or row.pack)
+                if holder is not None and ref.name not in holder.wanted:
+                    return False
+        self._sound_rows.update(fresh)
+        return True
+
+    def gone(self, committed: Collection[str]) -> list[Origin]:
+        """Return versions to log as gone: formerly present or never committed, and not in the log yet.
+
+        They have their last numbers. Entries of `files` that were committed since the plan do not count.
+        """
+        found = gone_versions(self.survey.packs.values(), self.survey.present)
+        files = [pack for pack in self._going if pack.info.name not in committed]
+        documents = [described_version(pack.document["version"]) for pack in files if "version" in pack.document]
+        found += [
+            version_origin(document)
+            for document in documents
+            if document is not None and (document.uid, document.number) not in self.survey.present
+        ]
+        logged = {(origin[0], origin[1]) for record in self._collections for origin in record["versions"]}
+        return [
+            (uid, self._numbers.get((uid, number), number), parent, created)
+            for uid, number, parent, created in found
+            if (uid, self._numbers.get((uid, number), number)) not in logged
+            and not self._is_present((uid, number, parent, created))
+        ]
+
+    def _is_left_over(self, pack: ScannedPack) -> bool:
+        """Return whether an unreferenced pack is the leftover of a process that is gone."""
+        if any(pack.info.name in record["removed"] for record in self._collections):
+            return True  # A `gc` was killed before it deleted the file.
+        copied = pack.document.get("stands_for", [])
+        if copied and copied[-1] in self._names:
+            return True  # A `gc` was killed before it committed the copy.
+        try:
+            return self._repository.packs.modified(pack.info.name) <= self._now - self._grace
+        except FileNotFoundError:
+            return False
+
+    def _scanned(self, files: Sequence[PackInfo]) -> Iterator[ScannedPack]:
+        """Yield the unreferenced packs; raise `IntegrityError` if the catalog may be too old, or a pack is damaged."""
+        last = self._repository.catalog.last_number()
+        for info in files:
+            found = scan_pack(self._repository.packs, info, MANIFEST)
+            if isinstance(found, DamagedPack):
+                if info not in self._repository.packs.list_packs():
+                    continue  # Its writer removed it since.
+                raise IntegrityError(
+                    f"Pack {info.name} is damaged ({found.reason}) and not in the catalog; restore it from a copy and"
+                    " run `ckstore recover`, or delete the file, then free space."
+                )
+            if found.document["number"] > last and not self._repository.catalog.follows_log:
+                raise IntegrityError(
+                    f"The catalog is older than pack {info.name} of version {found.document['number']};"
+                    " run `ckstore recover`, then free space."
+                )
+            yield found
+
+
+def plan_for(repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> GcPlan:
+    """Return a plan for the current state; `own` are finished packs that are not committed yet."""
+    while True:
+        before = State.of(repository)
+        try:
+            return GcPlan(repository, grace, own)
+        except (IntegrityError, NotFoundError):
+            # Data from before and after a concurrent commit may contradict.
+            if State.of(repository) == before:
+                raise
+
+
+def _is_worth_it(pack: PackContents) -> bool:
+    return pack.garbage >= min(GARBAGE_BYTES, GARBAGE_SHARE * pack.bytes)

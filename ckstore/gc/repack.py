@@ -1,0 +1,89 @@
+"""Rewrites a pack without its garbage: live layers and blobs are copied byte for byte."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import IntegrityError
+from ckstore.objects.layer_parts import layer_parts
+from ckstore.storage import durable, manifest
+from ckstore.storage.pack import PackEntry, PackInfo, PackWriter, parse_pack_name
+
+if TYPE_CHECKING:
+    from ckstore.gc.reachability import PackContents
+    from ckstore.repository import Repository
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The copy of a rewritten pack.
+
+    Attributes
+    ----------
+    pack
+        The finished pack.
+    manifest
+        The place of its manifest.
+    slots
+        Slots in the copy, by slots in the original.
+    """
+
+    pack: PackInfo
+    manifest: PackEntry
+    slots: dict[int, int]
+
+
+def repack(repository: Repository, contents: PackContents) -> Copy:
+    """Write and finish a copy of a pack with only the needed parts; the catalog is not changed.
+
+    The copy's manifest names the packs that it replaces (`stands_for`), because blobs are named by their packs: the
+    original, and the names that still resolve to the original. Unneeded records, blobs and versions are
+    left out of the manifest; the rest is unchanged.
+
+    Raises
+    ------
+    IntegrityError
+        The pack does not match the digest in its name: a copy would hide the damage.
+    """
+    parsed = parse_pack_name(contents.name)
+    if parsed is None or repository.packs.digest(contents.name) != parsed[0]:
+        raise IntegrityError(
+            f"Pack {contents.name} does not match its name; restore it from a copy, or see `ckstore verify`."
+        )
+    before = repository.resolver.manifest(contents.name)
+    records: list[dict[str, Any]] = before.document["records"]
+    slots = sorted(contents.slots)
+    with PackWriter(repository.path, parsed[1]) as writer:
+        arrays = [part.array for slot in slots for part in layer_parts(records[slot])]
+        metadata = repository.packs.array_metadata(contents.name, arrays)
+        copied = [_copy(repository, writer, contents.name, records[slot], metadata) for slot in slots]
+        document = {**before.document, "records": copied}
+        former = document.get("stands_for", ())
+        # After a killed `gc`, a pack and its copy may both exist, each with parts that the other lacks.
+        moved = repository.catalog.moved_packs(former)
+        document["stands_for"] = [*(name for name in former if moved.get(name) == contents.name), contents.name]
+        if repository.catalog.follows_log:
+            # A removed copy's name may never be used again, and the same contents may have to be copied again.
+            document["nonce"] = secrets.token_hex(8)
+        if not contents.is_present:
+            document.pop("version", None)
+        blobs = {name: data for name, data in before.blobs.items() if name in contents.wanted}
+        entry = writer.add_bytes(manifest.NAME, manifest.encode_manifest(document, blobs))
+        pack = writer.finish()
+    durable.checkpoint("pack-copied")
+    return Copy(pack, entry, {slot: number for number, slot in enumerate(slots)})
+
+
+def _copy(
+    repository: Repository, writer: PackWriter, pack: str, record: dict[str, Any], metadata: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Copy the layer of one record; return the record of the copy."""
+    copy = dict(record)
+    for part in layer_parts(record):
+        data = repository.packs.pread(pack, part.offset, part.length)
+        place = writer.add_copy(part.array, metadata[part.array], data).offset
+        # In a list, the lengths follow the place.
+        copy[part.field] = [place, *record[part.field][1:]] if isinstance(record[part.field], list) else place
+    return copy

@@ -1,1 +1,0 @@
-"""The verbs that change or check a store, one module each."""

@@ -1,0 +1,1 @@
+"""Recovers a store: rebuilds the catalog from packs and log."""

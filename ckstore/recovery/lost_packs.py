@@ -1,0 +1,156 @@
+"""Repairs damaged or missing packs of a remote store, or records their loss in the log.
+
+damaged = packs that do not match their names and cannot be uploaded again from here
+change  = undecodable objects lose their place; objects with another copy are found there
+found   = packs that are intact again after an earlier loss: their objects get their places back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import Any
+
+from ckstore.errors import IntegrityError
+from ckstore.recovery.found_objects import FoundObjects
+from ckstore.repository import Repository
+from ckstore.storage import durable
+from ckstore.storage.catalog import Placement, VersionRow, key
+from ckstore.storage.pack import PackInfo
+from ckstore.storage.remote.catalog import RemoteCatalog
+from ckstore.storage.remote.packs import RemotePacks
+
+#: Packs that are read concurrently.
+_READS = 8
+
+
+def lost_packs(repository: Repository) -> list[str]:
+    """Read and repair the packs of a remote store; return a sentence for each loss.
+
+    Nothing is deleted. Other processes see the losses as a normal change. Concurrent recoveries log them once.
+    """
+    catalog, packs = repository.catalog, repository.packs
+    assert isinstance(catalog, RemoteCatalog)
+    assert isinstance(packs, RemotePacks)
+    lost = _said_to_be_lost(catalog.records())
+    known = {pack.name: pack.bytes for pack in catalog.packs()}
+    again = {info.name: info for info in packs.list_packs() if info.name in lost} if lost else {}
+    sizes = {name: info.bytes for name, info in again.items()} | known
+    with ThreadPoolExecutor(_READS, thread_name_prefix="ckstore-recover") as pool:
+        found = pool.map(lambda item: packs.is_whole(*item) or packs.put_again(*item), sizes.items())
+        damaged = {name for name, is_whole in zip(sizes, found, strict=True) if not is_whole}
+    back = {name: info for name, info in again.items() if name not in damaged}
+    if damaged or back:
+        objects = _objects(repository, sizes.keys() - damaged)
+        catalog.commit(lambda: _change(catalog, objects, damaged, back, lost))
+        repository.resolver.forget()
+    return _problems(repository, damaged & known.keys(), lost - back.keys())
+
+
+def _said_to_be_lost(records: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the packs that the log records as lost and not as found again."""
+    lost: set[str] = set()
+    for record in records:
+        if record["change"] == "lost":
+            lost.update(record["packs"])
+        elif record["change"] == "found":
+            lost.difference_update(record["packs"])
+    return lost
+
+
+def _objects(repository: Repository, packs: Iterable[str]) -> FoundObjects:
+    """Return the objects in intact packs, oldest first."""
+    order = []
+    for name in packs:
+        document = repository.resolver.manifest(name).document
+        if not document.get("trial"):
+            order.append((document["created"], document["number"], name, document))
+    found = FoundObjects()
+    for _, _, name, document in sorted(order, key=lambda item: item[:3]):
+        found.add(name, document["kind"], document)
+    return found
+
+
+def _change(
+    catalog: RemoteCatalog,
+    objects: FoundObjects,
+    damaged: Collection[str],
+    back: Mapping[str, PackInfo],
+    lost: Collection[str],
+) -> None:
+    """Point the catalog at decodable copies alone; this is called again after concurrent commits."""
+    known = {pack.name for pack in catalog.packs()}
+    gone = catalog.gone()
+    back = {name: info for name, info in back.items() if name not in gone}
+    damaged = [name for name in damaged if name in known]
+    lattices, contents = _placements(catalog.placed_lattices()), _placements(catalog.placed_contents())
+    objects.resolve(
+        *([place for place in places.values() if place[1] not in damaged] for places in (lattices, contents))
+    )
+    usable = known.difference(damaged).union(back)
+    changes = []
+    for present, found, move, remove in (
+        (lattices, objects.lattices, catalog.move_lattices, catalog.remove_lattices),
+        (contents, objects.contents, catalog.move_contents, catalog.remove_contents),
+    ):
+        # Dropped layers have no place although they can be decoded; lost ones get theirs back with their pack.
+        wanted = found.keys() if back else present.keys() & found.keys()
+        moved = [found[number] for number in wanted if found[number][1] in usable]
+        moved = [place for place in moved if present.get(place[0]) != place]
+        changes.append((moved, present.keys() - found.keys(), move, remove))
+    fresh = [name for name in damaged if name not in lost]
+    if not fresh and not back and not any(moved or dead for moved, dead, *_ in changes):
+        return
+    if back:
+        catalog.note({"change": "found", "packs": sorted(back)})
+        catalog.add_packs([info for name, info in sorted(back.items()) if name not in known])
+    if damaged:
+        catalog.note({"change": "lost", "packs": sorted(damaged)})
+    for moved, dead, move, remove in changes:
+        remove(sorted(dead))
+        move(moved)
+    # The log names them, so a copy may replace them. Packs that versions refer to stay in the catalog.
+    free = {pack.name for pack in catalog.unreferenced_packs()}
+    catalog.remove_packs([name for name in damaged if name in free])
+    catalog.note_collected(durable.timestamp())
+
+
+def _placements(placed: Mapping[str, Mapping[int, int]]) -> dict[int, Placement]:
+    return {number: (number, pack, slot) for pack, slots in placed.items() for slot, number in slots.items()}
+
+
+def _problems(repository: Repository, damaged: set[str], lost: set[str]) -> list[str]:
+    """Return a sentence for each damaged pack and incomplete version, and for known losses that versions need."""
+    if not damaged and not lost:
+        return []
+    rows = repository.catalog.versions()
+    versions = [problem for row in rows for problem in _lacks(repository, row, damaged | lost)]
+    named = damaged | lost if versions else damaged
+    return [f"Pack {name} is damaged or missing; its file was left in place." for name in sorted(named)] + versions
+
+
+def _lacks(repository: Repository, row: VersionRow, damaged: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each missing part of a version."""
+    version = f"Version {row.number} ({row.run if row.step is None else f'{row.run}@{row.step}'})"
+    try:
+        document = repository.resolver.document(row)
+    except IntegrityError:
+        yield f"{version} cannot be read: its manifest is in a pack that is damaged or missing."
+        return
+    lattices = repository.catalog.find_lattices(key(lattice) for lattice, _ in document.objects)
+    contents = repository.catalog.find_contents(
+        key(identity) for identity in chain.from_iterable(document.objects) if identity is not None
+    )
+    found = lattices.keys() | contents.keys()
+    missing = sum(
+        key(lattice) not in found or (content is not None and key(content) not in found)
+        for lattice, content in document.objects
+    )
+    if missing:
+        yield f"{version} lacks layers of {missing} objects; its other objects are kept."
+    for name in sorted(document.blob_packs().intersection(damaged) - {row.pack}):
+        yield (
+            f"{version} lacks data shared with pack {name}, which is damaged or missing: the layout of its files, or"
+            " the bytes between their tensors."
+        )

@@ -1,0 +1,278 @@
+"""Recover: rebuilds the catalog from packs and log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ckstore.commit.costs import update_costs
+from ckstore.encoding.writer import version_row
+from ckstore.errors import CkstoreError, IntegrityError, NoStoreError
+from ckstore.objects.documents import MANIFEST
+from ckstore.recovery.found_objects import FoundObjects
+from ckstore.recovery.found_versions import FoundVersion, FoundVersions, found_version, last_targets
+from ckstore.recovery.lost_packs import lost_packs
+from ckstore.repository import Repository
+from ckstore.storage import log, reserve, root
+from ckstore.storage.catalog import Catalog, VersionRow
+from ckstore.storage.catalog_replacement import replace_catalog, replace_file
+from ckstore.storage.pack import PackInfo
+from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
+
+
+@dataclass(slots=True)
+class RecoverReport:
+    """Result of a recovery.
+
+    Attributes
+    ----------
+    versions, packs
+        Numbers of recovered versions and packs.
+    problems
+        One sentence for each damaged or missing pack, log record, version or tag, and for each pair of versions that
+        claim the same number or step. Recovery deletes nothing.
+    """
+
+    versions: int = 0
+    packs: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def recover(path: str | os.PathLike[str]) -> RecoverReport:
+    """Rebuild the catalog of the store at `path` from its packs and log.
+
+    Forgotten versions stay forgotten, and tags keep their versions. If an interrupted ingest had completed its pack,
+    its version is recovered. No other process may write during the recovery; readers may go on.
+
+    For a remote store, named by its URL, the mirror's catalog is rebuilt from the log; other processes may go on. Then
+    every pack is read. A damaged or missing pack is uploaded again if its bytes are cached here. Otherwise the log
+    records its loss, so that the next ingest of the same content stores it again.
+
+    Raises
+    ------
+    NoStoreError
+        The path holds no store.
+    LockedError
+        Another process is writing.
+    FormatVersionError
+        A later version of ckstore wrote to the store.
+    """
+    place = root.place(path)
+    if isinstance(place, str):
+        return _recover_mirror(place)
+    if not root.is_store(place):
+        raise NoStoreError(f"{place} is not a store: it has no packs and log; name another one with --store.")
+    root.check_no_mirror(place)
+    return _recover_directory(place)
+
+
+def _recover_mirror(url: str) -> RecoverReport:
+    """Rebuild the catalog of a remote store's mirror from its log.
+
+    Options and cached bytes stay. Other processes of this mirror go on.
+    """
+    from ckstore.storage.remote.catalog import RemoteCatalog
+    from ckstore.storage.remote.mirror import find
+
+    mirror = find(url, from_log=True)
+
+    def fill(target: Path, present: Catalog | None) -> None:
+        with RemoteCatalog(replace(mirror, path=target)) as catalog:
+            catalog.refresh()
+            if present is not None:
+                with suppress(IntegrityError):
+                    catalog.take_over_claims(present)
+
+    replace_file(mirror.path, fill)
+    with Repository(url) as repository:
+        problems = lost_packs(repository)
+        return RecoverReport(len(repository.catalog.versions()), len(repository.catalog.packs()), problems)
+
+
+def _recover_directory(path: Path) -> RecoverReport:
+    """Rebuild the catalog of a store in a directory."""
+    report = RecoverReport()
+    rebased = False
+
+    def build(catalog: Catalog, present: Catalog | None) -> None:
+        nonlocal rebased
+        builder = _Builder(path, catalog, present, report)
+        builder.build()
+        rebased = builder.rebased
+
+    with reserve.spent(path):
+        replace_catalog(path, build)
+        if rebased:
+            _take_costs_again(path)
+    return report
+
+
+def _present_rows(present: Catalog) -> dict[str, VersionRow] | None:
+    """Return the versions of the current catalog by id; None if it is damaged."""
+    try:
+        return None if present.check() else {row.uid: row for row in present.versions()}
+    except CkstoreError:
+        return None
+
+
+def _last_number(present: Catalog) -> int:
+    """Return the highest number in the current catalog: a running ingest has one that is in no pack yet."""
+    try:
+        return present.last_number()
+    except (CkstoreError, TypeError, ValueError):
+        return 0
+
+
+def _take_costs_again(path: Path) -> None:
+    """Recompute depths and costs of all versions: the manifests' values predate a rebase."""
+    with Repository(path) as repository:
+        update_costs(repository)
+
+
+class _Builder:
+    def __init__(self, path: Path, catalog: Catalog, present: Catalog | None, report: RecoverReport) -> None:
+        self.path = path
+        self.catalog = catalog
+        self.present = present
+        self.report = report
+        self.found: list[FoundVersion] = []
+        self.exact_packs: dict[tuple[int, str], PackInfo] = {}
+        self.packs: set[str] = set()
+        # Packs that claim to replace a pack, by the replaced pack's name; and the chosen replacement.
+        self.claims: dict[str, list[str]] = {}
+        self.moved: dict[str, str] = {}
+        self.damaged: list[PackInfo] = []
+        self.objects = FoundObjects()
+        self.last_number = 0
+        self.rebased = False
+
+    def build(self) -> None:
+        for pack in scan_packs(self.path, MANIFEST):
+            if isinstance(pack, DamagedPack):
+                self.report.problems.append(f"Pack {pack.info.name} is damaged ({pack.reason}); it was left in place.")
+                self.damaged.append(pack.info)
+            else:
+                self._take_in(pack)
+        self.objects.resolve()
+        self.catalog.move_lattices(self.objects.lattices.values())
+        self.catalog.move_contents(self.objects.contents.values())
+        records, problems = log.read_whole(self.path)
+        self.moved = self._moved(records)
+        self.catalog.note_moved(self.moved)
+        self.report.problems += problems
+        rows = None if self.present is None else _present_rows(self.present)
+        if rows and self._are_of_another_store(rows, records):
+            self.report.problems.append(
+                "The current catalog belongs to another store: none of its versions is here; it was ignored."
+            )
+            self.present = rows = None
+        if self.present is not None:
+            self.last_number = max(self.last_number, _last_number(self.present))
+        versions = FoundVersions(self.found, records, rows, self.last_number)
+        self.report.problems += versions.problems
+        if rows is None and any(pack.kind == "coarse" for pack in self.damaged):
+            self.report.problems += [
+                f"No pack holds version {numbers}: its pack is damaged, or it was never committed."
+                for numbers in versions.unexplained()
+            ]
+        for version in versions.renumbered:
+            change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
+            log.append(self.path, change)
+        # Parents have lower numbers.
+        for version in sorted(versions.versions.values(), key=lambda version: version.written_as):
+            self._insert(version, versions.parent(version))
+        # Numbers are never reused, not even those of removed or uncommitted versions.
+        self.catalog.skip_numbers(versions.last_number)
+        if rows is not None and self.present is not None:
+            try:
+                self.catalog.take_over_claims(self.present)
+            except IntegrityError:
+                self.report.problems.append("The leases are damaged: processes that ingest or read now are unknown.")
+        self._tag(records, versions)
+        for record in records:
+            if record.get("change") == "metrics":
+                number = versions.meant(record["version"], record["created"])
+                if number in versions.versions:
+                    self.catalog.update_version(number, metrics=record["metrics"])
+        for record in records:
+            if record.get("change") == "policy":
+                self.catalog.set_policy(record["run"], record["policy"])
+        collected = [record["created"] for record in records if record.get("change") == "gc"]
+        if collected:
+            self.catalog.note_collected(collected[-1])
+
+    def _moved(self, records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return the replacements of missing packs; of several copies, the one committed last.
+
+        Later versions may need blobs that the copy of a killed `gc` lacks.
+        """
+        written = [name for record in records if record.get("change") == "gc" for name in record["written"]]
+        committed = {name: number for number, name in enumerate(written)}
+        return {
+            former: max(names, key=lambda name: committed.get(name, -1))
+            for former, names in self.claims.items()
+            if former not in self.packs
+        }
+
+    def _take_in(self, pack: ScannedPack) -> None:
+        if pack.document.get("trial"):
+            # A trial of a killed search; `gc` removes the file.
+            self.last_number = max(self.last_number, pack.document["number"])
+            return
+        self.report.packs += 1
+        self.packs.add(pack.info.name)
+        self.catalog.add_packs([pack.info])
+        for former in pack.document.get("stands_for", ()):
+            self.claims.setdefault(former, []).append(pack.info.name)
+        self.objects.add(pack.info.name, pack.info.kind, pack.document)
+        self.last_number = max(self.last_number, pack.document["number"])
+        if pack.document.get("rebase"):
+            self.rebased = True
+        if "version" in pack.document:
+            try:
+                self.found.append(found_version(pack))
+            except IntegrityError as error:
+                self.report.problems.append(f"{error} The version was left out.")
+        elif pack.info.kind != "coarse":
+            self.exact_packs[pack.document["number"], pack.document["created"]] = pack.info
+
+    def _are_of_another_store(self, rows: Mapping[str, VersionRow], records: Sequence[dict[str, Any]]) -> bool:
+        """Return whether packs and log exist, but none names a version of the catalog by its id."""
+        packs = {*self.packs, *self.claims, *(pack.name for pack in self.damaged)}
+        logged = {origin[0] for record in records if record.get("change") == "gc" for origin in record["versions"]}
+        ours = logged | {version.uid for version in self.found}
+        return bool(self.packs) and not any(uid in ours or row.pack in packs for uid, row in rows.items())
+
+    def _insert(self, version: FoundVersion, parent: int | None) -> None:
+        pack, document = version.pack, version.document
+        exact = self.exact_packs.get((pack.document["number"], pack.document["created"]))
+        row = version_row(document, [pack.info] if exact is None else [exact, pack.info], pack.entry)
+        missing = sum(not self.objects.restores(lattice, content) for lattice, content in document.objects)
+        if missing:
+            self.report.problems.append(
+                f"Version {row.number} ({version.name}) lacks layers of {missing} objects; its other objects are kept."
+            )
+        references = {self.moved.get(name, name) for name in document.blob_packs()}
+        for name in sorted(references - self.packs):
+            self.report.problems.append(
+                f"Version {row.number} ({version.name}) lacks data shared with pack {name}, which is damaged or"
+                " missing: the layout of its files, or the bytes between their tensors."
+            )
+        self.catalog.commit_version(
+            replace(row, step=version.step, parent=parent), [], [], [], references=references & self.packs
+        )
+        self.report.versions += 1
+
+    def _tag(self, records: Sequence[dict[str, Any]], versions: FoundVersions) -> None:
+        for tag, (number, when) in sorted(last_targets(records).items()):
+            meant = versions.meant(number, when)
+            if meant not in versions.versions:
+                self.report.problems.append(f"Tag {tag} points at version {number}, which is gone; set the tag again.")
+                continue
+            if meant != number:
+                log.append(self.path, {"change": "tag", "tag": tag, "version": meant})
+            self.catalog.set_tag(tag, meant)

@@ -1,0 +1,1 @@
+"""Applies retention policies: selects, forgets and encodes older versions."""

@@ -1,0 +1,305 @@
+"""Retain: applies a run's retention policy to its older versions.
+
+due(rows, retention, ...)      # selects the versions; a pure function of the catalog's rows
+drop(...)                      # prunes tensors of versions, each in its own commit
+thin(...)                      # makes versions coarse, each in its own commit
+forget(...)                    # forgets versions, in the transaction that selected them
+gc(...)                        # if there is enough garbage and no other writer
+
+Forgetting comes last: it changes which version is the first of N steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from ckstore.commit.naming import policy_of
+from ckstore.errors import ConflictError, DiskFullError, LockedError, NotFoundError
+from ckstore.gc.collect import gc
+from ckstore.policy import Policy, Retention
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.retention.forget import forget
+from ckstore.retention.selection import by_run, first_of_every
+from ckstore.storage import reserve
+from ckstore.writing.compact import compact
+from ckstore.writing.drop import drop, going, with_globs
+from ckstore.writing.thin import may_have_any, thin
+
+if TYPE_CHECKING:
+    from ckstore.repository import Repository
+    from ckstore.storage.rows import VersionRow
+
+#: Garbage is collected if no version claims at least this fraction of the packs' bytes.
+_GARBAGE = 0.1
+
+#: Seconds to wait for other writers before a collection is postponed.
+_PATIENCE = 2.0
+
+
+#: Ids of versions without exact layers, or, with globs, without matching tensors, for each repository: it takes
+#: reading them to find out.
+_had_nothing: WeakKeyDictionary[Repository, set[str | tuple[str, ...]]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The versions of a run to which its retention policy applies, in order.
+
+    Attributes
+    ----------
+    forgotten, thinned, dropped
+        Versions to forget, to make coarse, and to prune.
+    """
+
+    forgotten: list[VersionRow]
+    thinned: list[VersionRow]
+    dropped: list[VersionRow]
+
+
+@dataclass(slots=True)
+class RetainReport:
+    """Result of applying retention policies; after a prediction, the expected changes.
+
+    Attributes
+    ----------
+    forgotten, thinned, dropped
+        Rows of the forgotten versions, of those that became coarse, and of those that lost tensors. The first two
+        are as before the change; `dropped` rows have the globs of all dropped tensors.
+    freed
+        Freed bytes; 0 if the collection was postponed.
+    """
+
+    forgotten: list[VersionRow] = field(default_factory=list)
+    thinned: list[VersionRow] = field(default_factory=list)
+    dropped: list[VersionRow] = field(default_factory=list)
+    freed: int = 0
+
+
+def due(
+    rows: Sequence[VersionRow], retention: Retention, *, kept: Collection[int] = (), hot: Collection[int] = ()
+) -> Due:
+    """Apply a retention policy to the versions of one run.
+
+    Parameters
+    ----------
+    rows
+        All versions of the run.
+    retention
+        The retention policy.
+    kept
+        Numbers of protected versions: tagged ones, and parents of another run's versions.
+    hot
+        Numbers of versions that stay hot: they become coarse, or lose tensors, after they are encoded.
+    """
+    ordered = next(by_run(rows), [])
+    stays = {*kept, *_best(ordered, retention.exact_best)}
+    forgotten = []
+    if retention.keep_last is not None:
+        remaining = stays | first_of_every(ordered, retention.keep_every)
+        remaining |= _latest(ordered, retention.keep_last)
+        forgotten = [row for row in ordered if row.number not in remaining]
+    stays |= {row.number for row in forgotten} | set(hot) | first_of_every(ordered, retention.exact_every)
+    thinned, dropped = [], []
+    if retention.exact_last is not None:
+        exact = stays | _latest(ordered, retention.exact_last)
+        thinned = [row for row in ordered if row.fidelity == "exact" and row.number not in exact]
+    if retention.kept_whole is not None:
+        whole = stays | _latest(ordered, retention.kept_whole)
+        dropped = [row for row in ordered if not {*row.dropped}.issuperset(retention.drop) and row.number not in whole]
+    return Due(forgotten, thinned, dropped)
+
+
+def retain(
+    repository: Repository,
+    run: str | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> RetainReport:
+    """Apply the retention policies of all runs, or of one; collect garbage if there is enough.
+
+    If the process is killed, each version is unchanged or fully processed; the next call does the rest.
+
+    Parameters
+    ----------
+    run
+        Versions of this run; by default of all runs.
+    progress
+        Called with numbers of encoded bytes.
+
+    Raises
+    ------
+    DiskFullError
+        The disk is too full to rewrite a version's metadata; versions to forget were forgotten.
+    IntegrityError
+        A version to thin or prune, or an object stored against it, is damaged.
+    """
+    report = RetainReport()
+    full = None
+    runs = [(name, policy) for name, policy in _policies(repository, run) if policy.retention]
+    for name, policy in runs:
+        found = _due(repository, name, policy)
+        try:
+            dropped, thinned = _describe_again(repository, name, policy, found, progress)
+            report.dropped += dropped
+            report.thinned += thinned
+        except DiskFullError as error:
+            full = error  # Forgetting frees space for the next call.
+        if found.forgotten:
+            with reserve.spent(repository.path):
+                # Select again: versions that were tagged or forked since stay.
+                report.forgotten += repository.catalog.commit(partial(_forget_due, repository, name, policy))
+    if runs and _is_worth_it(repository):
+        with suppress(LockedError):  # Other writers come first; the garbage can wait.
+            report.freed = gc(repository, patience=_PATIENCE).bytes
+    if full is not None:
+        raise full
+    return report
+
+
+def expected(repository: Repository, run: str | None = None, retention: Retention | None = None) -> RetainReport:
+    """Predict the result of `retain`, optionally under another `retention`. Nothing is decoded."""
+    report = RetainReport()
+    own = set() if run is not None or retention is None else set(repository.catalog.policies())
+    for name, policy in _policies(repository, run):
+        if name not in own:
+            policy = policy if retention is None else replace(policy, retention=retention)
+            found, globs = _due(repository, name, policy), policy.retention.drop
+            report.forgotten += found.forgotten
+            gone = {row.number: going(StoredVersion(repository, row), globs) for row in found.dropped}
+            report.thinned += [
+                row for row in found.thinned if may_have_any(StoredVersion(repository, row), gone.get(row.number, ()))
+            ]
+            report.dropped += [
+                replace(row, dropped=with_globs(row.dropped, globs)) for row in found.dropped if gone[row.number]
+            ]
+    return report
+
+
+def outlived(repository: Repository, run: str, step: int) -> bool:
+    """Return whether the run's policy would forget a version that is stored at this step, after the next ingests."""
+    retention = policy_of(repository.catalog, run).retention
+    with suppress(NotFoundError):
+        rows = repository.catalog.versions(run)
+        if retention.keep_last is not None and all(row.step is not None for row in rows):
+            later = [row.step or 0 for row in rows if (row.step or 0) > step]
+            every = retention.keep_every
+            before = {(row.step or 0) // every for row in rows if (row.step or 0) < step} if every else set()
+            return len(later) >= retention.keep_last and (every is None or step // every in before)
+    return False
+
+
+def _forget_due(repository: Repository, run: str, policy: Policy) -> list[VersionRow]:
+    return forget(repository, _due(repository, run, policy).forgotten).versions
+
+
+def _policies(repository: Repository, run: str | None) -> list[tuple[str, Policy]]:
+    names = [known.name for known in repository.catalog.runs()] if run is None else [run]
+    return [(name, policy_of(repository.catalog, name)) for name in names]
+
+
+def _due(repository: Repository, run: str, policy: Policy) -> Due:
+    catalog = repository.catalog
+    everything = catalog.versions()
+    rows = [row for row in everything if row.run == run]
+    own = {row.number for row in rows}
+    followed = {row.parent for row in everything if row.run != run and row.parent is not None}
+    kept = {*catalog.tags().values(), *followed}
+    latest = sorted(own)[-policy.kept_hot :] if policy.kept_hot else []
+    hot = {row.number for row in rows if row.hot} & set(latest)
+    return due(rows, policy.retention, kept=kept, hot=hot)
+
+
+def _describe_again(
+    repository: Repository, run: str, policy: Policy, due_before: Due, progress: Callable[[int], None] | None
+) -> tuple[list[VersionRow], list[VersionRow]]:
+    """Prune and thin the due versions; return the processed rows, including those that other processes did first."""
+    globs, found = policy.retention.drop, due_before
+    for left in reversed(range(1 + len(found.dropped) + len(found.thinned))):
+        try:
+            dropped = _drop(repository, found.dropped, globs, progress)
+            thinned = _thin(repository, found.thinned, policy, progress)
+            break
+        except ConflictError:  # Another process or thread processed a version first.
+            if not left:
+                raise
+            found = _due(repository, run, policy)
+    if found is not due_before:
+        found = _due(repository, run, policy)
+        dropped = [
+            replace(row, dropped=with_globs(row.dropped, globs)) for row in _done(due_before.dropped, found.dropped)
+        ]
+        thinned = _done(due_before.thinned, found.thinned)
+    return dropped, thinned
+
+
+def _done(before: Iterable[VersionRow], after: Iterable[VersionRow]) -> list[VersionRow]:
+    """Return versions that were due before, and no longer are."""
+    still = {row.number for row in after}
+    return [row for row in before if row.number not in still]
+
+
+def _drop(
+    repository: Repository, rows: Sequence[VersionRow], globs: tuple[str, ...], progress: Callable[[int], None] | None
+) -> list[VersionRow]:
+    given_up = _had_nothing.setdefault(repository, set())
+    rows = [row for row in rows if (row.uid, *globs) not in given_up]
+    if not rows:
+        return []
+    found: list[VersionRow] = []
+    with suppress(NotFoundError):  # Another process forgot a version; the next call does the rest.
+        compact(repository, [row for row in rows if row.hot], progress=progress)
+        found = drop(repository, rows, globs, progress=progress)
+        given_up |= {(row.uid, *globs) for row in rows} - {(row.uid, *globs) for row in found}
+    return found
+
+
+def _thin(
+    repository: Repository, rows: Sequence[VersionRow], policy: Policy, progress: Callable[[int], None] | None
+) -> list[VersionRow]:
+    given_up = _had_nothing.setdefault(repository, set())
+    rows = [row for row in rows if row.uid not in given_up]
+    if not rows:
+        return []
+    coarse = policy if policy.is_coarse else Policy("coarse")
+    with suppress(NotFoundError):  # Another process forgot a version; the next call does the rest.
+        compact(repository, [row for row in rows if row.hot], progress=progress)
+        skipped = thin(repository, rows, coarse, progress=progress).skipped
+        present = {row.number: row.fidelity for row in repository.catalog.versions()}
+        given_up |= {row.uid for row in rows if row.number in skipped and present.get(row.number) == "exact"}
+        return [row for row in rows if present.get(row.number) == "coarse"]
+    return []
+
+
+def _is_worth_it(repository: Repository) -> bool:
+    """Return whether enough bytes of the packs are claimed by no version; some of these may be bases."""
+    packs = sum(pack.bytes for pack in repository.catalog.packs())
+    claimed = sum(row.stored_bytes for row in repository.catalog.versions())
+    return packs - claimed > _GARBAGE * packs
+
+
+def _latest(ordered: Sequence[VersionRow], count: int) -> set[int]:
+    """Return numbers of the last versions by step and by ingest: a resumed run may save lower steps later."""
+    return {row.number for row in ordered[-count:]} | set(sorted(row.number for row in ordered)[-count:])
+
+
+def _best(ordered: Sequence[VersionRow], wanted: Iterable[str]) -> set[int]:
+    """Return numbers of the best version by each metric; the first if several are equal."""
+    found = set()
+    for best in wanted:
+        metric, _, sense = best.rpartition(":")
+        values = {row.number: _number(row.metrics.get(metric)) for row in ordered}
+        known = {number: value for number, value in values.items() if math.isfinite(value)}
+        if known:
+            found.add((min if sense == "min" else max)(known, key=known.__getitem__))
+    return found
+
+
+def _number(value: object) -> float:
+    """Return a metric as a number; NaN if it is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

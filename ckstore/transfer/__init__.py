@@ -1,0 +1,1 @@
+"""Copies versions between stores."""

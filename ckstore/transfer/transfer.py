@@ -1,0 +1,345 @@
+"""Transfer: copies versions from one store into another, each in its own commit.
+
+missing = find_missing(version, target)        # compares ids, under a lease of the target
+missing.write(writer)                          # copies payloads into new packs
+document, blobs = missing.described(...)       # new number and parent; same id and time
+Change.finish(document); Change.commit()       # after checking the copied objects
+
+A version is skipped if the target has it, by its id or by its content at its run and step. So repeating an interrupted
+transfer sends the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckstore.checking.verify import check_objects, check_restores
+from ckstore.commit.change import Change
+from ckstore.commit.naming import check_run, check_run_is_no_tag, tag
+from ckstore.encoding.writer import ObjectWriter
+from ckstore.errors import (
+    CkstoreError,
+    ConflictError,
+    DiskFullError,
+    IntegrityError,
+    LockedError,
+    NotFoundError,
+    UsageError,
+)
+from ckstore.objects.documents import VersionDocument
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.storage import reserve
+from ckstore.storage.catalog import VersionRow
+from ckstore.storage.durable import sweep_temporaries
+from ckstore.storage.pack import PackWriter
+from ckstore.storage.pack_reader import MissingPackError
+from ckstore.storage.root import PACKS
+from ckstore.transfer.missing import find_missing
+
+if TYPE_CHECKING:
+    from ckstore.repository import Repository
+
+Progress = Callable[[int], None]
+
+#: Attempts to send a version while either store changes.
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """A version that was sent; after a dry run, would be.
+
+    Attributes
+    ----------
+    version
+        Its row in the source.
+    arrived
+        Its row in the target; None after a dry run.
+    bytes
+        Bytes of the written packs; after a dry run, of the layers to send.
+    """
+
+    version: VersionRow
+    arrived: VersionRow | None
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotTransferred:
+    """A version that could not be sent, and the error."""
+
+    version: VersionRow
+    error: CkstoreError
+
+
+@dataclass(slots=True)
+class TransferReport:
+    """Result of a transfer; after a dry run, its prediction.
+
+    Attributes
+    ----------
+    versions
+        The versions that were sent.
+    there
+        Rows, in the source, of the versions that the target already had.
+    failed
+        The versions that could not be sent: damaged, stored against damaged objects, or in conflict with other content
+        at their run and step.
+    """
+
+    versions: list[Transferred] = field(default_factory=list)
+    there: list[VersionRow] = field(default_factory=list)
+    failed: list[NotTransferred] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Sum of the sent bytes."""
+        return sum(item.bytes for item in self.versions)
+
+
+def transfer(
+    source: Repository,
+    target: Repository,
+    rows: Sequence[VersionRow],
+    *,
+    dry_run: bool = False,
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> TransferReport:
+    """Copy versions into another store, with all objects that restoring them takes and the target lacks.
+
+    Parameters
+    ----------
+    source, target
+        Store of the versions, which is not changed, and store that receives them.
+    rows
+        The versions, by number, so that ancestors come first.
+    dry_run
+        Change nothing; predict the sent versions.
+    verify
+        Decode every received version and compare it with its digests before it becomes visible.
+    progress
+        Called with numbers of bytes of processed versions, as in `original_bytes`.
+
+    Raises
+    ------
+    DiskFullError, LockedError
+        The versions sent before stay; the next transfer sends the rest.
+    """
+    work = _Transfer(source, target, verify=verify, progress=progress)
+    if dry_run:
+        return work.run(rows, dry_run=True)
+    target.require_writable()
+    with suppress(OSError):  # Files that a killed transfer left only take space.
+        sweep_temporaries(target.path / PACKS)
+    with reserve.kept(target.path):
+        return work.run(rows, dry_run=False)
+
+
+class _Transfer:
+    def __init__(self, source: Repository, target: Repository, *, verify: bool, progress: Progress | None) -> None:
+        self._source = source
+        self._target = target
+        self._verify = verify
+        self._progress = progress or (lambda count: None)
+        self._rows = {row.number: row for row in source.catalog.versions()}
+        self._tags = _tags_by_number(source.catalog.tags())
+        # Packs of the source whose digests were checked.
+        self._trusted: set[str] = set()
+        # Versions of the target with the content of the source's versions, by the latter's numbers.
+        self._same: dict[int, VersionRow] = {}
+        self._list_target()
+
+    def _list_target(self) -> None:
+        """List the versions of the target."""
+        self._there = {row.uid: row for row in self._target.catalog.versions()}
+        self._steps = {(row.run, row.step): row for row in self._there.values() if row.step is not None}
+
+    def run(self, rows: Sequence[VersionRow], *, dry_run: bool) -> TransferReport:
+        report = TransferReport()
+        planned: set[str] = set()
+        for row in rows:
+            try:
+                there, sent = self._existing(row), 0
+                if there is None and dry_run:
+                    sent = find_missing(StoredVersion(self._source, row), self._target, planned).nbytes
+                elif there is None:
+                    there, sent = self._sent(row)
+                if there is None or sent:
+                    report.versions.append(Transferred(row, there, sent))
+                else:
+                    report.there.append(row)
+                    self._progress(row.original_bytes)
+                if there is not None and not dry_run:
+                    self._tag(row, there)
+            except (DiskFullError, LockedError):
+                raise
+            except CkstoreError as error:
+                report.failed.append(NotTransferred(row, error))
+        return report
+
+    def _existing(self, row: VersionRow) -> VersionRow | None:
+        """Find a version in the target, by its id or by its content at its run and step.
+
+        Raises
+        ------
+        ConflictError
+            The target has other content at that run and step.
+        """
+        there = self._there.get(row.uid)
+        if there is None and row.step is not None:
+            there = self._steps.get((row.run, row.step))
+            if there is not None and not _is_same(self._source, row, self._target, there):
+                raise ConflictError(
+                    f"{row.run}@{row.step} holds other content in {self._target.place}, as version {there.number};"
+                    " forget it there, or name other versions."
+                )
+        if there is not None:
+            self._same[row.number] = there
+        return there
+
+    def _sent(self, row: VersionRow) -> tuple[VersionRow, int]:
+        """Send a version; return its row in the target and the sent bytes: 0 if another process was first."""
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._send(row)
+            except (ConflictError, NotFoundError, IntegrityError) as error:
+                # A version or object was moved, compacted or forgotten in either store since it was looked up.
+                # Apparent damage may only be an outdated lookup.
+                if isinstance(error, IntegrityError) and not isinstance(error, MissingPackError) and left < _TRIES - 1:
+                    raise
+                self._source.resolver.forget()
+                row = self._source.catalog.version(row.number)
+                self._source.packs.close()
+                self._target.resolver.forget()
+                self._list_target()
+                there = self._existing(row)
+                if there is not None:
+                    return there, 0
+                if not left:
+                    raise
+        raise AssertionError
+
+    def _send(self, row: VersionRow) -> tuple[VersionRow, int]:
+        target = self._target
+        catalog, version = target.catalog, StoredVersion(self._source, row)
+        check_run(version.document.run)
+        check_run_is_no_tag(catalog, version.document.run)
+        number = committed = 0
+        try:
+            with ExitStack() as held:
+                with catalog.transaction():  # Each commit waits for the disk: one commit for both.
+                    number = catalog.reserve_number()
+                    lease = held.enter_context(catalog.lease(f"transfer {number}"))
+                missing = find_missing(version, target)
+                coarse = held.enter_context(PackWriter(target.path, "coarse"))
+                second = held.enter_context(PackWriter(target.path, "raw" if missing.raw else "exact"))
+                writer = ObjectWriter(coarse, second)
+                share = _Share(self._progress, row.original_bytes, missing.nbytes)
+                missing.write(writer, self._trusted, share.done)
+                with Change(target, writer) as change:
+                    change.register_pending()
+                    document, blobs = missing.described(target, number, self._parent(row))
+                    change.finish(document, blobs)
+                    with change.version() as arrived:
+                        _check(arrived)
+                        if self._verify:
+                            check_objects(arrived)
+                            check_restores(arrived)
+                    change.commit(needs=missing.needs, lease=lease)
+                    assert change.row is not None
+                    committed = change.row.number
+                    sent = sum(pack.bytes for pack in change.packs)
+        except BaseException:
+            if number:
+                catalog.release_number(number)
+            target.resolver.forget()
+            raise
+        share.end()
+        there = self._there[row.uid] = self._same[row.number] = catalog.version(committed)
+        return there, sent
+
+    def _parent(self, row: VersionRow) -> VersionRow | None:
+        """Return the nearest ancestor in the target."""
+        passed: set[int] = set()
+        number = row.parent
+        while number in self._rows and number not in passed:
+            passed.add(number)
+            ancestor = self._rows[number]
+            there = self._there.get(ancestor.uid) or self._same.get(number)
+            if there is not None:
+                return there
+            number = ancestor.parent
+        return None
+
+    def _tag(self, row: VersionRow, there: VersionRow) -> None:
+        """Copy the version's tags to the target, unless they are taken there."""
+        catalog = self._target.catalog
+        for name in self._tags.get(row.number, ()):
+            with suppress(UsageError):  # A run has that name.
+                catalog.commit(partial(self._tag_free, there, name))
+
+    def _tag_free(self, there: VersionRow, name: str) -> None:
+        if name not in self._target.catalog.tags():
+            tag(self._target, there, name)
+
+
+class _Share:
+    """Converts bytes of written layers into progress in bytes of the version."""
+
+    def __init__(self, progress: Progress, whole: int, layers: int) -> None:
+        self._progress = progress
+        self._whole = whole
+        self._layers = layers
+        self._written = 0
+        self._reported = 0
+
+    def done(self, count: int) -> None:
+        """Report `count` more written bytes."""
+        self._written += count
+        self._report(self._whole * self._written // max(self._layers, 1))
+
+    def end(self) -> None:
+        """Report the rest."""
+        self._report(self._whole)
+
+    def _report(self, done: int) -> None:
+        self._progress(done - self._reported)
+        self._reported = done
+
+
+def _check(version: StoredVersion) -> None:
+    """Raise `IntegrityError` unless a version is complete, in bounds, and cut as its layout requires."""
+    repository = version.repository
+    for lattice, content in set(version.document.objects):
+        for record in repository.reader.records(lattice, content):
+            if record.end > repository.packs.size(record.pack):
+                raise IntegrityError(f"Pack {record.pack} is too short for object {record.id}; see `ckstore verify`.")
+    for file, layout in enumerate(version.layout.files):
+        version.skeleton(file)
+        for extent in range(len(layout.extents)):
+            version.require(file, extent)
+
+
+def _is_same(source: Repository, row: VersionRow, target: Repository, there: VersionRow) -> bool:
+    """Return whether two versions have the same bytes and, for directories, the same names and modes."""
+    said, known = source.resolver.document(row), target.resolver.document(there)
+    if not (said.is_directory or known.is_directory):
+        return [file.sha256 for file in said.files] == [file.sha256 for file in known.files]
+    return _tree(said) == _tree(known)
+
+
+def _tree(document: VersionDocument) -> tuple[object, ...]:
+    files = {(file.path, file.sha256, file.mode) for file in document.files}
+    return document.is_directory, files, set(document.links), set(document.directories)
+
+
+def _tags_by_number(tags: Mapping[str, int]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name, number in tags.items():
+        found.setdefault(number, []).append(name)
+    return found

@@ -1,0 +1,1 @@
+"""Writes versions: ingest, compact, thin, drop and rebase."""

@@ -1,0 +1,263 @@
+"""Compact: encodes hot versions against their parents, and frees the raw packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckstore.codecs.lattice import Bits
+from ckstore.commit.change import Change, RawPacks
+from ckstore.commit.naming import policy_of
+from ckstore.encoding.writer import ObjectWriter
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError
+from ckstore.objects.documents import HotFacts, VersionDocument
+from ckstore.objects.resolver import Manifest
+from ckstore.objects.units import Unit
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.reading.values import StoredValues
+from ckstore.runtime.collector import collection_seldom
+from ckstore.scanning.scanned import ScannedFile, ScannedVersion
+from ckstore.storage.catalog import VersionRow, key
+from ckstore.storage.pack import PackWriter
+from ckstore.writing.describe import describe
+from ckstore.writing.rebase import within_budget
+from ckstore.writing.request import Request
+from ckstore.writing.storing import store_objects
+
+if TYPE_CHECKING:
+    from ckstore.repository import Repository
+
+Progress = Callable[[int], None]
+
+#: Seconds before raw packs are deleted from a remote store: other machines may still read them.
+GRACE = 3600.0
+#: Seconds between two deletions of expired packs.
+_PAUSE = 900.0
+
+#: Attempts to compact a version while other processes encode its objects.
+_TRIES = 8
+
+
+@dataclass(slots=True)
+class CompactReport:
+    """Result of a compaction.
+
+    Attributes
+    ----------
+    versions
+        Numbers of the encoded versions, in order.
+    before, after
+        Bytes of these versions in the store, before and after.
+    """
+
+    versions: list[int] = field(default_factory=list)
+    before: int = 0
+    after: int = 0
+
+
+def due(repository: Repository, run: str | None = None, *, keep: int | None = None) -> list[VersionRow]:
+    """Return the hot versions that are due for compaction, in order.
+
+    Parameters
+    ----------
+    run
+        Versions of this run; by default of all runs.
+    keep
+        Number of a run's latest versions that stay hot; by default the policy's.
+    """
+    catalog = repository.catalog
+    found = []
+    for name in [run] if run is not None else [known.name for known in catalog.runs()]:
+        found += catalog.hot_versions(name, policy_of(catalog, name).kept_hot if keep is None else keep)
+    return sorted(found, key=lambda row: row.number)
+
+
+@collection_seldom()
+def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Progress | None = None) -> CompactReport:
+    """Encode hot versions, each in its own commit. Hot ancestors are encoded first.
+
+    Values, content ids and version ids do not change. If the process is killed, each version is hot or encoded.
+
+    Parameters
+    ----------
+    progress
+        Called with numbers of encoded bytes.
+    """
+    report = CompactReport()
+    for row in rows:
+        for before in _lineage(repository, row.number):
+            after = _compact_once(repository, before, progress)
+            if after is None:
+                continue
+            report.versions.append(before.number)
+            report.before += before.stored_bytes
+            report.after += after.stored_bytes
+    with suppress(CkstoreError, OSError):  # Without permission to delete, leave the packs to `gc`.
+        repository.packs.sweep_in_passing(GRACE, _PAUSE)
+    return report
+
+
+def compacted(repository: Repository, row: VersionRow) -> VersionRow:
+    """Compact a version and its ancestors if they are hot, so that others can be stored against it; return its row."""
+    if not row.hot:
+        return row
+    compact(repository, [row])
+    return repository.catalog.version(row.number)
+
+
+def _lineage(repository: Repository, number: int | None) -> list[VersionRow]:
+    """Return a version and its hot ancestors, oldest first."""
+    found: list[VersionRow] = []
+    with suppress(NotFoundError):  # An ancestor was forgotten since.
+        while number is not None and (row := repository.catalog.version(number)).hot:
+            found.insert(0, row)
+            number = row.parent
+    return found
+
+
+def _compact_once(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow | None:
+    """Compact a version; return its row, or None if another process compacted or forgot it first."""
+    for left in reversed(range(_TRIES)):
+        repository.resolver.forget()  # Another process may have encoded raw objects since.
+        try:
+            return _compact(repository, row, progress)
+        except CkstoreError as error:
+            present = [now for now in repository.catalog.versions() if now.hot and now.uid == row.uid]
+            if not present:
+                return None  # Its raw packs may have been removed.
+            [row] = present
+            if not left or not isinstance(error, ConflictError):
+                raise
+    raise AssertionError
+
+
+def _compact(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow:
+    catalog = repository.catalog
+    with catalog.lease(f"compact {row.number}") as lease:
+        stored = StoredVersion(repository, row)
+        before = stored.document
+        if before.hot is None:
+            raise ConflictError(f"Version {row.number} was compacted by another process.")
+        scanned = _scanned_again(stored)
+        request = _request(repository, row, before.hot)
+        with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "exact") as exact:
+            writer = ObjectWriter(coarse, exact)
+            objects = store_objects(writer, repository.reader, repository.resolver, scanned, request, progress)
+            with Change(repository, writer) as change:
+                change.check_unencoded()
+                change.register_pending()
+                document, blobs = describe(
+                    repository, row.number, scanned, request, [objects[content] for content in scanned.contents]
+                )
+                document = replace(document, created=before.created, facts=before.facts, replaces=before.replaces)
+                change.finish(document, blobs, again=True)
+                change.commit(
+                    {"change": "compact", "version": row.number},
+                    frees=partial(_raw_packs, stored, document),
+                    lease=lease,
+                    before=row,
+                )
+    return within_budget(repository, catalog.version(row.number), before.hot.budget)
+
+
+def _request(repository: Repository, row: VersionRow, hot: HotFacts) -> Request:
+    """Return the request of the version's ingest."""
+    return Request(
+        run=row.run,
+        step=row.step,
+        parent=None if row.parent is None else repository.catalog.version(row.parent),
+        metrics=row.metrics,
+        source=row.source or "",
+        policy=hot.asked,
+        budget=hot.budget,
+    )
+
+
+def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
+    """Return the raw packs to free after this version is encoded, and the raw objects that hot versions still need.
+
+    These are the packs of this version, and of others that were encoded or forgotten and shared objects with it.
+    Content that is encoded exactly is not needed raw. The objects of a version that becomes coarse exist only raw.
+    """
+    repository, resolver = version.repository, version.repository.resolver
+    exact = {content for _, content in encoded.objects if content is not None}
+    hot: set[tuple[int, str]] = set()
+    needed: set[str] = set()
+    for row in repository.catalog.versions():
+        if row.hot and row.number != version.row.number:
+            try:
+                hot.add(_commit(resolver.manifest(row.pack)))
+                needed |= {lattice for lattice, _ in resolver.document(row).objects}
+            except IntegrityError:
+                return RawPacks({}, ())  # The needs of a damaged version are unknown; `gc` frees the packs later.
+    packs: dict[str, Collection[int]] = {version.row.pack: ()}
+    for name in repository.catalog.raw_packs():
+        with suppress(IntegrityError):
+            manifest = resolver.manifest(name)
+            if _commit(manifest) not in hot:
+                packs[name] = [key(record["id"]) for record in manifest.document["records"]]
+    return RawPacks(packs, {*map(key, needed - exact)})
+
+
+def _commit(manifest: Manifest) -> tuple[int, str]:
+    """Return the number and time of a pack's commit."""
+    return manifest.document["number"], manifest.document["created"]
+
+
+class _StoredFile:
+    """Stub source of a stored file: it is never read and cannot change."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def pread(self, offset: int, length: int) -> bytes:
+        raise NotImplementedError
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        raise NotImplementedError
+
+    def check_unchanged(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True, kw_only=True)
+class _HotVersion(ScannedVersion):
+    """A hot version in the form of a scanned one."""
+
+    values: StoredValues
+
+    def read(self, unit: Unit, first: int, last: int) -> Bits:
+        """Return the bits of the elements `first` to `last`, exclusive, of a unit."""
+        return self.values.read(unit, first, last)
+
+    def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
+        """Return a function that reads and checks a unit."""
+        return self.values.checked(unit)
+
+
+def _scanned_again(stored: StoredVersion) -> ScannedVersion:
+    document, layout = stored.document, stored.layout
+    files = [
+        ScannedFile(
+            entry.path, _StoredFile(entry.size), cut, entry.mode, entry.mtime_ns, entry.sha256,
+            stored.blank_skeleton(number), stored.crcs(number),
+        )
+        for number, (entry, cut) in enumerate(zip(document.files, layout.files, strict=True))
+    ]  # fmt: skip
+    return _HotVersion(
+        files=files,
+        links=list(document.links),
+        directories=list(document.directories),
+        is_directory=document.is_directory,
+        units=layout.units,
+        contents=[content or "" for _, content in document.objects],
+        is_hashed=True,
+        step=document.step,
+        values=StoredValues(stored),
+    )

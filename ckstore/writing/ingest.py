@@ -1,0 +1,295 @@
+"""Ingest: stores a checkpoint as the next version of a run.
+
+request  = request_of(options)                 # checks the options
+scanned  = open_source(source)                 # parses files or a state dict
+stored   = store_objects(writer, ...)          # reads once; looks up, estimates, plans, encodes, writes
+document = describe(stored, ...)               # the metadata of the version
+Change.finish(document); Change.commit()       # a trial is evaluated instead of committed
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ckstore.checking.verify import check_restores
+from ckstore.commit.change import Change
+from ckstore.commit.naming import add_metrics
+from ckstore.encoding.estimator import knows_sensitivity
+from ckstore.encoding.writer import ObjectWriter
+from ckstore.lineage import search as settings_search
+from ckstore.objects.reader import ObjectReader
+from ckstore.policy import Policy
+from ckstore.repository import Repository
+from ckstore.runtime.collector import collection_seldom
+from ckstore.runtime.threads import in_turn
+from ckstore.scanning.scan import hash_version
+from ckstore.scanning.scanned import ScannedVersion
+from ckstore.scanning.source import open_source
+from ckstore.storage import reserve
+from ckstore.storage.catalog import VersionRow
+from ckstore.storage.durable import sweep_temporaries
+from ckstore.storage.pack import PackWriter
+from ckstore.storage.placements import RemovedError
+from ckstore.storage.root import PACKS
+from ckstore.writing.compact import compacted
+from ckstore.writing.describe import describe
+from ckstore.writing.nearest import nearest_version
+from ckstore.writing.rebase import within_budget
+from ckstore.writing.request import IngestOptions, Request, request_of
+from ckstore.writing.standing import in_place_of, is_there
+from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
+from ckstore.writing.tuning import Search, Trials, last_choice, restored, search_space, weight
+
+Progress = Callable[[int], None]
+
+#: Bytes of an array's names and metadata in a pack; measured in `docs/decisions.md`.
+_ENTRY = 310
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """Result of an ingest.
+
+    Attributes
+    ----------
+    version
+        The stored version's row.
+    is_new
+        False if the same content already existed at this run and step. Given metrics are added to the existing version.
+    """
+
+    version: VersionRow
+    is_new: bool
+
+
+def ingest(
+    repository: Repository,
+    source: str | os.PathLike[str] | Any,
+    options: IngestOptions,
+    progress: Progress | None = None,
+) -> IngestReport:
+    """Store a checkpoint as the next version of a run; see `Store.ingest`."""
+    repository.require_writable()
+    repository.catalog.refresh()
+    with suppress(OSError):  # Files that a killed ingest left only take space.
+        sweep_temporaries(repository.path / PACKS)
+    request = request_of(repository.catalog, options)
+    # An evaluation runs the caller's code, which may create garbage cycles.
+    with (
+        collection_seldom() if request.search is None else nullcontext(),
+        reserve.kept(repository.path),
+        closing(open_source(source, repository.path, force=request.force, on_unknown=options.on_unknown)) as scanned,
+    ):
+        if options.parent == "auto":
+            hash_version(scanned, force=request.force, progress=progress)
+        request = replace(
+            request,
+            step=scanned.step if request.step is None else request.step,
+            parent=_parent(repository, options.parent, request.run, scanned),
+            source=scanned.name,
+        )
+        report = _ingest(repository, scanned, request, progress)
+    if report.is_new:
+        return IngestReport(within_budget(repository, report.version, request.budget), is_new=True)
+    return report
+
+
+def _parent(repository: Repository, spec: str | int | None, run: str, scanned: ScannedVersion) -> VersionRow | None:
+    if spec is None:
+        return repository.catalog.latest(run)
+    if spec == "auto":
+        return nearest_version(repository, scanned)
+    return repository.catalog.resolve(spec)
+
+
+def _ingest(
+    repository: Repository, scanned: ScannedVersion, request: Request, progress: Progress | None
+) -> IngestReport:
+    """Store a scanned version unless it exists. A new exact version is read once."""
+    catalog = repository.catalog
+    existing = None if request.step is None else catalog.at_step(request.run, request.step)
+    whole = existing is not None or request.force or request.policy.is_coarse or request.search is not None
+    if whole and not scanned.is_hashed:
+        hash_version(scanned, force=request.force, progress=progress)
+    if existing is not None:
+        if is_there(repository, existing, scanned, request):
+            return IngestReport(add_metrics(repository, existing, request.metrics), is_new=False)
+        request = in_place_of(repository, existing, scanned, request)
+    if request.parent is not None and not request.is_hot:
+        request = replace(request, parent=compacted(repository, request.parent))
+    number = committed = 0
+    try:
+        with ExitStack() as held:
+            progress = in_turn(progress)
+            windows = held.enter_context(all_windows(scanned, progress)) if request.is_hot else ()
+            with catalog.transaction():  # Each commit waits for the disk: one commit for both.
+                number = catalog.reserve_number()
+                lease = held.enter_context(catalog.lease(f"ingest {number}"))
+            ingestion = _Ingestion(repository, number, scanned, lease, progress)
+            if request.is_hot:
+                committed = ingestion.store_hot(request, windows)
+            elif request.search is None:
+                committed = ingestion.store(request)
+            else:
+                committed = ingestion.store_best(request, request.search)
+    except _UnchangedError as unchanged:
+        catalog.release_number(number)
+        repository.resolver.forget()
+        return IngestReport(add_metrics(repository, unchanged.existing, request.metrics), is_new=False)
+    except BaseException:
+        if number:
+            catalog.release_number(number)
+        repository.resolver.forget()
+        raise
+    return IngestReport(catalog.version(committed), is_new=True)
+
+
+class _UnchangedError(Exception):
+    """A version without a step has the content of an existing one of its run."""
+
+    def __init__(self, existing: VersionRow) -> None:
+        self.existing = existing
+
+
+class _Ingestion:
+    """Stores one scanned version under one number."""
+
+    def __init__(
+        self, repository: Repository, number: int, scanned: ScannedVersion, lease: int, progress: Progress | None
+    ) -> None:
+        self._repository = repository
+        self._number = number
+        self._lease = lease
+        self._scanned = scanned
+        self._progress = progress
+        # The first file may be the only one that this process stores; later versions are likely to have successors.
+        passing = bool(scanned.name) and not repository.has_stored
+        self._reader: ObjectReader = repository.reader.in_passing() if passing else repository.reader
+        repository.has_stored = True
+
+    def store(self, request: Request, found: Mapping[str, float] = MappingProxyType({})) -> int:
+        """Write and commit the version; `found` are the results of a search. Return the version's number."""
+        with self._written(request, self._progress, found) as (change, stored, _):
+            return self._commit(change, request, stored)
+
+    def store_hot(self, request: Request, windows: Iterable[list[int]]) -> int:
+        """Write the version unencoded while it is read, and commit it; `compact` encodes it later. Return its number.
+
+        Content of another hot version is shared, unless this version will be coarse: its compaction deletes its raw
+        objects. If the other version becomes coarse before this one is committed, everything is written.
+        """
+        try:
+            return self._store_raw(request, windows, share=not request.policy.is_coarse)
+        except RemovedError:
+            return self._store_raw(request, [list(range(len(self._scanned.units)))], share=False)
+
+    def _store_raw(self, request: Request, windows: Iterable[list[int]], *, share: bool) -> int:
+        repository, scanned = self._repository, self._scanned
+        with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "raw") as raw:
+            writer = ObjectWriter(coarse, raw)
+            stored = store_raw(writer, repository.resolver, scanned, windows, self._progress, share=share)
+            is_hot = any(item.is_raw for item in stored.values())
+            with Change(repository, writer) as change:
+                change.register_pending()
+                objects = [stored[content] for content in scanned.contents]
+                document, blobs = describe(repository, self._number, scanned, request, objects, hot=is_hot)
+                change.finish(document, blobs)
+                return self._commit(change, request, stored)
+
+    def store_best(self, request: Request, wanted: Search) -> int:
+        """Store the version with the most aggressive tolerated setting, or exactly. Trials are removed.
+
+        Return the version's number.
+        """
+        reference = wanted.reference(self._scanned)
+        cube = search_space(request.policy, known=knows_sensitivity(self._scanned.units, request.gradients))
+        parent = None if request.parent is None else self._repository.resolver.document(request.parent)
+        sizes: dict[Policy, int] = {}
+
+        def size(policy: Policy) -> float:
+            """Write a trial under a policy; return its size, weighted for the comparison of settings."""
+            if policy not in sizes:
+                with self._trial(request, policy) as (_, writer):
+                    sizes[policy] = _stored_bytes(writer)
+            return weight(policy, sizes[policy])
+
+        def written(policy: Policy, scratch: Path) -> Path:
+            """Write a trial under a policy and restore it; return the path."""
+            with self._trial(request, policy) as (change, writer), change.version() as version:
+                sizes[policy] = _stored_bytes(writer)
+                return restored(version, scratch)
+
+        last = last_choice(parent, request.policy, cube)
+        with Trials(wanted, reference, written) as trials:
+            found = settings_search.search(
+                trials.degradation, size, wanted.max_degradation, cube, last, trials.schedule
+            )
+        if found.accepted:
+            facts = {"degradation": found.degradation, "evaluations": found.evaluations}
+            return self.store(replace(request, policy=found.settings), facts)
+        return self.store(replace(request, policy=Policy()))
+
+    @contextmanager
+    def _trial(self, request: Request, policy: Policy) -> Iterator[tuple[Change, ObjectWriter]]:
+        """Write a trial of the version under a policy; it is never committed."""
+        with self._written(replace(request, policy=policy), None, trial=True) as (change, _, writer):
+            yield change, writer
+
+    @contextmanager
+    def _written(
+        self,
+        request: Request,
+        progress: Progress | None,
+        found: Mapping[str, float] = MappingProxyType({}),
+        *,
+        trial: bool = False,
+    ) -> Iterator[tuple[Change, dict[str, Stored], ObjectWriter]]:
+        """Yield the version in finished packs, ready to be committed."""
+        repository, scanned = self._repository, self._scanned
+        with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "exact") as exact:
+            writer = ObjectWriter(coarse, exact)
+            stored = store_objects(writer, self._reader, repository.resolver, scanned, request, progress)
+            with Change(repository, writer) as change:
+                change.register_pending()
+                objects = [stored[content] for content in scanned.contents]
+                document, blobs = describe(repository, self._number, scanned, request, objects, found)
+                change.finish(document, blobs, trial=trial)
+                yield change, stored, writer
+
+    def _commit(self, change: Change, request: Request, stored: Mapping[str, Stored]) -> int:
+        """Verify the version if requested, and commit it; return its number.
+
+        Raise `_UnchangedError` if it has no step, adds no object, and the run has its content already.
+        """
+        if request.step is None and not change.writer.records:
+            for existing in self._repository.catalog.without_step(request.run, self._scanned.size):
+                if is_there(self._repository, existing, self._scanned, request):
+                    raise _UnchangedError(existing)
+        if request.verify:
+            with change.version() as version:
+                check_restores(version, self._progress)
+        needs = self._needs(stored, change.writer)
+        change.commit(needs=needs, replace=request.replace, heals=request.heals, lease=self._lease)
+        assert change.row is not None
+        return change.row.number
+
+    def _needs(self, stored: Mapping[str, Stored], writer: ObjectWriter) -> tuple[set[str], set[str]]:
+        """Return ids of the lattices and exact layers of the version's objects and of their bases."""
+        lattices = {item.lattice for item in stored.values()}
+        lattices |= {record.base for record in writer.lattices if record.base is not None}
+        exact = [item.content for item in stored.values() if item.content is not None]
+        contents = {content for content in exact if self._repository.resolver.content(content) is not None}
+        contents |= {record.parent for record in writer.contents if record.parent is not None}
+        return lattices, contents
+
+
+def _stored_bytes(writer: ObjectWriter) -> int:
+    """Return the bytes of a version's objects; trials differ in the times and names of their manifests."""
+    coarse = sum(record.length + sum(record.aside) + _ENTRY for record in writer.lattices)
+    return coarse + sum(sum(record.lengths) + _ENTRY for record in writer.contents)

@@ -1,0 +1,186 @@
+"""Requests: the options of an ingest, and their checks."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
+from ckstore.encoding.budget import BUDGET
+from ckstore.errors import UsageError
+from ckstore.formats.torch.state_dict import OnUnknown
+from ckstore.policy import Fidelity, Policy, Retention
+from ckstore.storage.catalog import Catalog, VersionRow
+from ckstore.storage.schema import DEPTH, plain_object
+from ckstore.writing.tuning import Search
+
+
+@dataclass(frozen=True, slots=True)
+class IngestOptions:
+    """The options of an ingest as the caller gave them; `Store.ingest` documents them."""
+
+    run: str | None = None
+    step: int | None = None
+    parent: str | int | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    replace: bool = False
+    verify: bool = False
+    force: bool = False
+    budget: float | None = None
+    policy: Policy | Fidelity | None = None
+    search: Search | None = None
+    gradients: Mapping[str, Any] = field(default_factory=dict)
+    on_unknown: OnUnknown = "raise"
+    hot: int | None = None
+
+    @property
+    def asked(self) -> Policy | None:
+        """The policy that the caller gave; None for the run's."""
+        return Policy(self.policy) if isinstance(self.policy, str) else self.policy
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, by name: the keywords of `Store.ingest`."""
+        plain = IngestOptions()
+        return {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if getattr(self, item.name) != getattr(plain, item.name)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request for an ingest, with plain integers and metrics.
+
+    Attributes
+    ----------
+    parent
+        The version before this one.
+    source
+        Name of the source; empty for a state dict.
+    search
+        The search for the setting of the policy's scheme.
+    force
+        Whether damaged files are stored as opaque bytes.
+    heals
+        Whether the version replaces a damaged version of the same content, tags included.
+    """
+
+    run: str
+    step: int | None = None
+    parent: VersionRow | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    replace: bool = False
+    verify: bool = False
+    budget: float = BUDGET
+    policy: Policy = field(default_factory=Policy)
+    search: Search | None = None
+    gradients: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    force: bool = False
+    heals: bool = False
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether the version is stored raw first: not if evaluations or gradients decide its encoding."""
+        return self.policy.kept_hot > 0 and self.search is None and not self.gradients
+
+
+def request_of(catalog: Catalog, options: IngestOptions) -> Request:
+    """Check options and build a request; the source will add its name and, if missing, the step.
+
+    Raises
+    ------
+    UsageError
+        An option is invalid.
+    """
+    budget = BUDGET if options.budget is None else options.budget
+    if not budget >= 1:
+        raise UsageError(f"The restore budget must be 1 or more, not {budget}.")
+    run = DEFAULT_RUN if options.run is None else options.run
+    current = policy_of(catalog, run)
+    asked = options.asked
+    # A caller that asks for one coarse version wants few bytes immediately.
+    kept = current.hot if asked is None or asked.hot is None else asked.hot
+    if asked is not None and asked.hot is None and asked.is_coarse:
+        kept = 0
+    # Retention is a property of the run.
+    policy = replace(asked or current, hot=kept if options.hot is None else options.hot, retention=Retention())
+    if options.search is not None:
+        if asked is not None and not asked.is_coarse:
+            raise UsageError("A search finds a coarse setting; leave the exact policy out.")
+        if asked is not None and asked.is_bounded:
+            raise UsageError("Give an error bound or a search, not both.")
+        policy = replace(policy, fidelity="coarse", max_abs_error=None, max_rel_error=None)
+    check_run(run)
+    check_run_is_no_tag(catalog, run)
+    return Request(
+        run=run,
+        step=checked_step(options.step),
+        metrics=plain_metrics(options.metrics),
+        replace=options.replace,
+        verify=options.verify,
+        budget=budget,
+        policy=policy,
+        search=options.search,
+        gradients=flat_gradients(options.gradients),
+        force=options.force,
+    )
+
+
+def flat_gradients(gradients: Mapping[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
+    """Return gradients by path as flat float32 arrays; raise `UsageError` for other values."""
+    flat = {}
+    for path, gradient in gradients.items():
+        values = gradient.detach().float().cpu().numpy() if hasattr(gradient, "detach") else gradient
+        try:
+            flat[path] = np.ascontiguousarray(values, np.float32).reshape(-1)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"The gradient of {path} is not an array of numbers; give a tensor of its shape."
+            ) from error
+    return flat
+
+
+def checked_step(step: Any) -> int | None:
+    """Return a step as a plain integer; raise `UsageError` unless it is an integer of at most 64 bits."""
+    if step is None:
+        return None
+    try:
+        number = operator.index(step)
+        fits = not isinstance(step, bool) and -(2**63) <= number < 2**63
+    except TypeError:
+        fits = False
+    if not fits:
+        raise UsageError(f"A step must be an integer of at most 64 bits, not {step}.")
+    return int(number)
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics as plain JSON values: NumPy scalars as plain ones, NaN and infinities as text.
+
+    Raises
+    ------
+    UsageError
+        A metric is no plain value.
+    """
+
+    def item(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(f"{type(value).__name__} is not a plain value")
+
+    try:
+        kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), default=item), parse_constant=str)
+        plain_object([kept])
+    except RecursionError:
+        raise UsageError(f"Metrics must not be nested more than {DEPTH} levels deep.") from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"Metrics must be plain numbers and strings ({error}).") from error
+    return kept

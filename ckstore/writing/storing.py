@@ -1,0 +1,277 @@
+"""Stores the objects of a scanned version, window by window: looks up, estimates, plans, encodes, writes.
+
+While one window is encoded and written, the next is estimated and a third is read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.encoding.budget import Budget
+from ckstore.encoding.estimate import Encoded, Estimate
+from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
+from ckstore.encoding.writer import ObjectWriter
+from ckstore.errors import IntegrityError
+from ckstore.lineage.cost import cost
+from ckstore.lineage.planner import Choice
+from ckstore.objects.documents import CoarseUnit
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.resolver import CatalogResolver
+from ckstore.objects.restore_cost import LEVEL, assembly_work
+from ckstore.objects.units import Unit
+from ckstore.runtime.threads import in_turn, one_ahead, worker_count
+from ckstore.scanning.held import WINDOW
+from ckstore.scanning.scan import held_windows
+from ckstore.scanning.scanned import ScannedVersion
+from ckstore.storage.catalog import VersionRow
+from ckstore.writing.request import Request
+
+#: Objects that are estimated and planned together, with their content ids.
+Window = list[tuple[str, Unit]]
+
+#: Bytes of objects that are looked up and written together.
+_BATCH = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One object of a version that is being stored: its lattice, and its content id or, if coarse, its facts.
+
+    `is_raw` tells whether it is stored unencoded.
+    """
+
+    lattice: str
+    content: str | None = None
+    facts: CoarseUnit | None = None
+    is_raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """An encoded object: its content id, estimate, choice and layers."""
+
+    content: str
+    estimate: Estimate
+    choice: Choice
+    layers: Encoded
+
+
+def store_objects(
+    writer: ObjectWriter,
+    reader: ObjectReader,
+    resolver: CatalogResolver,
+    scanned: ScannedVersion,
+    request: Request,
+    progress: Callable[[int], None] | None,
+) -> dict[str, Stored]:
+    """Write the objects that the store lacks; return all objects of the version, by content id.
+
+    An unhashed version is read once, during the encoding.
+
+    Raises
+    ------
+    InputError
+        A file changed since it was scanned.
+    """
+    progress = in_turn(progress)
+    parents = _parents(resolver, request.parent)
+    estimator = Estimator(reader, scanned, request.policy, parents, request.gradients)
+    full = cost(assembly_work(scanned.layouts))
+    budget = Budget(full + LEVEL * (1 + _depth(reader, parents)), full, scanned.size, request.budget)
+    objects = _Objects(reader, resolver, scanned)
+    with (
+        nullcontext() if scanned.is_hashed else one_ahead(held_windows(scanned, progress)) as stream,
+        ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
+    ):
+        windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
+        for batch in _batches(_encoded(pool, estimator, windows, budget)):
+            # Objects that the store knows by content id are not encoded.
+            stored = resolver.known_lattices(
+                job.layers.identity for job in batch if job.layers.identity not in ("", job.content)
+            )
+            for job in batch:
+                is_stored = job.layers.identity in stored
+                lattice = writer.add(job.content, job.estimate, job.choice, job.layers, stored=is_stored)
+                exact = job.content if job.layers.facts is None else None
+                objects.known[job.content] = Stored(lattice, exact, job.layers.facts)
+                if progress is not None:
+                    progress(job.estimate.unit.nbytes)
+    writer.begin_sync()
+    scanned.settle()
+    return objects.known
+
+
+def all_windows(
+    scanned: ScannedVersion, progress: Callable[[int], None] | None
+) -> AbstractContextManager[Iterable[list[int]]]:
+    """Return the numbers of all units, in windows; a thread starts to read an unhashed version now."""
+    if scanned.is_hashed:
+        return nullcontext([list(range(len(scanned.units)))])
+    return one_ahead(held_windows(scanned, progress))
+
+
+def store_raw(
+    writer: ObjectWriter,
+    resolver: CatalogResolver,
+    scanned: ScannedVersion,
+    windows: Iterable[list[int]],
+    progress: Callable[[int], None] | None,
+    *,
+    share: bool,
+) -> dict[str, Stored]:
+    """Write the objects that the store lacks, unencoded; return all objects of the version, by content id.
+
+    `windows` are those of `all_windows`. Without `share`, objects that only hot versions have are written again.
+
+    Raises
+    ------
+    InputError
+        A file changed since it was scanned.
+    """
+    known: dict[str, Stored] = {}
+    for numbers in windows:
+        fresh = {scanned.contents[number]: scanned.units[number] for number in numbers}
+        fresh = {content: unit for content, unit in fresh.items() if content not in known}
+        encoded, raw = resolver.stored(fresh)
+        known |= {content: Stored(lattice, content) for content, lattice in encoded.items()}
+        if share:
+            known |= {content: Stored(content, content, is_raw=True) for content in raw}
+        for content, unit in fresh.items():
+            if content not in known:
+                bits = scanned.read(unit, 0, unit.count)
+                scanned.check(unit, bits)
+                writer.put_raw(content, unit.dtype, unit.chunk, bits)
+                known[content] = Stored(content, content, is_raw=True)
+            if progress is not None:
+                progress(unit.nbytes)
+    writer.begin_sync()
+    scanned.settle()
+    return known
+
+
+def _parents(resolver: CatalogResolver, parent: VersionRow | None) -> dict[tuple[str, str], ParentObject]:
+    """Return the objects of the parent version by key and signature of their units."""
+    if parent is None:
+        return {}
+    document = resolver.document(parent)
+    try:
+        layout = resolver.layout(document.layout, parent.pack)
+    except IntegrityError:
+        return {}  # Without its layout, nothing can be stored against the parent.
+    facts = {} if document.coarse is None else document.coarse.units
+    objects = parent_objects(layout.units, document.objects, facts)
+    contents = [item.content for item in objects.values() if item.content is not None]
+    resolver.prefetch((item.lattice for item in objects.values()), contents)
+    return objects
+
+
+def _depth(reader: ObjectReader, parents: Mapping[tuple[str, str], ParentObject]) -> int:
+    """Return the deltas of the longest chain of the parent's objects, as far as these exist."""
+    longest = -1
+    for item in parents.values():
+        with suppress(IntegrityError):
+            longest = max(longest, reader.depth(item.lattice, item.content))
+    return longest
+
+
+def _encoded(
+    pool: ThreadPoolExecutor, estimator: Estimator, windows: Iterator[Window], budget: Budget
+) -> Iterator[_Job]:
+    """Estimate, plan and encode objects window by window: the encoder finds the estimator's chunks in the cache."""
+    try:
+        window = next(windows, None)
+        upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
+        while window is not None:
+            estimates = [future.result() for future in upcoming]
+            choices = budget.plan(estimates)
+            encoding = deque(
+                (content, pool.submit(estimator.encode, content, estimate, choice))
+                for (content, _), estimate, choice in zip(window, estimates, choices, strict=True)
+            )
+            window = next(windows, None)
+            upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
+            while encoding:
+                content, future = encoding.popleft()
+                yield _Job(content, *future.result())
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _Objects:
+    """The objects of a version that the store lacks, window by window.
+
+    Attributes
+    ----------
+    known
+        Stored objects by content id; at first, those that the store already had.
+    """
+
+    def __init__(self, reader: ObjectReader, resolver: CatalogResolver, scanned: ScannedVersion) -> None:
+        self.known: dict[str, Stored] = {}
+        self._reader = reader
+        self._resolver = resolver
+        self._scanned = scanned
+
+    def hashed(self, estimator: Estimator, budget: Budget) -> Iterator[Window]:
+        """Yield the windows of a hashed version."""
+        scanned = self._scanned
+        self._look_up(scanned.contents, budget)
+        todo: dict[str, Unit] = {}
+        for unit, content in zip(scanned.units, scanned.contents, strict=True):
+            if content in self.known:
+                continue
+            # Among units with the same content, an exact one takes precedence.
+            present = todo.setdefault(content, unit)
+            if estimator.may_be_coarse(present) and not estimator.may_be_coarse(unit):
+                todo[content] = unit
+        window: Window = []
+        filled = 0
+        for item in todo.items():
+            window.append(item)
+            filled += item[1].nbytes
+            if filled >= WINDOW:
+                yield window
+                window, filled = [], 0
+        if window:
+            yield window
+
+    def streamed(self, windows: Iterator[list[int]], budget: Budget) -> Iterator[Window]:
+        """Yield the windows of an exact version that is read while it is stored."""
+        scanned = self._scanned
+        begun: set[str] = set()
+        for numbers in windows:
+            fresh: dict[str, Unit] = {}
+            for number in numbers:
+                content = scanned.contents[number]
+                if content not in self.known and content not in begun:
+                    fresh.setdefault(content, scanned.units[number])
+            self._look_up(fresh, budget)
+            begun.update(fresh)
+            yield [item for item in fresh.items() if item[0] not in self.known]
+
+    def _look_up(self, contents: Iterable[str], budget: Budget) -> None:
+        """Look up contents in the store, and add the restore costs of known ones to the budget."""
+        for content, lattice in self._resolver.known(contents).items():
+            self.known[content] = Stored(lattice, content)
+            record = self._resolver.lattice(lattice)
+            spent = cost(self._reader.work(lattice, content))
+            budget.add(record.count * ITEM_SIZES[record.dtype], cost(record.full_work), spent)
+
+
+def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:
+    """Group encoded objects by bytes: the catalog is queried for many at once, and writing starts early."""
+    batch: list[_Job] = []
+    filled = 0
+    for job in encoded:
+        batch.append(job)
+        filled += job.estimate.unit.nbytes
+        if filled >= _BATCH:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch

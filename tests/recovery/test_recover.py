@@ -1,0 +1,626 @@
+"""Rebuilding the catalog from packs and log: whole, damaged or missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import ckstore
+from ckstore.commit.change import Change
+from ckstore.errors import CkstoreError, ConflictError, LockedError
+from ckstore.recovery.recover import recover
+from ckstore.storage import durable, log, manifest
+from ckstore.storage.catalog import Catalog
+from ckstore.storage.catalog_replacement import replace_catalog
+from ckstore.storage.pack import PackWriter
+from ckstore.storage.pack_reader import PackReader
+from ckstore.writing.tuning import Search
+from tests.checkpoints import moving, scratch, sha256
+from tests.coarse_checks import same_bits, values_of
+
+pytestmark = [pytest.mark.encoded, pytest.mark.local]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def paths(directory: Path) -> list[Path]:
+    torch.manual_seed(0)
+    weight, found = torch.randn(300, 300), []
+    for step in range(5):
+        found.append(directory / f"step{step}.pt")
+        torch.save({"w": weight, "b": weight[0].clone(), "step": step}, found[-1])
+        weight = weight + 1e-3 * torch.randn(300, 300)
+    return found
+
+
+@pytest.fixture
+def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
+    """Two runs, one forked off the other, tags set, moved and removed, a version replaced, and a rebase."""
+    with ckstore.init(directory / "store") as opened:
+        for path in paths[:4]:
+            opened.ingest(path, run="a", metrics={"loss": 0.25})
+        opened.ingest(paths[4], run="b", parent="a@2")
+        opened.ingest(paths[4], run="a", step=3, replace=True)
+        opened.tag("a@1", "best")
+        opened.tag("a@2", "best")
+        opened.tag("a@1", "gone")
+        opened.untag("gone")
+        opened.rebase(["a@2"])
+        yield opened
+
+
+def seen(store: ckstore.Store) -> object:
+    """Return the visible state of a store, and the digest of everything in it."""
+    out = store.path.parent / "seen"
+    digests = {}
+    for row in store.catalog.versions():
+        store[row.number].checkout(out, force=True)
+        digests[row.number] = sha256(out)
+    runs = [(run.name, run.versions) for run in store.catalog.runs()]
+    return store.catalog.versions(), store.catalog.tags(), runs, digests
+
+
+def complaint(path: Path) -> str:
+    """Return the errors of opening and verifying a store."""
+    try:
+        with ckstore.open(path) as store:
+            return " ".join(store.verify().problems)
+    except CkstoreError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("loss", ["none", "removed", "emptied", "damaged", "cut off"])
+def test_everything_comes_back(store: ckstore.Store, loss: str) -> None:
+    before = seen(store)
+    store.close()
+    catalog = store.path / "catalog.sqlite"
+    if loss == "removed":
+        catalog.unlink()
+    elif loss == "emptied":
+        catalog.write_bytes(b"")
+    elif loss == "damaged":
+        data = bytearray(catalog.read_bytes())
+        data[100:8000] = os.urandom(7900)
+        catalog.write_bytes(data)
+    elif loss == "cut off":
+        os.truncate(catalog, catalog.stat().st_size // 2)
+    if loss != "none":
+        assert "ckstore recover" in complaint(store.path)
+    assert recover(store.place).problems == []
+    with ckstore.open(store.place) as again:
+        assert seen(again) == before
+        assert again.verify().problems == []
+
+
+def test_twice_is_once(store: ckstore.Store) -> None:
+    before = seen(store)
+    recover(store.place)
+    recover(store.place)
+    with ckstore.open(store.place) as again:
+        assert seen(again) == before
+
+
+def test_an_open_store_continues_after_a_recovery(store: ckstore.Store, paths: list[Path]) -> None:
+    """A process that has the store open notices that the catalog was replaced."""
+    recover(store.place)
+    number = store.ingest(paths[0], run="c").version.number
+    store.tag(number, "later")
+    with ckstore.open(store.place) as again:
+        assert again["later"].row.number == number
+        assert again.verify().problems == []
+
+
+def test_numbers_are_not_given_twice(store: ckstore.Store, paths: list[Path]) -> None:
+    taken = {row.number for row in store.catalog.versions()}
+    recover(store.place)
+    with ckstore.open(store.place) as again:
+        number = again.ingest(paths[0], run="c").version.number
+        assert number > max(taken)
+
+
+def test_a_pack_that_is_damaged(store: ckstore.Store, paths: list[Path]) -> None:
+    """Its version is named; versions that do not need it come back; nothing is deleted."""
+    rows = store.catalog.versions("a")
+    pack = store.path / "packs" / rows[0].pack
+    store.close()
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    report = recover(store.place)
+    assert any(rows[0].pack in problem for problem in report.problems)
+    assert pack.read_bytes() == data
+    with ckstore.open(store.place) as again:
+        assert again.verify().problems
+        # `a@2` was stored in full by the rebase.
+        again["a@2"].checkout(store.path.parent / "out")
+        assert sha256(store.path.parent / "out") == sha256(paths[2])
+        for row in again.catalog.versions():
+            try:
+                again[row.number].checkout(store.path.parent / "out", force=True)
+            except CkstoreError:
+                continue
+            assert sha256(store.path.parent / "out") in {sha256(path) for path in paths}
+
+
+def test_foreign_files_are_left_alone(store: ckstore.Store) -> None:
+    before = seen(store)
+    names = ["notes.txt", "0" * 40 + ".zip", ".tmp-1-abc", "0" * 40 + ".exact.zip"]
+    for name in names:
+        (store.path / "packs" / name).write_bytes(b"x")
+    (store.path / "log" / "readme").write_text("x")
+    report = recover(store.place)
+    assert len(report.problems) == 2
+    assert all((store.path / "packs" / name).exists() for name in names)
+    with ckstore.open(store.place) as again:
+        assert seen(again) == before
+
+
+def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
+    """The record is named; everything else comes back, and all of it once the record is whole again."""
+    before, rows = seen(store), store.catalog.versions()
+    record = sorted((store.path / "log").iterdir())[1]
+    whole = record.read_bytes()
+    assert b"best" in whole
+    record.write_bytes(whole.replace(b"best", b"bust"))
+    (store.path / "catalog.sqlite").unlink()
+    [problem] = recover(store.place).problems
+    assert record.name in problem
+    assert "a tag may be missing" in problem
+    with ckstore.open(store.place) as again:
+        assert again.catalog.versions() == rows
+    record.unlink()
+    [problem] = recover(store.place).problems
+    assert "record 2 is missing" in problem
+    record.write_bytes(whole)
+    assert recover(store.place).problems == []
+    with ckstore.open(store.place) as again:
+        assert seen(again) == before
+
+
+def test_a_missing_log(store: ckstore.Store) -> None:
+    rows = store.catalog.versions()
+    shutil.rmtree(store.path / "log")
+    [problem] = recover(store.place).problems
+    assert "is missing; a tag" in problem
+    with ckstore.open(store.place) as again:
+        assert again.catalog.versions() == rows
+        again.tag("a@1", "best")
+    assert recover(store.place).problems == []
+
+
+def test_recover_takes_in_leftovers_of_a_crash(
+    store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packs of a version that was never committed bring it back; a tag that was logged is set."""
+
+    class Crash(BaseException):
+        pass
+
+    def crash(step: str) -> None:
+        if step == "before-commit" and (len(list((store.path / "packs").glob("*.zip"))) > packs or tagging):
+            raise Crash
+
+    packs, tagging = len(list((store.path / "packs").glob("*.zip"))), False
+    monkeypatch.setattr(durable, "checkpoint", crash)
+    # A process that dies cleans nothing up.
+    monkeypatch.setattr("ckstore.commit.change.remove_uncommitted", lambda *arguments: None)
+    with pytest.raises(Crash):
+        store.ingest(paths[1], run="c", step=9)
+    tagging = True
+    with pytest.raises(Crash):
+        store.tag("a@0", "logged")
+    monkeypatch.undo()
+    assert "logged" not in store.catalog.tags()
+    assert not [row for row in store.catalog.versions() if row.run == "c"]
+    assert store.verify().problems == []
+    recover(store.place)
+    with ckstore.open(store.place) as again:
+        assert again["logged"].row.step == 0
+        again["c@9"].checkout(store.path.parent / "out")
+        assert sha256(store.path.parent / "out") == sha256(paths[1])
+        assert again.verify().problems == []
+
+
+def weights(step: int) -> npt.NDArray[np.float32]:
+    """Return weights that move a little with every step."""
+    values = np.random.default_rng(0).standard_normal((300, 300)) * 0.02
+    for number in range(step):
+        values += np.random.default_rng(number + 1).standard_normal((300, 300)) * 1e-3
+    return values.astype(np.float32)
+
+
+def damage(path: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """The directory of a store with versions a@0 and a@1."""
+    with ckstore.init(tmp_path / "small") as opened:
+        for step in range(2):
+            opened.ingest({"w": weights(step)}, run="a", step=step)
+    return tmp_path / "small"
+
+
+def steps(path: Path) -> list[tuple[int, str, int | None]]:
+    """Return the number, run and step of all versions; `verify` finds nothing wrong."""
+    with ckstore.open(path) as opened:
+        assert opened.verify().problems == []
+        return [(row.number, row.run, row.step) for row in opened.catalog.versions()]
+
+
+def claim_a_step_twice(path: Path) -> None:
+    """Kill an ingest of a@10 before its commit, after another process has committed a@10."""
+    script = textwrap.dedent(
+        f"""
+        import os
+        import numpy as np
+        import ckstore
+        from ckstore.commit.change import Change
+        from ckstore.storage.catalog import Catalog
+
+        commit = Change.commit
+
+        def interposed(self, *arguments, **options):
+            Change.commit = commit
+            with ckstore.open({str(path)!r}) as other:
+                other.ingest({{"w": np.ones((300, 300), "f4")}}, run="a", step=10)
+            Catalog.commit_version = lambda *given, **named: os._exit(9)
+            return commit(self, *arguments, **options)
+
+        Change.commit = interposed
+        with ckstore.open({str(path)!r}) as store:
+            store.ingest({{"w": np.zeros((300, 300), "f4")}}, run="a", step=10)
+        """
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+
+
+def test_writers_are_kept_out_while_packs_are_scanned(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version committed during the scan would be missing from the rebuilt catalog."""
+    said: list[str] = []
+    read_whole = log.read_whole
+
+    def interposed(path: Path) -> Any:
+        with monkeypatch.context() as patch, ckstore.open(path) as other:
+            patch.setattr(Catalog.__init__, "__defaults__", ("r", 0.05))
+            other.catalog.close()
+            other.repository.catalog = Catalog(path, "a")
+            with pytest.raises(LockedError) as raised:
+                other.ingest({"w": weights(2)}, run="a", step=2)
+        said.append(str(raised.value))
+        return read_whole(path)
+
+    monkeypatch.setattr(log, "read_whole", interposed)
+    assert recover(small).problems == []
+    assert "try again" in said[0]
+    assert steps(small) == [(1, "a", 0), (2, "a", 1)]
+    with ckstore.open(small) as opened:
+        opened.ingest({"w": weights(2)}, run="a", step=2)
+    assert steps(small)[-1][1:] == ("a", 2)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_ingest_whose_packs_recover_found_first_succeeds(
+    small: Path, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Change.commit
+
+    def interposed(self: Change, *arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(Change, "commit", commit)
+        if lost:
+            (small / "catalog.sqlite").unlink()
+        assert recover(small).versions == 3
+        commit(self, *arguments, **named)
+
+    monkeypatch.setattr(Change, "commit", interposed)
+    with ckstore.open(small) as opened:
+        report = opened.ingest({"w": weights(2)}, run="a", step=2)
+        assert report.is_new
+        assert np.asarray(opened["a@2"]["w"][:]).tobytes() == weights(2).tobytes()
+        assert opened.catalog.reservations() == opened.catalog.leases() == []
+    assert steps(small) == [(1, "a", 0), (2, "a", 1), (3, "a", 2)]
+
+
+def test_the_committed_version_of_two_at_a_step_stays(small: Path) -> None:
+    claim_a_step_twice(small)
+    before = steps(small)
+    assert before[-1] == (4, "a", 10)
+    for _ in range(2):
+        assert recover(small).problems == []
+        assert steps(small) == before
+
+
+def test_two_versions_at_a_step_stay_without_a_catalog(small: Path) -> None:
+    claim_a_step_twice(small)
+    (small / "catalog.sqlite").unlink()
+    [problem] = recover(small).problems
+    assert "both claim a@10" in problem
+    found = steps(small)
+    assert [number for number, _, _ in found] == [1, 2, 3, 4]
+    assert [step for _, _, step in found if step in (10, None)] in ([10, None], [None, 10])
+    assert recover(small).problems == []
+    assert steps(small) == found
+
+
+def test_a_version_at_the_step_of_a_lost_one_does_not_come_back_in_its_place(small: Path) -> None:
+    with ckstore.open(small) as opened:
+        opened.ingest({"w": weights(5)}, run="a", step=1, replace=True)
+        pack = opened["a@1"].row.pack
+    damage(small / "packs" / pack)
+    problems = recover(small).problems
+    assert f"Version 3 (a@1) is gone: its pack {pack} is damaged or missing." in problems
+    assert steps(small) == [(1, "a", 0)]
+
+
+def test_init_does_not_take_the_place_of_a_lost_catalog(small: Path) -> None:
+    (small / "catalog.sqlite").unlink()
+    with pytest.raises(ConflictError, match="ckstore recover"):
+        ckstore.init(small)
+    assert recover(small).versions == 2
+    assert steps(small) == [(1, "a", 0), (2, "a", 1)]
+
+
+def test_two_that_claim_a_number_both_stay(small: Path) -> None:
+    """Packs of two stores in one, as they come about where a catalog is made over packs that it does not know."""
+    with ckstore.open(small) as opened:
+        opened.tag("a@0", "first")
+    replace_catalog(small, lambda fresh, present: None)
+    with ckstore.open(small) as opened:
+        for step in range(3):
+            opened.ingest({"w": weights(5 + step)}, run="b", step=step)
+        opened.tag("b@0", "second")
+        assert [row.number for row in opened.catalog.versions()] == [1, 2, 3]
+    (small / "catalog.sqlite").unlink()
+    report = recover(small)
+    assert ["both claim number" in problem for problem in report.problems] == [True, True]
+    found = steps(small)
+    assert sorted(found) == [(1, "a", 0), (2, "a", 1), (3, "b", 2), (4, "b", 0), (5, "b", 1)]
+    with ckstore.open(small) as opened:
+        assert opened.catalog.tags() == {"first": 1, "second": 4}
+        assert [opened[f"b@{step}"].row.parent for step in range(3)] == [None, 4, 5]
+        assert np.asarray(opened["b@1"]["w"][:]).tobytes() == weights(6).tobytes()
+        assert opened.ingest({"w": weights(9)}, run="c", parent="b@0").version.number == 6
+        opened.tag(1, "third")
+    (small / "catalog.sqlite").unlink()
+    assert recover(small).problems == []
+    assert steps(small) == [*found, (6, "c", None)]
+    with ckstore.open(small) as opened:
+        assert opened.catalog.tags() == {"first": 1, "second": 4, "third": 1}
+        assert opened["c"].row.parent == 4
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_tag_never_falls_back_to_its_previous_version(small: Path, lost: bool) -> None:
+    with ckstore.open(small) as opened:
+        opened.tag(1, "best")
+        opened.tag(2, "best")
+        pack = opened[2].row.pack
+    damage(small / "packs" / pack)
+    if lost:
+        (small / "catalog.sqlite").unlink()
+    problems = recover(small).problems
+    assert any("Tag best points at version 2, which is gone" in problem for problem in problems)
+    with ckstore.open(small) as opened:
+        assert opened.catalog.tags() == {}
+
+
+def test_a_lost_version_is_named(small: Path) -> None:
+    """The present catalog names it; without one its child does, or it is an unknown number."""
+    with ckstore.open(small) as opened:
+        opened.ingest({"w": weights(2)}, run="a", step=2)
+        packs = [row.pack for row in opened.catalog.versions()]
+    whole = (small / "catalog.sqlite").read_bytes()
+    (small / "packs" / packs[1]).unlink()
+    assert f"Version 2 (a@1) is gone: its pack {packs[1]} is damaged or missing." in recover(small).problems
+    (small / "catalog.sqlite").unlink()
+    assert any("Version 2, after which version 3 was stored, is gone" in said for said in recover(small).problems)
+    (small / "packs" / packs[2]).unlink()
+    damage(small / "packs" / packs[0])
+    (small / "catalog.sqlite").unlink()
+    (small / "packs" / packs[1]).write_bytes(b"x")
+    problems = recover(small).problems
+    assert any("No pack holds version 1 to 3" in problem for problem in problems)
+    (small / "catalog.sqlite").write_bytes(whole)
+    assert len([said for said in recover(small).problems if "is gone: its pack" in said]) == 3
+
+
+def test_objects_shared_with_a_lost_pack_are_named(small: Path) -> None:
+    """The second one is cut like the first one, whose manifest says how."""
+    with ckstore.open(small) as opened:
+        pack = opened[1].row.pack
+        assert opened[2].document.blob_packs() == {pack}
+        assert opened.catalog.unreferenced_packs() == []
+    damage(small / "packs" / pack)
+    assert any(f"lacks data shared with pack {pack}" in problem for problem in recover(small).problems)
+
+
+def test_a_recovered_catalog_knows_the_packs_of_blobs(small: Path) -> None:
+    def references() -> object:
+        with Catalog(small) as catalog:
+            return catalog._connection.rows(
+                "SELECT version, name FROM version_packs JOIN packs ON packs.id = pack ORDER BY version, name"
+            )
+
+    before = references()
+    assert len(before) == 3  # type: ignore[arg-type]
+    (small / "catalog.sqlite").unlink()
+    recover(small)
+    assert references() == before
+
+
+def test_a_version_with_another_number_outlasts_thin_gc_and_recover(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with ckstore.init(path) as store:
+        store.ingest(moving(1), run="a", step=1)
+    shutil.copy(path / "catalog.sqlite", tmp_path / "older.sqlite")
+    with ckstore.open(path) as store:
+        store.ingest(moving(2), run="a", step=2)
+    shutil.copy(tmp_path / "older.sqlite", path / "catalog.sqlite")
+    with ckstore.open(path) as store:
+        store.ingest(moving(3), run="b", step=3)
+    assert "both claim number 2" in recover(path).problems[0]
+    with ckstore.open(path) as store:
+        store.thin([3])
+        assert store.gc(grace=0).versions == 0
+        names = {(row.number, row.run, row.step) for row in store.catalog.versions()}
+        before = values_of(store[3])
+    assert names == {(1, "a", 1), (2, "b", 3), (3, "a", 2)}
+    for _ in range(2):
+        assert recover(path).problems == []
+        with ckstore.open(path) as store:
+            assert {(row.number, row.run, row.step) for row in store.catalog.versions()} == names
+            assert store.catalog.versions()[2].fidelity == "coarse"
+            assert all(same_bits(before[name], value) for name, value in values_of(store[3]).items())
+            store.gc(grace=0)
+            assert not store.verify().problems
+
+
+def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store"
+    seen: list[Path] = []
+
+    def evaluate(file: Path) -> float:
+        seen.append(file)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+        return 1.0
+
+    # A killed process removes nothing.
+    monkeypatch.setattr("ckstore.commit.change.remove_uncommitted", lambda *_: None)
+    with ckstore.init(path) as store:
+        store.ingest(moving(0), run="a", step=0)
+        committed = set((path / "packs").iterdir())
+        with pytest.raises(KeyboardInterrupt):
+            store.ingest(moving(1), run="a", step=0, replace=True, search=Search(evaluate, 0.01))
+    left = set((path / "packs").iterdir()) - committed
+    assert left
+    for _ in range(2):
+        assert recover(path).problems == []
+        with ckstore.open(path) as store:
+            assert [(row.number, row.fidelity) for row in store.catalog.versions()] == [(1, "exact")]
+            assert all(same_bits(moving(0)[name], value) for name, value in values_of(store[1]).items())
+            assert store.gc(grace=0).files in (0, len(left))
+    assert set((path / "packs").iterdir()) == committed
+
+
+@pytest.mark.parametrize("read", [0, 1], ids=["hashed", "sorted"])
+def test_a_pack_that_vanishes_during_a_recovery_is_ignored(
+    small: Path, monkeypatch: pytest.MonkeyPatch, read: int
+) -> None:
+    """An ingest that fails removes its packs without a lock."""
+    with PackWriter(small, "coarse") as writer:
+        document = {"format": 1, "number": 0, "created": durable.timestamp(), "kind": "coarse", "records": []}
+        writer.add_bytes(manifest.NAME, manifest.encode_manifest(document, {}))
+        pack = writer.finish()
+    digest, find = PackReader.digest, PackReader.find_entry
+    calls = []
+
+    def vanish(reader: PackReader, name: str) -> None:
+        if name == pack.name:
+            reader.forget(name)
+            (small / "packs" / name).unlink(missing_ok=True)
+
+    def hashed(reader: PackReader, name: str) -> str:
+        if not read:
+            vanish(reader, name)
+        return digest(reader, name)
+
+    def found(reader: PackReader, name: str, member: str) -> Any:
+        calls.append(name)
+        if read and calls.count(name) == 2:
+            vanish(reader, name)
+        return find(reader, name, member)
+
+    monkeypatch.setattr(PackReader, "digest", hashed)
+    monkeypatch.setattr(PackReader, "find_entry", found)
+    assert recover(small).problems == []
+    assert not (small / "packs" / pack.name).exists()
+
+
+def test_the_catalog_of_another_store_is_ignored(small: Path, tmp_path: Path) -> None:
+    """A catalog copied by mistake: our versions are not lost, and it does not replace ours."""
+    with ckstore.open(small) as opened:
+        opened.tag("a@1", "best")
+    with ckstore.init(tmp_path / "other") as other:
+        for step in (0, 1, 2):
+            other.ingest({"v": weights(step + 7)}, run="a", step=step)
+    before = steps(small)
+    shutil.copy(tmp_path / "other" / "catalog.sqlite", small / "catalog.sqlite")
+    [problem] = recover(small).problems
+    assert "belongs to another store" in problem
+    assert steps(small) == before
+    with ckstore.open(small) as opened:
+        assert opened.catalog.tags() == {"best": before[1][0]}
+        assert opened.ingest({"w": weights(2)}, run="a", step=2).version.number == 3
+    assert recover(small).problems == []
+
+
+def test_a_catalog_whose_transactions_fail(small: Path) -> None:
+    """SQLite finds the damage when the lock is given up that kept writers out."""
+    before = steps(small)
+    with (small / "catalog.sqlite").open("r+b") as file:
+        file.seek(3000)
+        file.write(b"damage" * 100)
+    assert recover(small).problems == []
+    assert steps(small) == before
+
+
+def test_packs_that_a_failed_change_removes_are_not_missed(
+    directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change that fails while `recover` is at work takes its packs back; that may have listed them already."""
+    listed = Event()
+    built = Event()
+    step_of = durable.checkpoint
+
+    def checkpoint(step: str) -> None:
+        step_of(step)
+        if step == "catalog-built":
+            built.set()
+            # As long as the removal of packs would take if it did not wait.
+            listed.wait(1.0)
+
+    path = directory / "store"
+    with ckstore.init(path) as store:
+        store.ingest(paths[0], run="a")
+        monkeypatch.setattr(durable, "checkpoint", checkpoint)
+        commit = Change.commit
+
+        def failed(change: Change, *arguments: Any, **named: Any) -> None:
+            recovering.start()
+            assert built.wait(60)
+            raise ValueError("The caller gave up.")
+
+        recovering = Thread(target=lambda: reports.append(recover(path)))
+        reports: list[Any] = []
+        monkeypatch.setattr(Change, "commit", failed)
+        with pytest.raises(ValueError, match="gave up"):
+            store.ingest(paths[4], run="late")
+        listed.set()
+        recovering.join()
+        monkeypatch.setattr(Change, "commit", commit)
+    assert reports[0].problems == []
+    with ckstore.open(path) as store:
+        assert store.verify().problems == []
+        assert "late" in {row.run for row in store.catalog.versions()}, "it was complete"

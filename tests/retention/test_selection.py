@@ -1,0 +1,157 @@
+"""Selection of versions for a verb: names, ranges, runs, and kept versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckstore
+from ckstore.errors import NotFoundError, UsageError
+from ckstore.retention.selection import select_versions
+from ckstore.storage.catalog import Catalog
+from tests.checkpoints import scratch
+from tests.storage.version_writer import write_version
+
+#: (Run, step) of versions 1, 2, ...: two runs that grow in turns, one of them out of order, one with dots in its name.
+VERSIONS = [
+    ("gpt", 100), ("bert", 0), ("gpt", 300), ("gpt", 200), ("bert", 10), ("gpt", 400), ("gpt", 500), ("a..b", 1),
+    ("a..b", 2), ("loose", None), ("loose", 7), ("loose", None), ("gpt", -50),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    path = tmp_path_factory.mktemp("selection") / "store"
+    made = Catalog.create(path)
+    for run, step in VERSIONS:
+        write_version(made, path, run, step)
+    made.set_tag("best", 3)
+    made.set_tag("x..y", 4)
+    return made
+
+
+def numbers(catalog: Catalog, *specs: str | int, **options: object) -> list[int]:
+    return [row.number for row in select_versions(catalog, specs, **options)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("specs", "expected"),
+    [
+        (["gpt@100"], [1]),
+        ([2, "2", "bert@0"], [2]),
+        (["best", "gpt@latest", "latest"], [3, 7, 13]),
+        (["gpt@100..gpt@300"], [1, 3, 4]),
+        (["gpt@200..gpt@200"], [4]),
+        (["gpt@-50..gpt@100"], [1, 13]),
+        (["x..y..best"], [3, 4]),
+        (["gpt@200..best"], [3, 4]),
+        (["1..best"], [1, 3, 4]),
+        ([" 1 .. 4 "], [1, 3, 4]),
+        (["3..6"], [3, 4, 6]),
+        (["3..6", "gpt@500", "bert"], [3, 4, 5, 6, 7]),
+        (["a..b"], [9]),
+        (["a..b@1..a..b@2"], [8, 9]),
+        (["x..y"], [4]),
+        (["10..12"], [10, 11, 12]),
+    ],
+)
+def test_names_and_ranges(catalog: Catalog, specs: list[str | int], expected: list[int]) -> None:
+    assert numbers(catalog, *specs) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1, 3, 4, 6, 7, 13]),
+        # In the order of steps the run is 13, 1, 4, 3, 6, 7.
+        ({"keep_last": 2}, [1, 3, 4, 13]),
+        ({"keep_last": 10}, []),
+        ({"keep_every": 200}, [3, 7]),
+        ({"keep_every": 1}, []),
+        ({"keep_every": 250, "keep_last": 1}, [4, 6]),
+        ({"keep_tagged": True}, [1, 6, 7, 13]),
+        ({"keep_tagged": True, "keep_every": 300}, [6, 7]),
+    ],
+)
+def test_a_run_except_kept_versions(catalog: Catalog, options: dict[str, object], expected: list[int]) -> None:
+    assert numbers(catalog, run="gpt", **options) == expected
+
+
+def test_kept_versions_are_counted_in_each_run(catalog: Catalog) -> None:
+    assert numbers(catalog, "gpt@100..gpt@400", "bert@0..bert@10", keep_last=1) == [1, 2, 3, 4]
+    assert numbers(catalog, "gpt@100..gpt@400", "bert@0..bert@10", keep_every=200) == [3, 5]
+
+
+def test_versions_without_a_step_go_by_number(catalog: Catalog) -> None:
+    assert numbers(catalog, run="loose", keep_last=1) == [10, 11]
+    assert numbers(catalog, run="loose", keep_every=2) == []
+    assert numbers(catalog, run="loose", keep_every=5) == [12]
+
+
+@pytest.mark.parametrize(
+    ("specs", "options", "error", "said"),
+    [
+        ([], {}, UsageError, "Name versions"),
+        (["gpt"], {"run": "gpt"}, UsageError, "not both"),
+        ([], {"run": "nobody"}, NotFoundError, "Unknown run nobody"),
+        (["nobody"], {}, NotFoundError, "Unknown version nobody"),
+        (["gpt@100..gpt@901"], {}, NotFoundError, r"Unknown version gpt@901 \(near: "),
+        (["gpt@100..99"], {}, NotFoundError, "Unknown version 99"),
+        (["gpt@100.."], {}, UsageError, "gpt@100.. has no two ends"),
+        ([".."], {}, UsageError, "has no two ends"),
+        (["..5"], {}, UsageError, "has no two ends"),
+        (["gpt@300..gpt@100"], {}, UsageError, "runs backwards"),
+        (["4..1"], {}, UsageError, "runs backwards"),
+        (["gpt@100..bert@10"], {}, UsageError, "begins in run gpt and ends in run bert"),
+        (["1..5"], {}, UsageError, "begins in run gpt and ends in run bert"),
+        (["loose@7..12"], {}, UsageError, r"Version 12 has no step.*11\.\.12"),
+        (["gpt@latest"], {"keep_last": 0}, UsageError, "--keep-last 0 keeps nothing"),
+        (["gpt@latest"], {"keep_every": -1}, UsageError, "--keep-every -1 keeps nothing"),
+    ],
+)
+def test_invalid_selections_are_refused(
+    catalog: Catalog, specs: list[str], options: dict[str, object], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said) as raised:
+        numbers(catalog, *specs, **options)
+    assert "\n" not in str(raised.value)
+
+
+@given(
+    steps=st.lists(st.integers(-20, 20), unique=True, min_size=1, max_size=12),
+    keep_every=st.none() | st.integers(1, 5),
+    keep_last=st.none() | st.integers(1, 5),
+    data=st.data(),
+)
+def test_a_range_has_the_versions_between_its_ends(
+    steps: list[int], keep_every: int | None, keep_last: int | None, data: st.DataObject
+) -> None:
+    """Whatever the order in which the versions came."""
+    low, high = sorted([data.draw(st.sampled_from(steps)), data.draw(st.sampled_from(steps))])
+    within = sorted(step for step in steps if low <= step <= high)
+    kept = set() if keep_last is None else set(within[-keep_last:])
+    if keep_every is not None:
+        kept |= {
+            min(step for step in within if step // keep_every == part) for part in {s // keep_every for s in within}
+        }
+    with scratch() as path:
+        catalog = Catalog.create(path / "store")
+        for step in steps:
+            write_version(catalog, path / "store", "r", step)
+        rows = select_versions(catalog, [f"r@{low}..r@{high}"], None, keep_every, keep_last)
+        catalog.close()
+    assert {row.step for row in rows} == set(within) - kept
+    assert [row.number for row in rows] == sorted(row.number for row in rows)
+
+
+def test_a_name_by_itself_is_not_its_characters(tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(12):
+            store.ingest({"w": [step]}, run="a", step=step)
+        assert [row.number for row in store.forget("12").versions] == [12]
+        assert [row.number for row in store.forget("2..3", dry_run=True).versions] == [2, 3]
+        assert store.thin("11", dry_run=True).skipped == [11]
+        assert len(store.catalog.versions()) == 11

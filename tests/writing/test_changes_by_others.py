@@ -1,0 +1,227 @@
+"""Changes by other processes that come while a version is read, checked or thinned: nothing of it is a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.checking import verify as verifying
+from ckstore.errors import ConflictError, IntegrityError
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.resolver import CatalogResolver
+from ckstore.policy import Policy
+from ckstore.storage.pack_reader import PackReader
+from ckstore.writing import thin as thinning
+from tests.checkpoints import change_pack, draw, packs_of, scratch
+
+STEPS = 4
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+def state(step: int) -> dict[str, Any]:
+    weight = draw(300, 256)
+    for number in range(1, step + 1):
+        weight = weight + 1e-4 * draw(300, 256, seed=number)
+    return {"w": weight, "frozen": draw(200, 256, seed=99), "step": torch.tensor(step)}
+
+
+@pytest.fixture
+def place(directory: Path) -> Path:
+    """A store with a run of encoded versions."""
+    with ckstore.init(directory / "store") as store:
+        for step in range(STEPS):
+            store.ingest(state(step), run="a", step=step, hot=0, budget=9)
+    return directory / "store"
+
+
+def first(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, action: Callable[[], Any]) -> list[bool]:
+    """Do something before the first call of a method."""
+    original, done = getattr(owner, name), []
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        if not done:
+            done.append(True)
+            action()
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(owner, name, call)
+    return done
+
+
+def nothing_remembered(store: ckstore.Store) -> None:
+    """Bring the store to the state of a process that has neither read the version nor kept its pack open."""
+    store.reader.cache.clear()
+    store.resolver.forget()
+    store.repository.packs.close()
+
+
+def change(place: Path, act: Callable[[ckstore.Store], Any], *, gc: bool = True) -> Callable[[], None]:
+    """Return an action of another opener of the store."""
+
+    def call() -> None:
+        with ckstore.open(place) as other:
+            act(other)
+            if gc:
+                other.gc(grace=0)
+
+    return call
+
+
+CHANGES: dict[str, Callable[[ckstore.Store], Any]] = {
+    "compact": lambda store: store.compact(),
+    "rebase": lambda store: store.rebase(run="a"),
+    "forget": lambda store: store.forget(["a@0"]),
+    "thin first": lambda store: store.thin(["a@0..a@2"]),
+    "thin": lambda store: store.thin(["a@0", "a@1"]),
+    "thin all": lambda store: store.thin(run="a"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("at", [(PackReader, "digest"), (PackReader, "read_into"), (ObjectReader, "content_chain")])
+def test_verify_reports_no_loss(place: Path, name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ckstore.open(place) as store:
+        store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
+        for row in store.catalog.versions():
+            assert store[row.number].document.objects
+        done = first(monkeypatch, *at, change(place, CHANGES[name]))
+        assert store.verify().problems == []
+        assert done
+        assert store.verify().problems == []
+
+
+def test_versions_that_were_listed_before_they_changed(place: Path) -> None:
+    """The documents of these are read, and nothing else."""
+    with ckstore.open(place) as store:
+        store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
+        listed = [store[row.number].stored for row in store.catalog.versions()]
+        assert all(version.document.objects for version in listed)
+        for name in ("compact", "forget", "thin all"):
+            change(place, CHANGES[name])()
+            report = verifying.verify(store.repository, listed)
+            assert (report.problems, report.damaged) == ([], {}), name
+
+
+def test_a_loss_is_reported_while_others_change_the_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = next(name for name in packs_of(place) if name.endswith(".exact.zip"))
+    with ckstore.open(place) as store, ckstore.open(place) as other:
+        change_pack(place, lost, None)
+        original, count = CatalogResolver._lookup, []
+
+        def busy(self: Any, *arguments: Any) -> Any:
+            count.append(1)
+            other.tag("a@0", f"t{len(count)}")
+            return original(self, *arguments)
+
+        monkeypatch.setattr(CatalogResolver, "_lookup", busy)
+        report = store.verify()
+        assert any(lost in problem for problem in report.problems)
+        assert report.damaged
+        for number in report.damaged:
+            with pytest.raises(IntegrityError, match="is missing from the store"):
+                store[number].state_dict()
+
+
+@pytest.mark.parametrize("name", ["compact", "rebase", "forget"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_readers_continue_after_changes(place: Path, name: str, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document of the versions was read before, and their layout as well."""
+    with ckstore.open(place) as store:
+        store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
+        for step in (STEPS, STEPS - 1):
+            version = store[f"a@{step}"]
+            assert (version.layout if cached else version.document) is not None
+            if step == STEPS:
+                change(place, CHANGES[name])()
+            assert torch.equal(version.state_dict()["w"], state(step)["w"])
+
+
+def test_a_hot_version_that_becomes_coarse_while_it_is_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = directory / "file.pt"
+    torch.save(state(1), path)
+    place = directory / "store"
+    with ckstore.init(place) as store:
+        store.set_policy(Policy("coarse", hot=1))
+        store.ingest(path, run="a", step=1)
+        before = store["a@1"]
+        tensor = before["w"]
+        assert torch.equal(tensor.torch(), state(1)["w"])
+        assert before.row.hot
+        change(place, CHANGES["compact"])()
+        nothing_remembered(store)
+        with pytest.raises(ConflictError, match="read it again"):
+            tensor.torch()
+        assert 0 < (store["a@1"]["w"].torch() - state(1)["w"]).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("reading", ["state_dict", "checkout"])
+def test_a_read_restarts_when_its_version_becomes_coarse(
+    directory: Path, reading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hot version that becomes coarse half-way through a read is read again from the start."""
+    path, place = directory / "file.pt", directory / "store"
+    torch.save(state(1), path)
+    with ckstore.init(place) as store:
+        store.set_policy(Policy("coarse", hot=1))
+        store.ingest(path, run="a", step=1)
+        version = store["a@1"]
+
+        def compact() -> None:
+            change(place, CHANGES["compact"])()
+            nothing_remembered(store)
+
+        done = first(monkeypatch, ObjectReader, "_raw", compact)
+        if reading == "state_dict":
+            found = version.state_dict()
+        else:
+            version.checkout(directory / "out.pt")
+            found = torch.load(directory / "out.pt")
+        assert done
+        assert version.fidelity == "coarse"
+        assert 0 < (found["w"] - state(1)["w"]).abs().max() < 0.1
+        assert torch.equal(found["w"], version["w"].torch())
+
+
+def test_two_that_thin_one_version(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first(monkeypatch, thinning._Thinning, "_commit", change(place, lambda store: store.thin(["a@1", "a@2"]), gc=False))
+    with ckstore.open(place) as store:
+        report = store.thin(["a@0..a@2"])
+        assert [row.fidelity for row in store.catalog.versions()] == ["coarse", "coarse", "coarse", "exact"]
+        assert [item.version.step for item in report.versions] == [0]
+        assert report.skipped == [2, 3]
+        assert store.verify().problems == []
+        store.gc(grace=0)
+        store["a@3"].checkout(place / "../out")
+    assert torch.equal(torch.load(place / "../out")["w"], state(3)["w"])
+
+
+@pytest.mark.parametrize("ask", ["work", "depth", "records", "decoded"])
+def test_a_chain_that_leads_elsewhere_while_it_is_followed(
+    place: Path, ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ingest asks for what its parent's objects cost; others free what these were stored against."""
+    with ckstore.open(place) as store:
+        objects = store["a@3"].document.objects
+        assert any(
+            store.reader.content_chain(layer)[1:] for _, content in objects if (layer := layer_of(store, content))
+        )
+        nothing_remembered(store)
+        done = first(monkeypatch, ObjectReader, "_parent", change(place, CHANGES["thin first"]))
+        for lattice, content in objects:
+            getattr(store.reader, ask)(lattice, content)
+        assert done
+        assert torch.equal(store["a@3"].state_dict()["w"], state(3)["w"])
+
+
+def layer_of(store: ckstore.Store, content: str | None) -> Any:
+    return None if content is None else store.resolver.content(content)

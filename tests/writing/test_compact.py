@@ -1,0 +1,731 @@
+"""Hot versions: written unencoded, restored like any other, and compacted to the result of an immediate encoding."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import ckstore
+from ckstore.commit.change import Change
+from ckstore.errors import IntegrityError, NotFoundError, UsageError
+from ckstore.objects import units
+from ckstore.objects.documents import LayoutDocument
+from ckstore.policy import Policy
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.recovery.recover import recover
+from ckstore.repository import Repository
+from ckstore.retention import compactor as compactor_module
+from ckstore.retention.compactor import Compactor
+from ckstore.version import Version
+from ckstore.writing import compact as compact_module
+from ckstore.writing.compact import due
+from ckstore.writing.thin import thin
+from tests.checkpoints import draw, flip, pack_bytes, present_packs, scratch, settled, write_safetensors
+from tests.children import held, in_child
+
+STEPS = 4
+#: How often a compaction is killed.
+KILLS = int(os.environ.get("CKSTORE_KILLS", "2"))
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+def state(step: int) -> dict[str, Any]:
+    """Return moving weights, moments, short floats, tied and frozen weights, a bundle of small tensors, values."""
+    weight = draw(700, 512)
+    for number in range(1, step + 1):
+        weight = weight + draw(700, 512, seed=number, scale=1e-3)
+    model = {
+        "weight": weight, "tied": weight, "half": weight[:300].bfloat16(), "frozen": draw(300, 512, seed=99),
+        "bias": torch.ones(7) * step, "mask": torch.arange(5) > step,
+    }  # fmt: skip
+    return {"model": model, "optimizer": {0: {"exp_avg": draw(700, 512, seed=80 + step, scale=1e-4)}}, "step": step}
+
+
+def files(directory: Path, count: int = STEPS) -> list[Path]:
+    paths = []
+    for step in range(count):
+        paths.append(directory / f"step{step}.pt")
+        torch.save(state(step), paths[-1])
+    return paths
+
+
+def raw_packs(store: ckstore.Store) -> list[str]:
+    return sorted(name for name in present_packs(store) if name.endswith(".raw.zip"))
+
+
+def check(store: ckstore.Store, paths: list[Path], run: str = "r") -> None:
+    """Check that everything comes back, nothing is wrong, and the catalog equals the one that `recover` makes."""
+    assert store.verify().problems == []
+    for step, path in enumerate(paths):
+        target = store.path.parent / "restored"
+        store[f"{run}@{step}"].checkout(target)
+        assert target.read_bytes() == path.read_bytes()
+        target.unlink()
+
+
+def without_hot(row: Any) -> Any:
+    return replace(row, hot=False, pack="", manifest_offset=0, manifest_length=0, created="", uid="")
+
+
+def test_a_hot_version_is_whole_at_once(directory: Path) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            row = store.ingest(path, run="r", step=step, hot=STEPS).version
+            assert (row.hot, row.fidelity, row.depth, row.base) == (True, "exact", 0, True)
+            version, before = store[row.number], [*store.catalog.versions()][-2:-1]
+            known = {content for other in before for _, content in store[other.number].document.objects}
+            contents = [content for _, content in version.document.objects]
+            shared = [unit for content, unit in zip(contents, version.layout.units, strict=True) if content in known]
+            assert bool(shared) == bool(step), "the frozen layer is stored once"
+            expected = path.stat().st_size - sum(unit.nbytes for unit in shared)
+            assert row.stored_bytes == pytest.approx(expected, rel=0.02)
+        check(store, paths)
+        version = store["r@2"]
+        np.testing.assert_array_equal(version["model/weight"][3:5, 7], state(2)["model"]["weight"][3:5, 7].numpy())
+        loaded = version.state_dict()
+        assert loaded["model"]["tied"].data_ptr() == loaded["model"]["weight"].data_ptr()
+        assert store.gc(grace=0).removed == 0
+    assert recover(directory / "store").problems == []
+    with ckstore.open(directory / "store") as store:
+        assert [row.hot for row in store.catalog.versions()] == [True] * STEPS
+        check(store, paths)
+
+
+@pytest.mark.local
+def test_plain_zarr_shows_raw_values(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest(state(1), run="r", step=1, hot=1)
+        [pack] = raw_packs(store)
+        shown = zarr.open_group(zarr.storage.ZipStore(store.path / "packs" / pack, mode="r"), mode="r")
+        arrays = [np.asarray(array[:]) for name, array in shown.arrays() if name != "manifest"]
+    weight = state(1)["model"]["weight"].numpy().ravel()
+    assert any(array.dtype == np.float32 and np.array_equal(array, weight) for array in arrays)
+
+
+def test_raw_arrays_can_be_mapped(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        document = store[store.ingest(state(1), hot=1).version.number].document
+        for lattice, _ in document.objects:
+            record = store.resolver.lattice(lattice)
+            assert record.is_raw
+            assert record.offset % 64 == 0
+
+
+def test_a_mapped_state_dict(directory: Path) -> None:
+    path = directory / "step.pt"
+    saved = state(2) | {"conj": torch.tensor([1 + 2j, 3j]).conj(), "large": draw(2100, 2100), "none": torch.zeros(0, 3)}
+    torch.save(saved, path)
+    expected = torch.load(path, weights_only=False)
+    with ckstore.init(directory / "store") as store:
+        store.ingest(path, run="r", step=2, hot=1)
+        before = memory_of_files()
+        first, second = (store["r@2"].state_dict(mmap=True) for _ in range(2))
+        assert "raw.zip" not in before
+        assert "raw.zip" in memory_of_files()
+        for found in (first, second):
+            assert str(found) == str(expected)
+            assert all(torch.equal(found[name], expected[name]) for name in ("conj", "large", "none"))
+        assert first["model"]["weight"].data_ptr() == first["model"]["tied"].data_ptr()
+        first["model"]["weight"].zero_()
+        assert torch.equal(second["model"]["weight"], expected["model"]["weight"])
+        assert store.verify().problems == []
+        store.ingest(state(3), run="r", step=3, hot=1)
+        store.compact(["r@2"])
+        store.gc(grace=0)
+        assert torch.equal(second["model"]["half"], expected["model"]["half"])
+        assert str(store["r@2"].state_dict(mmap=True)) == str(expected)
+
+
+def test_a_mapped_state_dict_can_be_checked(directory: Path) -> None:
+    expected = state(1)
+    with ckstore.init(directory / "store") as store:
+        version = store[store.ingest(expected, run="r", step=1, hot=1).version.number]
+        checked = version.state_dict(mmap="checked")
+        assert "raw.zip" in memory_of_files()
+        assert str(checked) == str(version.state_dict()) == str(expected)
+        [pack] = raw_packs(store)
+        offset = (store.path / "packs" / pack).read_bytes().index(expected["model"]["frozen"].numpy().tobytes())
+        with (store.path / "packs" / pack).open("r+b") as file:
+            file.seek(offset + 4)
+            bits = file.read(1)[0]
+            file.seek(offset + 4)
+            file.write(bytes([bits ^ 1]))
+        assert not torch.equal(version.state_dict(mmap=True)["model"]["frozen"], expected["model"]["frozen"])
+        for mmap in (False, "checked"):
+            with pytest.raises(IntegrityError, match="model/frozen cannot be read"):
+                version.state_dict(mmap=mmap)
+        with pytest.raises(UsageError, match="`mmap` must be True, False or \"checked\", not 'check'"):
+            version.state_dict(mmap="check")
+
+
+def memory_of_files() -> str:
+    """Return the files that are mapped into this process."""
+    return Path("/proc/self/maps").read_text()
+
+
+def test_compaction_equals_an_immediate_ingest(directory: Path) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store, ckstore.init(directory / "cold") as cold:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=STEPS, metrics={"loss": step})
+            cold.ingest(path, run="r", step=step, hot=0, metrics={"loss": step})
+        store.tag("r@1", "best")
+        before = store.catalog.versions()
+        report = store.compact()
+        assert report.versions == [row.number for row in before]
+        after = store.catalog.versions()
+        assert [row.uid for row in after] == [row.uid for row in before]
+        assert [row.created for row in after] == [row.created for row in before]
+        assert raw_packs(store) == []
+        assert not any(row.hot for row in after)
+        for row, other in zip(after, cold.catalog.versions(), strict=True):
+            assert row.stored_bytes == pytest.approx(other.stored_bytes, abs=64)
+            assert without_hot(replace(row, stored_bytes=0)) == without_hot(replace(other, stored_bytes=0))
+            assert store.resolver.document(row).objects == cold.resolver.document(other).objects
+        assert len(present_packs(store)) == len(present_packs(cold))
+        assert store.catalog.tags() == {"best": 2}
+        check(store, paths)
+        left = pack_bytes(store.place) - sum(present_packs(store).values())  # In a bucket, for others to read on.
+        assert store.gc(grace=0).bytes == left
+        assert store.compact().versions == []
+    assert recover(directory / "store").problems == []
+    with ckstore.open(directory / "store") as store:
+        # Costs are those of the model; a recovery computes them again.
+        assert [replace(row, cost=0.0) for row in store.catalog.versions()] == [replace(row, cost=0.0) for row in after]
+        check(store, paths)
+
+
+def test_the_latest_stays_hot_and_the_others_are_compacted_behind(directory: Path) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=1)
+        deadline = time.monotonic() + 60
+        # A pack's file goes once the catalog has gone without it.
+        while (due(store.repository, "r", keep=1) or len(raw_packs(store)) > 1) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert [row.hot for row in store.catalog.versions()] == [False] * (STEPS - 1) + [True]
+        assert len(raw_packs(store)) == 1
+        check(store, paths)
+
+
+def test_a_script_that_opens_the_store_each_time_does_not_pile_up_raw_packs(directory: Path) -> None:
+    for step, path in enumerate(files(directory, 6)):
+        with ckstore.open(directory / "store", create=True) as store:
+            store.ingest(path, run="r", step=step, hot=1)
+            assert len(raw_packs(store)) <= 3
+
+
+def test_unchanged_tensors_are_not_written_again(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        row = store.ingest({**state(0), "step": 1}, run="r", step=1, hot=1).version
+        assert row.stored_bytes < 20_000
+        assert store[row.number].document.objects == store["r@0"].document.objects
+        assert not row.hot  # Nothing of it is raw.
+
+
+def test_versions_that_share_raw_objects(directory: Path) -> None:
+    """Forks hold the same objects raw; whichever is compacted first, the other one stays whole."""
+    for fidelity in ("exact", "coarse"):
+        for order in ([1, 2, 3], [2, 1, 3], [3, 2, 1]):
+            path = directory / f"{fidelity}{''.join(map(str, order))}"
+            with ckstore.init(path) as store:
+                for number, run in enumerate(("a", "b", "c")):
+                    store.ingest({**state(1), "step": number}, run=run, step=1, hot=1, policy=fidelity)
+                for number in order:
+                    store.compact([number])
+                    assert store.verify().problems == []
+                    for other in store.catalog.versions():
+                        if other.hot:
+                            loaded = store[other.number].state_dict()["model"]["weight"]
+                            assert torch.equal(loaded, state(1)["model"]["weight"])
+                store.gc(grace=0)
+                assert raw_packs(store) == []
+                assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("fidelity", ["exact", "coarse"])
+@pytest.mark.parametrize("again", [False, True])
+def test_objects_shared_with_an_encoded_version_stay(directory: Path, fidelity: str, again: bool) -> None:
+    """An object that is raw for one version, and encoded for a later one, outlives the first one's raw pack."""
+    store = ckstore.init(directory / "store")
+    store.set_policy(Policy(fidelity, hot=1), "a")  # type: ignore[arg-type]
+    store.ingest(state(1), run="a", step=1)
+    store.ingest(state(1), run="b", step=1, hot=0)
+    if again:
+        store.close()
+        store = ckstore.open(directory / "store")
+    with store:
+        store.compact(run="a")
+        assert raw_packs(store) == []
+        assert store.verify().problems == []
+        assert torch.equal(store["b@1"].state_dict()["model"]["half"], state(1)["model"]["half"])
+
+
+def test_the_layout_that_versions_share_is_parsed_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [state(0), state(0) | {"model": state(1)["model"]}]
+    parsed: list[bytes] = []
+    decode = LayoutDocument.decode
+
+    def counted(data: bytes) -> LayoutDocument:
+        parsed.append(data)
+        return decode(data)
+
+    monkeypatch.setattr(LayoutDocument, "decode", counted)
+    with ckstore.init(directory / "store") as store:
+        for step, held in enumerate(states):
+            store.ingest(held, run="r", step=step, hot=STEPS)
+        store.compact()
+        assert store.verify().problems == []
+        assert len(parsed) == len(set(parsed)) == 1
+
+
+def test_a_hot_version_under_a_coarse_policy_becomes_coarse(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store, ckstore.init(directory / "cold") as cold:
+        store.set_policy(Policy("coarse", hot=1), "r")
+        for step in range(3):
+            row = store.ingest(state(step), run="r", step=step).version
+            assert (row.hot, row.fidelity) == (True, "exact")
+            cold.ingest(state(step), run="r", step=step, policy="coarse")
+        store.compact()
+        assert [row.fidelity for row in store.catalog.versions()] == ["coarse"] * 3
+        assert raw_packs(store) == []
+        for step in range(3):
+            mine, other = store[f"r@{step}"], cold[f"r@{step}"]
+            assert [item.relative for item in mine.deviations().values()] == pytest.approx(
+                [item.relative for item in other.deviations().values()], rel=1e-6
+            )
+        assert store.verify().problems == []
+    assert recover(directory / "store").problems == []
+
+
+def test_a_version_that_follows_a_hot_one_compacts_it_first(directory: Path) -> None:
+    paths = files(directory, 3)
+    with ckstore.init(directory / "store") as store:
+        store.ingest(paths[0], run="r", step=0, hot=2)
+        store.ingest(paths[1], run="r", step=1, hot=2)
+        row = store.ingest(paths[2], run="r", step=2, hot=0).version
+        assert (row.depth, [other.hot for other in store.catalog.versions()]) == (2, [False] * 3)
+        check(store, paths)
+
+
+@pytest.mark.parametrize("hot", [0, STEPS])
+def test_a_version_keeps_its_own_budget_with_objects_of_a_larger_one(directory: Path, hot: int) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=hot, budget=9)
+        weight = {"weight": state(STEPS - 1)["model"]["weight"], "more": torch.ones(3)}
+        store.ingest(weight, run="r", step=STEPS, hot=hot, budget=1.01)
+        store.compact()
+        assert store.catalog.versions()[-1].cost <= 1.011
+        assert max(row.cost for row in store.catalog.versions()) > 1.1  # The others are as deep as they may be.
+        check(store, paths)
+
+
+def test_thinning_forgetting_and_freeing_hot_versions(directory: Path) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=STEPS)
+        assert [item.version.number for item in store.thin([2], dry_run=True).versions] == [2]
+        store.thin([2])
+        assert [row.fidelity for row in store.catalog.versions()] == ["exact", "coarse", "exact", "exact"]
+        assert [row.hot for row in store.catalog.versions()] == [False, False, True, True]
+        assert store.rebase(budget=1.0).versions is not None
+        store.forget([3])
+        store.gc(grace=0)
+        assert len(raw_packs(store)) == 1
+        assert store.verify().problems == []
+        store.compact()
+        assert store.verify().problems == []
+        store["r@3"].checkout(directory / "out.pt")
+        assert (directory / "out.pt").read_bytes() == paths[3].read_bytes()
+
+
+def test_a_flipped_bit_of_a_raw_object_is_found(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest(state(1), run="r", step=1, hot=1)
+        [pack] = raw_packs(store)
+        flip(store.place, pack, lambda length: length // 2)
+        assert any("does not match its name" in problem for problem in store.verify().problems)
+        with pytest.raises(IntegrityError):
+            store["r@1"].state_dict()
+        with pytest.raises(IntegrityError):
+            store.compact()
+        assert [row.hot for row in store.catalog.versions()] == [True]
+
+
+def test_a_setting_that_makes_no_sense() -> None:
+    with pytest.raises(UsageError, match="hot versions"):
+        Policy(hot=-1)
+
+
+_COMPACTS = """
+import sys, ckstore
+with ckstore.open(sys.argv[1]) as store:
+    store.compact([])
+    print("begun", flush=True)
+    store.compact()
+    print("done", flush=True)
+"""
+
+
+def compacting(store: Path) -> subprocess.Popen[bytes]:
+    """Return a process that begins to compact all versions right now."""
+    child = subprocess.Popen([sys.executable, "-c", _COMPACTS, str(store)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"begun\n"
+    return child
+
+
+@pytest.fixture(scope="module")
+def hot() -> Iterator[tuple[Path, list[Path], float]]:
+    """A store of hot versions, their files, and the seconds that a process takes to compact them."""
+    with scratch() as directory:
+        paths = files(directory)
+        with ckstore.init(directory / "store") as store:
+            for step, path in enumerate(paths):
+                store.ingest(path, run="r", step=step, hot=STEPS)
+        shutil.copytree(directory / "store", directory / "copy")
+        with compacting(directory / "copy") as child:
+            began = time.monotonic()
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"done\n"
+            yield directory / "store", paths, time.monotonic() - began
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_killed_while_compacting(hot: tuple[Path, list[Path], float], directory: Path, seed: int) -> None:
+    """At a random moment: nothing is lost, leftovers can be collected, and another process goes on."""
+    store, paths, seconds = hot
+    place = Path(shutil.copytree(store, directory / "store"))
+    chance = random.Random(seed)
+    with compacting(place) as child:
+        time.sleep(chance.uniform(0, seconds))
+        child.kill()
+    with ckstore.open(place) as opened:
+        check(opened, paths)
+        if chance.random() < 0.5:
+            opened.gc(grace=0)
+            check(opened, paths)
+        opened.compact()
+        check(opened, paths)
+        assert not any(row.hot for row in opened.catalog.versions())
+
+
+def test_files_of_all_kinds(directory: Path) -> None:
+    """One without checksums, one that is no checkpoint, a directory, and an empty state dict."""
+    write_safetensors(directory / "model.safetensors", {"w": ("float32", (300, 512), draw(300, 512).numpy())})
+    (directory / "notes.txt").write_text("nothing of interest")
+    (directory / "hf").mkdir()
+    write_safetensors(
+        directory / "hf" / "model.safetensors", {"w": ("float32", (300, 512), draw(300, 512, seed=1).numpy())}
+    )
+    (directory / "hf" / "config.json").write_text("{}")
+    np.savez(directory / "arrays.npz", a=np.arange(300_000), empty=np.zeros(0))
+    with ckstore.init(directory / "store") as store:
+        for step, name in enumerate(("model.safetensors", "notes.txt", "hf", "arrays.npz")):
+            store.ingest(directory / name, run="r", step=step, hot=9, verify=True)
+        store.ingest({}, run="r", step=9, hot=9)
+        assert store.verify().problems == []
+        store.compact()
+        assert store.verify().problems == []
+        for step, name in enumerate(("model.safetensors", "notes.txt", "arrays.npz")):
+            step += step == 2
+            store[f"r@{step}"].checkout(directory / "out")
+            assert (directory / "out").read_bytes() == (directory / name).read_bytes()
+            (directory / "out").unlink()
+    assert recover(directory / "store").problems == []
+
+
+def test_a_store_of_many_small_objects(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "SMALL", 100)
+    with ckstore.init(directory / "store") as store:
+        for step in range(3):
+            store.ingest({f"{name}": draw(20, 30, seed=name + step) for name in range(50)}, run="r", step=step, hot=3)
+        store.compact()
+        assert store.verify().problems == []
+        for step in range(3):
+            loaded = store[f"r@{step}"].state_dict()
+            assert all(torch.equal(loaded[f"{name}"], draw(20, 30, seed=name + step)) for name in range(50))
+
+
+def test_a_version_that_becomes_due_while_another_is_compacted_is_compacted_too(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(directory / "store") as store:
+        for step in range(2):
+            store.ingest(state(step), run="a", hot=9)
+        compactor = Compactor(store.repository)
+        begun = compact_module.compact
+
+        def compact(*args: Any, **options: Any) -> Any:
+            if threading.current_thread() is compactor._thread and len(store.catalog.versions()) == 2:
+                store.ingest(state(2), run="a", hot=9)
+                compactor.begin("a", 1)
+            return begun(*args, **options)
+
+        monkeypatch.setattr(compactor_module, "compact", compact)
+        compactor.begin("a", 1)
+        while compactor._thread is not None:
+            time.sleep(0.01)
+        assert [row.hot for row in store.catalog.versions()] == [False, False, True]
+
+
+def test_a_compaction_can_be_left(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        for step in range(2):
+            store.ingest(state(step), run="a", hot=9)
+        before = raw_packs(store)
+        compactor = Compactor(store.repository)
+        compactor.pause()
+        compactor.begin("a", 1)
+        time.sleep(0.2)
+        assert [row.hot for row in store.catalog.versions()] == [True, True]
+        compactor.close(finish=False)
+        assert [row.hot for row in store.catalog.versions()] == [True, True]
+        assert raw_packs(store) == before
+        assert list((store.path / "packs").glob("*tmp*")) == []
+        assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("place", ["StoredVersion", "_scanned_again", "describe"])
+def test_a_concurrently_forgotten_or_compacted_version_is_passed_over(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
+        for step in range(3):
+            store.ingest(state(step), run="a", step=step, hot=9)
+        before = getattr(compact_module, place)
+        gone = iter([lambda: other.forget(["a@0"]), lambda: other.compact(["a@1"])])
+
+        def late(*args: Any, **options: Any) -> Any:
+            next(gone, lambda: None)()
+            return before(*args, **options)
+
+        rows = due(store.repository, "a", keep=0)
+        monkeypatch.setattr(compact_module, place, late)
+        assert compact_module.compact(store.repository, rows[:1]).versions == []
+        assert compact_module.compact(store.repository, rows).versions == [3]
+        assert [row.hot for row in store.catalog.versions()] == [False, False]
+        assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_objects_that_another_process_encodes_are_not_encoded_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    paths = files(directory)
+    torch.save({**state(STEPS), "model": state(STEPS - 1)["model"]}, directory / "still.pt")
+    paths.append(directory / "still.pt")
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=9)
+        rows = store.catalog.versions()
+        with Repository(directory / "store") as other:
+            for row in rows:
+                Version(StoredVersion(other, row)).state_dict()  # The objects' records are raw ones, for this process.
+            store.compact([row.number for row in rows[:-1]])
+            if moment == "after":  # The other process comes first after the compaction has looked.
+                forget = other.resolver.forget
+                forgotten = iter([lambda: None])
+                monkeypatch.setattr(other.resolver, "forget", lambda: next(forgotten, forget)())
+            assert compact_module.compact(other, rows[-1:]).versions == [rows[-1].number]
+        check(store, paths)
+        assert store.gc(grace=0).removed == 0
+        check(store, paths)
+
+
+def test_a_raw_pack_that_gc_rewrote_is_deleted_with_its_last_version(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest(state(1), run="a", step=1, hot=9)
+        store.ingest({"model": state(1)["model"]}, run="b", step=1, hot=9)
+        store.forget(["a@1"])  # Objects of both stay in its pack.
+        before = raw_packs(store)
+        assert store.gc(grace=0).rewritten == 1
+        assert raw_packs(store) != before
+        store.compact()
+        assert raw_packs(store) == []
+        assert store.catalog.moved_packs(None) == {}
+        assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_version_that_is_compacted_while_another_one_is_thinned(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, forgotten: bool
+) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=2)
+        before = store.catalog.versions()
+        store.compact()
+        if forgotten:
+            store.forget(["r@3"])
+            store.gc(grace=0)
+        with Repository(directory / "store") as other:
+            rows = iter([before])  # As they were before the other process came in.
+            versions = other.catalog.versions
+            monkeypatch.setattr(other.catalog, "versions", lambda run=None: next(rows, None) or versions(run))
+            assert [item.version.number for item in thin(other, before[:1], Policy("coarse")).versions] == [1]
+        store.resolver.forget()
+        assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("elsewhere", ["compacted", "thinned"])
+def test_a_version_that_is_described_elsewhere_since_its_row_was_read(directory: Path, elsewhere: str) -> None:
+    path = files(directory)[0]
+    with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
+        row = store.ingest(path, run="r", step=1, hot=9 if elsewhere == "compacted" else 0).version
+        if elsewhere == "compacted":
+            other.compact()
+        else:
+            other.thin([1])
+            other.gc(grace=0)
+        assert row.pack not in {pack.name for pack in other.catalog.packs()}
+        version = Version(StoredVersion(store.repository, row))
+        if elsewhere == "compacted":
+            version.checkout(directory / "out")
+            assert (directory / "out").read_bytes() == path.read_bytes()
+        else:
+            assert version.fidelity == "coarse"
+            assert version.state_dict().keys() == {"model", "optimizer", "step"}
+        other.forget([1])
+        other.gc(grace=0)
+        with pytest.raises(NotFoundError, match="Unknown version 1"):
+            Version(StoredVersion(store.repository, replace(row, pack="0" * 40 + ".zip"))).state_dict()
+
+
+def test_an_object_that_is_encoded_between_two_looks_is_found(directory: Path) -> None:
+    """First it has no exact layer, then no raw place any more."""
+    with ckstore.init(directory / "store") as store:
+        row = store.ingest(state(1), run="r", step=1, hot=9).version
+        with Repository(directory / "store") as other:
+            objects = StoredVersion(other, row).document.objects
+            assert all(other.reader.exact_layer(*item) is None for item in objects)
+            store.compact()
+            for lattice, _ in objects:
+                assert not other.resolver.lattice(lattice).is_raw
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("seconds", [0, 0.05, 0.2])
+def test_a_failing_program_reports_its_error_alone(directory: Path, seconds: float) -> None:
+    program = """
+import sys, time
+import numpy as np
+import ckstore
+weights = np.random.default_rng(0).standard_normal((2, 500, 600), np.float32)
+store = ckstore.open(sys.argv[1])
+for step in range(4):
+    store.ingest({"w": weights[0] + step * weights[1]}, run="r", step=step, hot=1)
+time.sleep(float(sys.argv[2]))
+raise LookupError("the loop is broken")
+"""
+    with ckstore.init(directory / "store") as store:
+        command = [sys.executable, "-c", program, str(store.place), str(seconds)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1, ended.stderr
+    with ckstore.open(directory / "store") as store:
+        assert [row.step for row in store.catalog.versions()] == [0, 1, 2, 3]
+        assert store.verify().problems == []
+        store.compact()
+        assert store.verify().problems == []
+
+
+@pytest.mark.local  # The client of an object store does not survive a fork.
+def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> None:
+    """The parent's thread and its locks do not exist in the child."""
+    with ckstore.init(directory / "store") as store:
+        for step in range(2):
+            store.ingest(state(step), run="a", step=step, hot=1)
+        compactor = settled(store)._compactor
+        assert compactor is not None
+        assert compactor._opened is not None
+        upcoming = state(2)  # Torch's own threads are the parent's.
+
+        def work() -> None:
+            store.ingest(upcoming, run="a", step=2, hot=1)
+            while store["a@1"].row.hot:
+                time.sleep(0.05)
+            store.close()
+
+        with held(compactor._opened.reader._lock):
+            assert in_child(work) == 0
+        assert [row.hot for row in store.catalog.versions()] == [False, False, True]
+        assert store.verify().problems == []
+
+
+def test_a_raw_pack_that_another_compaction_removes_is_passed_over(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
+        for run in ("a", "b"):
+            other.ingest(state(len(run)), run=run, step=1, hot=1)
+        names = store.catalog.raw_packs()
+
+        def late() -> list[str]:
+            other.compact(run="a")
+            return names
+
+        monkeypatch.setattr(store.repository.catalog, "raw_packs", late)
+        assert store.compact(run="b").versions == [2]
+        assert raw_packs(store) == []
+        assert store.verify().problems == []
+
+
+def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uncommitted bytes of a compaction are invisible to other processes."""
+    with ckstore.init(directory / "store") as store:
+        for step in range(2):
+            store.ingest(state(step), run="a", hot=9)
+        compactor = Compactor(store.repository)
+        finish = Change.finish
+
+        def ingest_first(self: Change, *args: Any, **options: Any) -> None:
+            if options.get("again") and len(store.catalog.versions()) == 2:
+                store.ingest(state(2), run="a", hot=9)
+            finish(self, *args, **options)
+
+        monkeypatch.setattr(Change, "finish", ingest_first)
+        compactor.begin("a", 1)
+        while (thread := compactor._thread) is not None:
+            thread.join(0.1)
+        compactor.close()
+        assert [row.hot for row in store.catalog.versions()] == [False, False, True]
+        assert store.verify().problems == []
+
+
+def test_a_version_without_tensors_can_be_read_and_compacted(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest({"step": 1}, run="a", hot=1)
+        assert store["a@1"].state_dict() == {"step": 1}
+        assert store.verify().problems == []
+        store.compact()
+        assert store["a@1"].state_dict() == {"step": 1}

@@ -1,0 +1,150 @@
+"""Rebase: its rows in the catalog, and when it applies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore.commit import change as commit
+from ckstore.commit import costs
+from ckstore.encoding.budget import BUDGET, PLANNED
+from ckstore.errors import NotFoundError
+from ckstore.storage.catalog import Catalog
+from ckstore.writing import rebase
+from tests.checkpoints import settled
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ckstore.Store]:
+    """Four versions of one run, each stored against the one before."""
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal((300, 300)).astype(np.float32)
+    with ckstore.init(tmp_path / "store") as opened:
+        for step in range(4):
+            opened.ingest({"w": values}, run="a", step=step)
+            values = values + (1e-3 * generator.standard_normal((300, 300))).astype(np.float32)
+        opened.compact()
+        assert [row.depth for row in settled(opened).catalog.versions()] == [0, 1, 2, 3]
+        yield opened
+
+
+def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> None:
+    before = {row.number: row.cost for row in store.catalog.versions()}
+    store.rebase(["a@2"])
+    rows = store.catalog.versions()
+    assert [row.depth for row in rows] == [0, 1, 0, 1]
+    assert [row.base for row in rows] == [True, False, True, False]
+    assert [row.cost < before[row.number] for row in rows] == [False, False, True, True]
+    for row in rows:
+        assert costs.restore_cost(store[row.number].stored) == (row.cost, row.depth)
+
+
+def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs of a long run take long: every manifest is decoded. Versions forgotten in between stay forgotten."""
+    restore_cost, taken = costs.restore_cost, []
+
+    def interposed(version: Any) -> tuple[float, int]:
+        if not taken:
+            with Catalog(store.path, "a", timeout=0.05) as other:
+                other.forget_versions([4])
+        taken.append(version.row.number)
+        return restore_cost(version)
+
+    monkeypatch.setattr(costs, "restore_cost", interposed)
+    store.rebase(["a@2"])
+    assert taken == [2, 3, 4], "the base needs no object that could have moved"
+    assert [row.depth for row in store.catalog.versions()] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("change", ["thin", "forget"])
+def test_a_version_that_others_change_before_it_is_looked_at(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The versions that exist by then are stored in full; a forgotten one is reported."""
+    beyond, changed = rebase._beyond, []
+
+    def late(*arguments: Any) -> Any:
+        if not changed:
+            changed.append(change)
+            with ckstore.open(store.place) as other:
+                getattr(other, change)(["a@3"])
+                other.gc(grace=0)
+        return beyond(*arguments)
+
+    monkeypatch.setattr(rebase, "_beyond", late)
+    if change == "thin":
+        store.rebase(["a@3"])
+        assert store["a@3"].row.fidelity == "coarse"
+        assert store["a@3"].row.depth == 0
+    else:
+        with pytest.raises(NotFoundError, match="version 4"):
+            store.rebase(["a@3"])
+    assert store.verify().problems == []
+
+
+def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = store.catalog.versions()
+
+    def fail(*arguments: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(commit, "write_costs", fail)
+    with pytest.raises(ZeroDivisionError):
+        store.rebase(["a@2"])
+    monkeypatch.undo()
+    assert store.catalog.versions() == before
+    assert store.verify().problems == []
+    store.rebase(["a@2"])
+    assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("shape", [(10,), (20_000,)], ids=["alone", "with a constant tensor"])
+def test_a_level_costs_something_however_little_it_holds(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Packs are opened for it: the chains of small checkpoints end, too."""
+    generator = np.random.default_rng(0)
+    weights, frozen = generator.normal(size=2000), generator.normal(size=shape).astype(np.float32)
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(40):
+            store.ingest({"w": weights, "frozen": frozen}, run="r", step=step, hot=0)
+            weights[step] += 1
+        rows = store.catalog.versions()
+        assert 1 < max(row.depth for row in rows) < 15
+        assert max(row.cost for row in rows) <= PLANNED * BUDGET
+
+
+def test_a_version_that_was_hot_when_it_was_looked_up(tmp_path: Path) -> None:
+    """The process remembers that there is no exact layer; another one has encoded it since."""
+    values = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": values}, run="a", step=0)
+        [(_, content)] = store["a@0"].document.objects
+        assert store.resolver.content(content or "") is None
+        with ckstore.open(store.place) as other:
+            other.compact()
+        assert store.rebase(["a@0"]).objects == 0
+        np.testing.assert_array_equal(store["a@0"].state_dict()["w"], values)
+
+
+def test_a_hot_version_stays_as_it_is_where_another_has_its_values_encoded(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    first = generator.normal(size=70_000)
+    second = first + generator.normal(size=70_000) * 1e-4
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"a": first}, run="q", step=0, hot=0)
+        store.ingest({"a": second}, run="r", step=0, hot=2)
+        store.ingest({"a": second}, run="q", step=1, hot=0)
+        assert store["q@1"].row.depth == 1
+        costs_before = {row.number: (row.cost, row.depth) for row in store.catalog.versions() if row.hot}
+        assert costs.present_costs(store.repository, store.catalog.versions()) == {}
+        store.rebase()
+        for name in ("r@0", "q@1"):
+            np.testing.assert_array_equal(store[name].state_dict()["a"], second)
+        assert {row.number: (row.cost, row.depth) for row in store.catalog.versions() if row.hot} == costs_before
+        store.compact()
+        np.testing.assert_array_equal(store["r@0"].state_dict()["a"], second)
+        assert store.verify().problems == []

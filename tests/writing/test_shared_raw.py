@@ -1,0 +1,180 @@
+"""Content that several hot versions have is stored once, for as long as one of them needs it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore.commit.change import Change
+from ckstore.policy import Policy
+from ckstore.recovery.recover import recover
+from tests.checkpoints import draw, lose_catalog, pack_bytes, packs_of, scratch, sha256
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def file(directory: Path) -> Path:
+    torch.save({"w": draw(400, 256), "half": draw(300, 256).bfloat16(), "b": draw(7), "n": torch.arange(3)},
+               directory / "file.pt")  # fmt: skip
+    return directory / "file.pt"
+
+
+def raw_packs(store: ckstore.Store) -> list[str]:
+    return [name for name in packs_of(store.place) if name.endswith(".raw.zip")]
+
+
+def restores(store: ckstore.Store, name: str, file: Path) -> bool:
+    target = file.parent / "restored"
+    store[name].checkout(target, force=True)
+    return sha256(target) == sha256(file)
+
+
+def test_a_file_in_two_runs_takes_its_bytes_once(directory: Path, file: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest(file, run="a", step=0, hot=1)
+        before = pack_bytes(store.place)
+        again = store.ingest(file, run="b", step=0, hot=1)
+        assert again.version.hot
+        assert pack_bytes(store.place) - before < 0.02 * file.stat().st_size
+        assert len(raw_packs(store)) == 1
+        assert restores(store, "a@0", file)
+        assert restores(store, "b@0", file)
+        assert store.verify().problems == []
+        assert store["b@0"].state_dict(mmap=True)["w"].equal(draw(400, 256))
+        store.compact()
+        assert raw_packs(store) == []
+        assert [row.hot for row in store.catalog.versions()] == [False, False]
+        assert store.verify().problems == []
+        lose_catalog(store.place)
+    assert recover(directory / "store").problems == []
+    with ckstore.open(directory / "store") as store:
+        assert restores(store, "b@0", file)
+        store.thin(["b@0"])
+        store.gc(grace=0)
+        assert restores(store, "a@0", file)
+        assert store.verify().problems == []
+
+
+def test_frozen_layers_of_versions_that_are_all_hot(directory: Path) -> None:
+    frozen = draw(400, 256)
+    with ckstore.init(directory / "store") as store:
+        for step in range(4):
+            store.ingest({"frozen": frozen, "w": draw(20, 256, seed=step)}, run="a", step=step, hot=9)
+        assert pack_bytes(store.place) < 1.5 * frozen.nbytes
+        store.forget(["a@0"])
+        store.gc(grace=0)
+        for step in range(1, 4):
+            assert store[f"a@{step}"].state_dict()["frozen"].equal(frozen)
+        store.compact()
+        assert raw_packs(store) == []
+        assert store.verify().problems == []
+
+
+ACTIONS: dict[str, Callable[[ckstore.Store], Any]] = {
+    "compact a": lambda store: store.compact(["a@0"]),
+    "compact b": lambda store: store.compact(["b@0"]),
+    "forget a": lambda store: store.forget(["a@0"]),
+    "gc": lambda store: store.gc(grace=0),
+    "recover": lambda store: lose_catalog(store.place),
+}
+
+
+@pytest.mark.parametrize("fidelity", ["exact", "coarse"])
+@pytest.mark.parametrize("names", list(itertools.permutations(ACTIONS, 3)), ids=", ".join)
+def test_each_outlasts_changes_of_the_other(directory: Path, file: Path, names: tuple[str, ...], fidelity: Any) -> None:
+    """Version `a`, which wrote the objects, becomes exact or coarse; `b`, which shares them, is exact."""
+    with ckstore.init(directory / "store") as store:
+        store.set_policy(Policy(fidelity, hot=9), "a")
+        store.ingest(file, run="a", step=0)
+        store.ingest(file, run="b", step=0, hot=9)
+    for name in names:
+        with ckstore.open(directory / "store") as store:
+            if name == "compact a" and "forget a" in names[: names.index(name)]:
+                continue
+            ACTIONS[name](store)
+        if name == "recover":
+            assert recover(directory / "store").problems == []
+        with ckstore.open(directory / "store") as store:
+            assert store.verify().problems == [], name
+            assert restores(store, "b@0", file), name
+    with ckstore.open(directory / "store") as store:
+        store.compact()
+        store.gc(grace=0)
+        assert raw_packs(store) == []
+        assert restores(store, "b@0", file)
+        assert store.verify().problems == []
+
+
+def test_the_last_that_needs_a_raw_pack_frees_it(directory: Path, file: Path) -> None:
+    """Also where the version that wrote it was forgotten, without a `gc`."""
+    with ckstore.init(directory / "store") as store:
+        store.ingest(file, run="a", step=0, hot=9)
+        for run in ("b", "c"):
+            store.ingest(file, run=run, step=0, hot=9)
+        store.forget(["a@0"])
+        store.compact(["b@0"])
+        assert raw_packs(store) == []
+        assert restores(store, "c@0", file)
+        store.compact(["c@0"])
+        assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("fidelity", ["exact", "coarse"])
+@pytest.mark.parametrize("where", ["before it is committed", "after it is committed"])
+def test_a_compaction_that_comes_between(
+    directory: Path, file: Path, fidelity: Any, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version that wrote the objects changes while another one refers to them, or after that one's look-up."""
+    with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
+        store.set_policy(Policy(fidelity, hot=9), "a")
+        store.ingest(file, run="a", step=0)
+        original, done = Change.commit, []
+
+        def commit(self: Change, *arguments: Any, **named: Any) -> None:
+            if not done:
+                done.append(True)
+                if where == "before it is committed":
+                    other.compact(["a@0"])
+                else:
+                    other.ingest(file, run="b", step=0, hot=9)
+            original(self, *arguments, **named)
+
+        monkeypatch.setattr(Change, "commit", commit)
+        if where == "before it is committed":
+            store.ingest(file, run="b", step=0, hot=9)
+        else:
+            store.compact(["a@0"])
+        assert not store["a@0"].row.hot
+        assert store["b@0"].row.hot
+        assert restores(store, "b@0", file)
+        assert store.verify().problems == []
+        store.gc(grace=0)
+        assert restores(store, "b@0", file)
+        store.compact()
+        store.gc(grace=0)
+        assert raw_packs(store) == []
+        assert restores(store, "b@0", file)
+
+
+def test_a_version_that_will_be_coarse_shares_nothing(directory: Path) -> None:
+    """Else the pack of the first one would stay as long as the run goes on."""
+    frozen = draw(400, 256)
+    with ckstore.init(directory / "store") as store:
+        store.set_policy(Policy("coarse", hot=9), "a")
+        for step in range(4):
+            store.ingest({"frozen": frozen, "w": draw(20, 256, seed=step)}, run="a", step=step)
+            store.compact([row.number for row in store.catalog.versions()[:-1] if row.hot])
+            assert len(raw_packs(store)) == 1
+        assert np.array_equal(store["a@3"]["frozen"][...], frozen)

@@ -1,0 +1,431 @@
+"""Ingests that search the smallest tolerated version: the tolerance holds, and trials leave nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
+from ckstore.errors import UsageError
+from ckstore.policy import Policy
+from ckstore.repository import Repository
+from ckstore.storage import root
+from ckstore.writing.tuning import LC_QUALITIES, QUALITIES, Search, search_space
+from tests.checkpoints import described, listing, packs_of, scratch, sha256, write_safetensors
+from tests.coarse_checks import check_deviations, loaded
+
+Evaluate = Callable[[Path], float]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def store(place: Path) -> Iterator[ckstore.Store]:
+    with ckstore.init(place / "store") as opened:
+        yield opened
+
+
+def weights(step: int) -> dict[str, torch.Tensor]:
+    """Return weights that move less and less: the tolerated step becomes finer."""
+    total = torch.randn(300, 256, generator=torch.Generator().manual_seed(0))
+    for number in range(1, step + 1):
+        total = total + torch.randn(300, 256, generator=torch.Generator().manual_seed(number)) * 0.1 / number
+    return {"w": total, "b": torch.full((9,), float(step))}
+
+
+def saved(place: Path, step: int) -> Path:
+    torch.save(weights(step), place / f"step{step}.pt")
+    return place / f"step{step}.pt"
+
+
+class Model:
+    """A loss of 1 at the original weights, which grows with the distance to them; and its calls."""
+
+    def __init__(self, step: int, *, accuracy: bool = False) -> None:
+        self.exact = weights(step)["w"]
+        self.accuracy = accuracy
+        self.said: list[float] = []
+        self.names: list[str] = []
+
+    def __call__(self, path: Path) -> float:
+        found = torch.load(path, weights_only=True)["w"]
+        off = float(torch.sqrt(torch.mean((found - self.exact) ** 2)) * 4)
+        self.said.append(1 - off if self.accuracy else 1 + off)
+        self.names.append(path.name)
+        return self.said[-1]
+
+
+# Stored versions
+
+
+@pytest.mark.parametrize("scheme", ["lattice", "lc", "dynaquant"])
+@pytest.mark.parametrize("tolerance", [0.02, 0.2])
+def test_stored_versions_are_within_the_tolerance(
+    store: ckstore.Store, place: Path, scheme: Any, tolerance: float
+) -> None:
+    for step in range(3):
+        model, path = Model(step), saved(place, step)
+        before = store.catalog.last_number()
+        row = store.ingest(
+            path, run="r", policy=Policy("coarse", scheme=scheme), search=Search(model, tolerance)
+        ).version
+        evaluations = len(model.said) - 1
+        assert model.said[0] == 1, "the original comes first"
+        assert set(model.names) == {path.name}
+        assert row.number == before + 1, "the number that was reserved at first"
+        store[row.number].checkout(place / "out.pt", force=True)
+        degradation = Model(step)(place / "out.pt") - 1
+        assert degradation <= tolerance
+        if row.fidelity == "exact":
+            assert degradation == 0
+            assert min(model.said[1:]) - 1 > tolerance
+            continue
+        said = store[row.number].document.coarse
+        assert said is not None
+        assert said.scheme == scheme
+        assert said.parameters["evaluations"] == evaluations
+        assert said.parameters["degradation"] == pytest.approx(degradation, abs=1e-12)
+        check_deviations(store[row.number], loaded(path), loaded(place / "out.pt"))
+    assert store.verify().problems == []
+
+
+def test_the_most_aggressive_quality_that_is_tolerated_is_found(place: Path) -> None:
+    """Against trying all of them, in stores of their own, because known objects take no bytes again."""
+    path = saved(place, 0)
+    fits = {}
+    with ckstore.init(place / "all") as other:
+        for quality in QUALITIES:
+            row = other.ingest(path, run=f"q{quality}", policy=Policy("coarse", quality=quality)).version
+            other[row.number].checkout(place / "out.pt", force=True)
+            fits[quality] = Model(0)(place / "out.pt") - 1
+    for tolerance in (0.05, 0.3, 1e9):
+        with ckstore.init(place / f"t{tolerance}") as store:
+            row = store.ingest(path, run="r", search=Search(Model(0), tolerance)).version
+            said = store[row.number].document.coarse
+        best = max(quality for quality, degradation in fits.items() if degradation <= tolerance)
+        assert said is not None
+        assert fits[said.parameters["quality"]] == fits[best], "of two qualities half an octave apart with one lattice"
+        assert said.parameters["evaluations"] <= 5
+
+
+def test_an_intolerable_choice_is_refined(store: ckstore.Store, place: Path) -> None:
+    chosen = []
+    for step, tolerance in enumerate((0.5, 0.5, 0.05)):
+        model = Model(step)
+        row = store.ingest(saved(place, step), run="r", search=Search(model, tolerance)).version
+        said = store[row.number].document.coarse
+        assert said is not None
+        chosen.append((said.parameters["quality"], len(model.said) - 1))
+    qualities = [quality for quality, _ in chosen]
+    assert qualities[0] >= qualities[1] > qualities[2], "never more aggressive than before"
+    assert chosen[1][1] <= 5
+
+
+def test_nothing_is_tolerated(store: ckstore.Store, place: Path) -> None:
+    path, model = saved(place, 0), Model(0)
+    report = store.ingest(path, run="r", search=Search(model, 0.0))
+    assert report.is_new
+    assert (report.version.fidelity, report.version.number) == ("exact", 1)
+    store["r"].checkout(place / "out.pt")
+    assert sha256(place / "out.pt") == sha256(path)
+    assert store["r"].document.coarse is None
+    assert len(model.said) <= 6
+    model = Model(0)
+    assert not store.ingest(path, run="r", step=0, search=Search(model, 0.0)).is_new or model.said
+
+
+def test_an_accuracy_is_the_better_the_higher_it_is(store: ckstore.Store, place: Path) -> None:
+    model = Model(0, accuracy=True)
+    row = store.ingest(saved(place, 0), run="up", search=Search(model, 0.1, maximise=True)).version
+    said = store[row.number].document.coarse
+    assert said is not None
+    assert 0 < said.parameters["degradation"] <= 0.1
+    # Taken for a loss, everything is an improvement.
+    row = store.ingest(saved(place, 0), run="down", search=Search(Model(0, accuracy=True), 0.1)).version
+    other = store[row.number].document.coarse
+    assert other is not None
+    assert other.parameters["quality"] == QUALITIES[-1] > said.parameters["quality"]
+    assert other.parameters["degradation"] < 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_result_that_is_no_number_is_not_tolerated(store: ckstore.Store, place: Path, value: float) -> None:
+    """A trial may have such a result; for the original it is an error."""
+    values = iter([1.0])
+    row = store.ingest(saved(place, 0), run="r", search=Search(lambda path: next(values, value), 1e9)).version
+    assert row.fidelity == "exact"
+    before = listing(store.place)
+    with pytest.raises(UsageError, match="finite"):
+        store.ingest(saved(place, 1), run="r", search=Search(lambda path: value, 1e9))
+    assert listing(store.place) == before
+    assert store.catalog.reservations() == []
+
+
+def test_a_reference_of_zero(store: ckstore.Store, place: Path) -> None:
+    """No difference is relative to 0: the tolerance is absolute."""
+    model = Model(0)
+    row = store.ingest(saved(place, 0), run="r", search=Search(lambda path: model(path) - 1, 0.3)).version
+    said = store[row.number].document.coarse
+    assert said is not None
+    assert 0 < said.parameters["degradation"] <= 0.3
+
+
+# Trials
+
+
+def test_trials_leave_nothing(store: ckstore.Store, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pack, no row, no number; also where they are seen while they are there."""
+    store.ingest(saved(place, 0), run="r")
+    seen: list[tuple[int, int]] = []
+    model = Model(1)
+
+    def evaluate(path: Path) -> float:
+        with Repository(root.place(store.place), "r") as repository:
+            catalog = repository.catalog
+            assert [row.number for row in catalog.versions()] == [1]
+            assert len(catalog.reservations()) == 1
+        seen.append((len(packs_of(store.place)), len(store.catalog.leases())))
+        return model(path)
+
+    row = store.ingest(saved(place, 1), run="r", search=Search(evaluate, 0.1)).version
+    assert row.number == 2
+    assert {files for files, _ in seen} == {seen[0][0]}, "a trial has gone when it is evaluated"
+    assert {leases for _, leases in seen} == {1}
+    packs = {pack.name for pack in store.catalog.packs()}
+    assert set(packs_of(store.place)) == packs
+    assert store.catalog.reservations() == []
+    assert store.gc(grace=0).files == 0
+    assert store.ingest(saved(place, 2), run="r").version.number == 3
+    assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("call", [0, 1, 3])
+def test_an_evaluation_that_fails(store: ckstore.Store, place: Path, call: int) -> None:
+    before = listing(store.place)
+    model = Model(0)
+
+    def evaluate(path: Path) -> float:
+        if len(model.said) == call:
+            raise ZeroDivisionError
+        return model(path)
+
+    with pytest.raises(ZeroDivisionError):
+        store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1))
+    assert listing(store.place) == before
+    assert (store.catalog.versions(), store.catalog.reservations(), store.catalog.leases()) == ([], [], [])
+    assert store.ingest(saved(place, 0), run="r").is_new
+
+
+def test_evaluated_files_equal_a_checkout(store: ckstore.Store, place: Path) -> None:
+    """A directory with its links and empty directories, original and trial alike."""
+    tree = place / "model"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "empty").mkdir()
+    write_safetensors(tree / "sub" / "model.safetensors", {"w": ("float32", (300, 256), weights(0)["w"].numpy())})
+    (tree / "config.json").write_text("{}")
+    (tree / "link").symlink_to("sub/model.safetensors")
+    seen: list[dict[str, Any]] = []
+
+    def evaluate(path: Path) -> float:
+        assert (path / "link").stat().st_size == (tree / "link").stat().st_size
+        seen.append(described(path))
+        return 1.0
+
+    row = store.ingest(tree, run="r", search=Search(evaluate, 0.1)).version
+    assert row.fidelity == "coarse"
+    assert [{name: entry[0] for name, entry in found.items()} for found in seen] == [
+        {name: entry[0] for name, entry in described(tree).items()}
+    ] * len(seen)
+    digests = [found["sub/model.safetensors"][1] for found in seen]
+    assert digests[0] == sha256(tree / "sub" / "model.safetensors")
+    assert digests[0] not in digests[1:]
+
+
+def test_a_state_dict_in_memory(store: ckstore.Store) -> None:
+    model = Model(0)
+    row = store.ingest(weights(0), run="r", search=Search(model, 0.1)).version
+    assert row.fidelity == "coarse"
+    assert model.said[0] == 1
+    assert len(set(model.names)) == 1
+
+
+def test_without_a_bound_a_twentieth_is_tolerated(store: ckstore.Store, place: Path) -> None:
+    row = store.ingest(saved(place, 0), run="default", search=Search(Model(0))).version
+    same = store.ingest(saved(place, 0), run="said", search=Search(Model(0), 0.05)).version
+    said, expected = (store[one.number].document.coarse for one in (row, same))
+    assert said is not None
+    assert expected is not None
+    assert said.parameters == expected.parameters
+    assert 0 < said.parameters["degradation"] <= 0.05
+
+
+def test_the_smallest_tolerated_version_is_stored(store: ckstore.Store, place: Path) -> None:
+    """With everything tolerated the most aggressive corner by either metric: by bytes, which the trials really took."""
+    tree = {"model": {"w": weights(0)["w"]}, "step": 0}
+    gradient = torch.randn(300, 256, generator=torch.Generator().manual_seed(9))
+    # By sensitivity whole rows are pruned: far fewer bytes, so that no byte of a manifest decides.
+    gradient[150:] = 0
+    taken = {}
+    for metric in ("magnitude", "sensitivity"):
+        policy = Policy("coarse", "dynaquant", settings=DynaQuantSettings(4, 0.5, 0.0005, metric, 16))
+        with ckstore.init(place / metric) as other:
+            other.set_policy(policy, "r")
+            taken[metric] = other.ingest(tree, run="r", gradients={"model/w": gradient}).version.stored_bytes
+    assert abs(taken["magnitude"] - taken["sensitivity"]) > 1000
+    row = store.ingest(
+        tree,
+        run="r",
+        gradients={"model/w": gradient},
+        policy=Policy("coarse", scheme="dynaquant"),
+        search=Search(lambda path: 1.0),
+    ).version
+    said = store[row.number].document.coarse
+    assert said is not None
+    assert said.parameters["metric"] == min(taken, key=taken.__getitem__)
+    assert (said.parameters["levels"], said.parameters["prune"], said.parameters["embedding_levels"]) == (4, 0.5, 16)
+
+
+def test_gradients_that_are_noise_do_not_hold_the_search(store: ckstore.Store) -> None:
+    """Sensitivity prunes other elements in each version; after that, a change to magnitude costs more at once."""
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.randn(300, 256, generator=generator)
+    shape = torch.randn(300, 256, generator=generator).exp()
+    metrics, sizes = [], []
+    for step in range(4):
+        gradient = shape * (0.6 * torch.randn(300, 256, generator=generator)).exp()
+        # Layers without any gradient make sensitivity the better one at first.
+        gradient[200:] *= min(step, 1)
+        row = store.ingest(
+            {"model": {"w": weight}, "step": step},
+            run="r",
+            gradients={"model/w": gradient},
+            policy=Policy("coarse", scheme="dynaquant"),
+            search=Search(lambda path: 1.0),
+        ).version
+        coarse = store["r"].document.coarse
+        assert coarse is not None
+        metrics.append(coarse.parameters["metric"])
+        sizes.append(row.stored_bytes)
+        weight = weight + 0.01 * torch.randn(300, 256, generator=generator)
+    assert metrics == ["sensitivity", "magnitude", "magnitude", "magnitude"]
+    # Held by sensitivity, the last ones took 9,100 bytes each.
+    assert max(sizes[2:]) < 5000
+
+
+# Evaluations
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"max_degradation": -0.1}, "0 or more"),
+        ({"max_degradation": math.nan}, "0 or more"),
+        ({"max_degradation": math.inf}, "0 or more"),
+        ({"jobs": 0}, "`jobs` must be 1 or more"),
+    ],
+)
+def test_a_search_out_of_bounds_is_refused(options: dict[str, Any], hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        Search(lambda path: 1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("policy", "hint"), [(Policy("coarse", max_abs_error=1e-3), "not both"), ("exact", "leave the exact policy out")]
+)
+def test_a_search_that_contradicts_the_policy_is_refused(
+    store: ckstore.Store, place: Path, policy: Any, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=hint):
+        store.ingest(saved(place, 0), run="r", policy=policy, search=Search(lambda path: 1.0))
+    assert len(store) == 0
+
+
+def test_search_spaces() -> None:
+    for scheme, qualities in (("lattice", QUALITIES), ("lc", LC_QUALITIES)):
+        cube = search_space(Policy("coarse", scheme))  # type: ignore[arg-type]
+        assert [policy.quality for policy in cube.settings.values()] == list(qualities)
+        assert all(policy.scheme == scheme for policy in cube.settings.values())
+    bits = [Policy("coarse", "lc", quality).lc_bits for quality in LC_QUALITIES]
+    assert bits == [4, 3, 2, 1]
+    cube = search_space(Policy("coarse", "dynaquant"))
+    assert len(cube.settings) == 432
+    assert all(policy.settings is not None for policy in cube.settings.values())
+    cube = search_space(Policy("coarse", "dynaquant"), known=False)
+    assert len(cube.settings) == 216
+    assert {policy.settings.metric for policy in cube.settings.values() if policy.settings} == {"magnitude"}
+
+
+# Several evaluations at once
+
+
+@pytest.mark.parametrize("scheme", ["lattice", "dynaquant"])
+def test_several_jobs_find_the_choice_of_one(place: Path, scheme: Any) -> None:
+    said = {}
+    for jobs in (1, 3):
+        with ckstore.init(place / f"{jobs}") as store:
+            chosen = []
+            for step, tolerance in enumerate((0.3, 0.3, 0.05)):
+                model = Model(step)
+                row = store.ingest(
+                    saved(place, step),
+                    run="r",
+                    policy=Policy("coarse", scheme=scheme),
+                    search=Search(model, tolerance, jobs=jobs),
+                ).version
+                coarse = store[row.number].document.coarse
+                chosen.append(None if coarse is None else coarse.parameters)
+                assert len(set(model.names)) == 1
+            said[jobs] = chosen
+            assert store.catalog.reservations() == []
+            assert store.verify().problems == []
+    assert said[1] == said[3]
+
+
+def test_evaluations_run_at_once(store: ckstore.Store, place: Path) -> None:
+    model, together = Model(0), threading.Barrier(3, timeout=60)
+    original = threading.Lock()
+    original.acquire()
+
+    def evaluate(path: Path) -> float:
+        if not model.said:
+            return model(path)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait()
+            original.release()
+            together.abort()
+        return model(path)
+
+    store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1, jobs=3))
+    assert original.acquire(blocking=False), "three waited for one another"
+    assert len(model.said) > 1
+
+
+def test_an_unused_evaluation_ahead_may_fail(store: ckstore.Store, place: Path) -> None:
+    """Everything is tolerated: a gentler trial is started along with the first one, and its result is not used."""
+    model = Model(0)
+    gentle = threading.Event()
+
+    def evaluate(path: Path) -> float:
+        off = model(path) - 1
+        if 0 < off < 0.1:
+            gentle.set()
+            raise ZeroDivisionError
+        return 1.0
+
+    store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1, jobs=13))
+    said = store["r"].document.coarse
+    assert said is not None
+    assert said.parameters["quality"] == QUALITIES[-1]
+    assert gentle.is_set()
