@@ -75,7 +75,7 @@ def test_one_machine_restores_versions_of_another(server: SimulatedServer, direc
             assert row.number == step + 1
         store.tag("gpt@2", "best")
         same(store, paths, directory / "out")
-        assert store.verify().problems == []
+        assert settled(store).verify().problems == []
         rows = store.catalog.versions()
     with ckstore.open(URL, cache=directory / "b") as store:
         assert store.catalog.versions() == rows
@@ -433,7 +433,7 @@ def test_a_mirror_is_made_again(server: SimulatedServer, directory: Path, monkey
     with ckstore.init(URL) as store:
         for step, path in enumerate(paths):
             store.ingest(path, run="gpt", step=step)
-        rows, mirror = store.catalog.versions(), store.path
+        rows, mirror = settled(store).catalog.versions(), store.path
     (mirror / "catalog.sqlite").write_bytes(b"junk")
     with pytest.raises(IntegrityError, match="run `ckstore recover`"):
         ckstore.open(URL)
