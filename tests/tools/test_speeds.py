@@ -253,7 +253,7 @@ def test_a_process_of_its_own_stays_until_it_is_ended() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--only", "speed"], "unknown row speed; choose from storing, restoring"),
+        (["--only", "speed"], "unknown name speed; choose from storing, restoring"),
         (["--versions", "1"], "--versions must be 2 or more"),
         (["--series", "nowhere"], "nowhere needs two checkpoints or more"),
     ],

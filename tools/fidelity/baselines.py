@@ -199,10 +199,6 @@ class BaselineArchive:
         """Return the bytes of all models."""
         return sum(nbytes for _, _, nbytes in self._kept)
 
-    def ledger(self) -> dict[str, int]:
-        """Return all of them as one cause."""
-        return {"models": self.nbytes()}
-
     def remove(self) -> None:
         """Release the models."""
         self._kept.clear()

@@ -59,7 +59,7 @@ def _failures(count: int) -> set[int]:
 
 def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -> tuple[float, float, list[int]]:
     """Return accuracy and loss after all epochs, and bytes of each version; training resumes from it after failures."""
-    settings, digits = SETTINGS, Digits(SETTINGS, bench.results)
+    settings, digits = SETTINGS, Digits(SETTINGS)
     failures = _failures(count)
     images, classes = models.digits()
     train = len(images) - models.HELD_OUT_DIGITS
