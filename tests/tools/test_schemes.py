@@ -230,7 +230,7 @@ def test_rows_that_are_not_measured_again_stay(tmp_path: Path) -> None:
     text = target.read_text()
     assert text.startswith("# The published schemes, measured\n")
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    assert headings == ["## What is whose", "## Savings of each coding step", "## Levels"]
+    assert headings == ["## Whose levels and coder", "## Savings of each coding step", "## Levels"]
     assert "As it was." in text
     assert "| GPT | 16 | whole run | 2.0x | 4.0x | 8.0x |" in text
     assert "with `tools/bench/schemes --tier tiny --only ablation` on a machine." in text

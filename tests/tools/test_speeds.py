@@ -19,11 +19,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.bench import peaks, series, speed_clock, speed_figures, speed_process, speeds, stages
+from tools.bench import peaks, remotes, series, speed_figures, speed_frame, speed_process, speeds, stages
 from tools.bench.keepers import KEEPERS, Keeper, Source
-from tools.bench.speed_bench import Bench
-from tools.bench.speed_clock import Contender, race
 from tools.bench.speed_figures import COMPARED, Section, Spread, Timing, compared, digits
+from tools.bench.speed_frame import Bench, Contender, race
 from tools.bench.speed_rows import warm_up
 
 pytestmark = pytest.mark.local
@@ -33,10 +32,10 @@ pytestmark = pytest.mark.local
 def processes() -> Iterator[None]:
     """Contenders' processes stay for other tests: each has torch to import."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed_clock, "READY", 1 << 12)  # nothing here judges how long anything takes
-        patch.setattr(speed_clock, "settle", lambda: None)
+        patch.setattr(speed_frame, "READY", 1 << 12)  # nothing here judges how long anything takes
+        patch.setattr(speed_frame, "settle", lambda: None)
         yield
-    speed_clock.end_processes()
+    speed_frame.end_processes()
 
 
 @pytest.fixture
@@ -45,6 +44,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(series, "WORDS", 1100)  # its embedding is an object of its own
     monkeypatch.setattr(peaks, "ROWS", 300)
     monkeypatch.setattr(peaks, "MEGABYTES", 1)
+    monkeypatch.setattr(remotes, "LATENCY", 0.001)
+    monkeypatch.setattr(remotes, "_SECONDS", 0.2)
     monkeypatch.setattr(speed_process, "CACHE", "NO_CACHE")  # compiling everything takes too long
     return Bench(tmp_path, 1, 3, 1, report=lambda line: None)
 
@@ -239,15 +240,15 @@ def test_rows_that_are_not_measured_are_kept(
 
 def test_a_process_of_its_own_stays_until_it_is_ended() -> None:
     contender = Contender("A", str, apart="test")
-    before = speed_clock.process("test").submit(os.getpid).result()
+    before = speed_frame.process("test").submit(os.getpid).result()
     timing = race([contender], [3], warm=False)["A"][0]
     assert timing.seconds > 0
-    assert speed_clock.process("test").submit(os.getpid).result() == before != os.getpid()
+    assert speed_frame.process("test").submit(os.getpid).result() == before != os.getpid()
     with pytest.raises(TypeError, match="not supported"):
         race([Contender("A", partial(max, ""), apart="test")], [3])
-    speed_clock.end_processes()
-    assert speed_clock.process("test").submit(os.getpid).result() != before
-    speed_clock.end_processes()
+    speed_frame.end_processes()
+    assert speed_frame.process("test").submit(os.getpid).result() != before
+    speed_frame.end_processes()
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tools.bench import peaks, series, speed_figures, speed_process, speed_rows, stages
-from tools.bench.speed_bench import Bench
-from tools.bench.speed_clock import end_processes
+from tools.bench import peaks, remotes, series, speed_figures, speed_process, speed_rows, speed_saver, stages
 from tools.bench.speed_figures import Section
+from tools.bench.speed_frame import Bench, end_processes
 
 #: The rows, in the order of the document.
 ROWS: dict[str, Callable[[Bench], Section]] = {
@@ -22,20 +21,22 @@ ROWS: dict[str, Callable[[Bench], Section]] = {
     "row": speed_rows.row,
     "memory": peaks.memory,
     "start": speed_process.start,
+    "saver": speed_saver.saver,
     "stages": stages.stages,
+    "bucket": remotes.restores,
+    "writers": remotes.writers,
 }
 
 #: Rows with checkpoints of their own, for any series.
-_OWN = {"memory", "start"}
+_OWN = {"memory", "start", "writers"}
 
 DOCUMENT = series.REPOSITORY / "docs" / "benchmarks.md"
 
 INTRODUCTION = """\
 # Benchmarks
 
-Speed and memory of ckstore and of the tools that it replaces, measured side by side. `tools/bench/speed --write`,
-`tools/bench/remote --write` and `tools/bench/schemes --only coarse --write` write the sections below, except *Size*,
-which `tools/bench/size` prints.
+Speed and memory of ckstore and of the tools that it replaces, measured side by side. `tools/bench/speed --write` and
+`tools/bench/schemes --only coarse --write` write the sections below, except *Size*, which `tools/bench/size` prints.
 
 Contenders take turns (A B A B). A ratio compares one round and is above 1 where ckstore is faster. Figures are
 medians, with the first and third quartiles in brackets. Files are in the page cache, and both sides sync their

@@ -25,11 +25,10 @@ import numba
 import numpy as np
 
 import ckstore
-from tools.bench import speed_clock
+from tools.bench import speed_frame
 from tools.bench.series import load
-from tools.bench.speed_bench import Bench, deepest
-from tools.bench.speed_clock import Contender, processor_seconds, ready_memory
 from tools.bench.speed_figures import Section, digits
+from tools.bench.speed_frame import Bench, Contender, deepest, processor_seconds, ready_memory
 from tools.bench.speed_rows import CHECKOUT, COARSE, INGEST, LIVE, STATE_DICT, check_out, ingest, state_dict
 
 #: Seconds between two samples, and the number of modules in the table, by their time.
@@ -174,7 +173,7 @@ def _profiles(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
         found: dict[str, float] = defaultdict(float)
         for number in rounds:
             contender.before(number)
-            ready_memory(speed_clock.READY)
+            ready_memory(speed_frame.READY)
             with profiled() as modules:
                 contender.work(number)
             for module, seconds in modules.items():

@@ -115,4 +115,4 @@ def _saving(bench: Bench, setting: Setting) -> dict[str, Any]:
             thread.join()
         archive.remove()
     bench.report(f"{setting}: {alone} alone, {during} with versions")
-    return {"scheme": str(setting), "steps": steps, "versions": _VERSIONS, "alone": alone, "beside": during}
+    return {"scheme": str(setting), "steps": steps, "versions": _VERSIONS, "alone": alone, "during": during}

@@ -269,7 +269,7 @@ def costs(rows: list[Row]) -> str:
     lines = []
     for row in _ordered(row for row in rows if row is not quantiser):
         step = row["alone"][1] / row["steps"]
-        version = (row["beside"][1] - row["alone"][1]) / row["versions"]
+        version = (row["during"][1] - row["alone"][1]) / row["versions"]
         lines.append([
             _name(row["scheme"]), f"{step:.3f} s", f"{version:.2f} s", f"{version / (40 * step):.1%}",
             f"{version / (1000 * step):.2%}",
@@ -334,7 +334,7 @@ def compared(rows: dict[str, list[Row]]) -> str:
 
 
 #: Headings of the section without figures, and of those over several parts.
-WHOSE, SHOWN, COMPARED = "What is whose", "Targets", "Compared with the papers"
+WHOSE, SHOWN, COMPARED = "Whose levels and coder", "Targets", "Compared with the papers"
 
 #: Heading and text of each part, in the document's order.
 SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {

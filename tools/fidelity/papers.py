@@ -245,7 +245,7 @@ def _costs(rows: Rows) -> Iterator[Figure]:
         )  # fmt: skip
     if found:
         step = found["alone"][1] / found["steps"]
-        version = (found["beside"][1] - found["alone"][1]) / found["versions"]
+        version = (found["during"][1] - found["alone"][1]) / found["versions"]
         shares = {
             40: "A version every 40 steps of a batch of 16 windows; the paper's follow hours of training.",
             1000: "Computed from the same versions: the interval decides it.",
