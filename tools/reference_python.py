@@ -16,7 +16,11 @@ TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "python.md
 
 #: Classes in the order of the page; other public classes follow under "Reports and records".
 _CLASSES = ("Store", "Version", "Run", "LazyTensor", "Saver", "Policy", "Retention", "Search")
-_INTEGRATIONS = ("torch", "lightning", "transformers", "accelerate", "dcp", "jax")
+#: Modules of integrations, and the how-to pages that show their use.
+_INTEGRATIONS = {
+    "torch": "torch-names", "lightning": "lightning", "transformers": "transformers", "accelerate": "accelerate",
+    "dcp": "distributed", "jax": "jax",
+}  # fmt: skip
 _CODECS = (
     ("huffman", "Huffman"),
     ("zarr_huffman", "HuffmanCodec"),
@@ -37,6 +41,9 @@ _INSIDE = frozenset({
     "reader", "resolver", "to_json", "to_text",
 })  # fmt: skip
 _INSIDE_OF = {"Search": {"degradation", "reference"}}
+
+#: Sections of entries.
+_DETAILS = ("Parameters", "Attributes", "Returns", "Yields", "Raises")
 
 #: Classes whose attributes of the same names are described at another class.
 _LIKE = {"VersionRow": "Version"}
@@ -60,19 +67,17 @@ def reference() -> str:
         lines += _class(name, classes[name], 3, signed=name == "GradientAccumulator")
     lines += ["## Errors", "", f"{', '.join(f'`ckstore.{name}`' for name in errors)}: see [errors](errors.md).", ""]
     lines += ["## Integrations", "", "Modules of `ckstore.integrations`. Each imports its library on first use.", ""]
-    for room in _INTEGRATIONS:
+    for room, page in _INTEGRATIONS.items():
         module = import_module(f"ckstore.integrations.{room}")
         for name, value in vars(module).items():
             if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_") and name not in public:
-                if inspect.isclass(value):  # The library calls its methods.
-                    lines += _class(f"{room}.{name}", value, 3, signed=True, methods=False)
-                else:
-                    lines += _function(f"{room}.{name}{signature(value)}", value)
+                lines += _function(f"{room}.{name}{signature(value)}", value, hidden=(*_DETAILS, "Notes"))
+        lines += [f"See [its page](../how-to/{page}.md), and `help` for parameters and errors.", ""]
     lines += ["## Codecs", "", "numcodecs and Zarr find these codecs by name wherever ckstore is installed.", ""]
     for room, name in _CODECS:
         kind = getattr(import_module(f"ckstore.codecs.{room}"), name)
         twin = room.startswith("zarr_")  # The parameters are those of the codec for numcodecs.
-        lines += _class(f"{room}.{name}", kind, 3, signed=True, methods=False, hidden=("Parameters",) * twin)
+        lines += _function(f"{room}.{name}{signature(kind)}", kind, hidden=("Parameters", "Notes") * twin)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
@@ -86,9 +91,9 @@ def signature(function: Any) -> str:
     return str(inspect.Signature(parameters)).replace("Ellipsis", "...").replace("<factory>", "...")
 
 
-def _function(name: str, function: Any) -> Iterator[str]:
+def _function(name: str, function: Any, hidden: tuple[str, ...] = ()) -> Iterator[str]:
     yield from (f"### `{name}`", "")
-    yield from _body(inspect.getdoc(function) or "")
+    yield from _body(inspect.getdoc(function) or "", hidden)
 
 
 def _class(
@@ -97,8 +102,6 @@ def _class(
     level: int,
     *,
     signed: bool = False,
-    methods: bool = True,
-    hidden: tuple[str, ...] = (),
 ) -> Iterator[str]:
     yield from (f"{'#' * level} {name}", "")
     if signed:
@@ -108,13 +111,13 @@ def _class(
         same = {each for each, _ in _attributes(getattr(ckstore, _LIKE[name]))} - inside
         shared = ", ".join(f"`{each}`" for each, _ in _attributes(kind) if each in same)
         inside |= same
-    yield from _body(inspect.getdoc(kind) or "", hidden if signed else ("Parameters", *hidden), inside)
+    yield from _body(inspect.getdoc(kind) or "", () if signed else ("Parameters",), inside)
     yield from (_item(each, meaning) for each, meaning in _properties(kind) if each not in inside)
     yield ""
     if name in _LIKE:
         yield from (f"These are as in `{_LIKE[name]}`: {shared}.", "")
     short = name.rpartition(".")[2]
-    for key, member in _methods(kind).items() if methods else ():
+    for key, member in _methods(kind).items():
         if key == "__getitem__":
             [key_name] = [each for each in inspect.signature(member).parameters if each != "self"]
             yield from _function(f"{short}[{key_name}]", member)
@@ -129,9 +132,11 @@ def _body(doc: str, hidden: tuple[str, ...] = (), inside: frozenset[str] = froze
     for title, text in sections.items():
         if title == "Examples":
             yield from ("```pycon", text.strip(), "```", "")
+        elif title in hidden:
+            continue
         elif title in ("Notes", "References"):
             yield from (_text(text), "")
-        elif title not in hidden:
+        else:
             verb = f"{title} " if title in ("Raises", "Returns", "Yields") else ""
             yield from (
                 f"* {verb}{_item(*entry)[2:]}"

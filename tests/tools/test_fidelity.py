@@ -275,7 +275,7 @@ class TestMetrics:
         assert digest({"x": torch.zeros(2).bfloat16()}) != digest({"x": torch.zeros(2).half()})
 
     def test_a_state_is_judged_once(self, gpt_run: list[Path]) -> None:
-        settings: Any = runs.settings("gpt", "tiny")
+        settings = runs.text_settings("gpt", "tiny")
         language = Language(settings, torch.cat(models.sources()), held_out_sources(settings, 8))
         weights, others = (load(path)["model"] for path in gpt_run[:2])
         losses = [language.loss(each) for each in (weights, dict(weights), others)]
@@ -309,7 +309,7 @@ class TestMetrics:
 class TestLanguage:
     @pytest.fixture
     def language(self) -> Language:
-        settings: Any = runs.settings("gpt", "tiny")
+        settings = runs.text_settings("gpt", "tiny")
         return Language(settings, torch.cat(models.sources()), held_out_sources(settings, 8))
 
     def test_loss(self, language: Language, gpt_run: list[Path]) -> None:
@@ -356,7 +356,7 @@ class TestLanguage:
         assert language.rework(early, step, late["model"], seed=0, most=1) == 1
 
     def test_held_out_prose(self) -> None:
-        settings: Any = runs.settings("finetune", "tiny")
+        settings = runs.text_settings("finetune", "tiny")
         batches = torch.Generator().manual_seed(4)
         windows = held_out_prose(settings, batches.get_state(), 50)
         assert windows.shape == (50, settings.context + 1)

@@ -5,13 +5,10 @@ Nothing here judges how long anything takes.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.bench import peaks, remotes, series, speed_figures, speed_frame, speed_process, speeds, stages
+from tools.bench import peaks, remotes, series, speed_figures, speed_frame, speed_process, speeds
 from tools.bench.keepers import KEEPERS, Keeper, Source
 from tools.bench.speed_figures import COMPARED, Section, Spread, Timing, compared, digits
 from tools.bench.speed_frame import Bench, Contender, race
@@ -66,8 +63,7 @@ def test_every_row_runs_and_leaves_nothing(name: str, bench: Bench, tmp_path: Pa
     numbers = list(figures(section))
     assert numbers
     assert all(found == sorted(found) for found in numbers)
-    if name != "stages":  # There "everything else" is a difference.
-        assert all(found[0] >= 0 for found in numbers)
+    assert all(found[0] >= 0 for found in numbers)
     for head, *rows in section.tables:
         assert rows
         assert all(len(row) == len(head) for row in rows)
@@ -157,35 +153,6 @@ def test_spread_and_ratio() -> None:
     assert line["ratio"] == "2.00 (1.50 to 2.50) x"  # round by round, not median over median
     assert line["CPU s/GB"] == "2.00"
     assert line["stored"] == "1/4.00"
-
-
-def test_a_profile_finds_the_room() -> None:
-    """A function that is compiled as one of a module of ckstore spins in one thread, one of nobody's in another."""
-    spin = "def spin(seconds):\n    end = time.thread_time() + seconds\n    while time.thread_time() < end: pass"
-    rooms = {"time": time}
-    exec(compile(spin, str(stages._PACKAGE / "kernels" / "spin.py"), "exec"), rooms)
-    nobody = {"time": time}
-    exec(compile(spin, "elsewhere.py", "exec"), nobody)
-    rooms["spin"](0.2)  # earlier work does not count
-    with stages.profiled() as modules:
-        thread = threading.Thread(target=nobody["spin"], args=(0.2,))
-        thread.start()
-        rooms["spin"](0.3)
-        thread.join()
-    assert set(modules) == {"kernels.spin", stages.REST, stages.LOCK}
-    assert 0.2 < modules["kernels.spin"] < 0.4
-    assert modules[stages.REST] > 0.1
-    assert stages.rooms({"kernels.a": 1.0, "kernels.b": 2.0, stages.REST: 4.0}) == {"kernels": 3.0, stages.REST: 4.0}
-
-
-@pytest.mark.parametrize("holds", [True, False])
-def test_a_profile_finds_the_holder_of_the_interpreters_lock(holds: bool) -> None:
-    hashed, end = bytes(1 << 26), time.monotonic() + 0.5
-    with stages.profiled() as modules:
-        while time.monotonic() < end:
-            if not holds:
-                hashlib.sha256(hashed)  # Releases the lock.
-    assert modules[stages.LOCK] > 0.3 if holds else modules[stages.LOCK] < 0.2
 
 
 def test_document(tmp_path: Path) -> None:

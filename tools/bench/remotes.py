@@ -57,7 +57,7 @@ class _Link:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.server = server = SimulatedServer()
-        mirror.ObstoreBucket = lambda url, options: SimulatedBucket(server)  # type: ignore[assignment,misc,return-value]
+        setattr(mirror, "ObstoreBucket", lambda url, options: SimulatedBucket(server))  # noqa: B010 - no public way
         self.costs: list[_Cost] = []
 
     @contextmanager
@@ -114,10 +114,10 @@ def restores(bench: Bench) -> Section:
         for note, before in (("", []), (", parent cached", [deep.number - 1])):
             turns = []
             for _ in range(bench.repeat):
-                found, *turn = _restored(link, deep.number, before)
+                found, spent, opening = _restored(link, deep.number, before)
                 if fidelity == "exact":
                     assert_same(found, torch.load(paths[deep.number - 1], weights_only=False))
-                turns.append(turn)
+                turns.append((spent, opening))
             spent, opening = sorted(turns, key=lambda turn: turn[0].seconds)[len(turns) // 2]
             cells = [str(deep.depth), str(spent.requests), f"{spent.read:,}", f"{spent.read / nbytes:.3f}"]
             cells += [f"{spent.seconds:.2f}", f"{whole / spent.seconds:.2f}x", f"{opening:.2f}"]

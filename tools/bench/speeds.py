@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tools.bench import peaks, remotes, series, speed_figures, speed_process, speed_rows, speed_saver, stages
+from tools.bench import peaks, remotes, series, speed_figures, speed_process, speed_rows, speed_saver
 from tools.bench.speed_figures import Section
 from tools.bench.speed_frame import Bench, end_processes
 
@@ -22,7 +22,6 @@ ROWS: dict[str, Callable[[Bench], Section]] = {
     "memory": peaks.memory,
     "start": speed_process.start,
     "saver": speed_saver.saver,
-    "stages": stages.stages,
     "bucket": remotes.restores,
     "writers": remotes.writers,
 }

@@ -122,7 +122,7 @@ def mean_loss(model: nn.Module, windows: Tensor) -> float:
     """
     total = 0.0
     with torch.no_grad():
-        for tokens in windows.split(_BATCH):
+        for tokens in torch.split(windows, _BATCH):
             logits = model(tokens[:, :-1]).flatten(0, 1)
             total += functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum").item()
     return total / windows[:, 1:].numel() if math.isfinite(total) else math.inf

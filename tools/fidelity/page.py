@@ -181,7 +181,8 @@ def coarse(rows: list[Row]) -> str:
 
 def _after(ends: list[Row]) -> str:
     """Return the size of versions that follow a failure, relative to others; medians."""
-    following, others = [], []
+    following: list[int] = []
+    others: list[int] = []
     for row in ends:
         for epoch, nbytes in enumerate(row.get("added", [])[1:], 2):
             (following if epoch - 1 in row["after"] else others).append(nbytes)
@@ -397,7 +398,7 @@ def _name(scheme: str) -> str:
 
 def _ordered(rows: Iterable[Row]) -> list[Row]:
     def place(row: Row) -> tuple[int, str]:
-        found = [number for number, start in enumerate(_ORDER) if row.get("scheme", row["name"]).startswith(start)]
+        found = [number for number, start in enumerate(_ORDER) if str(row.get("scheme", row["name"])).startswith(start)]
         return (found or [len(_ORDER)])[0], row["name"]
 
     return sorted(rows, key=place)

@@ -54,7 +54,7 @@ def _row(bench: Bench, setting: Setting) -> dict[str, Any]:
 
 def _finetuned(bench: Bench, state: State) -> list[float]:
     """Return the loss on held-out prose before, during and after the fine-tune of `tools/train` from these weights."""
-    settings: Any = runs.settings("finetune", bench.name)
+    settings = runs.text_settings("finetune", bench.name)
     language = prose_language(bench, bench.run("finetune"), WINDOWS)
     text = models.prose()
     model = settings.model()

@@ -111,7 +111,7 @@ def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
     """Return the degradation of weights against a checkpoint's: by accuracy of digits, else by the loss of text."""
     exact = {path.name: path for path in paths}
     if run == "cnn":
-        settings: Any = runs.settings(run, bench.name)
+        settings = runs.image_settings(bench.name)
         digits = Digits(settings)
 
         def by_accuracy(path: Path, state: State) -> float:
@@ -129,13 +129,13 @@ def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
 
 def gpt_language(bench: Bench, windows: int) -> Language:
     """Return the judge of the GPT's states by that many held-out windows."""
-    settings: Any = runs.settings("gpt", bench.name)
+    settings = runs.text_settings("gpt", bench.name)
     return Language(settings, torch.cat(models.sources()), held_out_sources(settings, windows))
 
 
 def prose_language(bench: Bench, paths: list[Path], windows: int) -> Language:
     """Return the judge of the fine-tune's states by up to that many held-out windows."""
-    settings: Any = runs.settings("finetune", bench.name)
+    settings = runs.text_settings("finetune", bench.name)
     held_out = held_out_prose(settings, load(paths[0])["rng"], windows)
     return Language(settings, held_out.flatten(), held_out)
 
