@@ -19,7 +19,7 @@ Scheme = Literal["lattice", "lc", "dynaquant"]
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
-#: Training resumed from a version of this quality shows no difference: `tools/bench/fidelity` measures it.
+#: Training resumed from a version of this quality shows no difference: `tools/bench/schemes --only coarse` measures it.
 QUALITY = 1.5
 
 #: Latest versions of a run that stay unencoded: training resumes from the latest.

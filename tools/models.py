@@ -39,7 +39,8 @@ class Block(nn.Module):
         q, k, v = self.attn(self.norm1(x)).view(batch, context, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(mixed.transpose(1, 2).reshape(batch, context, width))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+        change: Tensor = self.down(functional.gelu(self.up(self.norm2(x))))
+        return x + change
 
 
 class GPT(nn.Module):
@@ -73,11 +74,13 @@ class GPT(nn.Module):
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.h:
             x = block(x)
-        return self.norm(x)
+        normed: Tensor = self.norm(x)
+        return normed
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits of the next byte, (batch, context, 256)."""
-        return self.lm_head(self.features(tokens))
+        logits: Tensor = self.lm_head(self.features(tokens))
+        return logits
 
 
 class Classifier(nn.Module):
@@ -102,7 +105,8 @@ class Classifier(nn.Module):
         """Return logits of the classes, (batch, classes), from the mean over the context."""
         with torch.no_grad():
             pooled = self.backbone.features(tokens).mean(1)
-        return self.head(pooled)
+        logits: Tensor = self.head(pooled)
+        return logits
 
 
 class Residual(nn.Module):
@@ -155,7 +159,8 @@ class CNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, (batch, 10), of images (batch, 1, 8, 8)."""
-        return self.fc(self.layers(self.stem(x)).mean((2, 3)))
+        logits: Tensor = self.fc(self.layers(self.stem(x)).mean((2, 3)))
+        return logits
 
 
 def sources(least: int = 40_000, below: float = math.inf) -> list[Tensor]:

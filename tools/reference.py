@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -15,6 +15,9 @@ from tools import reference_python
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 
+#: Exit codes of every verb, and of every verb that opens a store.
+_OF_ANY, _OF_STORE = ({*Verb("any", opens_store=opens).exit_codes} for opens in (False, True))
+
 _HEAD = """\
 # Command line
 
@@ -22,15 +25,16 @@ _HEAD = """\
 
 `ckstore [--store PATH] VERB` works on the store that `--store` names, else on `$CKSTORE`, else on the nearest
 `.ckstore` in the working directory or above it. An error is one sentence on stderr with the remedy;
-[exit codes](errors.md#exit-codes) tell its kind. Progress bars and colours appear on terminals only; `NO_COLOR` turns
-colours off.
+[exit codes](errors.md#exit-codes) tell its kind. Every verb has {of_any}; verbs that open a store also have {of_store}.
+Progress bars and colours appear on terminals only; `NO_COLOR` turns colours off.
 """
 
 
 def reference() -> str:
     """Return the whole page."""
     with click.Context(program, info_name="ckstore") as context:
-        parts = [_HEAD, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs(context)]
+        head = _HEAD.format(of_any=_codes(_OF_ANY), of_store=_codes(_OF_STORE - _OF_ANY))
+        parts = [head, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs(context)]
         for name in VERBS:
             command = program.get_command(context, name)
             assert isinstance(command, Verb)
@@ -39,7 +43,7 @@ def reference() -> str:
 
 
 def pages() -> dict[Path, str]:
-    """The texts of the generated pages by path."""
+    """Return the texts of the generated pages by path."""
     return {TARGET: reference(), reference_python.TARGET: reference_python.reference()}
 
 
@@ -48,8 +52,8 @@ def _verbs(context: click.Context) -> str:
     for name in VERBS:
         command = program.get_command(context, name)
         assert command is not None
-        rows.append(f"| [`{name}`](#{name}) | {_paragraphs(command)[0]} |")
-    return "\n".join(["## Verbs", "", "| verb | purpose |", "| --- | --- |", *rows, ""])
+        rows.append(f"* [`{name}`](#{name}): {_paragraphs(command)[0]}")
+    return "\n".join(["## Verbs", "", *rows, ""])
 
 
 def _paragraphs(command: click.Command) -> list[str]:
@@ -67,20 +71,22 @@ def _section(command: Verb, context: click.Context) -> Iterator[str]:
         yield paragraph
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     if options:
-        yield from ("", "| option | meaning |", "| --- | --- |")
+        yield ""
         for option in options:
             record = option.get_help_record(context)
             assert record is not None
-            yield f"| `{_cell(record[0])}` | {_cell(record[1])} |"
+            yield f"* `{record[0]}`: {' '.join(record[1].split())}"
     yield from ("", "```sh")
     for line, meaning in command.examples:
         yield f"# {meaning}"
         yield line
-    yield from ("```", "", f"Exit codes: {', '.join(map(str, command.exit_codes))}.", "")
+    yield from ("```", "")
+    if further := {*command.exit_codes} - (_OF_STORE if {*command.exit_codes} >= _OF_STORE else _OF_ANY):
+        yield from (f"Further exit codes: {_codes(further)}.", "")
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _codes(codes: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(codes)))
 
 
 def main() -> None:

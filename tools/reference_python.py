@@ -16,7 +16,11 @@ TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "python.md
 
 #: Classes in the order of the page; other public classes follow under "Reports and records".
 _CLASSES = ("Store", "Version", "Run", "LazyTensor", "Saver", "Policy", "Retention", "Search")
-_INTEGRATIONS = ("torch", "lightning", "transformers", "accelerate", "dcp", "jax")
+#: Modules of integrations, and the how-to pages that show their use.
+_INTEGRATIONS = {
+    "torch": "torch-names", "lightning": "lightning", "transformers": "transformers", "accelerate": "accelerate",
+    "dcp": "distributed", "jax": "jax",
+}  # fmt: skip
 _CODECS = (
     ("huffman", "Huffman"),
     ("zarr_huffman", "HuffmanCodec"),
@@ -30,111 +34,159 @@ _HEAD = """\
 
 """
 
+#: Members that other rooms of ckstore use; no user needs them.
+_INSIDE = frozenset({
+    "add", "bits", "catalog", "described", "document", "dynaquant", "from_text", "is_bounded", "is_coarse", "kept_hot",
+    "kept_whole", "layout", "lc_bits", "manifest_length", "manifest_offset", "pack", "packs", "parameters", "paths",
+    "reader", "resolver", "to_json", "to_text",
+})  # fmt: skip
+_INSIDE_OF = {"Search": {"degradation", "reference"}}
+
+#: Sections of entries.
+_DETAILS = ("Parameters", "Attributes", "Returns", "Yields", "Raises")
+
+#: Classes whose attributes of the same names are described at another class.
+_LIKE = {"VersionRow": "Version"}
+
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     public = {name: getattr(ckstore, name) for name in ckstore.__all__}
     classes = {name: kind for name, kind in public.items() if inspect.isclass(kind)}
     errors = [name for name, kind in classes.items() if issubclass(kind, CkstoreError)]
     rest = [name for name in classes if name not in {*_CLASSES, *errors}]
+    functions = {name: function for name, function in public.items() if inspect.isfunction(function)}
     doc = re.sub(r"^(.+)\n-+$", r"## \1\n", inspect.getdoc(ckstore) or "", flags=re.MULTILINE)
     lines = [_HEAD + _text(doc), "", "## Functions", ""]
-    for name, function in public.items():
-        if inspect.isfunction(function):
-            lines += _callable(f"ckstore.{name}", function)
+    for name, function in functions.items():
+        lines += _function(f"ckstore.{name}{signature(function)}", function)
     for name in _CLASSES:
-        lines += _class(name, classes[name], 2)
+        lines += _class(name, classes[name], 2, signed=name in ("Policy", "Retention", "Search"))
     lines += ["## Reports and records", ""]
     for name in rest:
-        lines += _class(name, classes[name], 3)
+        lines += _class(name, classes[name], 3, signed=name == "GradientAccumulator")
     lines += ["## Errors", "", f"{', '.join(f'`ckstore.{name}`' for name in errors)}: see [errors](errors.md).", ""]
     lines += ["## Integrations", "", "Modules of `ckstore.integrations`. Each imports its library on first use.", ""]
-    for room in _INTEGRATIONS:
+    for room, page in _INTEGRATIONS.items():
         module = import_module(f"ckstore.integrations.{room}")
         for name, value in vars(module).items():
             if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_") and name not in public:
-                if inspect.isclass(value):
-                    lines += _class(f"{room}.{name}", value, 3)
-                else:
-                    lines += _callable(f"{room}.{name}", value)
+                lines += _function(f"{room}.{name}{signature(value)}", value, hidden=(*_DETAILS, "Notes"))
+        lines += [f"See [its page](../how-to/{page}.md), and `help` for parameters and errors.", ""]
     lines += ["## Codecs", "", "numcodecs and Zarr find these codecs by name wherever ckstore is installed.", ""]
     for room, name in _CODECS:
-        module = import_module(f"ckstore.codecs.{room}")
-        lines += _class(f"{room}.{name}", getattr(module, name), 3, members=False)
+        kind = getattr(import_module(f"ckstore.codecs.{room}"), name)
+        twin = room.startswith("zarr_")  # The parameters are those of the codec for numcodecs.
+        lines += _function(f"{room}.{name}{signature(kind)}", kind, hidden=("Parameters", "Notes") * twin)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
 def signature(function: Any) -> str:
-    """Parameters with their defaults, without annotations and `self`."""
+    """Return the parameters with their defaults, without annotations and `self`."""
     parameters = [
         parameter.replace(annotation=inspect.Parameter.empty)
         for parameter in inspect.signature(function).parameters.values()
         if parameter.name not in ("self", "cls")
     ]
-    return str(inspect.Signature(parameters)).replace("Ellipsis", "...")
+    return str(inspect.Signature(parameters)).replace("Ellipsis", "...").replace("<factory>", "...")
 
 
-def _class(name: str, kind: type, level: int, *, members: bool = True) -> Iterator[str]:
-    shown = name if kind.__name__ in ("Store", "Version", "Run", "LazyTensor", "Saver") else f"{name}{signature(kind)}"
-    yield f"{'#' * level} {name}"
+def _function(name: str, function: Any, hidden: tuple[str, ...] = ()) -> Iterator[str]:
+    yield from (f"### `{name}`", "")
+    yield from _body(inspect.getdoc(function) or "", hidden)
+
+
+def _class(
+    name: str,
+    kind: type,
+    level: int,
+    *,
+    signed: bool = False,
+) -> Iterator[str]:
+    yield from (f"{'#' * level} {name}", "")
+    if signed:
+        yield from (f"`{name}{signature(kind)}`", "")
+    inside = _INSIDE | _INSIDE_OF.get(name, set())
+    if name in _LIKE:
+        same = {each for each, _ in _attributes(getattr(ckstore, _LIKE[name]))} - inside
+        shared = ", ".join(f"`{each}`" for each, _ in _attributes(kind) if each in same)
+        inside |= same
+    yield from _body(inspect.getdoc(kind) or "", () if signed else ("Parameters",), inside)
+    yield from (_item(each, meaning) for each, meaning in _properties(kind) if each not in inside)
     yield ""
-    if "(" in shown:
-        yield f"`{shown}`"
-        yield ""
-    yield from _body(inspect.getdoc(kind) or "", hidden=("Parameters",) if shown == name else ())
-    if not members or issubclass(kind, Exception):
-        return
-    own = {key: value for key, value in vars(kind).items() if not key.startswith("_") or key == "__getitem__"}
-    attributes = {
-        key: value
-        for key, value in own.items()
-        if isinstance(value, property) or type(value).__name__ == "cached_property"
-    }
-    if attributes:
-        yield from ("| attribute | meaning |", "| --- | --- |")
-        for key, value in attributes.items():
-            yield f"| `{key}` | {_cell(inspect.getdoc(value) or '')} |"
-        yield ""
-    for key, value in own.items():
-        target = value.__func__ if isinstance(value, classmethod) else value
+    if name in _LIKE:
+        yield from (f"These are as in `{_LIKE[name]}`: {shared}.", "")
+    short = name.rpartition(".")[2]
+    for key, member in _methods(kind).items():
         if key == "__getitem__":
-            [key_name] = [each for each in inspect.signature(target).parameters if each != "self"]
-            yield from _callable(f"{name.rpartition('.')[2]}[{key_name}]", target, plain=True)
-        elif inspect.isfunction(target) and inspect.getdoc(target):
-            yield from _callable(f"{name.rpartition('.')[2]}.{key}", target)
+            [key_name] = [each for each in inspect.signature(member).parameters if each != "self"]
+            yield from _function(f"{short}[{key_name}]", member)
+        elif key not in inside:
+            yield from _function(f"{short}.{key}{signature(member)}", member)
 
 
-def _callable(name: str, function: Any, *, plain: bool = False) -> Iterator[str]:
-    yield f"### `{name}{'' if plain else signature(function)}`"
-    yield ""
-    yield from _body(inspect.getdoc(function) or "")
-
-
-def _body(doc: str, hidden: tuple[str, ...] = ()) -> Iterator[str]:
-    """A docstring in Markdown: sections with entries as tables, examples as a block that is only shown."""
-    sections = re.split(r"^([A-Z][a-z]+)\n-+\n", doc, flags=re.MULTILINE)
-    yield _text(sections[0])
-    yield ""
-    for title, text in zip(sections[1::2], sections[2::2], strict=True):
-        if title in hidden:
-            continue
+def _body(doc: str, hidden: tuple[str, ...] = (), inside: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield a docstring in Markdown: entries as lists, examples as blocks that are only shown."""
+    summary, sections = _sections(doc)
+    yield from (_text(summary), "")
+    for title, text in sections.items():
         if title == "Examples":
             yield from ("```pycon", text.strip(), "```", "")
+        elif title in hidden:
+            continue
         elif title in ("Notes", "References"):
             yield from (_text(text), "")
         else:
-            heads = {"Raises": "error", "Returns": "result", "Yields": "result", "Attributes": "attribute"}
-            yield from (f"| {heads.get(title, 'parameter')} | meaning |", "| --- | --- |")
-            for entry in re.split(r"\n(?=\S)", text.strip()):
-                head, _, meaning = entry.partition("\n")
-                quoted = ", ".join(f"`{part.partition(' : ')[0].strip()}`" for part in head.split(", "))
-                yield f"| {quoted} | {_cell(inspect.cleandoc(meaning))} |"
+            verb = f"{title} " if title in ("Raises", "Returns", "Yields") else ""
+            yield from (
+                f"* {verb}{_item(*entry)[2:]}"
+                for entry in _entries(text)
+                if not inside.issuperset(entry[0].split(", "))
+            )
             yield ""
+
+
+def _sections(doc: str) -> tuple[str, dict[str, str]]:
+    """Return the text before the sections of a docstring, and the text of each by its title."""
+    parts = re.split(r"^([A-Z][a-z]+)\n-+\n", doc, flags=re.MULTILINE)
+    return parts[0], dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _entries(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and the meaning of each entry of a section."""
+    for entry in re.split(r"\n(?=\S)", text.strip()):
+        head, _, meaning = entry.partition("\n")
+        names = [part.partition(" : ")[0].strip() for part in head.split(", ")]
+        yield ", ".join(name for name in names if name != "optional"), inspect.cleandoc(meaning)
+
+
+def _attributes(kind: type) -> list[tuple[str, str]]:
+    """Return the attributes of a class: those in its docstring, and its properties."""
+    return [*_entries(_sections(inspect.getdoc(kind) or "")[1].get("Attributes", "")), *_properties(kind)]
+
+
+def _properties(kind: type) -> list[tuple[str, str]]:
+    return [
+        (key, inspect.getdoc(value) or "")
+        for key, value in vars(kind).items()
+        if not key.startswith("_") and (isinstance(value, property) or type(value).__name__ == "cached_property")
+    ]
+
+
+def _methods(kind: type) -> dict[str, Any]:
+    """Return the public methods that a class defines itself, and its `__getitem__`."""
+    own = {
+        key: value.__func__ if isinstance(value, classmethod) else value
+        for key, value in vars(kind).items()
+        if not key.startswith("_") or key == "__getitem__"
+    }
+    return {key: value for key, value in own.items() if inspect.isfunction(value) and inspect.getdoc(value)}
+
+
+def _item(names: str, meaning: str) -> str:
+    quoted = ", ".join(f"`{name}`" for name in names.split(", "))
+    return f"* {quoted}: {' '.join(_text(meaning).split())}"
 
 
 def _text(text: str) -> str:
     return text.strip().replace("``", "`")
-
-
-def _cell(text: str) -> str:
-    return " ".join(_text(text).split()).replace("|", "\\|")

@@ -40,13 +40,6 @@ TIERS = ("tiny", "small", "full")
 
 _STAMP = "run.json"
 
-#: Differences between fine-tunes and the runs that they start from.
-_FINETUNE: dict[str, dict[str, Any]] = {
-    "tiny": {"steps": 30, "every": 10, "rate": 1e-4},
-    "small": {"steps": 200, "every": 10, "rate": 1e-4},
-    "full": {"steps": 200, "every": 10, "rate": 1e-4},
-}
-
 
 def train(name: str, out: Path, *, tier: str = "tiny", report: Callable[[str], None] | None = None) -> list[Path]:
     """Train a run unless it exists.
@@ -96,7 +89,7 @@ def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], 
 
     from tools import training
 
-    chosen: Any = settings(name, tier)
+    chosen: Any = _settings(name, tier)
     threads = torch.get_num_threads()
     # Sums depend on the number of threads, which therefore belongs to the run rather than the machine.
     torch.set_num_threads(1 if tier == "tiny" else 2)
@@ -122,19 +115,24 @@ def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], 
         torch.set_num_threads(threads)
 
 
-def settings(name: str, tier: str) -> TextSettings | ImageSettings:
-    """Return the training settings of a run of a tier."""
-    from tools.training import ImageSettings, TextSettings
+def image_settings(tier: str) -> ImageSettings:
+    """Return the training settings of the CNN of a tier."""
+    from tools.training import ImageSettings
 
-    if name == "cnn":
-        return ImageSettings((32, 64, 128), 1) if tier == "tiny" else ImageSettings((64, 128, 256), 2, epochs=60)
+    return ImageSettings((32, 64, 128), 1) if tier == "tiny" else ImageSettings((64, 128, 256), 2, epochs=60)
+
+
+def text_settings(name: str, tier: str) -> TextSettings:
+    """Return the training settings of any other run of a tier."""
+    from tools.training import TextSettings
+
     if name == "finetune":
-        return replace(settings("gpt", tier), **_FINETUNE[tier])
+        return replace(text_settings("gpt", tier), every=10, rate=1e-4, steps=30 if tier == "tiny" else 200)
     if name == "slow":
-        slow = {"batch": 4, "every": 20, "rate": 2e-5}
+        slow = replace(text_settings("gpt", tier), batch=4, every=20, rate=2e-5)
         if tier == "tiny":
-            return replace(settings("gpt", tier), **slow, steps=40)
-        return replace(settings("gpt", tier), **slow, width=512, layers=7, heads=8, steps=160)
+            return replace(slow, steps=40)
+        return replace(slow, width=512, layers=7, heads=8, steps=160)
     if tier == "tiny":
         return TextSettings(width=128, layers=4, heads=4, context=64, batch=4, steps=120, every=20)
     if tier == "full":
@@ -144,17 +142,22 @@ def settings(name: str, tier: str) -> TextSettings | ImageSettings:
     return TextSettings(width=256, layers=6, heads=8, context=64, batch=16, steps=steps, every=40)
 
 
+def _settings(name: str, tier: str) -> TextSettings | ImageSettings:
+    return image_settings(tier) if name == "cnn" else text_settings(name, tier)
+
+
 def _wanted(name: str, tier: str) -> dict[str, Any]:
     import torch
 
-    return {"revision": REVISION, "run": name, "settings": repr(settings(name, tier)), "torch": torch.__version__}
+    return {"revision": REVISION, "run": name, "settings": repr(_settings(name, tier)), "torch": torch.__version__}
 
 
 def _stamp(directory: Path) -> dict[str, Any] | None:
     try:
-        return json.loads((directory / _STAMP).read_text())
+        stamp: dict[str, Any] = json.loads((directory / _STAMP).read_text())
     except FileNotFoundError:
         return None
+    return stamp
 
 
 @contextlib.contextmanager
@@ -174,9 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="directory that gets one directory a run")
     chosen = parser.parse_args(arguments)
     for name in RUNS if "all" in chosen.run else chosen.run:
-        paths = train(
-            name, chosen.out, tier=chosen.tier, report=lambda line, name=name: print(f"{name} {line}", file=sys.stderr)
-        )
+        paths = train(name, chosen.out, tier=chosen.tier, report=lambda line: print(line, file=sys.stderr))
         print(f"{paths[0].parent}: {len(paths)} checkpoints, {sum(p.stat().st_size for p in paths):,} bytes")
 
 

@@ -209,7 +209,7 @@ def _step(optimizer: torch.optim.Optimizer, loss: Tensor, rate: float) -> float:
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.zero_grad()
-    loss.backward()
+    torch.autograd.backward(loss)
     nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
     optimizer.step()
     return loss.item()

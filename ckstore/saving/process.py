@@ -20,7 +20,7 @@ from ckstore.errors import CkstoreError
 from ckstore.runtime.background import settle
 from ckstore.runtime.threads import limit_workers
 
-#: Increase of the process's niceness, chosen with `tools/bench/saver`.
+#: Increase of the process's niceness, chosen with `tools/bench/speed --only saver`.
 NICE = 10
 
 #: Seconds between checks that the program is alive, on systems that do not end the process with its parent.

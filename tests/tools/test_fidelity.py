@@ -1,8 +1,7 @@
-"""The bench for coarse versions: its baselines against slow references, its metrics, and a whole pass on tiny runs."""
+"""The bench of schemes: its baselines against slow references, its metrics, and training after failures."""
 
 from __future__ import annotations
 
-import json
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +12,12 @@ import pytest
 import torch
 
 from tools import models, runs
-from tools.fidelity import ablation, bench, coding, excp, failures, partial, ranking, report, states, verdicts
-from tools.fidelity.archives import DEFAULT, EXACT, Clock, Setting, Stored
+from tools.fidelity import ablation, excp, failures, partial, schemes, states
+from tools.fidelity.archives import EXACT, Setting, StoreArchive, Stored
 from tools.fidelity.evaluation import Language, evenly, held_out_prose, held_out_sources, mean_loss
-from tools.fidelity.failures import Failure, Interrupted
-from tools.fidelity.results import Results
-from tools.fidelity.rows import Row
+from tools.fidelity.found import Found
+from tools.fidelity.settings import Bench
 from tools.fidelity.states import digest, load, parameters
-from tools.fidelity.verdicts import Findings
 
 pytestmark = pytest.mark.local
 
@@ -170,10 +167,10 @@ class TestExcp:
         assert written == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}, "made again"
         assert [digest(again.restore(index)) for index in (2, 0, 1)] == [states_in_order[i] for i in (2, 0, 1)]
         assert archive.nbytes() == sum(path.stat().st_size for path in tmp_path.iterdir())
-        assert sum(archive.ledger().values()) == archive.nbytes()
         weights = sum(value.nbytes for value in load(gpt_run[0])["model"].values())
         assert len(lzma.decompress((tmp_path / "step00040.xz").read_bytes())) < 1.6 * 3 * weights / 8, "four bits each"
-        assert archive.ledger()["later"] / 2 < gpt_run[0].stat().st_size / 8
+        later = sum((tmp_path / f"{path.stem}.xz").stat().st_size for path in gpt_run[1:3])
+        assert later / 2 < gpt_run[0].stat().st_size / 8
 
 
 class TestPartial:
@@ -252,19 +249,11 @@ class TestMetrics:
         assert evenly(1, 3) == [0]
 
     def test_ratios(self) -> None:
-        stored = Stored(DEFAULT, original=4000, added=[500, 10, 400, 20], bases=[True, False, True, False], total=930)
+        stored = Stored(original=4000, added=[500, 10, 400, 20], bases=[True, False, True, False], total=930)
         assert stored.ratio == pytest.approx(4000 / 930)
         assert stored.delta_ratio == pytest.approx(1000 / 15)
-        assert stored.late_ratio == pytest.approx(1000 / 20)
         stored.bases = [True] * 4
         assert stored.delta_ratio == pytest.approx(1000 / 210)
-
-    def test_clock(self) -> None:
-        mine, theirs = Clock([2.0, 9.0, 3.0], [1.0, 1.0, 1.0]), Clock([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
-        assert mine.over(theirs) == (3.0, 0.5)
-        with mine.running():
-            pass
-        assert len(mine.wall) == len(mine.processors) == 4
 
     def test_digest(self) -> None:
         state = toy(0)
@@ -285,17 +274,27 @@ class TestMetrics:
         assert digest(toy(0)) == digest(state)
         assert digest({"x": torch.zeros(2).bfloat16()}) != digest({"x": torch.zeros(2).half()})
 
-    def test_results_are_remembered(self, tmp_path: Path) -> None:
-        calls: list[int] = []
+    def test_a_state_is_judged_once(self, gpt_run: list[Path]) -> None:
+        settings = runs.text_settings("gpt", "tiny")
+        language = Language(settings, torch.cat(models.sources()), held_out_sources(settings, 8))
+        weights, others = (load(path)["model"] for path in gpt_run[:2])
+        losses = [language.loss(each) for each in (weights, dict(weights), others)]
+        assert losses[0] == losses[1] != losses[2]
+        language.held_out = language.held_out[:4]
+        assert language.loss(weights) == losses[0]
 
-        def compute() -> float:
-            calls.append(1)
-            return 0.1 + len(calls)
-
-        assert Results(tmp_path).remember(compute, figure="x", step=1) == 1.1
-        assert Results(tmp_path).remember(compute, step=1, figure="x") == 1.1
-        assert Results(tmp_path).remember(compute, figure="x", step=2) == 2.1
-        assert len(list(tmp_path.iterdir())) == 2
+    def test_bytes_by_kind(self, gpt_run: list[Path], tmp_path: Path) -> None:
+        archive = StoreArchive(tmp_path / "store", Setting("lc", 1.5))
+        for path in gpt_run[:2]:
+            archive.add(path)
+        kinds = archive.kinds()
+        nbytes = sum(value.nbytes for path in gpt_run[:2] for value in load(path)["model"].values())
+        for kind in ("weights", "first moments", "second moments"):
+            original, stored = kinds[kind]
+            assert original == nbytes
+            assert stored < original / 5
+        assert 0.9 < sum(stored for _, stored in kinds.values()) / archive.nbytes() < 1.05
+        archive.remove()
 
     def test_weights_only(self, gpt_run: list[Path], tmp_path: Path) -> None:
         written = states.weights_only(gpt_run[:2], tmp_path / "w")
@@ -309,9 +308,9 @@ class TestMetrics:
 
 class TestLanguage:
     @pytest.fixture
-    def language(self, tmp_path: Path) -> Language:
-        settings: Any = runs.settings("gpt", "tiny")
-        return Language(settings, torch.cat(models.sources()), held_out_sources(settings, 8), Results(tmp_path))
+    def language(self) -> Language:
+        settings = runs.text_settings("gpt", "tiny")
+        return Language(settings, torch.cat(models.sources()), held_out_sources(settings, 8))
 
     def test_loss(self, language: Language, gpt_run: list[Path]) -> None:
         weights = load(gpt_run[-1])["model"]
@@ -357,7 +356,7 @@ class TestLanguage:
         assert language.rework(early, step, late["model"], seed=0, most=1) == 1
 
     def test_held_out_prose(self) -> None:
-        settings: Any = runs.settings("finetune", "tiny")
+        settings = runs.text_settings("finetune", "tiny")
         batches = torch.Generator().manual_seed(4)
         windows = held_out_prose(settings, batches.get_state(), 50)
         assert windows.shape == (50, settings.context + 1)
@@ -375,16 +374,10 @@ class TestLanguage:
                 start = whole.find(bytes(window.to(torch.uint8).numpy()), start + 1)
             assert any(not seen[place : place + len(window)].any() for place in places)
 
-    def test_broken_weights(self, language: Language, gpt_run: list[Path], tmp_path: Path) -> None:
+    def test_broken_weights(self, language: Language, gpt_run: list[Path]) -> None:
         weights = load(gpt_run[-1])["model"]
         broken = weights | {"lm_head.weight": torch.full_like(weights["lm_head.weight"], torch.nan)}
         assert language.loss(broken) == float("inf")
-        row = Row(
-            "gpt", Stored(DEFAULT, original=9, total=1, added=[1], bases=[True]), None, {"resumed": [float("inf")]}
-        )
-        document = json.dumps(report.document(Findings([row]), []), allow_nan=False)
-        assert json.loads(document)["rows"][0]["figures"] == {"resumed": [None]}
-        report.plot([row], tmp_path / "curves.png")
 
     def test_mean_loss_of_any_number_of_windows(self, language: Language) -> None:
         model = language.settings.model()
@@ -394,201 +387,33 @@ class TestLanguage:
         )
 
 
-class TestVerdicts:
-    @staticmethod
-    def row(run: str, setting: Setting, ratio: float, **figures: list[float]) -> Row:
-        stored = Stored(setting, original=10_000, added=[5000, 5000], bases=[True, False], total=round(10_000 / ratio))
-        stored.ingest, stored.restore = Clock([1.0], [1.0]), Clock([2.0], [2.0])
-        exact = Stored(EXACT, ingest=Clock([1.0], [1.0]), restore=Clock([1.0], [1.0]))
-        return Row(run, stored, exact, {name.replace("_", " "): values for name, values in figures.items()})
-
-    def judged(self, *rows: Row) -> dict[tuple[str, str], verdicts.Verdict]:
-        return {(v.subject, v.target): v for v in verdicts.judge(Findings(list(rows)))}
-
-    def test_largest_ratio_within_the_limit(self) -> None:
-        found = self.judged(
-            self.row("gpt", Setting("lattice", 1), 44, resumed=[0.0, 0.001]),
-            self.row("gpt", Setting("lattice", 2), 60, resumed=[0.0009, 0.0011]),
-            self.row("gpt", Setting("lattice", 3), 80, resumed=[0.001, 0.003]),
-            self.row("gpt", Setting("lattice", 4), 200, resumed=[0.01, 0.01]),
-        )
-        whole = "GPT, weights + moments, whole run"
-        near = found[whole, "45x at no more than +0.1% after resuming"]
-        assert near.reached
-        assert near.figure.startswith("59.9x at +0.100%")
-        assert found[whole, "70x at no more than +0.3% after resuming"].reached
-        assert not found[
-            "GPT, weights + moments, median delta version", "80x at no more than +0.1% after resuming"
-        ].reached
-
-    def test_worst_version_counts_where_none_may_lose_more(self) -> None:
-        rows = [self.row("cnn", Setting("lattice", 2), 60, accuracy_lost=[-0.01, 2 / 397], loss=[0.0, 0.0])]
-        found = self.judged(*rows)
-        first = found["SGD run, weights, whole run", "50x with no version's accuracy lost above 0.5%"]
-        assert first.reached is False
-        assert first.figure.startswith("none")
-        assert found["SGD run, weights, whole run", "100x with no version's accuracy lost above 1.5%"].reached is False
-
-    def test_excp_at_its_own_loss(self) -> None:
-        ours = [
-            self.row("gpt", Setting("lattice", q), ratio, resumed=[rise])
-            for q, ratio, rise in ((1, 30, 0.001), (2, 62, 0.004), (3, 90, 0.006))
-        ]
-        (verdict,) = [
-            v
-            for v in self.judged(*ours, self.row("gpt", Setting("excp"), 20, resumed=[0.004])).values()
-            if "ExCP" in v.subject
-        ]
-        assert verdict.reached
-        assert verdict.figure.startswith("3.1")
-
-    def test_published_schemes(self) -> None:
-        ours = [
-            self.row("cnn", Setting("lattice", 1), 20, accuracy_lost=[0.0], loss=[0.01]),
-            self.row("cnn", Setting("lattice", 2), 80, accuracy_lost=[0.0], loss=[0.03]),
-            self.row("cnn", Setting("lattice", 3), 70, accuracy_lost=[0.0], loss=[0.04]),
-        ]
-        theirs = [
-            self.row("cnn", Setting("lc", 1), 10, accuracy_lost=[0.01], loss=[0.02]),
-            self.row("cnn", Setting("lc", 2), 25, accuracy_lost=[0.02], loss=[0.05]),
-            self.row("cnn", Setting("lc", 3), 5, accuracy_lost=[0.0], loss=[0.001]),
-        ]
-        found = {v.subject: v for v in verdicts.judge(Findings([*ours, *theirs]))}
-        # Half way between 20x and 80x, by logarithm, lies 40x; beyond our last setting its 80x stay.
-        assert found["against LC-Checkpoint, cnn"].figure.startswith("3.20 to 4.00 times its ratio; 1 of its 3")
-        assert found["against LC-Checkpoint, cnn"].reached
-        assert found["LC-Checkpoint on the SGD run"].figure.startswith("10.0x")
-        assert found["LC-Checkpoint on the SGD run"].reached is False
-        better = self.row("cnn", Setting("lc", 4), 21, accuracy_lost=[0.0], loss=[0.005])
-        found = {v.subject: v for v in verdicts.judge(Findings([*ours, *theirs, better]))}
-        assert found["against LC-Checkpoint, cnn"].reached is False
-        assert found["LC-Checkpoint on the SGD run"].reached
-
-    def test_unmeasured_requirements_are_not_reached(self) -> None:
-        assert all(v.reached is None for v in verdicts.judge(Findings()))
-
-    def test_failures(self) -> None:
-        failed = Interrupted([Failure(9, 8, 0.02, 0.001), Failure(20, 16, -0.01, 0.003)], rise=0.004)
-        final, spikes = [v for v in verdicts.judge(Findings(failures=failed)) if "failures" in v.subject]
-        assert final.reached
-        assert not spikes.reached
-        assert "+2.00%" in spikes.figure
-
-    def test_speed(self) -> None:
-        row = self.row("gpt", DEFAULT, 50, resumed=[0.0])
-        found = {v.subject: v.reached for v in verdicts.judge(Findings([row])) if v.subject.startswith("coarse")}
-        assert found == {"coarse ingest": True, "coarse restore": False}
-
-
-def test_entropy_coding() -> None:
-    found = coding.measure()
-    assert min(sample.entropy for sample in found) < 0.025
-    assert max(sample.entropy for sample in found) > 15.9
-    assert len(found) > len(coding.RATES)
-    for sample in found[: len(coding.RATES)]:
-        # 40 bytes of header, tables and ends of streams besides: much, where all else is next to nothing.
-        assert 0 < sample.excess < 0.02 + 8 * 40 / (1 << 18) / sample.entropy
-
-
-def test_ablation_counts_every_weight(gpt_run: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "tiny").symlink_to(gpt_run[0].parents[1])
-    found = ablation.measure(bench.Bench("tiny", tmp_path, (), (), lambda line: None))
-    assert 0.05 < found.run_lengths < found.huffman < 4
-    assert 0.05 < found.rearranged < found.huffman
-
-
-def test_ranking_compares_both_metrics(gpt_run: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "tiny").symlink_to(gpt_run[0].parents[1])
-    found = ranking.measure(bench.Bench("tiny", tmp_path, (), (), lambda line: None))
-    ways = [way for way in found if way.step == found[-1].step]
-    assert len(ways) == len({way.way for way in ways}) == 8
-    rises = {way.way: way.rise for way in ways}
-    for pruned in ("magnitude", "sensitivity"):
-        fine, *others = (
-            rises[f"protected by {protected}, pruned by {pruned}, embeddings {levels}"]
-            for protected, levels in (("either", 32), ("either", 8), ("magnitude", 8), ("sensitivity", 8))
-        )
-        assert fine < max(others)
-    assert all(-0.01 < rise < 1 for rise in rises.values())
-
-
-def test_failures_do_nothing_to_exact_versions(trained_runs: Path, tmp_path: Path, gpt_run: list[Path]) -> None:
+@pytest.fixture
+def tiny(trained_runs: Path, gpt_run: list[Path], tmp_path: Path) -> Bench:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "tiny").symlink_to(trained_runs)
-    found = failures.measure(bench.Bench("tiny", tmp_path, (), (), lambda line: None), EXACT)
-    assert [(failure.step, failure.restored) for failure in found.failures] == [(40, 40), (80, 80)]
-    assert all(failure.spike == failure.own_spike == 0 for failure in found.failures)
-    assert found.rise == 0
-    assert len(list((tmp_path / "fidelity" / "tiny" / "segments").iterdir())) == 2
+    return Bench("tiny", tmp_path, lambda line: None)
 
 
-class Shorter(bench.Bench):
-    """Return three versions of each run; of the GPT the versions restored after failures, and the last."""
-
-    def run(self, name: str) -> list[Path]:
-        return super().run(name)[1::2] if name == "gpt" else super().run(name)[:3]
-
-
-@pytest.mark.timeout(600)
-def test_a_pass(
-    trained_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], gpt_run: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(bench, "Bench", Shorter)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "tiny").symlink_to(trained_runs)
-    out, picture = tmp_path / "figures.json", tmp_path / "curves.png"
-    arguments = [
-        "--tier",
-        "tiny",
-        "--schemes",
-        "lattice",
-        "--work",
-        str(tmp_path),
-        "--json",
-        str(out),
-    ]
-    bench.main([*arguments, "--only", "gpt,cnn,finetune,partial,failures", "--plot", str(picture)])
-    said = capsys.readouterr()
-    figures = json.loads(out.read_text())
-    kept = {(row["run"], row["scheme"]): row for row in figures["rows"]}
-    names = ("gpt", "cnn", "finetune", "finetune weights")
-    assert set(kept) == {*((run, scheme) for run in names for scheme in ("exact", "lattice")), ("gpt", "rounded")}
-    for (run, scheme), row in kept.items():
-        assert sum(row["ledger"].values()) == row["total"], (run, scheme)
-        assert f"{row['total']:,}" in said.out
-        if scheme == "exact":
-            assert all(value == 0 for values in row["figures"].values() for value in values)
-        elif scheme == "lattice":
-            assert row["ratio"] > 3 * kept[run, "exact"]["ratio"]
-    assert kept["gpt", "exact"]["original"] == sum(path.stat().st_size for path in gpt_run[1::2])
-    assert abs(kept["gpt", "rounded"]["figures"]["resumed"][0]) < 1e-3
-    assert len(kept["finetune", "lattice"]["figures"]["gain lost"]) == 2
-    assert [way["steps"] <= 6 for way in figures["rework"]] == [True] * 5
-    assert len(figures["failures"]["failures"]) == 2
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert not list((tmp_path / "fidelity" / "tiny").glob("scratch-*"))
-
-    bench.main([*arguments, "--only", "cnn,failures"])
-    again = capsys.readouterr()
-    assert "figure" not in again.err, "nothing is evaluated twice"
-    second = json.loads(out.read_text())
-    assert second["failures"] == figures["failures"]
-    assert {row["scheme"]: row["figures"] for row in second["rows"]} == {
-        scheme: row["figures"] for (run, scheme), row in kept.items() if run == "cnn"
-    }
+def test_ablation_counts_every_weight(tiny: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablation, "_CHOSEN", [("gpt", ablation.DynaQuantSettings())])
+    found = Found(tiny.kept, machine="", again=False, report=lambda line: None)
+    ablation.measure(tiny, found)
+    (row,) = found.rows("ablation")
+    huffman, run_lengths, rearranged = (bits / row["elements"] for bits in row["bits"][-1])
+    assert 0.05 < run_lengths < huffman < 4
+    assert 0.05 < rearranged < huffman
 
 
-def test_table_is_aligned() -> None:
-    lines = report._table(["a", "bb"], [["long", "1"], ["x", "22222"]]).splitlines()
-    assert lines == ["a        bb", "-----------", "long      1", "x     22222"]
+def test_failures_do_nothing_to_exact_versions(tiny: Bench) -> None:
+    row = failures.row(tiny, EXACT, 3, 0)
+    assert len(row["failures"]) == 3
+    assert row["rise"] == 0
+    assert failures.row(tiny, EXACT, 3, 1)["failures"] != row["failures"]
 
 
-@pytest.mark.parametrize("arguments", [["--only", "gtp"], ["--schemes", "zip"], ["--tier", "huge"]])
+@pytest.mark.parametrize("arguments", [["--only", "gtp"], ["--tier", "huge"]])
 def test_bad_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        bench.main(arguments)
+        schemes.main(arguments)
     assert stopped.value.code == 2
     assert arguments[1] in capsys.readouterr().err

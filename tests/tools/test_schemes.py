@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from tools.fidelity import baselines, interrupted, levels, page, papers, rework, schemes, transfer, whole
+from tools.fidelity import (
+    baselines,
+    coarse,
+    failures,
+    interrupted,
+    levels,
+    page,
+    papers,
+    rework,
+    schemes,
+    transfer,
+    whole,
+)
 from tools.fidelity.baselines import LEVELS, BaselineArchive
 from tools.fidelity.evaluation import confidence
 from tools.fidelity.found import Found
@@ -132,25 +144,34 @@ def test_how_much_faster_than_scar(counts: list[int], scar: list[int], said: str
 
 
 def test_targets() -> None:
+    """A verdict is given where another scheme misses the target; none where training has reached a plateau."""
+
     def row(run: str, scheme: str, added: list[int], lost: list[float]) -> dict[str, Any]:
         return {
             "run": run, "part": "weights", "scheme": scheme, "original": 10_000 * len(added), "total": sum(added),
             "added": added, "lost": lost,
         }  # fmt: skip
 
+    def verdicts(rows: dict[str, Any]) -> list[str]:
+        return [line.strip("| ").split(" | ")[-1] for line in page.shown(rows).splitlines()[2:]]
+
     searched = str(whole.SEARCHED)
-    text = page.shown({
-        "gpt": [row("gpt", "lc 1.5", [1000], [0.004]), row("gpt", searched, [600], [0.04])],
-        "cnn": [row("cnn", searched, [200, 90], [0.04, 0.06])],
-    })  # fmt: skip
-    assert [line.split(" | ")[-1] for line in text.splitlines()[2:]] == ["reached |", "not reached |", "not reached |"]
+    gpt = [row("gpt", "lc 1.5", [1000], [0.004]), row("gpt", searched, [400], [0.04])]
+    cnn = [row("cnn", searched, [200, 90], [0.04, 0.03]), row("cnn", "GOBO", [900, 900], [0.01, 0.01])]
+    assert verdicts({"gpt": gpt[:1]}) == ["none"]
+    assert verdicts({"gpt": gpt, "cnn": cnn}) == ["reached", "reached", "none"]
+    cnn[0]["lost"] = [0.04, 0.06]
+    text = page.shown({"gpt": gpt, "cnn": cnn})
+    assert verdicts({"gpt": gpt, "cnn": cnn})[-1] == "not reached"
+    assert "| [I]; ckstore |" in text
     assert "+6.00%, 69.0x, best version 111x" in text
 
 
 def test_the_papers_figures_and_those_found() -> None:
-    """Higher ratios and lower losses are better; if LC-Checkpoint loses no step, one is assumed."""
+    """Higher ratios and lower losses are better; no ratio without lost steps, no verdict where no scheme misses."""
     seed = {"scheme": "exact", "count": 0, "seed": 0, "accuracy": 0.8}
-    rows = {
+    searched = {**seed, "scheme": str(whole.SEARCHED)}
+    rows: dict[str, list[dict[str, Any]]] = {
         "rework": [
             {"name": "SCAR, a tenth", "counts": [20, 10], "most": 20},
             {"name": "lc 1.5", "counts": [0, 0], "most": 20},
@@ -160,17 +181,38 @@ def test_the_papers_figures_and_those_found() -> None:
             {"scheme": str(whole.SEARCHED), "bytes": 565, "nbytes": 100, "losses": [2.02]},
         ],
         "interrupted": [
-            seed, {**seed, "scheme": str(whole.SEARCHED), "count": 10, "accuracy": 0.798},
-            {**seed, "scheme": str(whole.SEARCHED), "count": 20, "accuracy": 0.784},
+            seed, {**searched, "count": 10, "accuracy": 0.798}, {**searched, "count": 20, "accuracy": 0.784},
         ],
     }  # fmt: skip
-    found = {figure.subject: figure.cells()[1:4] for figure in papers.figures(rows)}
-    assert found == {
-        "[LC] recovery compared with SCAR's, GPT": ["5.77x", "30.0x", "reached"],
-        "[I] lost by 10 failures, residual network": ["+0.50%", "+0.25%", "reached in the mean"],
+
+    def found() -> dict[str, list[str]]:
+        return {figure.subject: figure.cells()[2:5] for figure in papers.figures(rows)}
+
+    assert found() == {
+        "[LC] recovery compared with SCAR's, GPT": ["5.77x", "0.00 steps against 15.00 or more", "none"],
+        "[I] lost by 10 failures, residual network": ["+0.50%", "+0.25%", "none"],
         "[I] lost by 20 failures, residual network": ["+1.10%", "+2.00%", "0.90 points more"],
         "[I] one-shot, GPT for BERT Large": ["11.3x", "5.65x", "50% less"],
     }
+    rows["rework"][1]["counts"] = [1, 1]
+    rows["interrupted"].append({**seed, "scheme": "GOBO", "count": 10, "accuracy": 0.7})
+    assert found()["[LC] recovery compared with SCAR's, GPT"][1:] == ["15.0x", "reached"]
+    assert found()["[I] lost by 10 failures, residual network"][1:] == ["+0.25%", "reached"]
+    rows["interrupted"] += [{**seed, "seed": 1}, {**searched, "seed": 1, "count": 10, "accuracy": 0.7995}]
+    assert found()["[I] lost by 10 failures, residual network"][1:] == ["+0.16% ± 1.19%", "open"]
+
+
+def test_a_row_says_what_lc_checkpoint_codes() -> None:
+    def row(scheme: str, part: str) -> dict[str, Any]:
+        return {
+            "run": "gpt", "part": part, "scheme": scheme, "original": 300, "total": 20, "added": [20], "lost": [0.004],
+            "kinds": {"weights": [100, 10], "first moments": [100, 5], "second moments": [100, 1]},
+        }  # fmt: skip
+
+    rows = {"gpt": [row("lc 1.5", "whole"), row("lc 2.5", "weights")]}
+    (figure,) = papers.figures(rows)
+    assert figure.cells()[1:5] == ["[LC]; ckstore", "28.0x", "13.3x", "52% less"]
+    assert "weights 10.0x, first moments 20.0x" in figure.differs
 
 
 def test_rows_that_are_not_measured_again_stay(tmp_path: Path) -> None:
@@ -188,7 +230,7 @@ def test_rows_that_are_not_measured_again_stay(tmp_path: Path) -> None:
     text = target.read_text()
     assert text.startswith("# The published schemes, measured\n")
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    assert headings == ["## Savings of each coding step", "## Levels"]
+    assert headings == ["## Whose levels and coder", "## Savings of each coding step", "## Levels"]
     assert "As it was." in text
     assert "| GPT | 16 | whole run | 2.0x | 4.0x | 8.0x |" in text
     assert "with `tools/bench/schemes --tier tiny --only ablation` on a machine." in text
@@ -210,6 +252,8 @@ class Short(Bench):
         ("ablation", "| residual network | 16 | last third |"),
         ("levels", "| GPT | k-means on the sketch |"),
         ("transfer", "| DynaQuant, searched |"),
+        ("failures", "| LC-Checkpoint | [LC]*; ckstore | 1 |"),
+        ("coarse", "| GPT, weights and both moments | 1.5 |"),
     ],
 )
 def test_a_part(
@@ -222,6 +266,12 @@ def test_a_part(
     for module, name, value in (
         (schemes, "Bench", Short),
         (schemes, "DOCUMENT", tmp_path / "schemes.md"),
+        (schemes, "BENCHMARKS", tmp_path / "benchmarks.md"),
+        (coarse, "CHOSEN", [("gpt", "all", 1.5), ("finetune", "weights", 1.5)]),
+        (coarse, "_STEPS", 2),
+        (coarse, "_WINDOWS", 8),
+        (failures, "COUNTS", (1,)),
+        (failures, "SEEDS", 1),
         (interrupted, "SETTINGS", ImageSettings((8, 32, 64), 1, epochs=2)),
         (interrupted, "COUNTS", (0, 1)),
         (interrupted, "SEEDS", 1),
@@ -237,7 +287,8 @@ def test_a_part(
     ):
         monkeypatch.setattr(module, name, value)
     schemes.main(["--tier", "tiny", "--work", str(tmp_path), "--write", "--only", part])
-    assert said in (tmp_path / "schemes.md").read_text()
+    written = "benchmarks.md" if part == "coarse" else "schemes.md"
+    assert said in (tmp_path / written).read_text()
     rows = Found(tmp_path / "fidelity" / "tiny" / "found", machine="", again=False, report=lambda line: None).rows(part)
     for row in rows:
         if row.get("scheme") == str(whole.SEARCHED) and "settings" in row:

@@ -21,16 +21,16 @@ def test_measure_and_tables(cnn_run: list[Path], tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(chains, "time_ratio", ratio)
     monkeypatch.setattr(ours, "time_ratio", ratio)
-    row = sizes.measure(Series("cnn", tuple(cnn_run[:3])), tmp_path, None)
+    row = sizes.measure(Series("cnn", tuple(cnn_run[:3])), tmp_path)
     assert row.original == sum(path.stat().st_size for path in cnn_run[:3])
-    assert row.ours is not None
     assert sum(row.ours.ledger.values()) == row.ours.total
     assert 0 < row.ours.later < row.ours.total < row.original
     assert row.ours.entropy < row.ours.coded < row.ours.total
     assert list(row.peers) == [peer.name for peer in PEERS]
     table = sizes.markdown([row])
-    for number in (row.ours.total, row.peers["BitX"].pairs, row.ours.entropy, *row.ours.ledger.values()):
+    for number in (row.ours.total, row.ours.later, row.peers["BitX"].pairs, *row.ours.ledger.values()):
         assert f"{number:,}" in table
+    assert f"{row.ours.coded / row.ours.entropy - 1:+.2%}" in table
     assert list(tmp_path.iterdir()) == []
 
 

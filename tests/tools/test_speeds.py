@@ -5,13 +5,10 @@ Nothing here judges how long anything takes.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,11 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.bench import peaks, series, speed_clock, speed_figures, speed_process, speeds, stages
+from tools.bench import peaks, remotes, series, speed_figures, speed_frame, speed_process, speeds
 from tools.bench.keepers import KEEPERS, Keeper, Source
-from tools.bench.speed_bench import Bench
-from tools.bench.speed_clock import Contender, race
 from tools.bench.speed_figures import COMPARED, Section, Spread, Timing, compared, digits
+from tools.bench.speed_frame import Bench, Contender, race
 from tools.bench.speed_rows import warm_up
 
 pytestmark = pytest.mark.local
@@ -33,10 +29,10 @@ pytestmark = pytest.mark.local
 def processes() -> Iterator[None]:
     """Contenders' processes stay for other tests: each has torch to import."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed_clock, "READY", 1 << 12)  # nothing here judges how long anything takes
-        patch.setattr(speed_clock, "settle", lambda: None)
+        patch.setattr(speed_frame, "READY", 1 << 12)  # nothing here judges how long anything takes
+        patch.setattr(speed_frame, "settle", lambda: None)
         yield
-    speed_clock.end_processes()
+    speed_frame.end_processes()
 
 
 @pytest.fixture
@@ -45,6 +41,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(series, "WORDS", 1100)  # its embedding is an object of its own
     monkeypatch.setattr(peaks, "ROWS", 300)
     monkeypatch.setattr(peaks, "MEGABYTES", 1)
+    monkeypatch.setattr(remotes, "LATENCY", 0.001)
+    monkeypatch.setattr(remotes, "_SECONDS", 0.2)
     monkeypatch.setattr(speed_process, "CACHE", "NO_CACHE")  # compiling everything takes too long
     return Bench(tmp_path, 1, 3, 1, report=lambda line: None)
 
@@ -65,8 +63,7 @@ def test_every_row_runs_and_leaves_nothing(name: str, bench: Bench, tmp_path: Pa
     numbers = list(figures(section))
     assert numbers
     assert all(found == sorted(found) for found in numbers)
-    if name != "stages":  # There "everything else" is a difference.
-        assert all(found[0] >= 0 for found in numbers)
+    assert all(found[0] >= 0 for found in numbers)
     for head, *rows in section.tables:
         assert rows
         assert all(len(row) == len(head) for row in rows)
@@ -158,35 +155,6 @@ def test_spread_and_ratio() -> None:
     assert line["stored"] == "1/4.00"
 
 
-def test_a_profile_finds_the_room() -> None:
-    """A function that is compiled as one of a module of ckstore spins in one thread, one of nobody's in another."""
-    spin = "def spin(seconds):\n    end = time.thread_time() + seconds\n    while time.thread_time() < end: pass"
-    rooms = {"time": time}
-    exec(compile(spin, str(stages._PACKAGE / "kernels" / "spin.py"), "exec"), rooms)
-    nobody = {"time": time}
-    exec(compile(spin, "elsewhere.py", "exec"), nobody)
-    rooms["spin"](0.2)  # earlier work does not count
-    with stages.profiled() as modules:
-        thread = threading.Thread(target=nobody["spin"], args=(0.2,))
-        thread.start()
-        rooms["spin"](0.3)
-        thread.join()
-    assert set(modules) == {"kernels.spin", stages.REST, stages.LOCK}
-    assert 0.2 < modules["kernels.spin"] < 0.4
-    assert modules[stages.REST] > 0.1
-    assert stages.rooms({"kernels.a": 1.0, "kernels.b": 2.0, stages.REST: 4.0}) == {"kernels": 3.0, stages.REST: 4.0}
-
-
-@pytest.mark.parametrize("holds", [True, False])
-def test_a_profile_finds_the_holder_of_the_interpreters_lock(holds: bool) -> None:
-    hashed, end = bytes(1 << 26), time.monotonic() + 0.5
-    with stages.profiled() as modules:
-        while time.monotonic() < end:
-            if not holds:
-                hashlib.sha256(hashed)  # Releases the lock.
-    assert modules[stages.LOCK] > 0.3 if holds else modules[stages.LOCK] < 0.2
-
-
 def test_document(tmp_path: Path) -> None:
     target = tmp_path / "benchmarks.md"
     ingest = Section("Storing", "The comparison.", [[["operation", "where", "ratio"], ["ingest", "", "1.95 x"]]])
@@ -239,21 +207,21 @@ def test_rows_that_are_not_measured_are_kept(
 
 def test_a_process_of_its_own_stays_until_it_is_ended() -> None:
     contender = Contender("A", str, apart="test")
-    before = speed_clock.process("test").submit(os.getpid).result()
+    before = speed_frame.process("test").submit(os.getpid).result()
     timing = race([contender], [3], warm=False)["A"][0]
     assert timing.seconds > 0
-    assert speed_clock.process("test").submit(os.getpid).result() == before != os.getpid()
+    assert speed_frame.process("test").submit(os.getpid).result() == before != os.getpid()
     with pytest.raises(TypeError, match="not supported"):
         race([Contender("A", partial(max, ""), apart="test")], [3])
-    speed_clock.end_processes()
-    assert speed_clock.process("test").submit(os.getpid).result() != before
-    speed_clock.end_processes()
+    speed_frame.end_processes()
+    assert speed_frame.process("test").submit(os.getpid).result() != before
+    speed_frame.end_processes()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--only", "speed"], "unknown row speed; choose from storing, restoring"),
+        (["--only", "speed"], "unknown name speed; choose from storing, restoring"),
         (["--versions", "1"], "--versions must be 2 or more"),
         (["--series", "nowhere"], "nowhere needs two checkpoints or more"),
     ],

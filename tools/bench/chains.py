@@ -16,7 +16,7 @@ from tools.bench.peers import Peer
 from tools.bench.pieces import Bytes, Piece
 from tools.bench.series import Series
 
-Prepare = Callable[[], Callable[[], None]]
+Prepare = Callable[[], Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class PeerSeries:
             return Sizes(pairs, sum(delta[1:]), sum(full), 1, 1.0)
         period, reached = 1, 1.0
         for depth in range(1, len(self.versions)):
-            factor = time_ratio(lambda depth=depth: partial(self.restore, depth), lambda: partial(self.restore, 0))
+            factor = time_ratio(partial(partial, self.restore, depth), partial(partial, self.restore, 0))
             if factor > limit:
                 break
             period, reached = depth + 1, factor
@@ -168,7 +168,7 @@ def time_ratio(slow: Prepare, fast: Prepare, *, pairs: int = 7) -> float:
     return statistics.median(ratios)
 
 
-def _seconds(calls: list[Callable[[], None]]) -> float:
+def _seconds(calls: list[Callable[[], object]]) -> float:
     start = time.perf_counter()
     for call in calls:
         call()

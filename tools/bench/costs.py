@@ -70,13 +70,12 @@ class Row:
 
 def ingest(
     series: catalogue.Series, root: Path, budget: float, *, in_full: bool = False, fidelity: Fidelity = "exact"
-) -> int:
-    """Store a series, each version in its own run if `in_full`. Return the bytes of its packs."""
+) -> None:
+    """Store a series, each version in its own run if `in_full`."""
     with ckstore.init(root) as store:
         for step, path in enumerate(series.versions):
             run = f"run{step}" if in_full else "run"
             store.ingest(path, run=run, step=step, budget=budget, policy=fidelity, hot=0)
-    return sum(path.stat().st_size for path in (root / "packs").iterdir())
 
 
 def measure(
@@ -131,7 +130,7 @@ def fit(works: list[Work], seconds: list[float]) -> list[float]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a row for each version, and the fitted weights; or the sizes of series under several budgets."""
+    """Print a row for each version, and the fitted weights."""
     parser = argparse.ArgumentParser(prog="tools/bench/cost", description=__doc__)
     parser.add_argument("--series", action="append", default=[], help="repeatable; see tools.bench.series.find")
     parser.add_argument("--data", type=Path, default=None)
@@ -140,21 +139,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--budget", type=float, action="append", default=[], help="repeatable")
     parser.add_argument("--fidelity", choices=FIDELITIES, default="exact", help="of the stored versions")
-    parser.add_argument("--sizes", action="store_true", help="only the bytes of packs under each budget")
     chosen = parser.parse_args(arguments)
     budgets = chosen.budget or [BUDGET]
     found = catalogue.find(chosen.series, chosen.data, chosen.work, tier=chosen.tier)
-    if chosen.sizes:
-        _print_row("series", "bytes", *(f"budget {budget:g}" for budget in budgets))
-        _print_row("---", *["---:"] * (1 + len(budgets)))
-        for series in found:
-            with tempfile.TemporaryDirectory(dir=chosen.work) as scratch:
-                sizes = [
-                    ingest(series, Path(scratch) / f"{budget:g}", budget, fidelity=chosen.fidelity)
-                    for budget in budgets
-                ]
-            _print_row(series.name, f"{series.nbytes:,}", *(f"{size:,}" for size in sizes))
-        return
     rows: list[Row] = []
     summary: list[tuple[object, ...]] = []
     _print_row("series", "budget", "version", "state dict, CPU ms", "model", "predicted", "state dict", "checkout")

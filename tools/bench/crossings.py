@@ -16,6 +16,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -89,14 +90,14 @@ def measured() -> dict[str, Crossings]:
 
     with tempfile.TemporaryDirectory() as directory, ckstore.init(Path(directory, "store")) as store:
         for step in range(3):
-            measure("encoded ingest", lambda step=step: store.ingest(next(states), run="encoded", step=step, hot=0))
+            measure("encoded ingest", partial(store.ingest, next(states), run="encoded", step=step, hot=0))
         for step in range(3):
-            measure("hot ingest", lambda step=step: store.ingest(next(states), run="hot", step=step, hot=9))
+            measure("hot ingest", partial(store.ingest, next(states), run="hot", step=step, hot=9))
         for step in (1, 2):
             version = store[f"encoded@{step}"]
-            measure("checkout", lambda version=version, step=step: version.checkout(Path(directory, str(step))))
+            measure("checkout", partial(version.checkout, Path(directory, str(step))))
             measure("state dict", version.state_dict)
-            measure("slice", lambda version=version: version["model/layer0"][3:5])
+            measure("slice", partial(version["model/layer0"].__getitem__, slice(3, 5)))
     return result
 
 

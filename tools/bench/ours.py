@@ -84,7 +84,7 @@ def measure(series: Series, work: Path) -> Ours:
                 if step == 0:
                     first = size_of(free)
 
-        def prepare(path: Path, number: int) -> Callable[[], None]:
+        def prepare(path: Path, number: int) -> Callable[[], object]:
             # Opened for every call: a store caches chunks that it has decoded.
             return partial(ckstore.open(path, mode="r")[number].checkout, out, force=True)
 

@@ -49,7 +49,7 @@ class Peer:
 
 def zstd_encode(data: Bytes, dtype: str) -> bytes:
     """Return one zstd frame at level 3."""
-    return zstandard.ZstdCompressor(level=3).compress(data)
+    return zstandard.ZstdCompressor(level=3).compress(data.data)
 
 
 def zstd_decode(payload: bytes, dtype: str) -> Bytes:
@@ -64,7 +64,8 @@ def planes_encode(data: Bytes, dtype: str) -> bytes:
 
 def planes_decode(payload: bytes, dtype: str) -> Bytes:
     """Invert `planes_encode`."""
-    return Shuffle(ITEM_SIZES[dtype]).decode(zstd_decode(payload, dtype))
+    data: Bytes = Shuffle(ITEM_SIZES[dtype]).decode(zstd_decode(payload, dtype))
+    return data
 
 
 def zipnn_encode(data: Bytes, dtype: str) -> bytes:

@@ -92,9 +92,8 @@ def find(
     found = []
     for name in runs.RUNS:
         if name in (names or TRAINED):
-            paths = runs.train(
-                name, work / "runs" / tier, tier=tier, report=lambda line, name=name: report(f"{name} {line}")
-            )
+            report(f"{name}:")
+            paths = runs.train(name, work / "runs" / tier, tier=tier, report=report)
             found.append(Series(name, tuple(paths)))
     for name, pattern in PUBLIC.items():
         if not names or name in names:

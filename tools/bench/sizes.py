@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from tools.bench import ours as ours_of
@@ -24,7 +23,7 @@ class Row:
     series: str
     versions: int
     original: int
-    ours: Ours | None
+    ours: Ours
     peers: dict[str, Sizes]
 
     def best(self, size: Callable[[Sizes], int]) -> tuple[str, int]:
@@ -33,58 +32,46 @@ class Row:
         return name, size(self.peers[name])
 
 
-def measure(series: Series, work: Path, limit: float | None) -> Row:
-    """Measure a series; `limit` bounds the peers' chains instead of ckstore's own factor, and leaves ckstore out."""
-    ours = ours_of.measure(series, work) if limit is None else None
-    bound = max(1.0, ours.factor) if ours is not None else limit or 1.0
-    peers = {peer.name: PeerSeries(peer, series, work / "restored").sizes(bound) for peer in PEERS}
+def measure(series: Series, work: Path) -> Row:
+    """Measure a series; ckstore's factor bounds the peers' chains."""
+    ours = ours_of.measure(series, work)
+    peers = {peer.name: PeerSeries(peer, series, work / "restored").sizes(max(1.0, ours.factor)) for peer in PEERS}
     (work / "restored").unlink(missing_ok=True)
     return Row(series.name, len(series.versions), series.nbytes, ours, peers)
 
 
 def markdown(rows: list[Row]) -> str:
-    """Return the tables: ckstore against the best peers, every peer, ckstore by cause, ckstore against the entropy."""
-    parts = [_table(["series", "versions", "original", *(peer.name for peer in PEERS)], map(_peer_cells, rows))]
-    parts.append("Peers: pairs / chains (a full version every N versions). Pairs have no bound on restoring.")
-    mine = [(row, row.ours) for row in rows if row.ours is not None]
-    if mine:
-        head = [
-            "series",
-            "original",
-            "ckstore",
-            "deepest",
-            "factor",
-            "predicted",
-            "best chain",
-            "against it",
-            "best pair",
-            "against it",
-        ]
-        head += ["later versions", "best later pair", "against it", "later versions, no bound", "against it"]
-        causes = list(dict.fromkeys(cause for _, ours in mine for cause in ours.ledger))
-        by_cause = ([row.series, *(f"{ours.ledger.get(cause, 0):,}" for cause in causes)] for row, ours in mine)
-        parts = [
-            _table(head, (_our_cells(row, ours) for row, ours in mine)),
-            "Factor: time to restore the deepest version over that of a full one, measured and predicted; measured, it "
-            "bounds the chains. No bound: ckstore with an unlimited restore budget, as the pairs have.",
-            *parts,
-            _table(["series", *causes], by_cause),
-        ]
-        bounds = (
-            [row.series, f"{o.coded:,}", f"{o.entropy:,}", f"{o.coded / max(1, o.entropy) - 1:+.2%}"] for row, o in mine
-        )
-        parts.append(_table(["series", "coded", "order-0 entropy", "above it"], bounds))
-    return "\n\n".join(parts)
+    """Return the tables: ckstore against the best peers, its later versions, every peer, and ckstore by cause."""
+    head = ["series", "original", "ckstore", "best other, chains", "best other, pairs", "factor"]
+    later = ["series", "later versions", "best pair", "against it", "without a bound", "against it"]
+    causes = list(dict.fromkeys(cause for row in rows for cause in row.ours.ledger))
+    by_cause = ([row.series, *(f"{row.ours.ledger.get(cause, 0):,}" for cause in causes)] for row in rows)
+    return "\n\n".join([
+        _table([*head, "above order-0 entropy"], map(_our_cells, rows)),
+        "Factor: time to restore the deepest version over that of a full one, measured, which bounds the chains, and "
+        "predicted. Pairs have no bound.",
+        _table(later, map(_later_cells, rows)),
+        _table(["series", "versions", "original", *(peer.name for peer in PEERS)], map(_peer_cells, rows)),
+        "Peers: pairs / chains (a full version every N versions).",
+        _table(["series", *causes], by_cause),
+    ])  # fmt: skip
 
 
-def _our_cells(row: Row, ours: Ours) -> list[str]:
-    chain, pair, later = row.best(lambda s: s.chains), row.best(lambda s: s.pairs), row.best(lambda s: s.later)
-    cells = [row.series, f"{row.original:,}", _bytes(ours.total, row.original), str(ours.depth)]
-    cells += [f"{ours.factor:.2f}", f"{ours.predicted:.2f}"]
-    for (name, size), own in ((chain, ours.total), (pair, ours.total)):
-        cells += [f"{name} {_bytes(size, row.original)}", f"{own / size - 1:+.1%}"]
-    cells += [f"{ours.later:,}", f"{later[0]} {later[1]:,}", f"{ours.later / max(1, later[1]) - 1:+.1%}"]
-    return [*cells, f"{ours.unbounded_later:,}", f"{ours.unbounded_later / max(1, later[1]) - 1:+.1%}"]
+def _our_cells(row: Row) -> list[str]:
+    ours = row.ours
+    best = [row.best(lambda sizes: sizes.chains), row.best(lambda sizes: sizes.pairs)]
+    return [
+        row.series, f"{row.original:,}", _bytes(ours.total, row.original),
+        *(f"{name} {_bytes(size, row.original)}" for name, size in best), f"{ours.factor:.2f} / {ours.predicted:.2f}",
+        f"{ours.coded / max(1, ours.entropy) - 1:+.2%}",
+    ]  # fmt: skip
+
+
+def _later_cells(row: Row) -> list[str]:
+    name, best = row.best(lambda sizes: sizes.later)
+    own, free = row.ours.later, row.ours.unbounded_later
+    against = [f"{size / max(1, best) - 1:+.1%}" for size in (own, free)]
+    return [row.series, f"{own:,}", f"{name} {best:,}", against[0], f"{free:,}", against[1]]
 
 
 def _peer_cells(row: Row) -> list[str]:
@@ -112,8 +99,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="public checkpoints (default: $CKSTORE_TEST_DATA or ../shared/data)")
     parser.add_argument("--work", type=Path, default=all_series.REPOSITORY / ".cache", help="keeps the trained runs")
     parser.add_argument("--tier", default="small", choices=["tiny", "small"], help="size of the trained runs")
-    parser.add_argument("--peers-within", type=float, metavar="FACTOR", help="peers only, chains within this factor")
-    parser.add_argument("--json", action="store_true", help="print a list of objects, one a series")
     chosen = parser.parse_args(arguments)
 
     def report(line: str) -> None:
@@ -123,8 +108,8 @@ def main(arguments: list[str] | None = None) -> None:
     rows = []
     for series in all_series.find(chosen.series, chosen.data, chosen.work, tier=chosen.tier, report=report):
         report(f"{series.name}: {len(series.versions)} versions, {series.nbytes:,} bytes")
-        rows.append(measure(series, chosen.work, chosen.peers_within))
-    print(json.dumps([asdict(row) for row in rows], indent=1) if chosen.json else markdown(rows))
+        rows.append(measure(series, chosen.work))
+    print(markdown(rows))
 
 
 if __name__ == "__main__":

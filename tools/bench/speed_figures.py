@@ -16,7 +16,7 @@ from typing import Self
 _PACKAGES = ("numba", "numpy", "torch")
 
 #: The columns that `compared` fills.
-COMPARED = ["measurement", "GB/s", "CPU s/GB", "against", "its GB/s", "its CPU s/GB", "stored", "ratio"]
+COMPARED = ["measurement", "GB/s", "CPU s/GB", "stored", "against", "ratio"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def compared(
     """
     ratios = [other.seconds / own.seconds for own, other in zip(mine, theirs, strict=True)]
     stored = "" if shrinks is None else f"1/{digits(shrinks)}"
-    return [name, *_rate(mine, nbytes), against, *_rate(theirs, nbytes), stored, f"{Spread.of(ratios)} x"]
+    return [name, *_rate(mine, nbytes), stored, against, f"{Spread.of(ratios)} x"]
 
 
 def _rate(timings: Sequence[Timing], nbytes: int) -> tuple[str, str]:

@@ -11,9 +11,8 @@ from typing import Any
 import ckstore
 from ckstore.policy import FIDELITIES, Fidelity
 from tools.bench.keepers import COPY, KEEPERS, LOAD, SAVE, Keeper, Source
-from tools.bench.speed_bench import Bench, deepest
-from tools.bench.speed_clock import Contender, race
 from tools.bench.speed_figures import COMPARED, Section, Spread, compared
+from tools.bench.speed_frame import Bench, Contender, deepest, race
 
 #: Names of ckstore's operations in tables.
 HOT, HOT_LIVE, COMPACT = "ingest, hot", "live ingest, hot", "compaction"

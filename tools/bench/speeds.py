@@ -6,15 +6,13 @@ import argparse
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from tools.bench import peaks, series, speed_figures, speed_process, speed_rows, stages
-from tools.bench.speed_bench import Bench
-from tools.bench.speed_clock import end_processes
+from tools.bench import peaks, remotes, series, speed_figures, speed_process, speed_rows, speed_saver
 from tools.bench.speed_figures import Section
+from tools.bench.speed_frame import Bench, end_processes
 
 #: The rows, in the order of the document.
 ROWS: dict[str, Callable[[Bench], Section]] = {
@@ -23,20 +21,21 @@ ROWS: dict[str, Callable[[Bench], Section]] = {
     "row": speed_rows.row,
     "memory": peaks.memory,
     "start": speed_process.start,
-    "stages": stages.stages,
+    "saver": speed_saver.saver,
+    "bucket": remotes.restores,
+    "writers": remotes.writers,
 }
 
 #: Rows with checkpoints of their own, for any series.
-_OWN = {"memory", "start"}
+_OWN = {"memory", "start", "writers"}
 
 DOCUMENT = series.REPOSITORY / "docs" / "benchmarks.md"
 
 INTRODUCTION = """\
 # Benchmarks
 
-Speed and memory of ckstore and of the tools that it replaces, measured side by side. `tools/bench/speed --write`
-and `tools/bench/remote --write` write the sections below, except *Size* and *Coarse versions*, which
-`tools/bench/size` and `tools/bench/fidelity` print.
+Speed and memory of ckstore and of the tools that it replaces, measured side by side. `tools/bench/speed --write` and
+`tools/bench/schemes --only coarse --write` write the sections below, except *Size*, which `tools/bench/size` prints.
 
 Contenders take turns (A B A B). A ratio compares one round and is above 1 where ckstore is faster. Figures are
 medians, with the first and third quartiles in brackets. Files are in the page cache, and both sides sync their
@@ -50,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure the rows named on the command line."""
     parser = argparse.ArgumentParser(prog="tools/bench/speed", description=__doc__)
     named = ", ".join([*series.TRAINED, *series.PUBLIC])
-    parser.add_argument("--only", type=_names, metavar="ROW,...", help=f"of {', '.join(ROWS)} (default: all)")
+    parser.add_argument("--only", type=names(ROWS), metavar="ROW,...", help=f"of {', '.join(ROWS)} (default: all)")
     parser.add_argument("--series", metavar="NAME", help=f"{named}, or a directory of checkpoints (default: synthetic)")
     parser.add_argument("--tier", default="small", choices=["tiny", "small", "full"], help="size of the trained runs")
     parser.add_argument("--megabytes", type=int, default=Bench.megabytes, help="of a synthetic checkpoint")
@@ -120,12 +119,17 @@ def publish(heading: str, text: str, target: Path) -> None:
     target.write_text("\n\n".join([INTRODUCTION, *(f"## {name}\n\n{found}" for name, found in known.items())]) + "\n")
 
 
-def _names(text: str) -> Any:
-    wanted = text.split(",")
-    for name in wanted:
-        if name not in ROWS:
-            raise argparse.ArgumentTypeError(f"unknown row {name}; choose from {', '.join(ROWS)}")
-    return tuple(name for name in ROWS if name in wanted)
+def names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of a comma-separated subset of known names."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        wanted = text.split(",")
+        for name in wanted:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"unknown name {name}; choose from {', '.join(known)}")
+        return tuple(name for name in known if name in wanted)
+
+    return parse
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""DynaQuant's ablation: the savings of each step of its coding, late in the GPT's training and over whole runs."""
+"""DynaQuant's ablation: the savings of each step of its coding over whole runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,43 +19,7 @@ from tools.fidelity.states import load
 _CHOSEN = [("cnn", DynaQuantSettings(4, 0.4, 0.0005)), ("cnn", DynaQuantSettings()), ("gpt", DynaQuantSettings())]
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """Bits per element of the last version's weights against the version before.
-
-    Attributes
-    ----------
-    huffman
-        Huffman codes of the differences of levels.
-    run_lengths
-        Huffman codes of run lengths.
-    rearranged
-        The same, with the elements rearranged by their level in the version before.
-    """
-
-    huffman: float
-    run_lengths: float
-    rearranged: float
-
-
-def measure(bench: Bench) -> Ablation:
-    """Quantise the weights of the last two versions with the default settings, and code the differences three ways."""
-    before, last = (load(path)["model"] for path in bench.run("gpt")[-2:])
-    settings = DynaQuantSettings()
-    totals = [0, 0, 0]
-    elements = 0
-    for name, weight in last.items():
-        if weight.numel() < SMALL:
-            continue
-        quantised = [dynaquant_quantise(state[name].numpy().reshape(-1), settings) for state in (before, last)]
-        levels = max(lattice.levels for lattice, _, _ in quantised)
-        bits = coded_bits(quantised[1][1], quantised[0][1], levels)
-        totals = [total + more for total, more in zip(totals, bits, strict=True)]
-        elements += weight.numel()
-    return Ablation(*(total / elements for total in totals))
-
-
-def over_runs(bench: Bench, found: Found) -> None:
+def measure(bench: Bench, found: Found) -> None:
     """Measure a row for each run and setting: bits of each version's large tensors, coded in three ways."""
     for run, settings in _CHOSEN:
         found.row("ablation", f"{run}, {settings.levels} levels", partial(_row, bench, run, settings))

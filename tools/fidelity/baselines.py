@@ -81,8 +81,10 @@ def check_n_run(tensors: Mapping[str, Floats], levels: int) -> dict[str, Quantis
         sample = values[:: max(1, values.size // 20_000)]
         mean, low, high = (float(part) for part in (values.mean(), values.min(), values.max()))
         ranges = [(low + share * (mean - low), high - share * (high - mean)) for share in _SHRUNK]
-        best = min(ranges, key=lambda ends: float(np.square(uniform(sample, *ends, levels).values - sample).sum()))
-        found[name] = uniform(values, *best, levels)
+        best = min(
+            ranges, key=lambda ends: float(np.square(uniform(sample, ends[0], ends[1], levels).values - sample).sum())
+        )
+        found[name] = uniform(values, best[0], best[1], levels)
     return found
 
 
@@ -198,10 +200,6 @@ class BaselineArchive:
     def nbytes(self) -> int:
         """Return the bytes of all models."""
         return sum(nbytes for _, _, nbytes in self._kept)
-
-    def ledger(self) -> dict[str, int]:
-        """Return all of them as one cause."""
-        return {"models": self.nbytes()}
 
     def remove(self) -> None:
         """Release the models."""

@@ -16,9 +16,9 @@ from ckstore.objects.units import SMALL
 from tools.fidelity import archives
 from tools.fidelity.archives import Setting, StoreArchive
 from tools.fidelity.found import Found
-from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import load
+from tools.fidelity.whole import WINDOWS, gpt_language
 
 #: Levels of the clustering, as in Agrawal et al..
 _LEVELS = 32
@@ -83,7 +83,7 @@ def _fastest(run: Callable[[], object], times: int = _TIMES) -> float:
 def _saving(bench: Bench, setting: Setting) -> dict[str, Any]:
     """Return processor seconds of a step of the GPT, of a version, and of steps while versions are stored."""
     paths = bench.run("gpt")[-_VERSIONS - 1 :]
-    language = gpt_language(bench)
+    language = gpt_language(bench, WINDOWS)
     state = load(paths[0])
     _, _, step = language.go_on(state, state["step"], torch.Generator().manual_seed(0))
     steps = _VERSIONS * _EVERY
@@ -115,4 +115,4 @@ def _saving(bench: Bench, setting: Setting) -> dict[str, Any]:
             thread.join()
         archive.remove()
     bench.report(f"{setting}: {alone} alone, {during} with versions")
-    return {"scheme": str(setting), "steps": steps, "versions": _VERSIONS, "alone": alone, "beside": during}
+    return {"scheme": str(setting), "steps": steps, "versions": _VERSIONS, "alone": alone, "during": during}

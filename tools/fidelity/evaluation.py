@@ -6,15 +6,17 @@ import copy
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tools import models
-from tools.fidelity.results import Results
 from tools.fidelity.states import State, digest
 from tools.training import ImageSettings, TextSettings, language_step
+
+T = TypeVar("T")
 
 #: Windows that are evaluated at once.
 _BATCH = 32
@@ -26,7 +28,20 @@ _T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57}
 _FIRST_SEED = 1000
 
 
-class Language:
+class _Judge:
+    """Judges states; of the same state and question only once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], object] = {}
+
+    def once(self, compute: Callable[[], T], *key: object) -> T:
+        """Return the figure of a key, which names everything that it depends on."""
+        if key not in self._known:
+            self._known[key] = compute()
+        return cast("T", self._known[key])
+
+
+class Language(_Judge):
     """Judges the states of a run over text.
 
     Parameters
@@ -37,29 +52,17 @@ class Language:
         The text of resumed training, uint8.
     held_out
         Unseen windows, int64 of shape (windows, context + 1).
-    results
-        Keeps the figures.
-
-    Attributes
-    ----------
-    key
-        The common part of every figure's key.
     """
 
-    def __init__(self, settings: TextSettings, text: Tensor, held_out: Tensor, results: Results) -> None:
+    def __init__(self, settings: TextSettings, text: Tensor, held_out: Tensor) -> None:
+        super().__init__()
         self.settings = settings
         self.text = text
         self.held_out = held_out
-        self.results = results
-        self.key = {"settings": repr(settings), "held_out": digest(held_out), "text": digest(text)}
 
     def loss(self, weights: Mapping[str, Tensor]) -> float:
         """Return the mean cross entropy of the held-out windows, in nats per byte."""
-
-        def compute() -> float:
-            return mean_loss(self._model(weights), self.held_out)
-
-        return self.results.remember(compute, figure="loss", **self.key, state=digest(weights))
+        return self.once(lambda: mean_loss(self._model(weights), self.held_out), "loss", digest(weights))
 
     def resumed(self, state: State, step: int, *, seed: int, steps: int) -> float:
         """Return the loss after `steps` more steps with the batches of a seed; the state has done `step` steps."""
@@ -71,9 +74,7 @@ class Language:
                 going()
             return mean_loss(model, self.held_out)
 
-        return self.results.remember(
-            compute, figure="resumed", **self.key, state=_trained(state), step=step, seed=seed, steps=steps
-        )
+        return self.once(compute, "resumed", _trained(state), step, seed, steps)
 
     def rework(self, state: State, step: int, target: Mapping[str, Tensor], *, seed: int, most: int) -> int:
         """Return the steps until the loss is at or below that of the weights `target`; `most` if it takes more.
@@ -81,20 +82,13 @@ class Language:
         Judged after every step by a quarter of the held-out windows.
         """
         windows = self.held_out[: max(1, len(self.held_out) // 4)]
-
-        def compute() -> int:
-            goal = mean_loss(self._model(target), windows)
-            model, _, going = self.go_on(state, step, torch.Generator().manual_seed(_FIRST_SEED + seed))
-            for count in range(most):
-                if mean_loss(model, windows) <= goal:
-                    return count
-                going()
-            return most
-
-        return self.results.remember(
-            compute, figure="rework", **self.key, state=_trained(state), target=digest(target), step=step, seed=seed,
-            most=most,
-        )  # fmt: skip
+        goal = self.once(lambda: mean_loss(self._model(target), windows), "goal", digest(target))
+        model, _, going = self.go_on(state, step, torch.Generator().manual_seed(_FIRST_SEED + seed))
+        for count in range(most):
+            if mean_loss(model, windows) <= goal:
+                return count
+            going()
+        return most
 
     def go_on(
         self, state: State, step: int, batches: torch.Generator
@@ -128,7 +122,7 @@ def mean_loss(model: nn.Module, windows: Tensor) -> float:
     """
     total = 0.0
     with torch.no_grad():
-        for tokens in windows.split(_BATCH):
+        for tokens in torch.split(windows, _BATCH):
             logits = model(tokens[:, :-1]).flatten(0, 1)
             total += functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum").item()
     return total / windows[:, 1:].numel() if math.isfinite(total) else math.inf
@@ -166,20 +160,18 @@ def held_out_prose(settings: TextSettings, batches: Tensor, count: int) -> Tenso
     return text[chosen[:, None] * length + torch.arange(length)].long()
 
 
-class Digits:
+class Digits(_Judge):
     """Judges the states of a run over digits by held-out digits.
 
     Parameters
     ----------
     settings
         Of the run.
-    results
-        Keeps the figures.
     """
 
-    def __init__(self, settings: ImageSettings, results: Results) -> None:
+    def __init__(self, settings: ImageSettings) -> None:
+        super().__init__()
         self.settings = settings
-        self.results = results
         images, classes = models.digits()
         self.images, self.classes = images[-models.HELD_OUT_DIGITS :], classes[-models.HELD_OUT_DIGITS :]
 
@@ -196,10 +188,7 @@ class Digits:
             right = (logits.argmax(1) == self.classes).double().mean().item()
             return right, functional.cross_entropy(logits, self.classes).item()
 
-        accuracy, loss = self.results.remember(
-            compute, figure="digits", settings=repr(self.settings), state=digest(weights)
-        )
-        return accuracy, loss
+        return self.once(compute, digest(weights))
 
 
 def evenly(count: int, points: int) -> list[int]:

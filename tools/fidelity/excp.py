@@ -187,11 +187,6 @@ class ExcpArchive:
         """Return the bytes of the files."""
         return sum(file.stat().st_size for file in self.files)
 
-    def ledger(self) -> dict[str, int]:
-        """Return the bytes of the first file, with exact weights, and of the others."""
-        sizes = [file.stat().st_size for file in self.files]
-        return {"first": sizes[0], "later": sum(sizes[1:])}
-
     def remove(self) -> None:
         """Release memory; the files are made once."""
         self._last = None

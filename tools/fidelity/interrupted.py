@@ -59,7 +59,7 @@ def _failures(count: int) -> set[int]:
 
 def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -> tuple[float, float, list[int]]:
     """Return accuracy and loss after all epochs, and bytes of each version; training resumes from it after failures."""
-    settings, digits = SETTINGS, Digits(SETTINGS, bench.results)
+    settings, digits = SETTINGS, Digits(SETTINGS)
     failures = _failures(count)
     images, classes = models.digits()
     train = len(images) - models.HELD_OUT_DIGITS
@@ -85,7 +85,7 @@ def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -
             chosen = order[index * settings.batch : (index + 1) * settings.batch]
             progress = (epoch - 1 + index / batches) / settings.epochs
             optimizer.param_groups[0]["lr"] = settings.rate * 0.5 * (1 + math.cos(math.pi * progress))
-            functional.cross_entropy(model(images[chosen]), classes[chosen]).backward()
+            torch.autograd.backward(functional.cross_entropy(model(images[chosen]), classes[chosen]))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             accumulator.after_backward((epoch - 1) * batches + index + 1)
             optimizer.step()

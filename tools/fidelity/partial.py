@@ -41,7 +41,7 @@ class RunningCheckpoint:
         flags = torch.zeros(len(order), dtype=torch.bool)
         flags[chosen] = True
         written = 0
-        for (old, new), rows in zip(pairs, flags.split([len(c) for c in changes]), strict=True):
+        for (old, new), rows in zip(pairs, torch.split(flags, [len(c) for c in changes]), strict=True):
             for into, values in _tensors(old, new):
                 _rows(into)[rows] = _rows(values)[rows]
                 written += values.element_size() * int(rows.sum()) * _rows(values).shape[1]
@@ -55,7 +55,7 @@ class RunningCheckpoint:
         flags = torch.zeros(len(changes), dtype=torch.bool)
         flags[changes.topk(int(share * len(changes))).indices] = True
         written = 0
-        for (old, new), mask in zip(pairs, flags.split([new.weight.numel() for _, new in pairs]), strict=True):
+        for (old, new), mask in zip(pairs, torch.split(flags, [new.weight.numel() for _, new in pairs]), strict=True):
             written += _PLACE * int(mask.sum())
             for into, values in _tensors(old, new):
                 into.view(-1)[mask] = values.reshape(-1)[mask]

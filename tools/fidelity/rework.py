@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tools.fidelity.archives import DEFAULT, DEFAULT_QUALITY, Archive, Setting, StoreArchive
 from tools.fidelity.baselines import BASELINES, BaselineArchive
-from tools.fidelity.evaluation import evenly, mean
+from tools.fidelity.evaluation import mean
 from tools.fidelity.excp import ExcpArchive
 from tools.fidelity.found import Found
 from tools.fidelity.partial import RunningCheckpoint, share_of
-from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, load, weights_only
-from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive
-from tools.fidelity.whole import judge as judge_of
+from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive, gpt_language, judge
 
 #: Partial checkpoints: the function that writes one, and whether it writes the places of the elements.
 _PARTIAL: list[tuple[str, Callable[[RunningCheckpoint, State, float], int], bool]] = [
@@ -26,85 +23,21 @@ _PARTIAL: list[tuple[str, Callable[[RunningCheckpoint, State, float], int], bool
     ("TOPN", RunningCheckpoint.topn, True),
 ]
 
-#: Of `compare`: the stretch's first version, its restored versions, seeds, and the limit of counts.
+#: The stretch's first version, its restored versions, seeds, and the limit of counts.
 _FIRST, _COMPARED, _SEEDS, _MOST = 4, (5, 10), 3, 40
+
+#: Held-out windows.
+_WINDOWS = 256
 
 #: The share of the parameters in partial checkpoints of Chen et al.'s evaluation.
 _TENTH = 0.1
 
 
-@dataclass(frozen=True)
-class Rework:
-    """The recovery with a way to checkpoint.
-
-    Attributes
-    ----------
-    name
-        Of the way.
-    ratio
-        Bytes of a whole checkpoint over those of a later one kept this way.
-    steps
-        Until the loss is back, mean over versions and seeds.
-    worst
-        Of any version and seed; `most` if one was not back by then.
-    most
-        The limit of counts.
-    at_once
-        Relative rise of the evaluation loss right after the restore, mean over the versions.
-    """
-
-    name: str
-    ratio: float
-    steps: float
-    worst: int
-    most: int
-    at_once: float
-
-
-def measure(bench: Bench) -> list[Rework]:
-    """Measure the default, and SCAR and TOPN with as many bytes and with a tenth of the parameters, on the GPT."""
-    paths = bench.run("gpt")
-    tier = bench.tier
-    points = evenly(len(paths), tier.points)
-    language = gpt_language(bench)
-    first = load(paths[0])
-
-    def judge(name: str, nbytes: float, restored: Iterator[State]) -> Rework:
-        """Judge a way by `restored`, which yields every restored version; `nbytes` is the size of a later one."""
-        counts, rises = [], []
-        for index, state in enumerate(restored):
-            if index not in points:
-                continue
-            exact = load(paths[index])
-            goal = exact["model"]
-            counts += [
-                language.rework(state, exact["step"], goal, seed=seed, most=tier.rework) for seed in range(tier.seeds)
-            ]
-            rises.append(language.loss(state["model"]) / language.loss(goal) - 1)
-        return Rework(name, paths[0].stat().st_size / nbytes, mean(counts), max(counts), tier.rework, mean(rises))
-
-    with bench.scratch() as scratch:
-        archive = StoreArchive(scratch / "store", DEFAULT)
-        sizes = []
-        for path in paths:
-            before = archive.nbytes()
-            archive.add(path)
-            sizes.append(archive.nbytes() - before)
-        later = mean(sizes[1:])
-        found = [judge(str(DEFAULT), later, (archive.restore(index) for index in range(len(paths))))]
-    for name, save, places in _PARTIAL:
-        for share in (share_of(later, first, places=places), _TENTH):
-            nbytes = save(RunningCheckpoint(load(paths[0])), load(paths[1]), share)
-            running = _running(bench, partial(save, share=share))
-            found.append(judge(f"{name} {share:.1%}", nbytes, running))
-    return found
-
-
-def compare(bench: Bench, found: Found) -> None:
+def measure(bench: Bench, found: Found) -> None:
     """Measure a row for every scheme, SCAR and TOPN, on a stretch of the GPT: steps until its loss is back."""
     paths = bench.run("gpt")[_FIRST:]
-    language = gpt_language(bench)
-    degradation = judge_of(bench, "gpt", paths)
+    language = gpt_language(bench, _WINDOWS)
+    degradation = judge(bench, "gpt", paths)
     first = load(paths[0])
 
     def row(make: Callable[[Path], Iterator[tuple[State, int]]], of: Path = paths[0]) -> dict[str, Any]:
@@ -161,12 +94,3 @@ def _partial(
     for path in paths[1:]:
         nbytes = save(checkpoint, load(path), share)
         yield checkpoint.state, nbytes
-
-
-def _running(bench: Bench, save: Callable[[RunningCheckpoint, State], int]) -> Iterator[State]:
-    first, *others = bench.run("gpt")
-    checkpoint = RunningCheckpoint(load(first))
-    yield checkpoint.state
-    for path in others:
-        save(checkpoint, load(path))
-        yield checkpoint.state

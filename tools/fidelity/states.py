@@ -99,7 +99,7 @@ def weights_only(paths: list[Path], out: Path) -> list[Path]:
         target = out / path.name
         if not target.exists() or target.stat().st_mtime_ns < path.stat().st_mtime_ns:
             state = load(path)
-            kept = {name: state[name] for name in ("model", "step", "epoch") if name in state}
+            kept: State = {name: state[name] for name in ("model", "step", "epoch") if name in state}
             save(kept, target)
         written.append(target)
     return written

@@ -15,7 +15,7 @@ from tools.fidelity.baselines import BASELINES, BaselineArchive
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, weights_only
-from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive, judge, prose_language
+from tools.fidelity.whole import SEARCHED, TOLERANCE, WINDOWS, SearchedArchive, judge, prose_language
 from tools.training import language_step
 
 #: Steps of the fine-tune, and those between two evaluations.
@@ -54,8 +54,8 @@ def _row(bench: Bench, setting: Setting) -> dict[str, Any]:
 
 def _finetuned(bench: Bench, state: State) -> list[float]:
     """Return the loss on held-out prose before, during and after the fine-tune of `tools/train` from these weights."""
-    settings: Any = runs.settings("finetune", bench.name)
-    language = prose_language(bench, bench.run("finetune"))
+    settings = runs.text_settings("finetune", bench.name)
+    language = prose_language(bench, bench.run("finetune"), WINDOWS)
     text = models.prose()
     model = settings.model()
     model.load_state_dict(copy.deepcopy(state["model"]))

@@ -12,14 +12,13 @@ import torch
 
 from ckstore.policy import Policy
 from ckstore.writing.tuning import Search
-from tools import runs
+from tools import models, runs
 from tools.fidelity import archives
 from tools.fidelity.archives import Archive, Setting, StoreArchive
 from tools.fidelity.baselines import BASELINES, BaselineArchive
-from tools.fidelity.evaluation import Digits, Language, held_out_prose
+from tools.fidelity.evaluation import Digits, Language, held_out_prose, held_out_sources
 from tools.fidelity.excp import REVISION, ExcpArchive
 from tools.fidelity.found import Found
-from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, digest, load, weights_only
 
@@ -83,12 +82,13 @@ def measure(bench: Bench, found: Found, run: str) -> None:
     def row(part: str, make: Callable[[Path], Archive]) -> dict[str, Any]:
         lost: list[float] = []
 
-        def seen(_: int, index: int, state: State) -> None:
+        def seen(index: int, state: State) -> None:
             lost.append(degradation(files[part][index], state))
 
         with bench.scratch() as scratch:
             archive = make(scratch / "store")
-            (stored,) = archives.measure([archive], files[part], seen)
+            stored = archives.measure(archive, files[part], seen)
+            kinds = archive.kinds() if isinstance(archive, StoreArchive) else {}
             archive.remove()
         bench.report(
             f"{stored.ratio:.1f}x, peak {stored.original / len(paths) / max(1, min(stored.added)):.0f}x, "
@@ -96,7 +96,7 @@ def measure(bench: Bench, found: Found, run: str) -> None:
         )
         return {
             "run": run, "part": part, "scheme": str(archive.setting), "original": stored.original,
-            "total": stored.total, "added": stored.added, "lost": lost, "processors": stored.ingest.processors,
+            "total": stored.total, "added": stored.added, "lost": lost, "kinds": kinds,
             "settings": getattr(archive, "settings", getattr(archive, "chosen", [])),
         }  # fmt: skip
 
@@ -111,15 +111,15 @@ def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
     """Return the degradation of weights against a checkpoint's: by accuracy of digits, else by the loss of text."""
     exact = {path.name: path for path in paths}
     if run == "cnn":
-        settings: Any = runs.settings(run, bench.name)
-        digits = Digits(settings, bench.results)
+        settings = runs.image_settings(bench.name)
+        digits = Digits(settings)
 
         def by_accuracy(path: Path, state: State) -> float:
             reference = digits.judge(load(exact[path.name])["model"])[0]
             return (reference - digits.judge(state["model"])[0]) / reference
 
         return by_accuracy
-    language = gpt_language(bench, WINDOWS) if run == "gpt" else prose_language(bench, paths)
+    language = gpt_language(bench, WINDOWS) if run == "gpt" else prose_language(bench, paths, WINDOWS)
 
     def by_loss(path: Path, state: State) -> float:
         return language.loss(state["model"]) / language.loss(load(exact[path.name])["model"]) - 1
@@ -127,11 +127,17 @@ def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
     return by_loss
 
 
-def prose_language(bench: Bench, paths: list[Path]) -> Language:
-    """Return the judge of the fine-tune's states."""
-    settings: Any = runs.settings("finetune", bench.name)
-    held_out = held_out_prose(settings, load(paths[0])["rng"], WINDOWS)
-    return Language(settings, held_out.flatten(), held_out, bench.results)
+def gpt_language(bench: Bench, windows: int) -> Language:
+    """Return the judge of the GPT's states by that many held-out windows."""
+    settings = runs.text_settings("gpt", bench.name)
+    return Language(settings, torch.cat(models.sources()), held_out_sources(settings, windows))
+
+
+def prose_language(bench: Bench, paths: list[Path], windows: int) -> Language:
+    """Return the judge of the fine-tune's states by up to that many held-out windows."""
+    settings = runs.text_settings("finetune", bench.name)
+    held_out = held_out_prose(settings, load(paths[0])["rng"], windows)
+    return Language(settings, held_out.flatten(), held_out)
 
 
 def _archives(

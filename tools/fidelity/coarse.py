@@ -1,0 +1,87 @@
+"""Coarse versions by ckstore's own lattices: ratios, and the loss after training resumes from them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tools.fidelity import archives
+from tools.fidelity.archives import DEFAULT_QUALITY, Setting, StoreArchive
+from tools.fidelity.evaluation import evenly, mean
+from tools.fidelity.found import Found
+from tools.fidelity.settings import Bench
+from tools.fidelity.states import State, load, weights_only
+from tools.fidelity.whole import gpt_language, prose_language
+
+#: Runs, their parts and qualities: the rows of the table.
+CHOSEN = [
+    ("gpt", "all", DEFAULT_QUALITY), ("gpt", "all", 2.8), ("gpt", "weights", 2.0), ("gpt", "weights", 2.8),
+    ("finetune", "all", DEFAULT_QUALITY), ("finetune", "weights", DEFAULT_QUALITY),
+]  # fmt: skip
+
+#: Evenly spaced versions of the GPT, seeds and steps of resumed training, and held-out windows.
+_POINTS, _SEEDS, _STEPS, _WINDOWS = 3, 3, 20, 256
+
+
+def measure(bench: Bench, found: Found) -> None:
+    """Measure a row for each run, part and quality: sizes, and the rises of the evaluation loss."""
+    rises = {"gpt": partial(_resumed, bench), "finetune": partial(_gain_lost, bench)}
+    for run in rises:
+        judge = rises[run]()
+        for part, quality in ((part, quality) for name, part, quality in CHOSEN if name == run):
+            found.row("coarse", f"{run}, {part}, {quality:g}", partial(_row, bench, run, part, quality, judge))
+
+
+def _row(bench: Bench, run: str, part: str, quality: float, judge: Any) -> dict[str, Any]:
+    paths = bench.run(run)
+    files = paths if part == "all" else weights_only(paths, bench.kept / "weights" / run)
+    rises: list[float] = []
+
+    def seen(index: int, state: State) -> None:
+        if (rise := judge(index, state)) is not None:
+            rises.append(rise)
+
+    with bench.scratch() as scratch:
+        archive = StoreArchive(scratch / "store", Setting("lattice", quality))
+        stored = archives.measure(archive, files, seen)
+        archive.remove()
+    bench.report(f"{stored.ratio:.1f}x, {mean(rises):+.3%}, worst version {max(rises):+.3%}")
+    return {
+        "run": run, "part": part, "quality": quality, "ratio": stored.ratio, "later": stored.delta_ratio,
+        "rises": rises,
+    }  # fmt: skip
+
+
+def _resumed(bench: Bench) -> Any:
+    """Return a judge of versions of the GPT: the rise of the loss after resuming, against their exact states."""
+    paths = bench.run("gpt")
+    language = gpt_language(bench, _WINDOWS)
+    points = evenly(len(paths), _POINTS)
+
+    def judge(index: int, state: State) -> float | None:
+        if index not in points:
+            return None
+        exact = load(paths[index])
+        restored = state if "optimizer" in state else exact | {"model": state["model"]}
+        losses = [
+            [language.resumed(each, exact["step"], seed=seed, steps=_STEPS) for each in (restored, exact)]
+            for seed in range(_SEEDS)
+        ]
+        return mean(coarse / same - 1 for coarse, same in losses)
+
+    return judge
+
+
+def _gain_lost(bench: Bench) -> Any:
+    """Return a judge of versions of the fine-tune: the lost part of their gain in evaluation loss."""
+    paths = bench.run("finetune")
+    language = prose_language(bench, paths, _WINDOWS)
+    start = language.loss(load(paths[0])["model"])
+
+    def judge(index: int, state: State) -> float | None:
+        if index == 0:
+            return None
+        reached = language.loss(load(paths[index])["model"])
+        return (language.loss(state["model"]) - reached) / (start - reached)
+
+    return judge
