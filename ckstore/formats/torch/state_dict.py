@@ -18,14 +18,24 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import CkstoreError, InputError, UsageError
-from ckstore.formats.layout import MARKS, Extent, FileLayout, Path, Tensor, TensorRef, Unknown, like, row_major
+from ckstore.formats.layout import (
+    MARKS,
+    Extent,
+    FileLayout,
+    Path,
+    Tensor,
+    TensorRef,
+    Unknown,
+    like,
+    memory_shape,
+    row_major,
+)
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
 from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.objects import CLASSES
 from ckstore.formats.torch.pickle_reader import Identity
 from ckstore.formats.torch.pickle_writer import OPAQUE
-from ckstore.formats.torch.storages import memory_shape
 from ckstore.formats.torch.tree import ROOT, free, segment_of
 from ckstore.formats.torch.writer import plan_torch
 from ckstore.runtime.checksum import crc32
