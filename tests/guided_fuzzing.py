@@ -23,14 +23,14 @@ TARGETS = ("pickle", "zip", "safetensors", "file")
 def reader(target: str) -> Callable[[bytes], Any]:
     """Return the function that reads untrusted bytes; imported here, so that `main` has it instrumented."""
     from ckstore.formats import BytesSource, parse
-    from ckstore.formats.safetensors import parse_safetensors
+    from ckstore.formats.safetensors import FORMAT
     from ckstore.formats.torch.pickle_reader import read_pickle
     from ckstore.formats.zip_directory import read_directory
 
     return {
         "pickle": read_pickle,
         "zip": lambda data: read_directory(BytesSource(data)),
-        "safetensors": lambda data: parse_safetensors(BytesSource(data)),
+        "safetensors": lambda data: FORMAT.parse(BytesSource(data)),
         "file": lambda data: parse(BytesSource(data)),
     }[target]
 

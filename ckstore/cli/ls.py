@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor
     from ckstore.version import Version
 
-#: Kinds of files whose opaque parts could be tensors.
-_WITH_BYTES = ("npy", "npz", "gguf", "msgpack", "hdf5", "zip")
+#: Kinds of files without opaque parts that could be tensors.
+_WITHOUT_BYTES = ("torch-zip", "torch-legacy", "safetensors", "dcp", "dcp-metadata")
 
 
 @verb(
@@ -95,7 +95,7 @@ def _bytes_of(version: Version) -> list[str]:
             why = _why_opaque(version, number)
             if why or len(version.layout.files) == 1:
                 opaque.setdefault(why or "of a kind whose tensors cannot be read", []).append(path)
-        elif layout.kind in _WITH_BYTES:
+        elif layout.kind not in _WITHOUT_BYTES:
             parts = version.stored.parsed(number).bytes_for
             said = [f"{name} ({why})" if name else why for name, why in parts.items()]
             if said:

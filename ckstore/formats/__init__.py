@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckstore.formats.detect import holds_tensors, is_pointer, parse, parse_opaque
+from ckstore.formats.detect import holds_tensors, is_pointer, parse
 from ckstore.formats.directory import Entry, has_checkpoint, require_checkpoint, scan
 from ckstore.formats.facts import step_of
 from ckstore.formats.layout import (
@@ -42,7 +42,6 @@ __all__ = [
     "is_pointer",
     "match_paths",
     "parse",
-    "parse_opaque",
     "path_to_text",
     "pieces",
     "plain_tree",

@@ -1,4 +1,4 @@
-"""Zip archives of files with tensors, such as those of Stable-Baselines 3 and Keras.
+"""Zip archives of files with tensors: npz, and those of Stable-Baselines 3 and Keras.
 
 A stored entry is a file in a file: it is parsed like any other, and its tensors are named after it.
 """
@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.formats.layout import Checked, Extent, FileLayout, Source, TensorRef
+from ckstore.formats.layout import Checked, FileLayout, Format, Path, Source, TensorRef
 from ckstore.formats.sources import PartSource
 from ckstore.formats.trees import replace_tensors
 from ckstore.formats.zip_directory import (
     FIRST_RECORD,
-    LARGE_ENTRY_BYTES,
     NoDirectoryError,
     ZipEntry,
     check_crc,
@@ -35,7 +34,7 @@ _MAX_ATTRIBUTES_BYTES = 1 << 26
 _FIRST_NAMES = (_ATTRIBUTES, "metadata.json")
 
 
-def parse_archive(source: Source, parse_entry: Callable[[Source], FileLayout | None]) -> FileLayout | None:
+def parse_archive(source: Source, kind: str, formats: Sequence[Format]) -> FileLayout | None:
     """Return the layout of an archive; an entry's name without its ending is the first segment of its tensors' paths.
 
     Compressed entries, and stored ones without tensors, stay bytes. The CRCs of large entries are in `checked`, after
@@ -45,13 +44,15 @@ def parse_archive(source: Source, parse_entry: Callable[[Source], FileLayout | N
     ----------
     source
         The file.
-    parse_entry
-        Parses a file in the archive; returns None for a kind without tensors.
+    kind
+        `npz` or `zip`.
+    formats
+        Of the files in the archive that are parsed.
 
     Returns
     -------
     FileLayout or None
-        None if no entry holds tensors.
+        None if no entry of a `zip` holds tensors.
 
     Raises
     ------
@@ -61,29 +62,58 @@ def parse_archive(source: Source, parse_entry: Callable[[Source], FileLayout | N
     try:
         entries = sorted(read_directory(source), key=lambda entry: entry.start)
     except NoDirectoryError:
-        if first_name(source.pread(0, min(source.size, FIRST_RECORD))) in _FIRST_NAMES:
+        if kind == "npz" or first_name(source.pread(0, min(source.size, FIRST_RECORD))) in _FIRST_NAMES:
             raise
         return None
-    layout = FileLayout("zip", source.size, tree={})
+    layout = FileLayout(kind, source.size, tree={})
     short = Counter(_short(entry.name) for entry in entries)
-    compressed = []
     for entry in entries:
         extents = len(layout.extents)
-        inner = _parsed(source, entry, parse_entry) if entry.plain else None
-        if inner is not None and inner.tensors:
-            _insert(layout, inner, entry, _short(entry.name) if short[_short(entry.name)] == 1 else entry.name)
-        elif entry.size >= LARGE_ENTRY_BYTES:
-            layout.extents.append(Extent(entry.start, "uint8", (entry.size,), ("__entry__", entry.name)))
+        inner, why = _parsed(source, entry, kind, formats)
+        if inner is not None and (inner.tensors or inner.bytes_for):
+            name = _short(entry.name) if short[_short(entry.name)] == 1 else entry.name
+            tree = embed(layout, inner, entry.start, (name,), entry.name)
+            layout.tree |= {name: tree} if inner.tensors else {}
+            layout.facts = inner.facts | layout.facts
+        else:
+            layout.add_bytes(("__entry__", entry.name), entry.start, entry.stop)
+        if inner is not None:
+            layout.bytes_for |= {
+                f"{entry.name}/{part}" if part else entry.name: at for part, at in inner.bytes_for.items()
+            }
+        if why:
+            layout.bytes_for[entry.name] = why
         if not entry.plain:
-            compressed.append(entry.name)
-        elif len(layout.extents) > extents:
+            continue  # The CRC covers the bytes before compression.
+        if len(layout.extents) > extents:
             layout.checked.append(Checked(entry.name, entry.start, entry.stop, entry.crc_positions))
         else:
             check_crc(source, entry)
-        if entry.name == _ATTRIBUTES and entry.plain:
+        if entry.name == _ATTRIBUTES:
             layout.facts |= _facts(source, entry)
-    layout.bytes_for |= dict.fromkeys(compressed, "compressed")
-    return layout if layout.tensors else None
+    if layout.tensors:
+        return layout
+    layout.tree = None
+    return layout if layout.kind == "npz" else None
+
+
+def embed(layout: FileLayout, inner: FileLayout, start: int, path: Path, name: str) -> Any:
+    """Add the layout of a file at byte `start` of another; return its tree.
+
+    `path` precedes its paths, and is the path of a tensor that is all of the file; `name` precedes the names of its
+    checked stretches.
+    """
+    extents, tensors = len(layout.extents), len(layout.tensors)
+    skip = 1 if isinstance(inner.tree, TensorRef) else 0
+    for extent in inner.extents:
+        layout.extents.append(replace(extent, start=start + extent.start, path=(*path, *extent.path[skip:])))
+    for tensor in inner.tensors:
+        number = extents + tensor.extent if tensor.extent >= 0 else -1
+        layout.tensors.append(replace(tensor, path=(*path, *tensor.path[skip:]), extent=number))
+    for one in inner.checked:
+        positions = tuple(start + position for position in one.positions)
+        layout.checked.append(Checked(f"{name}/{one.name}", start + one.start, start + one.stop, positions))
+    return replace_tensors(inner.tree, lambda number: TensorRef(tensors + number))
 
 
 def _short(name: str) -> str:
@@ -92,30 +122,20 @@ def _short(name: str) -> str:
     return name.removesuffix(ending) if ending else name
 
 
-def _parsed(source: Source, entry: ZipEntry, parse_entry: Callable[[Source], FileLayout | None]) -> FileLayout | None:
-    """Return the layout of an entry; None for bytes."""
+def _parsed(source: Source, entry: ZipEntry, kind: str, formats: Sequence[Format]) -> tuple[FileLayout | None, str]:
+    """Return the layout of an entry; None for bytes, with the reason if it is known."""
+    if not entry.plain:
+        return None, "compressed"
+    part = PartSource(source, entry.start, entry.size)
+    head = part.pread(0, min(part.size, FIRST_RECORD))
     try:
-        return parse_entry(PartSource(source, entry.start, entry.size))
-    except InputError:
-        return None  # The archive's own CRC is valid: the entry was damaged before it was packed, and stays unchanged.
-
-
-def _insert(layout: FileLayout, inner: FileLayout, entry: ZipEntry, name: str) -> None:
-    """Add the layout of an entry to that of the archive."""
-    extents, tensors = len(layout.extents), len(layout.tensors)
-    for extent in inner.extents:
-        layout.extents.append(replace(extent, start=entry.start + extent.start, path=(name, *extent.path)))
-    for tensor in inner.tensors:
-        number = extents + tensor.extent if tensor.extent >= 0 else -1
-        layout.tensors.append(replace(tensor, path=(name, *tensor.path), extent=number))
-    for checked in inner.checked:
-        positions = tuple(entry.start + position for position in checked.positions)
-        layout.checked.append(
-            Checked(f"{entry.name}/{checked.name}", entry.start + checked.start, entry.start + checked.stop, positions)
-        )
-    layout.tree[name] = replace_tensors(inner.tree, lambda number: TensorRef(tensors + number))
-    layout.bytes_for |= {f"{entry.name}/{part}" if part else entry.name: why for part, why in inner.bytes_for.items()}
-    layout.facts = inner.facts | layout.facts
+        layouts = (one.parse(part) for one in formats if one.starts_like(head))
+        found = next((layout for layout in layouts if layout is not None), None)
+    except InputError as error:
+        if kind == "npz":
+            raise InputError(f"{entry.name}: {error}") from error
+        return None, ""  # The archive's own CRC is valid: the entry was damaged before it was packed.
+    return found, "no npy file" if found is None and kind == "npz" else ""
 
 
 def _facts(source: Source, entry: ZipEntry) -> dict[str, Any]:

@@ -13,16 +13,16 @@ from itertools import pairwise
 from typing import Any
 
 from ckstore.errors import InputError
+from ckstore.formats.archive import embed
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.formats.layout import Box, Extent, FileLayout, Path, Source, Tensor, TensorRef
+from ckstore.formats.layout import Box, Extent, FileLayout, Format, Path, Source, Tensor, opaque
 from ckstore.formats.shards import fit_together
 from ckstore.formats.sources import PartSource
 from ckstore.formats.torch.objects import reduce
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, Identity, Object, read_pickle
 from ckstore.formats.torch.tree import ROOT
-from ckstore.formats.torch.zip import parse_torch_zip, shifted
-from ckstore.formats.trees import replace_tensors
-from ckstore.formats.zip_directory import archive_starts
+from ckstore.formats.torch.zip import parse_torch_zip
+from ckstore.formats.zip_directory import archive_starts, follows_others, starts_like_zip
 
 #: Name of the file that describes the others of its directory.
 METADATA = ".metadata"
@@ -52,37 +52,42 @@ class Item:
     box: Box | None
 
 
-def starts_like_dcp_metadata(head: bytes) -> bool:
+def _starts_like_metadata(head: bytes) -> bool:
     """Return whether a file that begins with these bytes is the metadata of a checkpoint."""
     return head[:1] == b"\x80" and _MODULE_BYTES in head
 
 
-def parse_dcp(source: Source) -> FileLayout | None:
+def _parse(source: Source) -> FileLayout | None:
     """Return the layout of a file of archives; the tensors of the n-th have paths that begin with n.
 
-    None if it contains anything but torch zips.
+    None for a single archive; bytes if it contains anything but torch zips.
 
     Raises
     ------
     InputError
         If one is damaged.
     """
-    starts = archive_starts(source)
+    if not follows_others(source):
+        return None
     layout = FileLayout("dcp", source.size, tree=[])
+    starts = archive_starts(source)
     for number, (start, stop) in enumerate(pairwise([*starts, source.size])):
         inner = parse_torch_zip(PartSource(source, start, stop - start))
         if inner is None:
-            return None
-        extents, tensors = len(layout.extents), len(layout.tensors)
-        inner = shifted(inner, start)
-        layout.extents += [replace(one, path=(number, *_inside(one.path))) for one in inner.extents]
-        for tensor in inner.tensors:
-            extent = tensor.extent + extents if tensor.extent >= 0 else -1
-            layout.tensors.append(replace(tensor, path=(number, *_inside(tensor.path)), extent=extent))
-        layout.checked += [replace(one, name=f"[{number}]/{one.name}") for one in inner.checked]
-        refs = [TensorRef(tensors + index) for index in range(len(inner.tensors))]
-        layout.tree.append(replace_tensors(inner.tree, refs.__getitem__))
-    return layout if starts else None
+            starts = []
+            break
+        layout.tree.append(embed(layout, inner, start, (number,), f"[{number}]"))
+    if starts:
+        return layout
+    layout = opaque(source)
+    layout.bytes_for[""] = "consecutive archives, not all written by torch"
+    return layout
+
+
+def _parse_metadata(source: Source) -> FileLayout:
+    layout = opaque(source)
+    layout.kind = "dcp-metadata"
+    return layout
 
 
 def read_metadata(data: bytes) -> list[Item]:
@@ -250,3 +255,7 @@ def _sizes(node: Any) -> tuple[int, ...]:
     if not isinstance(sizes, tuple | list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError("invalid sizes")
     return tuple(sizes)
+
+
+FORMAT = Format("dcp", starts_like_zip, _parse)
+METADATA_FORMAT = Format("dcp-metadata", _starts_like_metadata, _parse_metadata)

@@ -1,31 +1,28 @@
-"""Detects the kind of a file by its content, never by its name, and parses it."""
+"""Detects the format of a file by its content, never by its name, and parses it.
+
+A format of another distribution is an entry point of the group `ckstore.formats`. Our own are listed here, so that
+metadata of installed distributions is read only for a file that none of them claims.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import cache
 
-from ckstore.errors import InputError
+from ckstore.errors import CkstoreError, InputError
+from ckstore.formats import dcp, gguf, hdf5, msgpack, npy, safetensors
 from ckstore.formats.archive import parse_archive
-from ckstore.formats.dcp import parse_dcp, starts_like_dcp_metadata
 from ckstore.formats.facts import facts_of_trainer_state
-from ckstore.formats.gguf import parse_gguf, starts_like_gguf
-from ckstore.formats.hdf5 import parse_hdf5, starts_like_hdf5
-from ckstore.formats.layout import Extent, FileLayout, Source
-from ckstore.formats.msgpack import parse_msgpack, starts_like_msgpack
-from ckstore.formats.npy import parse_npy, parse_npz, starts_like_npy, starts_like_npz
-from ckstore.formats.safetensors import parse_safetensors, starts_like_safetensors
-from ckstore.formats.torch.legacy import parse_torch_legacy, starts_like_legacy
-from ckstore.formats.torch.zip import archive_holds_tensors, parse_torch_zip
-from ckstore.formats.zip_directory import FIRST_RECORD, follows_others, starts_like_zip
-from ckstore.storage.zip_records import LOCAL_MAGIC
+from ckstore.formats.layout import FileLayout, Format, Source, opaque
+from ckstore.formats.torch import legacy
+from ckstore.formats.torch import zip as torch_zip
+from ckstore.formats.zip_directory import FIRST_RECORD, first_name, starts_like_zip
 
-#: Opaque files below this size in bytes are skeleton altogether.
-OPAQUE_SKELETON_BYTES = 1 << 16
 _MAX_MESSAGE = 240
 _ORBAX = b"\x0c\xdb\x3a\x2a"
 #: Reasons why files stay bytes, by offset and leading bytes.
 _UNREAD = (
-    (0, LOCAL_MAGIC, "a zip archive in which no stored file holds tensors"),
+    (0, b"PK\3\4", "a zip archive in which no stored file holds tensors"),
     (0, _ORBAX, "a database of Orbax, whose chunks are compressed: for tensors and deltas, store the "
      "state that Orbax restores as a file of flax, NumPy or safetensors"),
     (0, b"\x1f\x8b", "compressed with gzip: unpack it, the store compresses better"),
@@ -38,34 +35,64 @@ _UNREAD = (
     (0, b"\x80\4", "a pickle that was not written by torch"),
     (0, b"\x80\5", "a pickle that was not written by torch"),
 )  # fmt: skip
-_SEVERAL = "consecutive archives, not all written by torch"
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def _parse_archive(source: Source) -> FileLayout | None:
-    return parse_archive(source, _parse_entry)
+def _starts_like_npz(head: bytes) -> bool:
+    return starts_like_zip(head) and first_name(head).endswith(".npy")
 
 
-def _parse_entry(source: Source) -> FileLayout | None:
-    """Return the layout of a file in an archive; None for kinds that a few bytes do not identify."""
-    head = source.pread(0, min(source.size, FIRST_RECORD))
-    for _, recognises, parser in _PARSERS:
-        if parser not in (_parse_archive, parse_msgpack) and recognises(head):
-            return parser(source)
-    return None
+def _parse_npz(source: Source) -> FileLayout | None:
+    return parse_archive(source, "npz", (npy.FORMAT,))
 
 
-_PARSERS: tuple[tuple[str, Callable[[bytes], bool], Callable[[Source], FileLayout | None]], ...] = (
-    ("npy", starts_like_npy, parse_npy),
-    ("gguf", starts_like_gguf, parse_gguf),
-    ("hdf5", starts_like_hdf5, parse_hdf5),
-    ("npz", starts_like_npz, parse_npz),
-    ("torch zip", starts_like_zip, parse_torch_zip),
-    ("zip", starts_like_zip, _parse_archive),
-    ("legacy torch", starts_like_legacy, parse_torch_legacy),
-    ("safetensors", starts_like_safetensors, parse_safetensors),
-    ("MessagePack", starts_like_msgpack, parse_msgpack),
+def _parse_zip(source: Source) -> FileLayout | None:
+    return parse_archive(source, "zip", (*(one for one in _OWN if one.in_archives), *_others()))
+
+
+#: Our own formats. The first whose parser claims a file gets it.
+_OWN = (
+    npy.FORMAT,
+    gguf.FORMAT,
+    hdf5.FORMAT,
+    Format("npz", _starts_like_npz, _parse_npz),
+    dcp.FORMAT,
+    torch_zip.FORMAT,
+    Format("zip", starts_like_zip, _parse_zip, in_archives=False),
+    legacy.FORMAT,
+    dcp.METADATA_FORMAT,
+    safetensors.FORMAT,
+    msgpack.FORMAT,
 )
+
+
+@cache
+def _others() -> tuple[Format, ...]:
+    """Return the formats of other distributions, by name.
+
+    Raises
+    ------
+    CkstoreError
+        One cannot be imported, is no `Format`, or has the name of another.
+    """
+    from importlib.metadata import entry_points
+
+    found: dict[str, Format] = {}
+    for entry in entry_points(group="ckstore.formats"):
+        try:
+            format_ = entry.load()
+        except Exception as error:
+            raise CkstoreError(f"The file format {entry.name} cannot be imported ({error}); uninstall it.") from error
+        if not isinstance(format_, Format) or format_.name in {"opaque", *found, *(one.name for one in _OWN)}:
+            raise CkstoreError(f"The file format {entry.name} ({entry.value}) is no `Format` with a name of its own.")
+        found[format_.name] = format_
+    return tuple(found[name] for name in sorted(found))
+
+
+def _formats(head: bytes) -> Iterator[Format]:
+    """Yield the formats that a file with these first bytes may be of."""
+    yield from (one for one in _OWN if one.starts_like(head))
+    yield from (one for one in _others() if one.starts_like(head))
 
 
 def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
@@ -96,34 +123,40 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
         raise InputError(f"{called} is empty; leave it out, or save it again.")
     if lone and is_pointer(source):
         raise InputError(f"{called} is a Git LFS pointer, not the checkpoint itself; run `git lfs pull` first.")
-    several = starts_like_zip(head) and follows_others(source)
-    parsers = (("distributed checkpoint", starts_like_zip, parse_dcp),) if several else _PARSERS
-    for kind, recognises, parser in parsers:
-        if recognises(head):
-            try:
-                layout = parser(source)
-            except InputError as error:
-                raise InputError(
-                    f"{called} is not a sound {kind} file: {_presentable(error)}; --force stores its bytes unchanged."
-                ) from error
-            if layout is not None:
-                return layout
-    layout = parse_opaque(source)
-    if starts_like_dcp_metadata(head):
-        layout.kind = "dcp-metadata"
-        return layout
-    why = _SEVERAL if several else next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), "")
+    for one in _formats(head):
+        try:
+            layout = _parsed(one, source)
+        except InputError as error:
+            raise InputError(
+                f"{called} is not a sound {one.name} file: {_presentable(error)}; --force stores its bytes unchanged."
+            ) from error
+        if layout is not None:
+            return layout
+    layout = opaque(source)
+    why = next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), "")
     if why:
         layout.bytes_for[""] = why
     layout.facts = facts_of_trainer_state(source, name)
     return layout
 
 
-def parse_opaque(source: Source) -> FileLayout:
-    """Return the layout of an opaque file: one extent of bytes, or all skeleton if it is small."""
-    layout = FileLayout("opaque", source.size)
-    if source.size >= OPAQUE_SKELETON_BYTES:
-        layout.extents.append(Extent(0, "uint8", (source.size,), ("__bytes__",)))
+def _parsed(one: Format, source: Source) -> FileLayout | None:
+    """Return the layout of a file of a format, which is sound; None if it is of another format."""
+    try:
+        layout = one.parse(source)
+        if layout is None:
+            return None
+        layout.sort()
+        is_own = layout.size == source.size and layout.kind in (one.name, "opaque")
+        fault = layout.fault() if is_own else "size and kind"
+    except InputError:
+        raise
+    except Exception as error:
+        if one in _OWN:
+            raise
+        raise InputError(f"its parser failed ({type(error).__name__}: {error})") from error
+    if fault:
+        raise InputError(f"its {fault} overlap or lie outside of the file")
     return layout
 
 
@@ -145,22 +178,11 @@ def is_pointer(source: Source) -> bool:
 
 
 def holds_tensors(source: Source) -> bool:
-    """Return whether a file is a checkpoint: of a kind with tensors, by its head and content, or of Orbax."""
-    head = source.pread(0, min(source.size, FIRST_RECORD))
-    if starts_like_npy(head) or starts_like_npz(head) or starts_like_gguf(head) or starts_like_hdf5(head):
-        return True
-    if starts_like_zip(head):
-        return follows_others(source) or archive_holds_tensors(source) or _holds_tensors(source, _parse_archive)
-    if starts_like_legacy(head) or starts_like_safetensors(head) or head.startswith(_ORBAX):
-        return True
-    if starts_like_dcp_metadata(head):
-        return True
-    return starts_like_msgpack(head) and _holds_tensors(source, parse_msgpack)
-
-
-def _holds_tensors(source: Source, parser: Callable[[Source], FileLayout | None]) -> bool:
-    """Return whether a file has tensors, even a damaged file: parsing it reports the damage."""
+    """Return whether a file is a checkpoint: of a kind with tensors, even a damaged file, or of Orbax."""
     try:
-        return parser(source) is not None
+        layout = parse(source)
     except InputError:
         return True
+    # A torch zip may hold anything.
+    is_of_tensors = layout.kind not in ("opaque", "torch-zip") or source.pread(0, min(source.size, 4)) == _ORBAX
+    return bool(layout.tensors) or is_of_tensors

@@ -9,13 +9,13 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from math import prod
 from typing import NamedTuple
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import Extent, FileLayout, Source, Tensor, TensorRef, row_major
-from ckstore.formats.zip_directory import LARGE_ENTRY_BYTES
+from ckstore.formats.layout import FileLayout, Format, Source
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -56,18 +56,17 @@ class _Described(NamedTuple):
     offset: int
 
 
-def starts_like_gguf(head: bytes) -> bool:
-    """Return whether a file begins like a GGUF file."""
+def _starts_like(head: bytes) -> bool:
     return head.startswith(_MAGIC)
 
 
-def parse_gguf(source: Source) -> FileLayout:
+def _parse(source: Source) -> FileLayout:
     """Return the layout of a GGUF file; each name is one path segment, shapes are in the order of NumPy and torch.
 
     Raises
     ------
     InputError
-        If it is cut off, names a tensor twice, or has tensors that overlap.
+        If it is cut off, or names a tensor twice.
     """
     layout = FileLayout("gguf", source.size)
     header = _Header(source)
@@ -76,8 +75,7 @@ def parse_gguf(source: Source) -> FileLayout:
     if version not in _VERSIONS:
         big = version & 0xFFFF == 0
         layout.bytes_for[""] = "big-endian" if big else f"version {version} of the format"
-        if source.size >= LARGE_ENTRY_BYTES:
-            layout.extents.append(Extent(8, "uint8", (source.size - 8,), ("__bytes__",)))
+        layout.add_bytes(("__bytes__",), 8, source.size)
         return layout
     count, values = header.number(8), header.number(8)
     alignment = _ALIGNMENT
@@ -94,45 +92,29 @@ def parse_gguf(source: Source) -> FileLayout:
     if len({one.name for one in described}) < count:
         raise InputError("the header names a tensor twice")
     base = -(-header.position // alignment) * alignment
-    extent_of = _place(layout, described, base, alignment)
+    following = sorted({base + one.offset for one in described} | {source.size})
+    end = base
+    tree = {}
     for one in described:
-        if one.kind in _DTYPES:
-            extent = extent_of.get(one.name, -1)
-            layout.tensors.append(Tensor((one.name,), _DTYPES[one.kind], one.shape, row_major(one.shape), extent, 0))
-    if layout.tensors:
-        layout.tree = {str(tensor.path[0]): TensorRef(index) for index, tensor in enumerate(layout.tensors)}
-    return layout
-
-
-def _place(layout: FileLayout, described: list[_Described], base: int, alignment: int) -> dict[str, int]:
-    """Add the extents; return the number of the extent of each tensor with elements."""
-    for one in described:
+        start = base + one.offset
         if one.offset % alignment:
             raise InputError(f"the place of {one.name!r} is not aligned")
-    extent_of: dict[str, int] = {}
-    ordered = sorted(described, key=lambda one: one.offset)
-    position = base
-    limits = [*(base + one.offset for one in ordered[1:]), layout.size]
-    for one, limit in zip(ordered, limits, strict=False):
-        start = base + one.offset
-        dtype, shape = _DTYPES.get(one.kind, "uint8"), one.shape
-        if one.kind not in _DTYPES:
-            # A type that is not known yet extends to the next tensor.
+        if one.kind in _DTYPES:
+            stop = start + prod(one.shape) * ITEM_SIZES[_DTYPES[one.kind]]
+            tree[one.name] = layout.add((one.name,), _DTYPES[one.kind], one.shape, start)
+        else:
             name, elements, size = _QUANTISED.get(one.kind, (f"type {one.kind}", 0, 0))
             layout.bytes_for[one.name] = f"quantised, {name}"
-            shape = (prod(shape) // elements * size if elements else max(limit - start, 0),)
-        nbytes = prod(shape) * ITEM_SIZES[dtype]
-        if start + nbytes > layout.size:
+            # A type that is not known yet extends to the next tensor.
+            unknown = following[bisect_right(following, start) :]
+            stop = start + prod(one.shape) // elements * size if elements else unknown[0] if unknown else start
+            layout.add_bytes((one.name,), start, stop)
+        if stop > source.size:
             raise InputError(f"the file ends within {one.name!r}")
-        if start < position or start + nbytes > limit:
-            raise InputError(f"{one.name!r} overlaps with another tensor")
-        position = start + nbytes
-        if nbytes >= LARGE_ENTRY_BYTES or (nbytes and one.kind in _DTYPES):
-            extent_of[one.name] = len(layout.extents)
-            layout.extents.append(Extent(start, dtype, shape, (one.name,)))
-    if layout.size - position >= LARGE_ENTRY_BYTES:
-        layout.extents.append(Extent(position, "uint8", (layout.size - position,), ("__bytes__",)))
-    return extent_of
+        end = max(end, stop)
+    layout.add_bytes(("__bytes__",), end, source.size)
+    layout.tree = tree or None
+    return layout
 
 
 class _Header:
@@ -202,3 +184,6 @@ def _describe(header: _Header) -> _Described:
     if max((*sizes, offset)) >= 1 << 63:
         raise InputError(f"{name!r} has an impossible shape or place")
     return _Described(name, sizes[::-1], kind, offset)
+
+
+FORMAT = Format("gguf", _starts_like, _parse)

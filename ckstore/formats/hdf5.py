@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import Extent, FileLayout, Path, Source, Tensor, TensorRef, row_major
+from ckstore.formats.layout import FileLayout, Format, Path, Source, Tensor, TensorRef, row_major
 from ckstore.formats.paths import path_to_text
-from ckstore.formats.zip_directory import LARGE_ENTRY_BYTES
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 #: The address of nothing.
@@ -56,12 +55,12 @@ class _Message(NamedTuple):
     data: bytes
 
 
-def starts_like_hdf5(head: bytes) -> bool:
+def _starts_like(head: bytes) -> bool:
     """Return whether a file begins like an HDF5 file without a user block."""
     return head.startswith(_MAGIC)
 
 
-def parse_hdf5(source: Source) -> FileLayout:
+def _parse(source: Source) -> FileLayout:
     """Return the layout of an HDF5 file; a tensor's path is the names of its groups and of its dataset.
 
     Raises
@@ -87,9 +86,8 @@ class _Reader:
         self._read_spans: list[tuple[int, int]] = []
         self._groups: set[int] = set()
         self._nodes: set[int] = set()
-        #: The extent that begins at a place.
-        self._extents: dict[int, Extent] = {}
-        self._found: list[tuple[Path, str, tuple[int, ...], int]] = []
+        #: The number of the extent that begins at a place.
+        self._extents: dict[int, int] = {}
 
     def file(self) -> None:
         """Read the whole file."""
@@ -114,21 +112,15 @@ class _Reader:
     def laid_out(self) -> FileLayout:
         """Return the layout after reading; large stretches that are neither headers nor tensors become extents."""
         layout = self._layout
-        spans = sorted([*self._read_spans, *((one.start, one.stop) for one in self._extents.values())])
-        position, data = 0, -1
-        extents = dict(self._extents)
-        for start, stop in [*spans, (layout.size, layout.size)]:
-            is_data = start in self._extents and self._extents[start].stop == stop
+        places = {(one.start, one.stop) for one in layout.extents}
+        position = data = 0
+        for start, stop in sorted([*self._read_spans, *places, (layout.size, layout.size)]):
+            is_data = (start, stop) in places
             if (is_data and start < position) or start < data:
                 raise InputError("its datasets overlap with one another or with their descriptions")
-            if start - position >= LARGE_ENTRY_BYTES:
-                extents[position] = Extent(position, "uint8", (start - position,), ("__bytes__", position))
+            layout.add_bytes(("__bytes__", position), position, start)
             position = max(position, stop)
             data = stop if is_data else data
-        layout.extents = [extents[start] for start in sorted(extents)]
-        number = {extent.start: index for index, extent in enumerate(layout.extents)}
-        for name, dtype, shape, place in self._found:
-            layout.tensors.append(Tensor(name, dtype, shape, row_major(shape), number.get(place, -1), 0))
         if not layout.tensors:
             layout.tree = None
         return layout
@@ -265,15 +257,24 @@ class _Reader:
             return "nothing was written"
         if nbytes != length and start != _NOWHERE:
             raise InputError(f"dataset {path_to_text(path)!r} has another size than its shape and dtype")
-        if nbytes:
-            if start + nbytes > self._source.size:
-                raise InputError(f"the file ends within dataset {path_to_text(path)!r}")
-            extent = self._extents.setdefault(start, Extent(start, dtype, shape, path))
-            if extent.nbytes != nbytes or ITEM_SIZES[extent.dtype] != ITEM_SIZES[dtype]:
-                raise InputError("its datasets overlap with one another or with their descriptions")
-        self._insert(path, TensorRef(len(self._found)))
-        self._found.append((path, dtype, shape, start if nbytes else -1))
+        if nbytes and start + nbytes > self._source.size:
+            raise InputError(f"the file ends within dataset {path_to_text(path)!r}")
+        self._insert(path, self._tensor(path, dtype, shape, start if nbytes else -1))
         return ""
+
+    def _tensor(self, path: Path, dtype: str, shape: tuple[int, ...], start: int) -> TensorRef:
+        """Add a tensor; one that begins where another does is tied to it."""
+        number = self._extents.get(start)
+        if number is None:
+            leaf = self._layout.add(path, dtype, shape, start)
+            if start >= 0:
+                self._extents[start] = self._layout.tensors[leaf.index].extent
+            return leaf
+        extent, count = self._layout.extents[number], prod(shape)
+        if (extent.count, ITEM_SIZES[extent.dtype]) != (count, ITEM_SIZES[dtype]):
+            raise InputError("its datasets overlap with one another or with their descriptions")
+        self._layout.tensors.append(Tensor(path, dtype, shape, row_major(shape), number, 0))
+        return TensorRef(len(self._layout.tensors) - 1)
 
     def _insert(self, path: Path, leaf: TensorRef) -> None:
         node = self._layout.tree
@@ -337,3 +338,6 @@ def _dtype(data: bytes, has_attributes: bool) -> str | None:
     if kind == 5 and size == 2 and has_attributes:
         return "bfloat16"  # Keras writes opaque elements, and names their dtype in an attribute.
     return None
+
+
+FORMAT = Format("hdf5", _starts_like, _parse)

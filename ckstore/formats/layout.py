@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from math import prod
+from operator import mul
 from typing import Any, Protocol
 
 from ckstore.dtypes import ITEM_SIZES
@@ -17,11 +18,8 @@ Path = tuple[Segment, ...]
 #: `torch.nn.Parameter`, it requires a gradient, it was a NumPy array. `Tensor.marks` keeps this order.
 MARKS = ("conj", "neg", "parameter", "requires_grad", "array")
 
-#: Kinds of files.
-KINDS = (
-    "torch-zip", "torch-legacy", "safetensors", "npy", "npz", "gguf", "msgpack", "hdf5", "zip", "dcp", "dcp-metadata",
-    "opaque",
-)  # fmt: skip
+#: Stretches without tensors become extents from this size in bytes on, to keep them out of the skeleton.
+LARGE_BYTES = 1 << 16
 
 #: Above the number of axes of any tensor.
 MOST_AXES = 256
@@ -88,6 +86,30 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def memory_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape with the dimensions in the order of memory; None if the elements leave holes or overlap.
+
+    A tensor contiguous in C order keeps its shape; otherwise dimensions of one element are left out.
+    """
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if stride != step:
+                break
+            step *= size
+    else:
+        return shape
+    dimensions = sorted(
+        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1), reverse=True
+    )
+    step = 1
+    for stride, size in reversed(dimensions):
+        if stride != step:
+            return None
+        step *= size
+    return tuple(size for _, size in dimensions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +236,7 @@ class FileLayout:
     Attributes
     ----------
     kind
-        One of `KINDS`.
+        The name of its format; `opaque` for an unknown one.
     size
         Size of the file in bytes.
     extents, tensors, checked
@@ -237,3 +259,107 @@ class FileLayout:
     tree: Any = None
     facts: dict[str, Any] = field(default_factory=dict)
     bytes_for: dict[str, str] = field(default_factory=dict)
+
+    def add(
+        self, path: Path, dtype: str, shape: tuple[int, ...], start: int, strides: tuple[int, ...] | None = None
+    ) -> TensorRef:
+        """Add a tensor whose elements, from byte `start` on, are its own; return its leaf for the tree.
+
+        Without `strides` the last axis is contiguous; with them, the elements are dense in another order of the axes.
+        """
+        extent = -1
+        if 0 not in shape:
+            extent = len(self.extents)
+            memory = shape if strides is None else memory_shape(shape, strides)
+            self.extents.append(Extent(start, dtype, memory or (), path))
+        self.tensors.append(Tensor(path, dtype, shape, row_major(shape) if strides is None else strides, extent, 0))
+        return TensorRef(len(self.tensors) - 1)
+
+    def add_bytes(self, path: Path, start: int, stop: int) -> None:
+        """Keep a stretch without tensors out of the skeleton if it is large."""
+        if stop - start >= LARGE_BYTES:
+            self.extents.append(Extent(start, "uint8", (stop - start,), path))
+
+    def sort(self) -> None:
+        """Sort the extents by their place, and renumber the tensors' references."""
+        order = sorted(
+            range(len(self.extents)), key=lambda index: (self.extents[index].start, self.extents[index].stop)
+        )
+        if order == list(range(len(order))):
+            return
+        number = {old: new for new, old in enumerate(order)}
+        self.extents = [self.extents[index] for index in order]
+        self.tensors = [replace(one, extent=number.get(one.extent, -1)) for one in self.tensors]
+
+    def fault(self) -> str:
+        """Return the part in which the layout contradicts itself or leaves the file; empty for a sound one.
+
+        Extents must be disjoint and in order, tensors in their extents, checked stretches disjoint or nested once.
+        """
+        # Plain loops for speed: there may be very many tensors.
+        counts = [prod(extent.shape) for extent in self.extents]
+        position = 0
+        for extent, count in zip(self.extents, counts, strict=True):
+            if extent.start < position or count < 0:
+                return "extents"
+            position = extent.start + count * ITEM_SIZES[extent.dtype]
+        if position > self.size:
+            return "extents"
+        for tensor in self.tensors:
+            if len(tensor.shape) != len(tensor.strides) or min((*tensor.shape, *tensor.strides, tensor.offset)) < 0:
+                return "tensors"
+            if 0 in tensor.shape:
+                continue
+            last = tensor.offset + sum(map(mul, tensor.shape, tensor.strides)) - sum(tensor.strides)
+            if not 0 <= tensor.extent < len(counts) or last >= counts[tensor.extent]:
+                return "tensors"
+            if ITEM_SIZES[self.extents[tensor.extent].dtype] != ITEM_SIZES[tensor.dtype]:
+                return "tensors"
+        stretches = [(checked.start, checked.stop) for checked in self.checked]
+        return "" if are_nested_once(stretches, self.size) else "checked"
+
+
+def opaque(source: Source) -> FileLayout:
+    """Return the layout of a file without tensors: one extent of bytes, or all skeleton if it is small."""
+    layout = FileLayout("opaque", source.size)
+    layout.add_bytes(("__bytes__",), 0, source.size)
+    return layout
+
+
+def are_nested_once(stretches: list[tuple[int, int]], size: int) -> bool:
+    """Return whether stretches of a file are disjoint or nested once; an outer stretch comes after its inner ones."""
+    outer: list[tuple[int, int, bool]] = []
+    for start, stop in stretches:
+        holds_others = False
+        while outer and outer[-1][0] >= start:
+            _, end, is_around = outer.pop()
+            if is_around or end > stop:
+                return False
+            holds_others = True
+        if not (outer[-1][1] if outer else 0) <= start <= stop <= size:
+            return False
+        outer.append((start, stop, holds_others))
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of files with tensors, ours or one of another distribution (`docs/how-to/add-a-format.md`).
+
+    Attributes
+    ----------
+    name
+        In messages, and the `kind` of its layouts.
+    starts_like
+        Returns whether a file that begins with these bytes, up to 512, may be of this format.
+    parse
+        Returns the layout of a file; None if it is of another format after all. A file with zeros in its extents must
+        have the same layout, as trees are read from skeletons. Raises `InputError` for a damaged file.
+    in_archives
+        Whether to recognise such files in zip archives, too: their first bytes must tell them from all others.
+    """
+
+    name: str
+    starts_like: Callable[[bytes], bool]
+    parse: Callable[[Source], FileLayout | None]
+    in_archives: bool = True

@@ -15,11 +15,9 @@ from typing import Any
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.formats.layout import Extent, FileLayout, Path, Source, Tensor, TensorRef, Unknown, row_major
+from ckstore.formats.layout import LARGE_BYTES, FileLayout, Format, Path, Source, Unknown
 from ckstore.formats.paths import path_to_text
 
-#: Text and bytes of at least this length stay in the file, outside of the tree.
-_LARGE_BYTES = 1 << 16
 _MAX_DEPTH = 100
 _MAX_RANK = 64
 #: Above the number of values of any state dict; each takes a moment to read.
@@ -39,7 +37,7 @@ _NUMBERS = {
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
-def starts_like_msgpack(head: bytes) -> bool:
+def _starts_like(head: bytes) -> bool:
     """Return whether a file begins with a map whose first key is text."""
     first = head[:1]
     if b"\x81" <= first <= b"\x8f":
@@ -49,7 +47,7 @@ def starts_like_msgpack(head: bytes) -> bool:
     return b"\xa1" <= key <= b"\xbf" or key == b"\xd9"
 
 
-def parse_msgpack(source: Source) -> FileLayout | None:
+def _parse(source: Source) -> FileLayout | None:
     """Return the layout of a MessagePack file; None without arrays.
 
     Raises
@@ -120,10 +118,10 @@ class _Reader:
         return found
 
     def _bytes(self, length: int, path: Path, *, is_text: bool) -> Any:
-        if length >= _LARGE_BYTES:
+        if length >= LARGE_BYTES:  # Such text and bytes stay in the file, outside of the tree.
             start = self.position
             self._go(start + length)
-            self.layout.extents.append(Extent(start, "uint8", (length,), (*path, "__bytes__")))
+            self.layout.add_bytes((*path, "__bytes__"), start, start + length)
             return Unknown(f"msgpack.{'str' if is_text else 'bin'}")
         data = self._take(length)
         try:
@@ -167,16 +165,11 @@ class _Reader:
         if start + length != stop:
             raise InputError("an array and its extension have different ends")
         self._go(stop)
-        extent = len(self.layout.extents) if length else -1
-        if dtype not in ITEM_SIZES:
-            self.layout.bytes_for[path_to_text(path)] = f"dtype {dtype}"
-            if length >= _LARGE_BYTES:
-                self.layout.extents.append(Extent(start, "uint8", (length,), path))
-            return Unknown("msgpack.ndarray")
-        if length:
-            self.layout.extents.append(Extent(start, dtype, shape, path))
-        self.layout.tensors.append(Tensor(path, dtype, shape, row_major(shape), extent, 0))
-        return TensorRef(len(self.layout.tensors) - 1)
+        if dtype in ITEM_SIZES:
+            return self.layout.add(path, dtype, shape, start)
+        self.layout.bytes_for[path_to_text(path)] = f"dtype {dtype}"
+        self.layout.add_bytes(path, start, stop)
+        return Unknown("msgpack.ndarray")
 
     def _length(self, code: int, mask: int = 0) -> int:
         """Return a length from the code or after it."""
@@ -193,3 +186,6 @@ class _Reader:
         if position > self._source.size:
             raise InputError("the file ends within a value")
         self.position = position
+
+
+FORMAT = Format("msgpack", _starts_like, _parse, in_archives=False)

@@ -12,7 +12,7 @@ from typing import Any
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.formats.layout import Extent, FileLayout, Source, Tensor, TensorRef, row_major
+from ckstore.formats.layout import FileLayout, Format, Source
 
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_RANK = 64
@@ -43,12 +43,12 @@ DTYPES: dict[str, str] = {
 _PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
-def starts_like_safetensors(head: bytes) -> bool:
+def _starts_like(head: bytes) -> bool:
     """Return whether a file begins with a plausible header length and the beginning of a JSON object."""
     return len(head) >= 9 and head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= _MAX_HEADER_BYTES
 
 
-def parse_safetensors(source: Source) -> FileLayout:
+def _parse(source: Source) -> FileLayout:
     """Return the layout of a safetensors file; each name is one path segment.
 
     Raises
@@ -63,24 +63,20 @@ def parse_safetensors(source: Source) -> FileLayout:
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not _is_text_mapping(metadata):
         raise InputError("the header's metadata is not a mapping of text to text")
-    described = [(name, *_describe(name, value)) for name, value in header.items()]
+    described = {name: _describe(name, value) for name, value in header.items()}
     layout = FileLayout("safetensors", source.size)
     base = 8 + length
+    layout.tree = {
+        name: layout.add((name,), dtype, shape, base + begin) for name, (dtype, shape, begin, _) in described.items()
+    }
     position = 0
-    extent_of: dict[str, int] = {}
-    for name, dtype, shape, begin, end in sorted(described, key=lambda one: (one[3], one[4])):
+    for begin, end, name in sorted((begin, end, name) for name, (_, _, begin, end) in described.items()):
         if begin != position:
             raise InputError(f"the offsets of {name!r} leave a hole or overlap with another tensor")
         position = end
-        if begin < end:
-            extent_of[name] = len(layout.extents)
-            layout.extents.append(Extent(base + begin, dtype, shape, (name,)))
     if base + position != source.size:
         relation = "within" if base + position > source.size else "behind"
         raise InputError(f"the file ends {relation} the data that its header describes")
-    for name, dtype, shape, _, _ in described:
-        layout.tensors.append(Tensor((name,), dtype, shape, row_major(shape), extent_of.get(name, -1), 0))
-    layout.tree = {name: TensorRef(index) for index, name in enumerate(header)}
     if metadata is not None:
         layout.facts = {"metadata": metadata, **facts_of_mapping(metadata)}
     return layout
@@ -136,3 +132,6 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], int, int]:
 
 def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
+
+
+FORMAT = Format("safetensors", _starts_like, _parse)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from ckstore.formats.layout import FileLayout, Path, Tensor, row_major
-from ckstore.formats.torch.storages import memory_shape
+from ckstore.formats.layout import FileLayout, Path, Tensor, memory_shape, row_major
 
 #: A shard, and the number of its file.
 Shard = tuple[int, Tensor]

@@ -48,7 +48,7 @@ def split_skeleton(source: Source, layout: FileLayout) -> bytes:
             for start in range(piece.start, piece.stop, _READ_BYTES):
                 skeleton += source.pread(start, min(_READ_BYTES, piece.stop - start))
     zeros = bytes(4)
-    for _, offset in _crc_offsets(layout):
+    for _, offset in crc_offsets(layout):
         skeleton[offset : offset + 4] = zeros
     return bytes(skeleton)
 
@@ -70,14 +70,14 @@ def fill_crcs(skeleton: bytes, layout: FileLayout, crcs: list[int]) -> bytes:
         A place is not in the skeleton.
     """
     filled = bytearray(skeleton)
-    for index, offset in _crc_offsets(layout):
+    for index, offset in crc_offsets(layout):
         if not 0 <= offset <= len(filled) - 4:
             raise ValueError("a checksum outside of its file")
         filled[offset : offset + 4] = crcs[index].to_bytes(4, "little")
     return bytes(filled)
 
 
-def _crc_offsets(layout: FileLayout) -> Iterator[tuple[int, int]]:
+def crc_offsets(layout: FileLayout) -> Iterator[tuple[int, int]]:
     """Yield (index of the check, offset in the skeleton) of every stored CRC."""
     places = sorted((place, index) for index, checked in enumerate(layout.checked) for place in checked.positions)
     before = number = 0

@@ -35,8 +35,6 @@ from ckstore.storage.zip_records import (
     read_local,
 )
 
-#: Entries without tensors become extents from this size in bytes on, to keep them out of the skeleton.
-LARGE_ENTRY_BYTES = 1 << 16
 #: The maximal bytes of the record of an archive's first entry whose name is useful.
 FIRST_RECORD = 512
 #: The maximal number of archives of one file.

@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from operator import mul
 from typing import Any, NamedTuple
 
 from ckstore.codecs.lattice import PARTS
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, IntegrityError, UsageError
 from ckstore.formats.directory import is_relative
-from ckstore.formats.layout import KINDS, MARKS, MOST_AXES, Box, Checked, Extent, FileLayout, Tensor
+from ckstore.formats.layout import MARKS, MOST_AXES, Box, Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.formats.shards import fit_together, gather_shards
 from ckstore.formats.sources import PERMISSIONS
@@ -469,55 +468,21 @@ def check_layout(layout: LayoutDocument, document: VersionDocument) -> None:
 
 
 def _wrong_part(layout: LayoutDocument, document: VersionDocument) -> str:
-    # Plain loops for speed: there may be very many tensors.
     if [file.size for file in layout.files] != [entry.size for entry in document.files]:
         return "files"
-    sizes = [[prod(extent.shape) for extent in file.extents] for file in layout.files]
-    for file, counts in zip(layout.files, sizes, strict=True):
-        position = 0
-        for extent, count in zip(file.extents, counts, strict=True):
-            if extent.start < position:
-                return "extents"
-            position = extent.start + count * ITEM_SIZES[extent.dtype]
-        if position > file.size:
-            return "extents"
-        for tensor in file.tensors:
-            if len(tensor.shape) != len(tensor.strides):
-                return "tensors"
-            if 0 in tensor.shape:
-                continue
-            last = tensor.offset + sum(map(mul, tensor.shape, tensor.strides)) - sum(tensor.strides)
-            if not 0 <= tensor.extent < len(counts) or last >= counts[tensor.extent]:
-                return "tensors"
-            if ITEM_SIZES[file.extents[tensor.extent].dtype] != ITEM_SIZES[tensor.dtype]:
-                return "tensors"
-        if not _are_nested_once([(checked.start, checked.stop) for checked in file.checked], file.size):
-            return "checked"
+    for file in layout.files:
+        if fault := file.fault():
+            return fault
     shards = gather_shards((entry.path, file) for entry, file in zip(document.files, layout.files, strict=True))
     if any(not fit_together([tensor for _, tensor in parts]) for parts in shards.values()):
         return "shards"
-    wrong = len(layout.units) != len(document.objects) or _is_uncovered(layout, sizes, gaps=bool(document.dropped))
+    wrong = len(layout.units) != len(document.objects) or _is_uncovered(layout, gaps=bool(document.dropped))
     return "units" if wrong else ""
 
 
-def _are_nested_once(stretches: list[tuple[int, int]], size: int) -> bool:
-    """Return whether stretches of a file are disjoint or nested once; an outer stretch comes after its inner ones."""
-    outer: list[tuple[int, int, bool]] = []
-    for start, stop in stretches:
-        holds_others = False
-        while outer and outer[-1][0] >= start:
-            _, end, is_around = outer.pop()
-            if is_around or end > stop:
-                return False
-            holds_others = True
-        if not (outer[-1][1] if outer else 0) <= start <= stop <= size:
-            return False
-        outer.append((start, stop, holds_others))
-    return True
-
-
-def _is_uncovered(layout: LayoutDocument, sizes: list[list[int]], *, gaps: bool) -> bool:
+def _is_uncovered(layout: LayoutDocument, *, gaps: bool) -> bool:
     """Return whether an element has not its unit's dtype, or is in several members, or (without `gaps`) in none."""
+    sizes = [[prod(extent.shape) for extent in file.extents] for file in layout.files]
     stretches: dict[tuple[int, int], list[tuple[int, int]]] = {
         (file, extent): [] for file, counts in enumerate(sizes) for extent in range(len(counts))
     }
@@ -616,7 +581,7 @@ LAYOUT = fields(
         "files": items(
             fields(
                 {
-                    "kind": one_of(*KINDS), "size": whole(),
+                    "kind": text(1, 64), "size": whole(),
                     "extents": rows(whole(), _DTYPE, _SHAPE, text()),
                     "tensors": rows(text(), _DTYPE, _SIZES, _SIZES, whole(-1), whole(), rest=one_of(*MARKS)),
                     "checked": rows(text(), whole(), whole(), items(whole())),

@@ -27,6 +27,9 @@ from ckstore.runtime.large_pages import use_large_pages
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
 
+#: Kinds of files whose tensors may share a storage.
+_SHARED = ("torch-zip", "torch-legacy", "dcp", "zip")
+
 
 def build(
     version: StoredVersion, file: int, allow: Sequence[type] = (), *, mmap: bool | Literal["checked"] = False
@@ -209,7 +212,7 @@ class _Storages:
         ]
         self._starts: list[int] = []
         sizes: dict[int, int] = {}
-        shared = layout.kind not in ("safetensors", "hdf5")
+        shared = layout.kind in _SHARED
         for index, extent in enumerate(layout.extents):
             start = extent.start
             if shared and index > 0 and self._stops[index - 1] == start:

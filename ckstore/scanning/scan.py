@@ -17,8 +17,7 @@ from blake3 import blake3
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats import parse_opaque
-from ckstore.formats.layout import FileLayout
+from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.skeleton import Checks, fill_crcs, pieces, stored_crcs
 from ckstore.formats.torch.state_dict import StateDictSource
 from ckstore.objects.identity import content_id
@@ -55,7 +54,7 @@ def hash_version(version: ScannedVersion, *, force: bool, progress: Progress | N
         except _CrcMismatch as mismatch:
             if not force:
                 raise mismatch.refusal() from None
-            mismatch.file.layout = parse_opaque(mismatch.file.source)
+            mismatch.file.layout = opaque(mismatch.file.source)
             mismatch.file.digests.clear()
             progress = None
             continue

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckstore.errors import InputError
-from ckstore.formats import parse, parse_opaque, step_of
+from ckstore.formats import parse, step_of
 from ckstore.formats.dcp import METADATA, name_tensors, read_metadata
-from ckstore.formats.layout import FileLayout
+from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.shards import directory_of
 from ckstore.formats.torch.state_dict import OnUnknown
 from ckstore.runtime.local_path import local_path
@@ -157,7 +157,7 @@ def _parse(source: InputFile, name: str, *, force: bool, lone: bool) -> FileLayo
     except InputError:
         if not force or source.size == 0:
             raise
-        return parse_opaque(source)
+        return opaque(source)
 
 
 def tree_size(path: Path) -> int:

@@ -15,9 +15,8 @@ import torch
 import ckstore
 from ckstore.errors import InputError
 from ckstore.formats import BytesSource, holds_tensors, parse
-from ckstore.formats.layout import Checked
+from ckstore.formats.layout import Checked, are_nested_once
 from ckstore.formats.skeleton import Checks
-from ckstore.objects.documents import _are_nested_once
 from tests.formats.reading import assert_comes_back, bits, saved
 from tests.formats.written import learner_bytes
 
@@ -68,7 +67,7 @@ def test_files_of_all_kinds_and_names() -> None:
         "legacy": saved({"a": torch.ones(2)}, _use_new_zipfile_serialization=False),
     }))  # fmt: skip
     assert [tensor.path for tensor in layout.tensors] == [
-        ("sub/model", "a"), ("model.pt", "a"), ("model.npy", "array"), ("more", "w"), ("legacy", "a"),
+        ("sub/model", "a"), ("model.pt", "a"), ("model.npy",), ("more", "w"), ("legacy", "a"),
     ]  # fmt: skip
     assert layout.bytes_for == {"more.npz/t.npy": "dtype <U1"}
     assert ("__entry__", "large") in {extent.path for extent in layout.extents}
@@ -148,4 +147,4 @@ def test_checks_of_stretches_in_stretches() -> None:
     ],
 )
 def test_checked_stretches_of_a_layout_document_must_nest(stretches: list[tuple[int, int]], sound: bool) -> None:
-    assert _are_nested_once(stretches, 10) is sound
+    assert are_nested_once(stretches, 10) is sound

@@ -110,7 +110,7 @@ SOUND: dict[str, Any] = {"tensors": [("a", (2, 3), F32, 24), ("b", (4,), F16, 8)
         (gguf_bytes(**SOUND)[:60], "the file ends within its header"),
         (gguf_bytes([("q", (64, 32), Q4_0, 100)]), "the file ends within 'q'"),
         (gguf_bytes([("a", (2,), F32, 8), ("a", (2,), F32, 8)]), "names a tensor twice"),
-        (gguf_bytes(**SOUND, offsets=[0, 0]), "'a' overlaps with another tensor"),
+        (gguf_bytes(**SOUND, offsets=[0, 0]), "its extents overlap"),
         (gguf_bytes(**SOUND, offsets=[0, 7]), "the place of 'b' is not aligned"),
         (gguf_bytes(**SOUND, offsets=[0, 1 << 63]), "'b' has an impossible shape or place"),
         (gguf_bytes(**SOUND, alignment=24), "its alignment is 24, which is not a power of two"),

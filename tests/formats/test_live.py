@@ -113,6 +113,24 @@ def test_extents_have_the_paths_of_the_tree() -> None:
     assert StateDictSource(torch.ones(1)).layout.tensors[0].path == ("tensor",)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        deque([torch.ones(1), 2, torch.zeros(2)], maxlen=7),
+        deque([(torch.ones(1), torch.zeros(2)), ("a", torch.ones(3))]),
+        Namespace(a=torch.ones(1), b=[torch.zeros(2)], state=torch.ones(3)),
+        Counter({"a": torch.ones(1)}),
+        {None: 5, "None": torch.ones(1), 2.5: torch.zeros(2), "2.5": torch.ones(3)},
+        {(1, 2): torch.ones(1), "key": torch.zeros(2), torch.float32: torch.ones(3)},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_tensors_have_the_order_and_paths_of_the_file(value: Any) -> None:
+    source = StateDictSource({"x": value, "y": torch.ones(4)})
+    layout = assert_comes_back(source.pread(0, source.size))
+    assert (layout.tensors, layout.extents) == (source.layout.tensors, source.layout.extents)
+
+
 def test_facts() -> None:
     assert StateDictSource({"epoch": 2, "step": 3}).layout.facts == {"step": 3, "epoch": 2}
 

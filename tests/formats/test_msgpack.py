@@ -123,7 +123,7 @@ def test_other_files_are_opaque(data: bytes) -> None:
     ],
 )
 def test_damaged_files_are_refused(data: bytes, words: str) -> None:
-    with pytest.raises(InputError, match=f"not a sound MessagePack file: {words}"):
+    with pytest.raises(InputError, match=f"not a sound msgpack file: {words}"):
         parse(BytesSource(data))
     assert holds_tensors(BytesSource(data))
 

@@ -420,10 +420,10 @@ def test_archives_one_behind_another() -> None:
     assert (layout.kind, layout.tree) == ("dcp", [{"a": TensorRef(0)}, TensorRef(1), "text"])
     assert [tensor.path for tensor in layout.tensors] == [(0, "a"), (1,)]
     for data in (one + one[:-30], one[:300] + one[340:], one[:300] + bytes(40) + one[300:]):
-        with pytest.raises(InputError, match="not a sound torch zip file"):
+        with pytest.raises(InputError, match="not a sound torch-zip file"):
             parse(BytesSource(data))
     damaged = one + one[:200] + bytes([one[200] ^ 1]) + one[201:] + other
-    with pytest.raises(InputError, match="not a sound distributed checkpoint file"):
+    with pytest.raises(InputError, match="not a sound dcp file"):
         parse(BytesSource(damaged))
     foreign = io.BytesIO()
     with zipfile.ZipFile(foreign, "w") as archive:

@@ -222,19 +222,19 @@ def test_more_than_4_gigabytes() -> None:
     plan = plan_torch(tree, tensors, extents)
     assert plan.layout.size > 4 * sum(counts)
     assert [extent.shape for extent in plan.layout.extents] == [(count,) for count in counts]
-    source = CompositeSource(plan.skeleton, [(one.start, one.nbytes) for one in plan.storages], plan.layout.size)
+    source = CompositeSource(plan.skeleton, [(one.start, one.nbytes) for one in plan.layout.extents], plan.layout.size)
     with zipfile.ZipFile(_Sparse(source)) as archive:  # type: ignore[arg-type]
         assert [archive.getinfo(f"archive/data/{key}").file_size for key in range(4)] == [4 * count for count in counts]
-        for key, storage in enumerate(plan.storages):
+        for key, storage in enumerate(plan.layout.extents):
             entry = archive.getinfo(f"archive/data/{key}")
             header = source.pread(entry.header_offset, 30)
             assert entry.header_offset + 30 + sum(struct.unpack("<2H", header[26:])) == storage.start
     for lie in (4, 8):
         place = plan.layout.checked[1].stop + lie
         changed = bytearray(plan.skeleton)
-        before = sum(one.nbytes for one in plan.storages[:2])
+        before = sum(one.nbytes for one in plan.layout.extents[:2])
         changed[place - before] ^= 1
-        places = [(one.start, one.nbytes) for one in plan.storages]
+        places = [(one.start, one.nbytes) for one in plan.layout.extents]
         with pytest.raises(InputError):
             parse(CompositeSource(bytes(changed), places, plan.layout.size))
 

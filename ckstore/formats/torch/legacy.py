@@ -9,7 +9,7 @@ from typing import Any
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import Extent, FileLayout, Source
+from ckstore.formats.layout import FileLayout, Format, Source
 from ckstore.formats.torch.objects import TorchPersistent, reduce
 from ckstore.formats.torch.pickle_reader import (
     MAX_PICKLE_BYTES,
@@ -28,15 +28,14 @@ _MAGIC_BYTES = _MAGIC.to_bytes(10, "little")
 _PROTOCOL = 1001
 
 _FIRST_WINDOW = 1 << 18
-_LARGE_TRAILER_BYTES = 1 << 16
 
 
-def starts_like_legacy(head: bytes) -> bool:
+def _starts_like(head: bytes) -> bool:
     """Return whether a file begins with the pickle of torch's magic number."""
     return head[:1] == b"\x80" and _MAGIC_BYTES in head[:24]
 
 
-def parse_torch_legacy(source: Source) -> FileLayout | None:
+def _parse(source: Source) -> FileLayout | None:
     """Return the layout of a legacy stream; None for another protocol or a big-endian one.
 
     Raises
@@ -75,8 +74,7 @@ def parse_torch_legacy(source: Source) -> FileLayout | None:
             raise InputError(f"the file ends within storage {key!r}")
         storages.append(StorageData(key, None if storage.untyped else storage.dtype, start, nbytes))
     layout = assemble("torch-legacy", source.size, storages, reader.views, tree)
-    if source.size - position >= _LARGE_TRAILER_BYTES:
-        layout.extents.append(Extent(position, "uint8", (source.size - position,), ("__trailer__",)))
+    layout.add_bytes(("__trailer__",), position, source.size)
     return layout
 
 
@@ -106,3 +104,6 @@ class _Stream:
                     raise
                 self._window = min(4 * self._window, self._source.size, MAX_PICKLE_BYTES)
                 self._data = self._source.pread(0, self._window)
+
+
+FORMAT = Format("torch-legacy", _starts_like, _parse)

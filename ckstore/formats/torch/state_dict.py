@@ -9,7 +9,7 @@ import pickle
 import sys
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -18,16 +18,29 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import CkstoreError, InputError, UsageError
-from ckstore.formats.layout import MARKS, Extent, FileLayout, Path, Tensor, TensorRef, Unknown, like, row_major
+from ckstore.formats.layout import (
+    MARKS,
+    Extent,
+    FileLayout,
+    Path,
+    Segment,
+    Tensor,
+    TensorRef,
+    Unknown,
+    like,
+    memory_shape,
+    row_major,
+)
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
 from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.objects import CLASSES
 from ckstore.formats.torch.pickle_reader import Identity
 from ckstore.formats.torch.pickle_writer import OPAQUE
-from ckstore.formats.torch.storages import memory_shape
-from ckstore.formats.torch.tree import ROOT, free, segment_of
-from ckstore.formats.torch.writer import plan_torch
+from ckstore.formats.torch.storages import StorageData, View
+from ckstore.formats.torch.tree import PLAIN, ROOT, free, segment_of
+from ckstore.formats.torch.writer import TorchPlan, plan_torch
+from ckstore.formats.torch.zip import assemble
 from ckstore.runtime.checksum import crc32
 
 if TYPE_CHECKING:
@@ -54,6 +67,9 @@ _REDUCED = frozenset(
 _KEYS = ("datetime.", "pathlib.", "torch.d")
 #: Maximal parts of a tuple that is a key.
 _KEY_PARTS = 64
+
+#: Segments at a path, see `free`.
+_Taken = dict[Segment, int]
 
 #: The treatment of an object of an unknown type.
 OnUnknown = Literal["raise", "pickle"]
@@ -145,7 +161,7 @@ class StateDictSource:
     Attributes
     ----------
     layout
-        The result of `parse` for the file.
+        The result of `parse` for the file, but for the tree.
     skeleton
         The result of `split_skeleton` for it.
     """
@@ -154,10 +170,10 @@ class StateDictSource:
         is_described = isinstance(state_dict, LiveState)
         self._state: LiveState = state_dict if is_described else describe_state_dict(state_dict, on_unknown)
         plan = plan_torch(self._state.tree, self._state.tensors, self._state.extents)
-        self.layout: FileLayout = plan.layout
+        self.layout = _layout_of(plan, self._state)
         self.skeleton = plan.skeleton
-        self._storages = plan.storages
-        self._starts = [one.start for one in plan.storages]
+        self._numbers = plan.numbers
+        self._starts = [one.start for one in plan.layout.extents]
         self._crcs: dict[int, bytes] = {}
         self._checks, self._followed = Checks(self.layout), 0
         self._places = sorted(
@@ -165,9 +181,9 @@ class StateDictSource:
         )
         self._bytes = CompositeSource(
             plan.skeleton,
-            [(one.start, one.nbytes) for one in plan.storages],
+            [(one.start, one.nbytes) for one in plan.layout.extents],
             plan.layout.size,
-            lambda index, offset, nbytes: self._state.view(self._storages[index].extent, offset, nbytes),
+            lambda index, offset, nbytes: self._state.view(plan.numbers[index], offset, nbytes),
         )
 
     @property
@@ -189,7 +205,7 @@ class StateDictSource:
         self._bytes.read_into(offset, target)
         stop = offset + len(target)
         self._follow(offset, target)
-        first = bisect_right(self._places, (offset - 4, len(self._storages)))
+        first = bisect_right(self._places, (offset - 4, len(self._places)))
         last = bisect_left(self._places, (stop, 0))
         for place, number in self._places[first:last]:
             crc = self._crc(number)
@@ -204,7 +220,7 @@ class StateDictSource:
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Return bytes of a storage from `offset` of the file on, without a copy; otherwise as `read_into`."""
         index = bisect_right(self._starts, offset) - 1
-        found = self._state.view(self._storages[index].extent, offset - self._starts[index], nbytes)
+        found = self._state.view(self._numbers[index], offset - self._starts[index], nbytes)
         self._follow(offset, found)
         return found
 
@@ -232,6 +248,21 @@ class StateDictSource:
                     crc = crc32(self._bytes.pread(start, min(_READ_BYTES, checked.stop - start)), crc)
             self._crcs[number] = crc.to_bytes(4, "little")
         return self._crcs[number]
+
+
+def _layout_of(plan: TorchPlan, state: LiveState) -> FileLayout:
+    """Return the layout of a planned file: its storages are cut as if they had been read from it."""
+    storages = [StorageData("-1", "uint8", 0, 0)]  # Of tensors without elements.
+    for number, extent in zip(plan.numbers, plan.layout.extents, strict=True):
+        dtype = None if number in plan.untyped else extent.dtype
+        storages.append(StorageData(str(number), dtype, extent.start, extent.nbytes))
+    views = [
+        View(one.path, str(one.extent), one.dtype, one.shape, one.strides, one.offset, one.marks)
+        for one in state.tensors
+    ]
+    layout = assemble("torch-zip", plan.layout.size, storages, views, state.tree)
+    layout.checked = plan.layout.checked
+    return layout
 
 
 def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> LiveState:
@@ -283,13 +314,13 @@ class _Describer:
         self._torch: Any = _imported("torch")
         self._numpy: Any = _imported("numpy")
 
-    def visit(self, node: Any, path: Path, depth: int) -> Any:
-        if node is None or type(node) in (bool, float, bytes, complex):
-            return node
-        if type(node) is str:
-            return node
-        if type(node) is int:
-            return _integer(node, path)
+    def visit(self, node: Any, path: Path, depth: int, taken: _Taken | None = None) -> Any:
+        """Return the tree of a node; tensors get the paths and the order that `TreeReader` gives them in the file.
+
+        `taken` has the segments that other parts of an object at this path have used.
+        """
+        if type(node) in PLAIN:
+            return _integer(node, path) if type(node) is int else node
         if self._torch is not None and isinstance(node, self._torch.Tensor):
             if type(node).__name__ == "DTensor" and type(node).__module__ == "torch.distributed.tensor":
                 return self.visit(_whole_of(node, path), path, depth)
@@ -302,18 +333,16 @@ class _Describer:
         if id(node) in self._open or depth > _MAX_DEPTH:
             raise UsageError(f"The state dict holds itself or nests too deeply at {_shown(path)}.")
         self._open.add(id(node))
-        tree = self._container(node, path, depth)
+        tree = self._container(node, path, depth, {} if taken is None else taken)
         self._open.discard(id(node))
         return tree
 
-    def _container(self, node: Any, path: Path, depth: int) -> Any:
+    def _container(self, node: Any, path: Path, depth: int, taken: _Taken) -> Any:
         kind = type(node)
         if kind in (dict, OrderedDict, defaultdict):
-            return self._mapping(node, path, depth)
-        if kind is list:
-            return [self.visit(item, (*path, index), depth + 1) for index, item in enumerate(node)]
-        if kind is tuple:
-            return tuple(self.visit(item, (*path, index), depth + 1) for index, item in enumerate(node))
+            return self._mapping(node, path, depth, taken)
+        if kind is list or kind is tuple:
+            return kind(self._sequence(node, path, depth, taken))
         if kind is set or kind is frozenset:
             return kind(self._key(item, path) for item in node)
         if self._numpy is not None and isinstance(node, self._numpy.ndarray):
@@ -325,17 +354,14 @@ class _Describer:
             return self._reduced(node, path, depth)
         return self._unknown(node, f"The state dict holds a {_name(kind)} at {_shown(path)}, which cannot be stored")
 
-    def _mapping(self, node: Any, path: Path, depth: int) -> Any:
+    def _mapping(self, node: Any, path: Path, depth: int, taken: _Taken) -> Any:
         if isinstance(node, defaultdict) and node.default_factory not in (None, *CLASSES.values()):
             return self._unknown(
                 node, f"The defaultdict at {_shown(path)} calls {node.default_factory}, which cannot be stored"
             )
-        taken: dict[str | int, int] = {}
-        pairs = []
-        for key, value in node.items():
-            kept = self._key(key, path)
-            pairs.append((kept, self.visit(value, (*path, free(segment_of(kept), taken)), depth + 1)))
-        tree = like(node, pairs)
+        tree = like(
+            node, self._entries([(self._key(key, path), value) for key, value in node.items()], path, depth, taken)
+        )
         if isinstance(node, OrderedDict) and vars(node):
             before = len(self._found)
             vars(tree).update(self.visit(dict(vars(node)), (*path, "__dict__"), depth + 1))
@@ -344,6 +370,29 @@ class _Describer:
                     f"The attributes of the dictionary at {_shown(path)} hold tensors; make them its items."
                 )
         return tree
+
+    def _sequence(self, items: Iterable[Any], path: Path, depth: int, taken: _Taken) -> list[Any]:
+        return [self._item(item, index, path, depth, taken) for index, item in enumerate(items)]
+
+    def _item(self, item: Any, key: Any, path: Path, depth: int, taken: _Taken) -> Any:
+        """Return the tree of the value of a key; only a value that may hold tensors takes a segment of its own."""
+        if type(item) in PLAIN:
+            return _integer(item, (*path, segment_of(key))) if type(item) is int else item
+        return self.visit(item, (*path, free(segment_of(key), taken)), depth + 1)
+
+    def _entries(
+        self, pairs: Iterable[tuple[Any, Any]], path: Path, depth: int, taken: _Taken
+    ) -> list[tuple[Any, Any]]:
+        """Return pairs of a key's tree and a value's."""
+        found = []
+        for key, value in pairs:
+            tree = self._item(value, key, path, depth, taken)
+            if type(key) is Identity:
+                free("key", taken)
+            elif type(key) not in PLAIN:
+                key = self.visit(key, (*path, free("key", taken)), depth + 1)
+            found.append((key, tree))
+        return found
 
     def _key(self, key: Any, path: Path) -> Any:
         """Return a key or element: plain ones unchanged, others as values that equal only themselves."""
@@ -376,16 +425,21 @@ class _Describer:
         if isinstance(made, str):
             return Unknown(f"{type(node).__module__}.{made}", None)
         function, args, state, items = (*made, None, None)[:4]
-        parts = [
-            Unknown(_name(part), None) if isinstance(part, type) else self.visit(part, path, depth) for part in args
-        ]
-        state = self.visit(state, path, depth + 1)
-        return Unknown(
-            _name(function),
-            tuple(parts),
-            state,
-            tuple(self.visit(item, (*path, index), depth + 1) for index, item in enumerate(items or ())),
+        taken: _Taken = {}
+        if isinstance(state, dict | tuple | list):
+            state = self.visit(state, path, depth + 1, taken)
+        elif type(state) not in PLAIN:
+            state = self.visit(state, (*path, free("state", taken)), depth + 1)
+        parts = tuple(
+            Unknown(_name(part), None) if isinstance(part, type) else self._item(part, index, path, depth, taken)
+            for index, part in enumerate(args)
         )
+        appended = list(items or ())
+        if all(type(item) is tuple and len(item) == 2 for item in appended):
+            appended = self._entries(appended, path, depth, taken)
+        else:
+            appended = self._sequence(appended, path, depth, taken)
+        return Unknown(_name(function), parts, state, tuple(appended))
 
     def _unknown(self, node: Any, problem: str) -> Any:
         """Return the bytes of its pickle if these are requested; they are opened only on request."""

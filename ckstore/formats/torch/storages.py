@@ -8,7 +8,7 @@ from math import prod
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import Extent, Path, Tensor
+from ckstore.formats.layout import Extent, Path, Tensor, memory_shape
 
 _MAX_RANK = 64
 
@@ -101,30 +101,6 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
                     view.path, view.dtype, view.shape, view.strides, index, offset, view.marks
                 )
     return extents, tensors
-
-
-def memory_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape with the dimensions in the order of memory; None if the elements leave holes or overlap.
-
-    A tensor contiguous in C order keeps its shape; otherwise dimensions of one element are left out.
-    """
-    step = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1:
-            if stride != step:
-                break
-            step *= size
-    else:
-        return shape
-    dimensions = sorted(
-        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1), reverse=True
-    )
-    step = 1
-    for stride, size in reversed(dimensions):
-        if stride != step:
-            return None
-        step *= size
-    return tuple(size for _, size in dimensions)
 
 
 def _place(number: int, view: View, storage: StorageData) -> _Placed | None:

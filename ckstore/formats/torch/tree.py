@@ -28,7 +28,8 @@ _NAMES: dict[type, str] = {
     OrderedDict: "collections.OrderedDict",
     defaultdict: "collections.defaultdict",
 }
-_PLAIN = frozenset({str, int, float, bool, type(None), bytes, complex})
+#: Types of plain values.
+PLAIN = frozenset({str, int, float, bool, type(None), bytes, complex})
 #: Path of the tensor of a file that is only a tensor.
 ROOT: Path = ("tensor",)
 
@@ -58,7 +59,7 @@ class TreeReader:
 
     def _visit(self, node: Any, path: Path, depth: int, taken: dict[Segment, int]) -> Any:
         kind = type(node)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return node
         if kind is StoredTensor:
             return self._tensor(node, path)
@@ -111,7 +112,7 @@ class TreeReader:
 
     def _sequence(self, items: Any, path: Path, depth: int, taken: dict[Segment, int]) -> list[Any]:
         self._count(len(items))
-        plain = _PLAIN
+        plain = PLAIN
         return [
             item if type(item) in plain else self._visit(item, (*path, free(index, taken)), depth + 1, {})
             for index, item in enumerate(items)
@@ -122,10 +123,10 @@ class TreeReader:
         self._count(len(entries))
         pairs: list[tuple[Any, Any]] = []
         for key, value in entries:
-            if type(value) not in _PLAIN:
+            if type(value) not in PLAIN:
                 segment = free(segment_of(key), taken)
                 value = self._visit(value, (*path, segment), depth + 1, {})
-            if type(key) is Identity or type(key) not in _PLAIN:
+            if type(key) is Identity or type(key) not in PLAIN:
                 key = self._visit(key, (*path, free("key", taken)), depth + 1, {})
             pairs.append((key, value))
         return pairs
@@ -163,7 +164,7 @@ class TreeReader:
             state = self._module_state(state, path, depth, taken)
         elif isinstance(state, dict | tuple | list):
             state = self._visit(state, path, depth + 1, taken)
-        elif state is not None and type(state) not in _PLAIN:
+        elif state is not None and type(state) not in PLAIN:
             state = self._visit(state, (*path, free("state", taken)), depth + 1, {})
         args = tuple(self._sequence(node.args, path, depth, taken))
         items: list[Any]
@@ -197,7 +198,7 @@ def segment_of(key: Any) -> Segment:
         return int(key)
     if kind is bytes:
         return str(key.decode("latin-1"))
-    if kind is tuple or kind in _PLAIN:
+    if kind is tuple or kind in PLAIN:
         return repr(key)
     return "key"
 

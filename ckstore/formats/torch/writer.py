@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
-from ckstore.formats.layout import Extent, FileLayout, Tensor
-from ckstore.formats.sources import CompositeSource
+from ckstore.formats.layout import Checked, Extent, FileLayout, Tensor
+from ckstore.formats.skeleton import crc_offsets
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES
 from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Reference, write_pickle
-from ckstore.formats.torch.zip import parse_torch_zip
 from ckstore.formats.trees import plain_tree, tensor_numbers
 from ckstore.runtime.checksum import crc32
 from ckstore.storage.zip_records import (
     CENTRAL_CRC,
+    DESCRIPTOR_MAGIC,
     HAS_DESCRIPTOR,
     LOCAL,
     STORED,
@@ -34,6 +34,7 @@ from ckstore.storage.zip_records import (
 )
 
 ALIGNMENT = 64
+_FOLDER = "archive"
 #: torch's style: names are UTF-8, and checksums follow the data.
 _STYLE = Style(version=0, flags=0x0800 | HAS_DESCRIPTOR, date=0, system=0, attributes=0)
 
@@ -74,45 +75,28 @@ ReadExtent = Callable[[int], Iterable[BytesLike]]
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStorage:
-    """One storage of a planned file.
-
-    Attributes
-    ----------
-    extent
-        The number of its extent in the caller's list; -1 for the storage of all tensors without elements.
-    start, nbytes
-        In the file.
-    crc_offsets
-        The places of its CRC-32 in the skeleton.
-    """
-
-    extent: int
-    start: int
-    nbytes: int
-    crc_offsets: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
 class TorchPlan:
     """A torch zip before its storages are written.
 
     Attributes
     ----------
     layout
-        The result of `parse` for the file.
+        The file; each of its extents is a whole storage, whose CRC is the check of the same number.
     skeleton
         All bytes outside of the storages, with the CRCs of storages as zeros.
-    storages
-        In file order.
+    numbers
+        The number of each storage in the caller's list of extents.
+    untyped
+        Those whose dtype belongs to the tensors rather than the storage.
     """
 
     layout: FileLayout
     skeleton: bytes
-    storages: list[PlannedStorage]
+    numbers: list[int]
+    untyped: Collection[int]
 
 
-def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], *, name: str = "archive") -> TorchPlan:
+def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent]) -> TorchPlan:
     """Lay out the torch zip of a tree.
 
     Parameters
@@ -124,8 +108,6 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
     extents
         The list that `Tensor.extent` indexes; `start` is not used. Each extent of a tensor of the tree becomes one
         storage, so tensors that share an extent are tied again.
-    name
-        Folder inside the archive.
     """
     used = [tensors[index] for index in sorted(set(tensor_numbers(tree)))]
     numbers = sorted({tensor.extent for tensor in used if tensor.extent >= 0})
@@ -142,7 +124,7 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
             calls[index] = _rebuild_call(tensors[index], extents, keys, untyped)
         return calls[index]
 
-    archive = _Archive(name)
+    archive = _Archive()
     data = write_pickle(tree, rebuild)
     if len(data) > MAX_PICKLE_BYTES:
         raise UsageError("The values of a torch file besides tensors must stay below 1 GiB; make tensors of them.")
@@ -150,17 +132,13 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
     archive.add(".format_version", b"1")
     archive.add(".storage_alignment", str(ALIGNMENT).encode())
     archive.add("byteorder", b"little")
-    for number in numbers:
-        archive.reserve(f"data/{keys[number]}", extents[number].nbytes, number)
+    starts = [archive.reserve(f"data/{keys[number]}", extents[number].nbytes) for number in numbers]
     for dtype in empty:
-        archive.add(f"data/{keys[dtype]}", b"")
+        archive.reserve(f"data/{keys[dtype]}", 0)
     archive.add("version", b"3\n")
-    skeleton, storages, size = archive.finish()
-    source = CompositeSource(skeleton, [(one.start, one.nbytes) for one in storages], size)
-    layout = parse_torch_zip(source)
-    if layout is None:
-        raise UsageError(f"{name!r} cannot be the name of a folder in a torch file; choose another.")
-    return TorchPlan(layout, skeleton, storages)
+    skeleton, checked, size = archive.finish()
+    storages = [replace(extents[number], start=start) for number, start in zip(numbers, starts, strict=True)]
+    return TorchPlan(FileLayout("torch-zip", size, storages, checked=checked), skeleton, numbers, untyped)
 
 
 def write_torch(
@@ -169,8 +147,6 @@ def write_torch(
     tensors: Sequence[Tensor],
     extents: Sequence[Extent],
     read: ReadExtent,
-    *,
-    name: str = "archive",
 ) -> int:
     """Write the torch zip of a tree in one pass, holding no more than the skeleton and one piece of data.
 
@@ -180,7 +156,7 @@ def write_torch(
     ----------
     out
         The target.
-    tree, tensors, extents, name
+    tree, tensors, extents
         See `plan_torch`; `Unknown` nodes are written in the form of `plain_tree`.
     read
         Called once for each written extent, in ascending order of its number.
@@ -190,25 +166,28 @@ def write_torch(
     int
         The number of bytes written.
     """
-    plan = plan_torch(plain_tree(tree), [replace(tensor, marks=tensor.lazy) for tensor in tensors], extents, name=name)
+    plan = plan_torch(plain_tree(tree), [replace(tensor, marks=tensor.lazy) for tensor in tensors], extents)
     skeleton = bytearray(plan.skeleton)
+    places: dict[int, list[int]] = {}
+    for index, offset in crc_offsets(plan.layout):
+        places.setdefault(index, []).append(offset)
     position = written = 0
-    for storage in plan.storages:
+    for index, (number, storage) in enumerate(zip(plan.numbers, plan.layout.extents, strict=True)):
         before = storage.start - written
         out.write(skeleton[position : position + before])
         position += before
         crc = 0
         length = 0
-        for piece in read(storage.extent):
+        for piece in read(number):
             view = memoryview(piece).cast("B")
             crc = crc32(view, crc)
             length += len(view)
             out.write(view)
         if length != storage.nbytes:
-            raise InputError(f"Extent {storage.extent} has {length} bytes rather than {storage.nbytes}.")
-        for offset in storage.crc_offsets:
+            raise InputError(f"Extent {number} has {length} bytes rather than {storage.nbytes}.")
+        for offset in places[index]:
             skeleton[offset : offset + 4] = crc.to_bytes(4, "little")
-        written = storage.start + storage.nbytes
+        written = storage.stop
     out.write(skeleton[position:])
     return plan.layout.size
 
@@ -239,12 +218,12 @@ def _rebuild_call(
 class _Archive:
     """An incomplete zip archive: its skeleton, and gaps for the storages."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._skeleton = bytearray()
         self._gaps = 0
         self._members: list[Member] = []
-        self._reserved: list[tuple[int, int, int, int]] = []
+        #: The number of the member of each storage, and the place of its data.
+        self._storages: list[tuple[int, int]] = []
 
     @property
     def _position(self) -> int:
@@ -255,15 +234,17 @@ class _Archive:
         member = self._begin(name, crc32(data), len(data))
         self._skeleton += data + descriptor(member)
 
-    def reserve(self, name: str, nbytes: int, extent: int) -> None:
-        """Append an entry whose data is written later."""
+    def reserve(self, name: str, nbytes: int) -> int:
+        """Append an entry whose data is written later; return the place of the data."""
         member = self._begin(name, 0, nbytes)
-        self._reserved.append((extent, self._position, len(self._skeleton) + 4, len(self._members) - 1))
+        start = self._position
+        self._storages.append((len(self._members) - 1, start))
         self._gaps += nbytes
         self._skeleton += descriptor(member)
+        return start
 
     def _begin(self, name: str, crc: int, nbytes: int) -> Member:
-        full = f"{self._folder}/{name}".encode()
+        full = f"{_FOLDER}/{name}".encode()
         member = Member(full, STORED, crc, nbytes, nbytes, self._position)
         padding = -(member.offset + LOCAL.size + len(full) + 4) % ALIGNMENT
         extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
@@ -271,16 +252,17 @@ class _Archive:
         self._members.append(member)
         return member
 
-    def finish(self) -> tuple[bytes, list[PlannedStorage], int]:
-        """Return the skeleton, the storages and the size of the file, with the directory."""
-        start = self._position
-        crc_offsets = []
+    def finish(self) -> tuple[bytes, list[Checked], int]:
+        """Return the skeleton, the checks of the storages and the size of the file, with the directory."""
+        directory = self._position
+        places = []
         for member in self._members:
-            crc_offsets.append(len(self._skeleton) + CENTRAL_CRC)
+            places.append(self._position + CENTRAL_CRC)
             self._skeleton += central_record(_STYLE, member)
-        self._skeleton += end_records(len(self._members), start, self._position - start)
-        storages = [
-            PlannedStorage(extent, begin, self._members[number].size, (place, crc_offsets[number]))
-            for extent, begin, place, number in self._reserved
-        ]
-        return bytes(self._skeleton), storages, self._position
+        self._skeleton += end_records(len(self._members), directory, self._position - directory)
+        checked = []
+        for number, start in self._storages:
+            stop = start + self._members[number].size
+            positions = (stop + len(DESCRIPTOR_MAGIC), places[number])
+            checked.append(Checked(self._members[number].name.decode(), start, stop, positions))
+        return bytes(self._skeleton), checked, self._position

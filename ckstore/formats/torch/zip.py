@@ -8,7 +8,18 @@ from typing import Any
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.formats.layout import Checked, Extent, FileLayout, Path, Source, Tensor, TensorRef, Unknown
+from ckstore.formats.layout import (
+    LARGE_BYTES,
+    Checked,
+    Extent,
+    FileLayout,
+    Format,
+    Path,
+    Source,
+    Tensor,
+    TensorRef,
+    Unknown,
+)
 from ckstore.formats.torch.objects import TorchPersistent, reduce
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, read_pickle
 from ckstore.formats.torch.storages import StorageData, View, cut
@@ -16,12 +27,12 @@ from ckstore.formats.torch.tree import TreeReader
 from ckstore.formats.trees import replace_tensors
 from ckstore.formats.zip_directory import (
     FIRST_RECORD,
-    LARGE_ENTRY_BYTES,
     NoDirectoryError,
     ZipEntry,
     check_crc,
     first_name,
     read_directory,
+    starts_like_zip,
 )
 
 
@@ -54,7 +65,7 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
     for name, entry in by_name.items():
         if name.startswith("data/") and name != "data/":
             storages[name.removeprefix("data/")] = entry
-        elif entry is not pickle_entry and entry.size >= LARGE_ENTRY_BYTES:
+        elif entry is not pickle_entry and entry.size >= LARGE_BYTES:
             others.append(entry)
         else:
             check_crc(source, entry)
@@ -79,23 +90,13 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
         placed.append(StorageData(key, dtype, entry.start, entry.size))
     layout = assemble("torch-zip", source.size, placed, reader.views, tree)
     for entry in others:
-        layout.extents.append(Extent(entry.start, "uint8", (entry.size,), ("__entry__", entry.name)))
-    sort_extents(layout)
+        layout.add_bytes(("__entry__", entry.name), entry.start, entry.stop)
+    layout.sort()
     layout.checked = [
         Checked(entry.name, entry.start, entry.stop, entry.crc_positions) for entry in (*storages.values(), *others)
     ]
     layout.checked.sort(key=lambda checked: checked.start)
     return layout
-
-
-def archive_holds_tensors(source: Source) -> bool:
-    """Return whether a zip archive is a torch zip with storages, even a damaged one: parsing it reports the damage."""
-    try:
-        entries = read_directory(source)
-    except InputError:
-        return first_name(source.pread(0, min(source.size, FIRST_RECORD))).endswith("/data.pkl")
-    prefix = _torch_prefix(entries)
-    return prefix is not None and any(entry.name.startswith(prefix + "data/") for entry in entries)
 
 
 def assemble(kind: str, size: int, storages: list[StorageData], views: list[View], tree: Any) -> FileLayout:
@@ -107,33 +108,6 @@ def assemble(kind: str, size: int, storages: list[StorageData], views: list[View
     if len({extent.path for extent in extents}) < len(extents):
         extents = _with_distinct_paths(extents)
     return FileLayout(kind, size, extents, tensors, tree=tree, facts=facts_of_mapping(tree))
-
-
-def shifted(layout: FileLayout, start: int) -> FileLayout:
-    """Return the layout of a file that begins at byte `start` of another; the size of that file is unknown."""
-    return replace(
-        layout,
-        extents=[replace(extent, start=start + extent.start) for extent in layout.extents],
-        checked=[
-            replace(
-                one, start=start + one.start, stop=start + one.stop,
-                positions=tuple(start + position for position in one.positions),
-            )
-            for one in layout.checked
-        ],
-    )  # fmt: skip
-
-
-def sort_extents(layout: FileLayout) -> None:
-    """Sort the extents by their place and renumber the tensors' references."""
-    order = sorted(
-        range(len(layout.extents)), key=lambda index: (layout.extents[index].start, layout.extents[index].nbytes)
-    )
-    if order == list(range(len(order))):
-        return
-    number = {old: new for new, old in enumerate(order)}
-    layout.extents = [layout.extents[index] for index in order]
-    layout.tensors = [replace(one, extent=number.get(one.extent, -1)) for one in layout.tensors]
 
 
 def _with_distinct_paths(extents: list[Extent]) -> list[Extent]:
@@ -175,3 +149,6 @@ def _torch_prefix(entries: list[ZipEntry]) -> str | None:
         if not entry.plain or not entry.name.startswith(prefix) or name == "constants.pkl" or name.startswith("code/"):
             return None
     return prefix
+
+
+FORMAT = Format("torch-zip", starts_like_zip, parse_torch_zip)
