@@ -1,6 +1,6 @@
 """A reader of stores, written from docs/format.md alone: slow, plain, and without ckstore's code.
 
-But for the streams of integer payloads: of small ones the plain reference decodes them, of large ones the kernels.
+But the kernels decode large integer payloads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blake3 import blake3
 from numcodecs.zstd import Zstd
 
 from ckstore.codecs.integers import decode_integers
-from ckstore.kernels.entropy import reference as entropy_reference
+from tests.payload_reader import decode, unzigzag
 
 Array = npt.NDArray[Any]
 
@@ -60,10 +60,6 @@ def varints(data: bytes) -> list[int]:
         value, at = varint(data, at)
         found.append(value)
     return found
-
-
-def unzigzag(value: int) -> int:
-    return -((value + 1) // 2) if value % 2 else value // 2
 
 
 def patched(before: Array, data: bytes, dtype: str) -> Array:
@@ -163,7 +159,7 @@ class Payload:
             sizes.append(size)
         end = at + sizes[0] if streamed else len(data)
         if self.count <= PLAIN:
-            values = entropy_reference.decode(data[at:end], data[end:], tuple(sizes[1:]), self.count, self.grouped)
+            values = decode(data[at:end], data[end:], tuple(sizes[1:]), self.count, self.grouped)
             self.coded = np.array(values, np.int64).astype(f"i{self.width}")
         else:
             self.coded = np.empty(self.count, f"i{self.width}")

@@ -53,8 +53,12 @@ class Header:
     streams: tuple[int, ...]
 
 
-def read_header(view: memoryview) -> Header:
-    """Read the bytes before the directory; check every length against the payload's size."""
+def read_header(view: memoryview, length: int | None = None) -> Header:
+    """Read the bytes before the directory, which `view` begins with; check every length against the payload's size.
+
+    `length` is that size; by default, `view` is the payload.
+    """
+    length = len(view) if length is None else length
     head = bytes(view[:_LONGEST])
     if len(head) < 7:
         raise IntegrityError(DAMAGED)
@@ -72,10 +76,10 @@ def read_header(view: memoryview) -> Header:
     if grouped:
         classes_check = int.from_bytes(_part(head, at, 4), "little")
         at += 4
-    sizes = [len(view) - at, 0, 0, 0]
+    sizes = [length - at, 0, 0, 0]
     if streamed:
         sizes, at = _read_sizes(head, at)
-        if at + sum(sizes) + PADDING > len(view):
+        if at + sum(sizes) + PADDING > length:
             raise IntegrityError(DAMAGED)
     return Header(
         width, narrow, grouped, streamed, int.from_bytes(head[2:6], "little"), count, classes_check, at, at + sizes[0],
@@ -129,12 +133,5 @@ def overhead_bytes(head: bytes, length: int) -> int:
     length : int
         Bytes of the whole payload.
     """
-    if len(head) < 7:
-        raise IntegrityError(DAMAGED)
-    flags = head[1]
-    if not flags & STREAMED:
-        return length
-    _, at = read_count(head, 6)
-    at += 4 if flags & GROUPED else 0
-    sizes, at = _read_sizes(head, at)
-    return min(length, at + sizes[0] + PADDING)
+    header = read_header(memoryview(head), length)
+    return header.planes + PADDING if header.streamed else length

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.errors import UsageError
-from ckstore.runtime.blocks import fixed
-from ckstore.runtime.scratch import scratch
+from ckstore.runtime.blocks import empty, fixed
 
 Array = npt.NDArray[Any]
 
@@ -22,42 +21,46 @@ _held = local()
 
 
 class Workspace:
-    """The encoder's kernels and their shared arrays; `ckstore.kernels.entropy.plan` describes the arrays.
+    """The kernels, imported at first use, and the arrays that they share; `ckstore.kernels.entropy` describes these."""
 
-    Parameters
-    ----------
-    capacity
-        Maximal number of elements of a payload.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        from ckstore.kernels.entropy import directory, order, plan, survey, write
+    def __init__(self) -> None:
+        from ckstore.kernels.entropy import directory, order, read
         from ckstore.kernels.entropy.bins import SYMBOLS
 
-        self.survey = survey
-        self.plan = plan
-        self.order = order
-        self.directory = directory
-        self.write = write
+        self.directory, self.order, self.read = directory, order, read
         most = directory.CLASSES
-        self.capacity = capacity
-        self.cursors = np.empty((order.QUARTERS, 256), np.int64)
-        self.groups = np.zeros(most, directory.GROUP)
-        self.costs = np.empty((most, 2))
-        self.lowers = np.empty((most, directory.TABLE), np.int64)
-        self.raws = scratch("entropy-raws", most * directory.TABLE, np.uint8).reshape(most, directory.TABLE)
-        self.lengths = scratch("entropy-lengths", most * SYMBOLS, np.uint8).reshape(most, SYMBOLS)
-        self.cells = scratch("entropy-cells", plan.CELLS, np.int64)
-        self.splits = scratch("entropy-splits", 2 * plan.CELLS, np.uint8)
-        self.symbols = scratch("entropy-symbols", capacity, np.uint16)
-        self.numbers = scratch("entropy-numbers", capacity, np.int64)
-        self.runs = scratch("entropy-runs", capacity, np.int64)
-        self.values = scratch("entropy-values", capacity, np.int64)
-        self.joints = scratch("entropy-joints", capacity, np.uint16)
-        self.run_cells = scratch("entropy-run-cells", capacity, np.uint16)
         self.coder = np.empty(5, np.int64)
         self.odds = np.empty((directory.CONTEXTS, 2), np.int32)
+        self.groups = np.zeros(most, directory.GROUP)
+        self.lowers = np.empty((most, directory.TABLE), np.int64)
+        self.raws = np.empty((most, directory.TABLE), np.uint8)
+        self.lengths = np.empty((most, SYMBOLS), np.uint8)
         self.ends = np.empty(4, np.int64)
+        self.work = np.empty(read.WORK, np.uint64)
+        self.cursors = np.empty(256, np.int64)
+        self.costs = np.empty((most, 2))
+        self._capacity = 0
+
+    def reserve(self, size: int) -> None:
+        """Get the encoder's kernels, and arrays for a payload of `size` elements."""
+        if self._capacity > 0 and size <= self._capacity <= max(size, _KEPT):
+            return
+        from ckstore.kernels.entropy import plan, survey, write
+
+        self.plan, self.survey, self.write = plan, survey, write
+        self._capacity = capacity = 1 << size.bit_length()
+        self.cells = np.empty(plan.CELLS, np.int64)
+        self.splits = np.empty(2 * plan.CELLS, np.uint8)
+        self.symbols, self.joints, self.run_cells = (np.empty(capacity, np.uint16) for _ in range(3))
+        self.numbers, self.runs, self.values = (np.empty(capacity, np.int64) for _ in range(3))
+
+
+def workspace() -> Workspace:
+    """Return this thread's workspace."""
+    held: Workspace | None = getattr(_held, "workspace", None)
+    if held is None:
+        held = _held.workspace = Workspace()
+    return held
 
 
 @dataclass(slots=True)
@@ -75,7 +78,7 @@ class Plan:
     planes
         The groups' planes, one after the other.
     room
-        The output of the kernels. Like the other arrays it is valid until the thread makes its next plan.
+        The output of the kernels, valid until this thread encodes or decodes again.
     """
 
     coded: Array
@@ -102,7 +105,8 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
         As for `encode_integers`.
     """
     check_arrays(values, classes)
-    room = _workspace(values.size)
+    room = workspace()
+    room.reserve(values.size)
     survey, plan, groups = room.survey, room.plan, room.groups
     signed = fixed(values.view(f"i{values.itemsize}"))
     groups.view(np.uint8).fill(0)
@@ -116,7 +120,7 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
         groups, number, room.symbols, room.numbers, room.runs, room.values, room.joints, room.run_cells, room.cells,
         room.splits, room.lowers, room.raws, room.lengths, room.costs,
     )  # fmt: skip
-    planes = scratch("entropy-planes", plan.plan_groups(plan.CHOOSE_PLANES, *shared), np.uint8)
+    planes = empty(plan.plan_groups(plan.CHOOSE_PLANES, *shared), np.uint8)
     survey.take_numbers(coded, groups, number, room.symbols, room.numbers, planes)
     if plan.plan_groups(plan.PLAN_DENSE, *shared):
         survey.extract_pairs(coded, groups, number, room.runs, room.values)
@@ -125,21 +129,12 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
     return Plan(coded, narrow, number, planes, room)
 
 
-def _workspace(size: int) -> Workspace:
-    held: Workspace | None = getattr(_held, "workspace", None)
-    if held is None or held.capacity < size:
-        held = Workspace(size)
-        if size <= _KEPT:
-            _held.workspace = held
-    return held
-
-
 def sort_elements(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:
     """Return the elements sorted by class, and the number of their groups."""
     classes = fixed(classes)
     number = room.order.group_classes(classes, room.cursors, room.groups)
     if number < 0:
         raise UsageError("Classes must lie between 0 and 63.")
-    coded = scratch("entropy-coded", signed.size, signed.dtype)
+    coded = empty(signed.size, signed.dtype)
     room.order.to_coded_order(signed, classes, room.cursors, coded)
     return fixed(coded), number

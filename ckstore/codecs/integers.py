@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import local
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,15 @@ from ckstore.codecs.integer_header import (
     count_bytes,
     read_header,
 )
-from ckstore.codecs.integer_plan import Plan, check_arrays, make_plan
+from ckstore.codecs.integer_plan import Plan, Workspace, check_arrays, make_plan, workspace
 from ckstore.codecs.varint import varint
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.runtime.blocks import fixed, joined
+from ckstore.runtime.blocks import empty, fixed, joined
 from ckstore.runtime.checksum import crc32
-from ckstore.runtime.scratch import scratch
 
 Array = npt.NDArray[Any]
 
 _SIZE_CODES = {1: 0, 2: 1, 4: 2, 8: 3}
-
-_held = local()
-
 
 #: Leading elements that are searched for a non-zero first.
 _FIRST = 64
@@ -71,7 +66,7 @@ def has_changes(values: Array) -> bool:
 
 
 def _parts(values: Array, classes: Array | None, before: bytes) -> list[bytes | Array]:
-    """Return the parts of a payload, after `before`; arrays are valid until this thread encodes again."""
+    """Return the parts of a payload, after `before`."""
     plan = make_plan(values, classes)
     kinds = plan.room.groups["kind"][: plan.number]
     streamed = bool((kinds < plan.room.directory.EQUAL).any())
@@ -122,8 +117,8 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
         return
     narrow = _decode(payload, out.size, out.itemsize, classes, signed)
     if narrow is not signed:
-        room = _thread_room()
-        room.accumulate(narrow, signed, room.all_bits)
+        read = workspace().read
+        read.accumulate(narrow, signed, read.ALL_BITS)
 
 
 def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: int = 0) -> None:
@@ -144,13 +139,13 @@ def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: in
         If the payload is damaged or does not fit; `sums` is unchanged then.
     """
     narrow = _decode(payload, sums.size, sums.itemsize, None, None)
-    _thread_room().accumulate(narrow, sums, shift)
+    workspace().read.accumulate(narrow, sums, shift)
 
 
 def _decode(
     payload: bytes | bytearray | memoryview, count: int, width: int, classes: Array | None, target: Array | None
 ) -> Array:
-    """Return the integers of a payload in the narrowest dtype that holds them all, in memory that the next call reuses.
+    """Return the integers of a payload in the narrowest dtype that holds them all.
 
     If `target` has that dtype, decode into it and return it.
     """
@@ -160,23 +155,17 @@ def _decode(
         classes = fixed(classes)
     _check_header(header, count, width, classes)
 
-    if header.narrow != width:
-        target = None
-    margin = 0 if classes is None else header.count // 2 + 1
-    if target is not None and classes is None:
-        coded = padded = target
-    else:
-        padded = scratch("read-coded", header.count + 2 * margin, f"i{header.narrow}")
-        coded = padded[margin : margin + header.count]
-    room = _thread_room()
+    if target is None or header.narrow != width:
+        target = empty(count, f"i{header.narrow}")
+    coded = target if classes is None else empty(count, target.dtype)
+    room = workspace()
     number = _read_elements(header, view, room, coded)
     damaged = crc32(view[6:], crc32(view[:2], crc32(coded))) != header.check
     if not damaged and classes is not None:
-        coded = scratch("read-natural", header.count, coded.dtype) if target is None else target
-        damaged = room.to_natural_order(padded, margin, classes, room.groups, number, coded) != 0
+        damaged = room.order.to_natural_order(coded, classes, room.groups, number, target) != 0
     if damaged:
         raise IntegrityError(DAMAGED)
-    return coded
+    return target
 
 
 def _check_header(header: Header, count: int, width: int, classes: Array | None) -> None:
@@ -192,41 +181,12 @@ def _check_header(header: Header, count: int, width: int, classes: Array | None)
         raise IntegrityError("The payload was encoded with other classes: give those of the base it was coded by.")
 
 
-class _Room:
-    """The reused parts of a thread's decoder: the kernels, imported at first use, and arrays for them."""
-
-    def __init__(self) -> None:
-        from ckstore.kernels.entropy import directory, order, read
-        from ckstore.kernels.entropy.bins import SYMBOLS
-
-        self.code_directory = directory.code_directory
-        self.read_streams = read.read_streams
-        self.to_natural_order = order.to_natural_order
-        self.accumulate = read.accumulate
-        self.all_bits = read.ALL_BITS
-        most = directory.CLASSES
-        self.coder = np.empty(5, np.int64)
-        self.odds = np.empty((directory.CONTEXTS, 2), np.int32)
-        self.groups = np.zeros(most, directory.GROUP)
-        self.lowers = np.empty((most, directory.TABLE), np.int64)
-        self.raws = np.empty((most, directory.TABLE), np.uint8)
-        self.lengths = np.empty((most, SYMBOLS), np.uint8)
-        self.ends = np.empty(4, np.int64)
-        self.work = np.empty(read.WORK, np.uint64)
-
-
-def _thread_room() -> _Room:
-    room: _Room | None = getattr(_held, "room", None)
-    if room is None:
-        room = _held.room = _Room()
-    return room
-
-
-def _read_elements(header: Header, view: memoryview, room: _Room, coded: Array) -> int:
+def _read_elements(header: Header, view: memoryview, room: Workspace, coded: Array) -> int:
     """Decode the elements in coded order. Return the number of groups; `room.groups` has the groups."""
-    directory = scratch("read-directory", header.planes - header.directory, np.uint8)
-    directory[:] = view[header.directory : header.planes]
-    number, _ = room.code_directory(
+    # A copy: the kernel is compiled for writable bytes.
+    directory = np.array(view[header.directory : header.planes])
+    number: int
+    number, _ = room.directory.code_directory(
         room.coder, directory, room.odds, False, header.grouped, header.count, room.groups, room.lowers, room.raws,
         room.lengths,
     )  # fmt: skip
@@ -235,7 +195,7 @@ def _read_elements(header: Header, view: memoryview, room: _Room, coded: Array) 
     room.ends[:3] = header.streams
     room.ends[3] = len(view) - PADDING if header.streamed else 0
     planes = header.planes if header.streamed else 0
-    if number < 0 or room.read_streams(
+    if number < 0 or room.read.read_streams(
         buffer, planes, room.ends, room.groups, number, room.lowers, room.raws, room.lengths,
         room.work, coded.view(np.uint8), coded.itemsize,
     ):  # fmt: skip
@@ -279,7 +239,7 @@ def _narrowed(coded: Array, width: int) -> Array:
     """Return elements as integers of `width` bytes, which hold all of them."""
     if coded.itemsize == width:
         return coded
-    narrow = scratch("entropy-narrow", coded.size, f"i{width}")
+    narrow = empty(coded.size, f"i{width}")
     np.copyto(narrow, coded, casting="unsafe")
     return narrow
 
@@ -287,7 +247,7 @@ def _narrowed(coded: Array, width: int) -> Array:
 def write_streams(plan: Plan, room: int) -> list[Array]:
     """Return the four streams, the last one followed by the payload's padding."""
     held = plan.room
-    buffer = scratch("entropy-streams", 4 * room, np.uint8)
+    buffer = empty(4 * room, np.uint8)
     held.write.write_streams(
         held.groups, plan.number, held.lowers, held.raws, held.lengths, held.symbols, held.numbers, held.runs,
         held.values, held.joints, held.cells.view(np.uint64), buffer, room, held.ends,
@@ -305,7 +265,7 @@ def write_streams(plan: Plan, room: int) -> list[Array]:
 def write_directory(plan: Plan, room: int, *, grouped: bool) -> bytes:
     """Return the directory of a plan's groups, in at most `room` bytes."""
     held = plan.room
-    buffer = scratch("entropy-directory", room, np.uint8)
+    buffer = empty(room, np.uint8)
     _, size = held.directory.code_directory(
         held.coder, buffer, held.odds, True, grouped, plan.coded.size, held.groups, held.lowers, held.raws,
         held.lengths,

@@ -58,7 +58,7 @@ def _reorder(width: int) -> None:
     from ckstore.kernels.entropy.read import accumulate
 
     groups, narrow, wide = np.zeros(1, GROUP), np.zeros(1, f"i{width}"), np.zeros(1, np.int32)
-    to_natural_order(narrow, 0, _CLASSES[:0], groups, 0, narrow)
+    to_natural_order(narrow, _CLASSES[:0], groups, 0, narrow)
     if narrow.dtype != wide.dtype:
         accumulate(narrow, wide, 0)
 
@@ -141,9 +141,11 @@ def _sort() -> None:
 
 
 def _nothing() -> Plan:
-    from ckstore.codecs.integer_plan import Plan, Workspace
+    from ckstore.codecs.integer_plan import Plan, workspace
 
-    return Plan(_INTEGERS[:0], 4, 0, _CLASSES[:0], Workspace(7))
+    room = workspace()
+    room.reserve(7)
+    return Plan(_INTEGERS[:0], 4, 0, _CLASSES[:0], room)
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ from ckstore.codecs.varint import varint
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.kernels.entropy import directory as entropy_directory
 from ckstore.kernels.entropy import lengths as entropy_lengths
-from ckstore.kernels.entropy import reference as entropy_reference
 from ckstore.kernels.entropy.bins import SYMBOLS
+from tests import payload_reader
 
 # With the wrapper for Python that inner kernels are compiled without.
 code_lengths = njit(error_model="numpy")(entropy_lengths.code_lengths.py_func)
@@ -48,7 +48,7 @@ def in_coded_order(values, classes):
 
 def by_reference(payload):
     header = integer_header.read_header(memoryview(payload))
-    return entropy_reference.decode(
+    return payload_reader.decode(
         payload[header.directory : header.planes],
         payload[header.planes :],
         header.streams,
@@ -59,12 +59,12 @@ def by_reference(payload):
 
 def groups_of(payload):
     header = integer_header.read_header(memoryview(payload))
-    return entropy_reference.read_directory(payload[header.directory : header.planes], header.count, header.grouped)
+    return payload_reader.read_directory(payload[header.directory : header.planes], header.count, header.grouped)
 
 
 def planes_of(payload):
     """Bytes of the plane of each dense group."""
-    return [group.plane for group in groups_of(payload) if group.kind == entropy_reference.DENSE]
+    return [group.plane for group in groups_of(payload) if group.kind == payload_reader.DENSE]
 
 
 def order_0_bits(values, classes=None):
@@ -566,7 +566,7 @@ def test_estimates_and_payloads_in_turn():
 
 
 def payloads_of_every_path():
-    """Values and classes that take the decoder along each of its ways: see `ckstore.kernels.entropy.read_dense`."""
+    """Values and classes that take the decoder along each of its ways: see `ckstore.kernels.entropy.read`."""
     rng = np.random.default_rng(12)
 
     def normal(scale, size, dtype=np.int32):
@@ -577,9 +577,9 @@ def payloads_of_every_path():
 
     outliers = normal(12.0, 40_003)
     outliers[rng.integers(0, outliers.size, 60)] = rng.integers(-(1 << 20), 1 << 20, 60)
-    yield "strings of four", 2 * normal(2.5, 20_001, np.int8) + 1, None
-    yield "strings of two", normal(12.0, 40_001, np.int8), None
-    yield "strings, larger numbers between", outliers, None
+    yield "small odd numbers", 2 * normal(2.5, 20_001, np.int8) + 1, None
+    yield "small numbers", normal(12.0, 40_001, np.int8), None
+    yield "small numbers, larger ones between", outliers, None
     yield "bytes in wider integers", normal(12.0, 40_002, np.int64), None
     yield "numbers of equal length", rng.integers(-64, 64, 9001).astype(np.int16), None
     yield "whole numbers and planes", normal(3e6, 12_007), None
@@ -719,13 +719,13 @@ def test_bins_that_no_encoder_chooses_are_read_as_the_reference_does(seed, monke
     count = items << 7 if paired else items
 
     taken = {}
-    read_raw = entropy_reference.BitReader.raw
+    read_raw = payload_reader.BitReader.raw
 
     def counting(reader, bits):
         taken[id(reader)] = taken.get(id(reader), 0) + bits
         return read_raw(reader, bits)
 
-    monkeypatch.setattr(entropy_reference.BitReader, "raw", counting)
+    monkeypatch.setattr(payload_reader.BitReader, "raw", counting)
     unread = crafted_payload(directory, streams, count, width, narrow, np.empty(0))
     elements = np.array(by_reference(unread), f"<i{width}")
     bits = [*taken.values(), 0, 0, 0]

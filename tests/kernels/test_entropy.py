@@ -14,10 +14,10 @@ from ckstore.kernels.entropy import coder as entropy_coder
 from ckstore.kernels.entropy import directory as entropy_directory
 from ckstore.kernels.entropy import lengths as entropy_lengths
 from ckstore.kernels.entropy import order as entropy_order
-from ckstore.kernels.entropy import reference as entropy_reference
 from ckstore.kernels.entropy import tables as entropy_tables
 from ckstore.kernels.entropy.bins import ROW, SYMBOLS
 from ckstore.kernels.entropy.words import bit_length, first_bit, low_bits, magnitude_bits, non_zeros
+from tests import payload_reader
 
 
 def callable_from_python(kernel):
@@ -38,7 +38,6 @@ code_raw = callable_from_python(entropy_coder.code_raw)
 code_number = callable_from_python(entropy_directory.code_number)
 code_bins = callable_from_python(entropy_directory.code_bins)
 fill_table = callable_from_python(entropy_tables.fill_table)
-fill_strings = callable_from_python(entropy_tables.fill_strings)
 
 
 @njit
@@ -137,7 +136,7 @@ def test_canonical_codes_accept_complete_codes_only(lengths):
     complete = max(lengths) <= 12 and sum(2 ** (12 - length) for length in lengths if length) == 4096
     assert canonical_codes(array, array.size, codes) == (0 if complete else 1)
     if complete:
-        expected = entropy_reference.canonical_codes(lengths)
+        expected = payload_reader.canonical_codes(lengths)
         for (length, code), symbol in expected.items():
             assert codes[symbol] >> 16 == length
             assert int(codes[symbol] & 0xFFFF) == int(format(code, f"0{length}b")[::-1], 2)
@@ -256,7 +255,7 @@ def test_the_binary_coder_round_trips(items, data):
     size = finish_writing(coder, buffer)
     written = buffer[:size].copy()
     start_coder(coder, written, odds, 0)
-    reference = entropy_reference.BinaryDecoder(written.tobytes())
+    reference = payload_reader.BinaryDecoder(written.tobytes())
     for kind, value in items:
         if kind == "raw":
             got = code_raw(coder, written, value.bit_length(), np.uint64(0))
@@ -293,7 +292,7 @@ def test_tables_of_bins_come_back(top, which, seed):
     assert code_bins(coder, written, odds, which, 0, 0, found, found_raws) == (top, number)
     assert found[:number].tolist() == lowers
     assert found_raws[:number].tolist() == raws
-    bins = entropy_reference.read_bins(entropy_reference.BinaryDecoder(written.tobytes()), ("values", "runs")[which])
+    bins = payload_reader.read_bins(payload_reader.BinaryDecoder(written.tobytes()), ("values", "runs")[which])
     assert bins == list(zip(lowers, raws, strict=True))
     # No room for all of them.
     if number:
@@ -318,10 +317,7 @@ def natural_order(coded, kinds, counts, back):
     groups["label"][: present.size] = present
     groups["count"][: present.size] = counts[present]
     groups["start"][: present.size] = np.cumsum(counts[present]) - counts[present]
-    margin = kinds.size // 2 + 1
-    padded = np.full(coded.size + 2 * margin, 77, coded.dtype)
-    padded[margin : margin + coded.size] = coded
-    return entropy_order.to_natural_order(padded, margin, kinds, groups, present.size, back)
+    return entropy_order.to_natural_order(coded, kinds, groups, present.size, back)
 
 
 @given(
@@ -339,7 +335,7 @@ def test_coded_order_is_a_stable_sort(size, classes, common, dtype, seed):
     few = rng.integers(0, classes, rng.integers(1, 5))
     chosen = rng.random(size) < common
     kinds[chosen] = few[(np.arange(size) // rng.choice([1, 50, 500]))[chosen] % few.size]
-    cursors = np.empty((4, 256), np.int64)
+    cursors = np.empty(256, np.int64)
     groups = np.zeros(64, entropy_directory.GROUP)
     number = entropy_order.group_classes(kinds, cursors, groups)
     counts = np.bincount(kinds, minlength=64)
@@ -376,7 +372,7 @@ def test_a_class_out_of_range_is_reported(position):
     kinds = np.zeros(7, np.uint8)
     kinds[position] = 64
     groups = np.empty(64, entropy_directory.GROUP)
-    assert entropy_order.group_classes(kinds, np.empty((4, 256), np.int64), groups) == -1
+    assert entropy_order.group_classes(kinds, np.empty(256, np.int64), groups) == -1
 
 
 def test_contexts_of_the_directory_do_not_overlap():
@@ -452,30 +448,3 @@ def test_tables_of_pairs(symbols, bits, slots):
                 number += slot >> length + run_raw & ((1 << raw) - 1)
                 expected = total | run + 1 << 8 | (number & 0xFFFFFFFF) << 32
         assert table[slot] == expected
-
-
-@given(symbol_tables(), st.integers(1, 12), SLOTS)
-def test_tables_of_strings_hold_as_many_numbers_as_fit(symbols, bits, slots):
-    symbols["run"] = symbols["run_raw"] = 0
-    symbols["raw"] %= 9
-    symbols["number"] %= 4000
-    lengths, numbers, raws = symbols["length"], symbols["number"], symbols["raw"]
-    # A lone symbol without raw bits takes none.
-    if (lengths + raws == 0)[lengths >= 0].any():
-        return
-    longest = int(lengths.max())
-    singles, table = np.full(1 << longest, 77, np.uint64), np.full(1 << bits, 77, np.uint64)
-    fill_table(singles, longest, entropy_tables.BY_CODE, symbols)
-    fill_strings(table, bits, singles)
-    for slot in {0, *slots}:
-        slot &= (1 << bits) - 1
-        used, packed, count = 0, 0, 0
-        while count < entropy_tables.STRING:
-            symbol = symbol_at(symbols, slot >> used, bits - used)
-            if symbol is None or lengths[symbol] + raws[symbol] > bits - used:
-                break
-            raw = slot >> used + int(lengths[symbol]) & ((1 << int(raws[symbol])) - 1)
-            packed |= int(numbers[symbol]) + raw << 16 * count
-            used += int(lengths[symbol] + raws[symbol])
-            count += 1
-        assert int(table[slot]) == (used | count << 8 | packed << 16 if count else entropy_tables.UNRESOLVED)

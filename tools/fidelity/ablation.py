@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckstore.codecs.schemes.dynaquant import CodedBits, DynaQuantSettings, coded_bits, dynaquant_quantise
+from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, dynaquant_quantise
 from ckstore.objects.units import SMALL
+from tools.fidelity.coded_bits import CodedBits, coded_bits
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import load

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ckstore.codecs.schemes.dynaquant import huffman_bits
 from tools.fidelity.archives import Setting
+from tools.fidelity.coded_bits import huffman_bits
 from tools.fidelity.states import State, load
 
 Floats = NDArray[np.float32]

@@ -1,1 +1,1 @@
-"""The kernels of the entropy coder, with a plain Python reference."""
+"""The kernels of the entropy coder."""

@@ -12,12 +12,12 @@ import numpy as np
 from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy.directory import DENSE, EQUAL, LONGEST_RUN
 from ckstore.kernels.entropy.lengths import LONGEST
-from ckstore.kernels.entropy.read_dense import PLACED, STRIDE, read_dense
-from ckstore.kernels.entropy.read_pairs import read_any, read_pairs
+from ckstore.kernels.entropy.read_dense import PLACED, read_dense
+from ckstore.kernels.entropy.read_pairs import are_short, read_any, read_pairs
 from ckstore.kernels.entropy.tables import LOOK, SYMBOL, SYMBOLS, fill_symbols, fill_table
 from ckstore.kernels.entropy.words import Array, clear, int64, store_element
 
-_SIZES = (1 << LONGEST, 1 << LOOK, STRIDE + 8, PLACED)
+_SIZES = (1 << LONGEST, 1 << LOOK, PLACED)
 _ENDS = np.cumsum(np.array(_SIZES))
 WORK = sum(_SIZES)
 """Size of the scratch array (uint64)."""
@@ -66,10 +66,8 @@ def read_streams(
         if stream < 3:
             place += ends[stream]
             ends[stream] = place
-    codes = work[: _ENDS[0]]
     table = work[_ENDS[0] : _ENDS[1]]
-    scratch = work[_ENDS[1] : _ENDS[2]].view(np.int16)
-    numbers = work[_ENDS[2] :].view(np.int64)
+    numbers = work[_ENDS[1] :].view(np.int64)
     for index in range(number):
         group = groups[index]
         start = group.start
@@ -89,19 +87,20 @@ def read_streams(
         if longest < 0 or (kind != DENSE and group.run_top > LONGEST_RUN):
             return 1
         codes = work[: 1 << longest]
-        if kind == DENSE and group.top <= _ANY:
+        items = count if kind == DENSE else group.pairs
+        short = group.plane == 0 and are_short(symbols, items)
+        if kind == DENSE and group.top <= _ANY and not short:
             bad = read_dense(
-                buffer, positions, limit, group.top, symbols, longest, codes, table, scratch, numbers, plane,
-                group.plane, coded, size, start, count,
+                buffer, positions, limit, symbols, longest, codes, numbers, plane, group.plane, coded, size, start,
+                count,
             )  # fmt: skip
         else:
             fill_table(codes, longest, SYMBOL, symbols)
-            items = group.pairs if kind != DENSE else count
             done = int64(0)
             at = start
-            if kind != DENSE:
+            if kind != DENSE or short:
                 done, at = read_pairs(
-                    buffer, positions, limit, symbols, codes, table, coded, size, at, start + count, items
+                    buffer, positions, limit, short, symbols, codes, table, coded, size, at, start + count, items
                 )
             bad = done < 0 or read_any(
                 buffer, positions, limit, codes, symbols, plane, group.plane, coded, size, done, items, at,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ckstore.kernels.entropy.lengths import LONGEST
-from ckstore.kernels.entropy.read_dense import bits_taken, next_bits
 from ckstore.kernels.entropy.tables import LOOK, PAIR, UNRESOLVED, fill_table, resolves, total_bits
 from ckstore.kernels.entropy.words import (
     Array,
     Word,
+    bit_length,
     inlined,
     inner,
     int64,
@@ -29,7 +29,20 @@ _TURN_PAIRS = 20
 _TURN_BITS = 3 * LOOK + _LOADABLE
 """Maximal number of pairs of a turn, and maximal bits that it takes from a stream."""
 _LOOK = int64(LOOK)
-_3, _7, _8, _63, _255 = uint64(3), uint64(7), uint64(8), uint64(63), uint64(255)
+_3, _7, _8, _63, _255 = (uint64(number) for number in (3, 7, 8, 63, 255))
+_LAST = uint64(1 << 63)
+
+
+@inlined
+def _next_bits(buffer: Array, position: Word) -> Word:
+    """Return the next 57 bits of a stream. Bit 63 is set, so that its later place shows the number of bits taken."""
+    return (load_word(buffer, position >> _3) >> (position & _7)) | _LAST
+
+
+@inlined
+def _bits_taken(word: Word) -> Word:
+    """Return the number of bits that were shifted out of a word of `_next_bits`."""
+    return uint64(64 - bit_length(word))
 
 
 @inlined
@@ -89,10 +102,10 @@ def _read_fours(
     while taken + turn <= pairs and int64(max(max(p0, p1), max(p2, p3))) <= most:
         resolved = short
         if short:
-            w0 = next_bits(buffer, p0)
-            w1 = next_bits(buffer, p1)
-            w2 = next_bits(buffer, p2)
-            w3 = next_bits(buffer, p3)
+            w0 = _next_bits(buffer, p0)
+            w1 = _next_bits(buffer, p1)
+            w2 = _next_bits(buffer, p2)
+            w3 = _next_bits(buffer, p3)
             for _ in range(4):
                 e0 = table[w0 & mask]
                 e1 = table[w1 & mask]
@@ -117,10 +130,10 @@ def _read_fours(
                 w1 >>= e1 & _63
                 w2 >>= e2 & _63
                 w3 >>= e3 & _63
-            p0 += bits_taken(w0)
-            p1 += bits_taken(w1)
-            p2 += bits_taken(w2)
-            p3 += bits_taken(w3)
+            p0 += _bits_taken(w0)
+            p1 += _bits_taken(w1)
+            p2 += _bits_taken(w2)
+            p3 += _bits_taken(w3)
         if not resolved:
             p0, p1, p2, p3, at = _take_four(buffer, p0, p1, p2, p3, codes, symbols, coded, size, at, end)
             taken += 4
@@ -130,25 +143,30 @@ def _read_fours(
     return taken, at
 
 
+@inner
+def are_short(symbols: Array, items: int) -> bool:
+    """Return whether a `PAIR` table is the fastest way to read that many items."""
+    unresolved = int64(0)
+    for i in range(symbols.shape[0]):
+        if symbols[i].length >= 0 and not resolves(symbols, i, _LOOK):
+            unresolved += (1 << LONGEST) >> symbols[i].length
+    return items >= _FEW and unresolved <= _UNRESOLVED
+
+
 @spliced
 def read_pairs(
-    buffer: Array, positions: Array, limit: int, symbols: Array, codes: Array, table: Array, coded: Array, size: int,
-    at: int, end: int, pairs: int,
+    buffer: Array, positions: Array, limit: int, short: bool, symbols: Array, codes: Array, table: Array, coded: Array,
+    size: int, at: int, end: int, pairs: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Decode most of the pairs into zeroed elements; `codes` is a `SYMBOL` table.
 
     Returns (number of pairs decoded or -1, next place).
     """
     widest = int64(0)
-    unresolved = int64(0)
     for i in range(symbols.shape[0]):
-        if symbols[i].length >= 0:
-            widest = max(widest, total_bits(symbols, i))
-            if not resolves(symbols, i, _LOOK):
-                unresolved += (1 << LONGEST) >> symbols[i].length
+        widest = max(widest, total_bits(symbols, i))
     done = int64(0)
     if widest <= _LOADABLE:
-        short = pairs >= _FEW and unresolved <= _UNRESOLVED
         if short:
             fill_table(table, _LOOK, PAIR, symbols)
             done, at = _read_fours(buffer, positions, limit, True, table, codes, symbols, coded, size, at, end, pairs)

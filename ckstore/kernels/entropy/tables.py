@@ -29,11 +29,9 @@ UNRESOLVED = 64
 """An entry whose bits do not determine the item, or whose item does not fit it. It takes no bits."""
 
 LOOK = 12
-"""Maximal index bits of tables of pairs or strings: their entries fit the first-level cache."""
-STRING = 3
-"""Maximal numbers of an entry of a table of strings."""
+"""Index bits of tables of pairs: their entries fit the first-level cache."""
 _MOST_RUN = int64((1 << 16) - 1)
-_1, _8, _16, _32 = uint64(1), uint64(8), uint64(16), uint64(32)
+_1, _8, _32 = uint64(1), uint64(8), uint64(32)
 
 
 @counted
@@ -108,44 +106,3 @@ def fill_table(table: Array, bits: int, tells: int, symbols: Array) -> None:
                 continue
         for slot in range(place, size, step):
             table[slot] = entry
-
-
-@counted
-def fill_strings(table: Array, bits: int, singles: Array) -> None:
-    """Fill the first 2^bits entries (uint64) of a table with strings of up to `STRING` numbers of 16 bits.
-
-    An entry is bits | number of numbers << 8 | the numbers << 16. `singles` is a `BY_CODE` table of such numbers; each
-    of them takes at least one bit.
-    """
-    # The ends of the numbers of an entry, four bits each.
-    ends = np.empty(1 << bits, np.uint64)
-    known = uint64(bits)
-    table[0] = UNRESOLVED
-    # The first entry is followed by itself: it grows by one number in each turn.
-    for turn in range((1 << bits) + STRING - 1):
-        slot = uint64(max(turn - STRING + 1, 0))
-        first = singles[slot & uint64(singles.size - 1)]
-        taken = first & uint64(255)
-        if taken > known:
-            table[slot] = UNRESOLVED
-            ends[slot] = 0
-            continue
-        length = (first >> _8) & uint64(63)
-        number = (first >> _32) + ((slot & ((_1 << taken) - _1)) >> length)
-        entry = (number & uint64(0xFFFF)) << _16
-        end = taken
-        count = _1
-        # The next entry was looked up with zeros after the known bits: keep its numbers that end within the known bits.
-        rest = slot >> taken
-        followers = (table[rest] >> _8) & uint64(3)
-        places = taken
-        while count < uint64(STRING) and count <= followers:
-            place = taken + ((ends[rest] >> (uint64(4) * (count - _1))) & uint64(15))
-            if place > known:
-                break
-            end = place
-            places |= place << (uint64(4) * count)
-            entry |= ((table[rest] >> (_16 * count)) & uint64(0xFFFF)) << (_16 * (count + _1))
-            count += _1
-        table[slot] = entry | end | (count << _8)
-        ends[slot] = places

@@ -1,7 +1,6 @@
-"""The format of the entropy coder in plain Python: slow and obviously right, the reference of the kernels.
+"""A reader of integer payloads, written from docs/format.md alone: the reference of the entropy coder's kernels.
 
-`decode` takes a payload from its directory on, and returns the elements in coded order as Python integers.
-`ckstore.codecs.integers` handles the bytes before the directory.
+It is slow and plain, and uses none of ckstore's code.
 """
 
 from __future__ import annotations
