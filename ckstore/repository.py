@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,14 +11,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
 from ckstore.errors import UsageError
 from ckstore.runtime.cached import cached_property
 from ckstore.storage import root
-from ckstore.storage.catalog import Catalog
 from ckstore.storage.connection import closed_error
-from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.opening import open_store
 
 if TYPE_CHECKING:
     from ckstore.objects.reader import ObjectReader
     from ckstore.objects.resolver import CatalogResolver
-    from ckstore.storage.remote.mirror import Mirror
 
 Mode = Literal["r", "a"]
 
@@ -101,17 +98,8 @@ class Repository:
             raise UsageError(f"Unknown mode {mode!r}; open a store with 'r' to read, or 'a' to read and write.")
         self.place = place
         self.mode = mode
-        self.catalog: Catalog
-        self.packs: PackReader
-        self._mirror: Mirror | None = None
-        if isinstance(place, str):
-            from ckstore.storage.remote.mirror import find
-
-            self._follow(find(place, options, cache))
-        else:
-            self.path = place
-            self.catalog = Catalog.open(place, mode)
-            self.packs = PackReader(place)
+        self._opened = open_store(place, mode, options, cache)
+        self.path, self.catalog, self.packs = self._opened.path, self._opened.catalog, self._opened.packs
         self.has_stored = False
         self.cache_bytes = cache_bytes
         self._is_closed = False
@@ -124,22 +112,11 @@ class Repository:
     ) -> None:
         self.close()
 
-    def _follow(self, mirror: Mirror) -> None:
-        """Open catalog and packs of a remote store through its mirror."""
-        from ckstore.storage.remote.catalog import RemoteCatalog
-        from ckstore.storage.remote.packs import RemotePacks
-
-        self._mirror, self.path = mirror, mirror.path
-        catalog = RemoteCatalog(mirror, self.mode)
-        catalog.refresh()
-        self.catalog, self.packs = catalog, RemotePacks(mirror, catalog)
-
     @property
     def address(self) -> Address:
         """The address under which another process of this machine opens the store."""
-        if self._mirror is None:
-            return Address(os.path.abspath(self.path))
-        return Address(str(self.place), tuple(self._mirror.options.items()), str(self._mirror.path.parent))
+        opened = self._opened
+        return Address(opened.place, tuple(opened.options.items()), None if opened.cache is None else str(opened.cache))
 
     def reopened(self, mode: Mode, cache_bytes: int = CACHE_BYTES) -> Repository:
         """Open the same store again, with separate caches."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ckstore.errors import ConflictError, NoStoreError, NotFoundError, UsageError
+from ckstore.errors import NotFoundError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.storage import root
 from ckstore.storage.catalog import RECENT, Catalog, VersionRow
+from ckstore.storage.opening import create_store, ensure_store
 from ckstore.storage.pack_reader import PackReader
 
 if TYPE_CHECKING:
@@ -757,12 +757,7 @@ def init(
         The object store lacks conditional writes.
     """
     place = root.place(path)
-    if isinstance(place, str):
-        from ckstore.storage.remote.mirror import create
-
-        create(place, options, None if cache is None else Path(cache))
-    else:
-        Catalog.create(place).close()
+    create_store(place, options, None if cache is None else Path(cache))
     return open(place, options=options, cache=cache)
 
 
@@ -819,26 +814,9 @@ def open(
     if create:
         if path is None or mode == "r":
             raise UsageError("`create` makes a store to write to; give its path, and leave `mode` out.")
-        _make_sure(root.place(path), options, cache)
+        ensure_store(root.place(path), options, None if cache is None else Path(cache))
     place = root.find_store() if path is None else root.place(path)
     return Store(place, mode, limit, options=options, cache=None if cache is None else Path(cache))
-
-
-def _make_sure(place: Path | str, options: Mapping[str, str] | None, cache: str | os.PathLike[str] | None) -> None:
-    """Create a store where there is none, even if another process does so concurrently."""
-    if isinstance(place, str):
-        try:
-            Store(place, options=options, cache=None if cache is None else Path(cache)).close()
-        except NoStoreError:
-            with suppress(ConflictError):
-                init(place, options=options, cache=cache).close()
-        return
-    try:
-        if not (place / root.CATALOG).is_file():
-            Catalog.create(place).close()
-    except ConflictError:
-        if not (place / root.CATALOG).is_file():
-            raise
 
 
 def _cache_of_a_program() -> int:

@@ -76,7 +76,7 @@ class CraftedStore:
 
     def read(self, pack: str) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Return the document and the blobs of a pack's manifest."""
-        reader = PackReader(self.path)
+        reader = PackReader.of(self.path)
         entry = reader.find_entry(pack, "manifest/c/0")
         return decode_manifest(reader.pread(pack, entry.offset, entry.length))
 

@@ -28,6 +28,7 @@ from ckstore.objects import units
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
 from ckstore.storage import log
+from ckstore.storage.directory import DirectoryStorage
 from tests.checkpoints import scratch, sha256
 
 pytestmark = pytest.mark.local
@@ -321,7 +322,7 @@ def test_every_bit_of_packs_and_log(copy: Path) -> None:
             else:
                 path.write_bytes(changed)
                 with pytest.raises(IntegrityError):
-                    log.read_all(copy)
+                    log.read_all(DirectoryStorage(copy))
             tried += 1
         path.write_bytes(data)
     print(f"{tried} flips")

@@ -26,14 +26,12 @@ _FIELDS = (
 
 def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) -> Iterator[str]:
     """Yield a sentence for each contradiction between the catalog and the log or the manifests of `versions`."""
+    records: list[dict[str, Any]] = []
     try:
         records = repository.catalog.records()
+        yield from repository.catalog.differences()
     except CkstoreError as error:
-        records = []
         yield str(error)
-    else:
-        yield from _logged(repository, records)
-    yield from repository.catalog.differences()
     yield from _packs(repository)
     yield from _places(repository)
     companions = _companion_packs(repository)
@@ -106,33 +104,6 @@ def _companion_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
             except CkstoreError:
                 continue  # Packs are checked separately.
     return found
-
-
-def _logged(repository: Repository, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Compare the catalog with facts that only the log has: tags, policies, and times of collections."""
-    # The log may have a change that was interrupted before the commit; never the other way round.
-    catalog = repository.catalog
-    tags = {(record["tag"], record["version"]) for record in records if record["change"] == "tag"}
-    for tag, number in catalog.tags().items():
-        if (tag, number) not in tags:
-            yield f"Tag {tag} points at version {number}, but not in the log; run `ckstore recover`."
-    policies = {(record["run"], record["policy"]) for record in records if record["change"] == "policy"}
-    for run, policy in catalog.policies().items():
-        if (run, policy) not in policies:
-            yield f"The policy of {run or 'the store'} is {policy}, but not in the log; run `ckstore recover`."
-    collections = [record["created"] for record in records if record["change"] == "gc"]
-    collected = catalog.collected()
-    if collected and not catalog.follows_log and (not collections or collected < collections[0]):
-        yield f"The catalog has a garbage collection at {collected}, but the log has none; run `ckstore recover`."
-    highest = max((number for record in records for number in _numbers(record)), default=0)
-    if catalog.last_number() < highest and not catalog.follows_log:
-        yield f"The catalog does not know version {highest} in the log; run `ckstore recover`."
-
-
-def _numbers(record: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of versions in a log record."""
-    listed = record.get("versions", [record["version"]] if "version" in record else [])
-    return [item if isinstance(item, int) else item[1] for item in listed]
 
 
 def _packs(repository: Repository) -> Iterator[str]:

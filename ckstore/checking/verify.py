@@ -26,7 +26,6 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Address, opened
 from ckstore.runtime.executors import spread
 from ckstore.runtime.threads import Executor, in_order, worker_count
-from ckstore.storage.pack import parse_pack_name
 
 if TYPE_CHECKING:
     from ckstore.objects.documents import FileEntry
@@ -290,8 +289,7 @@ def _check_pack(repository: Repository, name: str) -> str:
         if repository.catalog.pack_bytes(name) is None:
             return []
         try:
-            parsed = parse_pack_name(name)
-            if parsed is None or repository.packs.digest(name) != parsed[0]:
+            if not repository.packs.is_intact(name):
                 return [f"Pack {name} does not match its name; restore it from a copy."]
         except CkstoreError as error:
             return [str(error)]

@@ -306,7 +306,7 @@ class ObjectEncoder:
         return Estimate(unit, candidates, plans, prices.full, (int(base), 0), predictions=predictions)
 
     def _prices(self, full: Work) -> Prices:
-        return Prices(cost(full), full.stored, over_link=self.reader.blocks.is_remote)
+        return Prices(cost(full), full.stored, read_price=self.reader.blocks.read_price)
 
     @staticmethod
     def _differences(sample: Sample, before: Bits, dtype: str) -> dict[bool, tuple[float, float]]:

@@ -88,6 +88,11 @@ class GcPlan:
         return self._repository.packs.now()
 
     @cached_property
+    def _written(self) -> dict[str, float]:
+        """The time at which each pack was written."""
+        return self._repository.packs.written()
+
+    @cached_property
     def _numbers(self) -> dict[tuple[str, int], int]:
         """The current number of each version that `recover` renumbered, by its id and former number."""
         renumbered = [record for record in self._records if record.get("change") == "renumber"]
@@ -116,8 +121,8 @@ class GcPlan:
         going = {pack.name: pack for pack in (*self.removed, *self.rewritten)}
         if catalog.identity() != self.state.catalog:
             return False
-        # In a bucket somebody always uploads packs: a commit there checks its bases itself.
-        if not catalog.follows_log:
+        # Where others' packs are always on their way, a commit checks its bases itself.
+        if catalog.is_only:
             known = {*packs, *written, *(info.name for info in self.state.files)}
             if any(info.name not in known for info in self._repository.packs.list_packs()):
                 return False
@@ -130,7 +135,7 @@ class GcPlan:
                 unread.add(name)
             elif not dead.isdisjoint(named[0]):
                 return False
-        self._repository.packs.prefetch_manifests(unread)
+        resolver.prefetch_manifests(unread)
         for name in unread:
             for record in resolver.manifest(name).document["records"]:
                 ids = [record.get(field) for field in ("id", "base", "origin", "lattice", "parent")]
@@ -180,10 +185,8 @@ class GcPlan:
         copied = pack.document.get("stands_for", [])
         if copied and copied[-1] in self._names:
             return True  # A `gc` was killed before it committed the copy.
-        try:
-            return self._repository.packs.modified(pack.info.name) <= self._now - self._grace
-        except FileNotFoundError:
-            return False
+        written = self._written.get(pack.info.name)
+        return written is not None and written <= self._now - self._grace
 
     def _scanned(self, files: Sequence[PackInfo]) -> Iterator[ScannedPack]:
         """Yield the unreferenced packs; raise `IntegrityError` if the catalog may be too old, or a pack is damaged."""
@@ -197,7 +200,7 @@ class GcPlan:
                     f"Pack {info.name} is damaged ({found.reason}) and not in the catalog; restore it from a copy and"
                     " run `ckstore recover`, or delete the file, then free space."
                 )
-            if found.document["number"] > last and not self._repository.catalog.follows_log:
+            if found.document["number"] > last and self._repository.catalog.is_only:
                 raise IntegrityError(
                     f"The catalog is older than pack {info.name} of version {found.document['number']};"
                     " run `ckstore recover`, then free space."

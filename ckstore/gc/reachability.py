@@ -234,7 +234,7 @@ class _Needs:
 
 def _read_packs(repository: Repository, state: State, graph: _Graph) -> dict[str, PackContents]:
     found = {}
-    repository.packs.prefetch_manifests(pack.name for pack in state.packs)
+    repository.resolver.prefetch_manifests(pack.name for pack in state.packs)
     for pack in state.packs:
         manifest = repository.resolver.manifest(pack.name)
         document = manifest.document

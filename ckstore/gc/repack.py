@@ -48,7 +48,7 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
         The pack does not match the digest in its name: a copy would hide the damage.
     """
     parsed = parse_pack_name(contents.name)
-    if parsed is None or repository.packs.digest(contents.name) != parsed[0]:
+    if parsed is None or not repository.packs.is_intact(contents.name):
         raise IntegrityError(
             f"Pack {contents.name} does not match its name; restore it from a copy, or see `ckstore verify`."
         )
@@ -64,8 +64,8 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
         # After a killed `gc`, a pack and its copy may both exist, each with parts that the other lacks.
         moved = repository.catalog.moved_packs(former)
         document["stands_for"] = [*(name for name in former if moved.get(name) == contents.name), contents.name]
-        if repository.catalog.follows_log:
-            # A removed copy's name may never be used again, and the same contents may have to be copied again.
+        if not repository.catalog.is_only:
+            # A removed copy's name is never used again, and the same contents may have to be copied again.
             document["nonce"] = secrets.token_hex(8)
         if not contents.is_present:
             document.pop("version", None)

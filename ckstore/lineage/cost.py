@@ -69,10 +69,6 @@ WEIGHTS = (
 )
 
 
-#: Extra bytes read over a link, within a budget of 2, that a saving of one stored byte justifies.
-LINK = 3.0
-
-
 def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = False) -> Work:
     """Return the work of decoding one layer: `count` elements in `chunks` chunks from `stored` bytes."""
     if grouped:
@@ -94,7 +90,7 @@ def cost(work: Work) -> float:
 
 
 class Prices:
-    """The prices by which encodings of one object are compared: over a link, bytes read must be repaid by bytes saved.
+    """The prices by which encodings of one object are compared: bytes read may have to be repaid by bytes saved.
 
     Parameters
     ----------
@@ -102,21 +98,21 @@ class Prices:
         Cost of the object stored exactly and in full; also its price.
     stored
         Bytes of the object stored in full, which are stored and read.
-    over_link
-        Whether packs are read over a link.
+    read_price
+        Stored bytes that reading one more byte is worth, within a budget of 2; 0 for local files.
     """
 
-    __slots__ = ("_over_link", "_stored", "full")
+    __slots__ = ("_read_price", "_stored", "full")
 
-    def __init__(self, full: float, stored: int, *, over_link: bool) -> None:
+    def __init__(self, full: float, stored: int, *, read_price: float) -> None:
         self.full = full
         self._stored = stored
-        self._over_link = over_link
+        self._read_price = read_price
 
     def of(self, work: Work, stored: float) -> float:
         """Return the price of an encoding with this work, for its whole chain, that adds `stored` bytes."""
         computed = cost(work)
         more = work.stored - self._stored
-        if not self._over_link or more <= 0:
+        if not self._read_price or more <= 0:
             return computed
-        return max(computed, self.full * (1 + more / (LINK * max(self._stored - stored, 1.0))))
+        return max(computed, self.full * (1 + self._read_price * more / max(self._stored - stored, 1.0)))

@@ -89,15 +89,11 @@ class Resolver(Protocol):
 
 
 class Blocks(Protocol):
-    """Random access to the bytes of packs by name.
+    """Random access to the bytes of packs by name."""
 
-    Attributes
-    ----------
-    is_remote
-        Whether they are read over a network.
-    """
-
-    is_remote: bool
+    @property
+    def read_price(self) -> float:
+        """The price of reading a byte; see `ckstore.storage.interface.Storage`."""
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes of a pack."""

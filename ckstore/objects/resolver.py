@@ -22,6 +22,8 @@ from ckstore.storage.pack_reader import MissingPackError, PackReader
 #: Decoded manifests and layouts in the cache: most versions of a run share one layout.
 _MANIFESTS = 128
 _LAYOUTS = 2
+#: Bytes at the end of a pack that usually contain its manifest.
+_END = 64 << 10
 
 #: Concurrent changes of the store that may fail one lookup before the object counts as lost.
 _CHANGES = 8
@@ -140,6 +142,27 @@ class CatalogResolver:
                     found = self._read_manifest(pack)
                 self._manifests.put(pack, found)
             return found
+
+    def prefetch_manifests(self, names: Iterable[str], besides: int = 0) -> None:
+        """Announce the packs whose manifests will be read, if reads have a price: their ends are fetched together.
+
+        The smallest packs are fetched whole, up to `besides` bytes in total, since their objects will be needed, too.
+        """
+        if not self.packs.read_price:
+            return
+        known, sizes = set(self._manifests), {}
+        for name in names:
+            with suppress(IntegrityError):
+                if name not in known or besides:
+                    sizes[name] = self.packs.size(name)
+        offsets = self.catalog.manifest_offsets(list(sizes))
+        parts = []
+        for name, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+            end = max(size - offsets.get(name, size - _END), 0)
+            length = size if size <= besides else min(end, size)
+            besides -= length
+            parts.append((name, size - length, length))
+        self.packs.prefetch(parts)
 
     def _read_manifest(self, pack: str) -> Manifest:
         entry = self.packs.find_entry(pack, manifest.MEMBER)
@@ -394,7 +417,5 @@ class CatalogResolver:
         }
 
     def _at(self, places: dict[int, tuple[str, int]]) -> dict[int, Record]:
-        if self.packs.is_remote:
-            known = set(self._manifests)
-            self.packs.prefetch_manifests({pack for pack, _ in places.values()} - known)
+        self.prefetch_manifests({pack for pack, _ in places.values()})
         return {number: self._manifest(pack).record(slot) for number, (pack, slot) in places.items()}

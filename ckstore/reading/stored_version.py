@@ -130,18 +130,18 @@ class StoredVersion:
     @cached_property
     def document(self) -> VersionDocument:
         """The version's document in the manifest."""
-        if self.repository.packs.is_remote:
+        if self.repository.packs.read_price:
             self._prefetch_packs()
         return self.repository.resolver.document(self.row)
 
     def _prefetch_packs(self) -> None:
         """Prefetch manifests, and parts that are needed in any case."""
-        packs, catalog = self.repository.packs, self.repository.catalog
+        packs, catalog, resolver = self.repository.packs, self.repository.catalog, self.repository.resolver
         if not self._is_whole:
-            packs.prefetch_manifests(catalog.chain_packs(self.row.number), _SMALL)
+            resolver.prefetch_manifests(catalog.chain_packs(self.row.number), _SMALL)
             return
         names = catalog.chain_packs(self.row.number, _EXACT_LEVELS)
-        packs.prefetch_manifests(names)
+        resolver.prefetch_manifests(names)
         if "coarse" in (self._fidelity, self.row.fidelity):
             sizes = {}
             for name in names:
@@ -163,13 +163,13 @@ class StoredVersion:
         return layout
 
     def foresee(self, places: Iterable[tuple[int, int]] | None = None) -> None:
-        """Prefetch chunks, given as (unit, chunk): a remote store needs few requests for them.
+        """Prefetch chunks, given as (unit, chunk), if reads have a price: few requests fetch them.
 
         Without `places`, prefetch everything. Errors are raised by the later reads.
         """
         packs, reader = self.repository.packs, self.repository.reader
         self._is_whole = places is None
-        if not packs.is_remote or self._foreseen or not self.layout.units:  # Their records are looked up together.
+        if not packs.read_price or self._foreseen or not self.layout.units:  # Their records are looked up together.
             return
         self._foreseen = places is None
         chosen: dict[int, set[int] | None] = dict.fromkeys(self._in_order()) if places is None else {}
@@ -395,7 +395,7 @@ class StoredVersion:
             try:
                 return self._settled(look)
             except IntegrityError:
-                if not self.repository.packs.is_remote or not self._distrust(number):
+                if not self._distrust(number):
                     raise
             return self._settled(look)
         except IntegrityError as error:

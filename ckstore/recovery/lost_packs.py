@@ -8,7 +8,6 @@ found   = packs that are intact again after an earlier loss: their objects get t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
@@ -16,13 +15,8 @@ from ckstore.errors import IntegrityError
 from ckstore.recovery.found_objects import FoundObjects
 from ckstore.repository import Repository
 from ckstore.storage import durable
-from ckstore.storage.catalog import Placement, VersionRow, key
+from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
 from ckstore.storage.pack import PackInfo
-from ckstore.storage.remote.catalog import RemoteCatalog
-from ckstore.storage.remote.packs import RemotePacks
-
-#: Packs that are read concurrently.
-_READS = 8
 
 
 def lost_packs(repository: Repository) -> list[str]:
@@ -31,15 +25,11 @@ def lost_packs(repository: Repository) -> list[str]:
     Nothing is deleted. Other processes see the losses as a normal change. Concurrent recoveries log them once.
     """
     catalog, packs = repository.catalog, repository.packs
-    assert isinstance(catalog, RemoteCatalog)
-    assert isinstance(packs, RemotePacks)
     lost = _said_to_be_lost(catalog.records())
     known = {pack.name: pack.bytes for pack in catalog.packs()}
     again = {info.name: info for info in packs.list_packs() if info.name in lost} if lost else {}
     sizes = {name: info.bytes for name, info in again.items()} | known
-    with ThreadPoolExecutor(_READS, thread_name_prefix="ckstore-recover") as pool:
-        found = pool.map(lambda item: packs.is_whole(*item) or packs.put_again(*item), sizes.items())
-        damaged = {name for name, is_whole in zip(sizes, found, strict=True) if not is_whole}
+    damaged = packs.damaged(sizes)
     back = {name: info for name, info in again.items() if name not in damaged}
     if damaged or back:
         objects = _objects(repository, sizes.keys() - damaged)
@@ -73,7 +63,7 @@ def _objects(repository: Repository, packs: Iterable[str]) -> FoundObjects:
 
 
 def _change(
-    catalog: RemoteCatalog,
+    catalog: Catalog,
     objects: FoundObjects,
     damaged: Collection[str],
     back: Mapping[str, PackInfo],

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ckstore.commit.costs import update_costs
 from ckstore.encoding.writer import version_row
-from ckstore.errors import CkstoreError, IntegrityError, NoStoreError
+from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.objects.documents import MANIFEST
 from ckstore.recovery.found_objects import FoundObjects
 from ckstore.recovery.found_versions import FoundVersion, FoundVersions, found_version, last_targets
@@ -19,7 +18,9 @@ from ckstore.recovery.lost_packs import lost_packs
 from ckstore.repository import Repository
 from ckstore.storage import log, reserve, root
 from ckstore.storage.catalog import Catalog, VersionRow
-from ckstore.storage.catalog_replacement import replace_catalog, replace_file
+from ckstore.storage.catalog_replacement import replace_catalog
+from ckstore.storage.directory import DirectoryStorage
+from ckstore.storage.opening import rebuild_from_log
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
 
@@ -62,33 +63,9 @@ def recover(path: str | os.PathLike[str]) -> RecoverReport:
         A later version of ckstore wrote to the store.
     """
     place = root.place(path)
-    if isinstance(place, str):
-        return _recover_mirror(place)
-    if not root.is_store(place):
-        raise NoStoreError(f"{place} is not a store: it has no packs and log; name another one with --store.")
-    root.check_no_mirror(place)
-    return _recover_directory(place)
-
-
-def _recover_mirror(url: str) -> RecoverReport:
-    """Rebuild the catalog of a remote store's mirror from its log.
-
-    Options and cached bytes stay. Other processes of this mirror go on.
-    """
-    from ckstore.storage.remote.catalog import RemoteCatalog
-    from ckstore.storage.remote.mirror import find
-
-    mirror = find(url, from_log=True)
-
-    def fill(target: Path, present: Catalog | None) -> None:
-        with RemoteCatalog(replace(mirror, path=target)) as catalog:
-            catalog.refresh()
-            if present is not None:
-                with suppress(IntegrityError):
-                    catalog.take_over_claims(present)
-
-    replace_file(mirror.path, fill)
-    with Repository(url) as repository:
+    if not rebuild_from_log(place):
+        return _recover_directory(Path(place))
+    with Repository(place) as repository:
         problems = lost_packs(repository)
         return RecoverReport(len(repository.catalog.versions()), len(repository.catalog.packs()), problems)
 
@@ -136,6 +113,7 @@ def _take_costs_again(path: Path) -> None:
 class _Builder:
     def __init__(self, path: Path, catalog: Catalog, present: Catalog | None, report: RecoverReport) -> None:
         self.path = path
+        self.storage = DirectoryStorage(path)
         self.catalog = catalog
         self.present = present
         self.report = report
@@ -160,7 +138,9 @@ class _Builder:
         self.objects.resolve()
         self.catalog.move_lattices(self.objects.lattices.values())
         self.catalog.move_contents(self.objects.contents.values())
-        records, problems = log.read_whole(self.path)
+        records, problems = log.read_whole(self.storage)
+        if not (self.path / root.LOG).is_dir():
+            problems.append(f"The log is missing; {log.LOSS}.")
         self.moved = self._moved(records)
         self.catalog.note_moved(self.moved)
         self.report.problems += problems
@@ -181,7 +161,7 @@ class _Builder:
             ]
         for version in versions.renumbered:
             change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
-            log.append(self.path, change)
+            log.append(self.storage, change)
         # Parents have lower numbers.
         for version in sorted(versions.versions.values(), key=lambda version: version.written_as):
             self._insert(version, versions.parent(version))
@@ -274,5 +254,5 @@ class _Builder:
                 self.report.problems.append(f"Tag {tag} points at version {number}, which is gone; set the tag again.")
                 continue
             if meant != number:
-                log.append(self.path, {"change": "tag", "tag": tag, "version": meant})
+                log.append(self.storage, {"change": "tag", "tag": tag, "version": meant})
             self.catalog.set_tag(tag, meant)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -14,6 +13,7 @@ from ckstore.storage import durable, log, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, POLICY
 from ckstore.storage.connection import create_file
+from ckstore.storage.directory import DirectoryStorage
 from ckstore.storage.names import check_tag
 from ckstore.storage.pack import RAW
 from ckstore.storage.rows import Claim, PackRow, Placement, RunRow, Totals, VersionRow, key
@@ -66,13 +66,8 @@ class Catalog(CatalogClaims):
         temporary = durable.temporary_path(store)
         try:
             create_file(temporary)
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                raise ConflictError(f"{store} is already a store; use it as it is.") from None
-            except OSError:
-                # File systems without hard links: two processes must not create one store at the same time.
-                os.replace(temporary, path)
+            if not durable.place_absent(temporary, path):
+                raise ConflictError(f"{store} is already a store; use it as it is.")
             durable.sync_directory(store)
         finally:
             temporary.unlink(missing_ok=True)
@@ -85,24 +80,24 @@ class Catalog(CatalogClaims):
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Write a record of the change into the log, inside its transaction."""
-        log.append(self._path.parent, record)
+        log.append(DirectoryStorage(self._path.parent), record)
 
     def records(self) -> list[dict[str, Any]]:
         """Return the log's records, in order; raise `IntegrityError` for a damaged one."""
-        return log.read_all(self._path.parent)
+        return log.read_all(DirectoryStorage(self._path.parent))
 
     def whole_records(self) -> list[dict[str, Any]]:
         """Return the log's undamaged records, in order."""
-        return log.read_whole(self._path.parent)[0]
-
-    @property
-    def follows_log(self) -> bool:
-        """Whether the log has every change, including ingests: the catalog then lacks no committed change."""
-        return False
+        return log.read_whole(DirectoryStorage(self._path.parent))[0]
 
     def differences(self) -> list[str]:
-        """Return a sentence for each table of a mirror that differs from the log; none for a local catalog."""
-        return []
+        """Return a sentence for each contradiction between the catalog and the log."""
+        tags, policies = self.tags(), self.policies()
+        return list(log.contradictions(self.records(), tags, policies, self.collected(), self.last_number()))
+
+    #: Whether no other machine has a catalog of the store. If others have one, their claims are unknown here, and the
+    #: name of a removed pack is never used again.
+    is_only = True
 
     def refresh(self, within: float = 0.0) -> None:
         """Apply the changes of other mirrors of a remote store, unless done within the last `within` seconds."""

@@ -96,27 +96,61 @@ def full_error(directory: Path, needed: int) -> DiskFullError:
     )
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, *, absent: bool = False) -> bool:
     """Write a small file durably: in full, or not at all.
+
+    With `absent`, leave an existing file as it is and return False.
 
     Raises
     ------
     CkstoreError
         The disk is full; no file is left.
     """
+    with _written(path, len(data)) as temporary:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        checkpoint("file-written")
+        if absent:
+            return place_absent(temporary, path)
+        os.replace(temporary, path)
+    return True
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file durably: in full, or not at all; raise `CkstoreError` if the disk is full."""
+    with _written(target, source.stat().st_size) as temporary:
+        shutil.copyfile(source, temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+
+
+@contextmanager
+def _written(path: Path, nbytes: int) -> Iterator[Path]:
+    """Yield a temporary path that the block moves to its place, which is made durable."""
     temporary = temporary_path(path.parent)
     try:
-        with disk_full_explained(path.parent, len(data)):
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            checkpoint("file-written")
-            os.replace(temporary, path)
+        with disk_full_explained(path.parent, nbytes):
+            yield temporary
             sync_directory(path.parent)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
+
+
+def place_absent(temporary: Path, path: Path) -> bool:
+    """Link a file to a path; return False if that exists. The caller removes the temporary name."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        if path.exists():
+            return False
+        # File systems without hard links: callers hold a lock, or must not do so at the same time.
+        os.replace(temporary, path)
+    return True
 
 
 def open_file(path: Path) -> tuple[int, int]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from blake3 import blake3
 
 from ckstore.errors import FormatVersionError, IntegrityError, UsageError
 from ckstore.storage import durable, root
+from ckstore.storage.interface import Listed, Storage
 from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.schema import ID, TIME, by, fields, items, optional, plain_object, read_json, rows, text, whole
 
 FORMAT = 1
+#: Prefix of the records' names.
+PREFIX = f"{root.LOG}/"
 #: Largest size of a record: hundreds of thousands of packs and versions in one collection.
 LARGEST = 1 << 25
 _LAST = 10**12 - 1
@@ -42,11 +44,12 @@ RECORD = by(
 )
 _OWN = fields({"format": whole(), "sequence": whole(1, _LAST), "created": TIME, "digest": ID})
 _NAME = re.compile(r"(\d{12})-([0-9a-f]{16})\.json")
-_MAYBE = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
+#: Possible losses with a damaged or missing log.
+LOSS = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
 _OWN_FIELDS = ("format", "sequence", "created", "digest")
 
 
-def append(store: Path, record: Mapping[str, Any]) -> Path:
+def append(storage: Storage, record: Mapping[str, Any]) -> str:
     """Write a record durably. Call it inside the catalog transaction that makes the change.
 
     The transaction's lock makes the sequence number unique. The record is on disk before the commit, so that `recover`
@@ -54,46 +57,44 @@ def append(store: Path, record: Mapping[str, Any]) -> Path:
 
     Parameters
     ----------
-    store : Path
-        The store's directory.
+    storage : Storage
+        The store's place.
     record : mapping
         JSON-able; `format`, `sequence`, `created` and `digest` are added and must not be in it.
 
     Returns
     -------
-    Path
-        The file.
+    str
+        The name of the object.
     """
     taken = [field for field in _OWN_FIELDS if field in record]
     if taken:
         raise UsageError(f"A log record must not have a field {taken[0]}; the log adds it itself.")
-    directory = store / root.LOG
-    directory.mkdir(exist_ok=True)
-    sequence = 1 + max((sequence for sequence, _, _ in _files(directory)), default=0)
+    sequence = 1 + max((sequence for sequence, _, _ in _listed(storage)), default=0)
     if sequence > _LAST:
-        raise IntegrityError(f"{directory} has record {_LAST}, which nothing could have written; remove it.")
+        raise IntegrityError(f"The log has record {_LAST}, which nothing could have written; remove it.")
     content = {"format": FORMAT, "sequence": sequence, "created": durable.timestamp(), **record}
     digest = blake3(_canonical(content)).hexdigest(length=20)
-    path = directory / f"{sequence:012d}-{digest[:16]}.json"
-    durable.write_file(path, _canonical({**content, "digest": digest}))
+    name = f"{PREFIX}{sequence:012d}-{digest[:16]}.json"
+    storage.put_absent(name, _canonical({**content, "digest": digest}))
     durable.checkpoint("log-written")
-    return path
+    return name
 
 
-def read_all(store: Path) -> list[dict[str, Any]]:
+def read_all(storage: Storage) -> list[dict[str, Any]]:
     """Return all records in order, each with its `sequence`, `created`, `format` and `digest`.
 
     Raises
     ------
     IntegrityError
-        A record is damaged; the message names its file.
+        A record is damaged; the message names it.
     FormatVersionError
         A record was written by a later version of ckstore.
     """
-    return [_read(path, sequence, identifier) for sequence, identifier, path in sorted(_files(store / root.LOG))]
+    return [_read(storage, *found) for found in _listed(storage)]
 
 
-def read_whole(store: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def read_whole(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the undamaged records, in order, and a sentence for each damaged or missing one.
 
     Raises
@@ -101,18 +102,48 @@ def read_whole(store: Path) -> tuple[list[dict[str, Any]], list[str]]:
     FormatVersionError
         A record was written by a later version of ckstore.
     """
-    directory = store / root.LOG
-    if not directory.is_dir():
-        return [], [f"Log {directory} is missing; {_MAYBE}."]
-    files = sorted(_files(directory))
     records, problems = [], []
-    for sequence, identifier, path in files:
+    listed = _listed(storage)
+    for sequence, identifier, item in listed:
         try:
-            records.append(_read(path, sequence, identifier))
+            records.append(_read(storage, sequence, identifier, item))
         except (IntegrityError, OSError):
-            problems.append(f"Log record {path} is damaged; {_MAYBE}.")
-    problems += [f"Log record {named} is missing; {_MAYBE}." for named in gaps(sequence for sequence, _, _ in files)]
+            problems.append(f"Log record {item.name} is damaged; {LOSS}.")
+    problems += [f"Log record {named} is missing; {LOSS}." for named in gaps(sequence for sequence, _, _ in listed)]
     return records, problems
+
+
+def contradictions(
+    records: Sequence[Mapping[str, Any]],
+    tags: Mapping[str, int],
+    policies: Mapping[str, str],
+    collected: str,
+    last_number: int,
+) -> Iterator[str]:
+    """Yield a sentence for each fact of a catalog that only the log can confirm, and does not.
+
+    The log may have a change that was interrupted before the commit; never the other way round.
+    """
+    tagged = {(record["tag"], record["version"]) for record in records if record["change"] == "tag"}
+    for tag, number in tags.items():
+        if (tag, number) not in tagged:
+            yield f"Tag {tag} points at version {number}, but not in the log; run `ckstore recover`."
+    known = {(record["run"], record["policy"]) for record in records if record["change"] == "policy"}
+    for run, policy in policies.items():
+        if (run, policy) not in known:
+            yield f"The policy of {run or 'the store'} is {policy}, but not in the log; run `ckstore recover`."
+    collections = [record["created"] for record in records if record["change"] == "gc"]
+    if collected and (not collections or collected < collections[0]):
+        yield f"The catalog has a garbage collection at {collected}, but the log has none; run `ckstore recover`."
+    highest = max((number for record in records for number in _numbers(record)), default=0)
+    if last_number < highest:
+        yield f"The catalog does not know version {highest} in the log; run `ckstore recover`."
+
+
+def _numbers(record: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of versions in a log record."""
+    listed = record.get("versions", [record["version"]] if "version" in record else [])
+    return [item if isinstance(item, int) else item[1] for item in listed]
 
 
 def gaps(numbers: Iterable[int]) -> Iterator[str]:
@@ -130,10 +161,8 @@ def gaps(numbers: Iterable[int]) -> Iterator[str]:
         before = number
 
 
-def _read(path: Path, sequence: int, identifier: str) -> dict[str, Any]:
-    descriptor, size = durable.open_file(path)
-    with open(descriptor, "rb") as file:
-        data = file.read(LARGEST) if size <= LARGEST else b""
+def _read(storage: Storage, sequence: int, identifier: str, item: Listed) -> dict[str, Any]:
+    data = storage.read(item.name) if item.size <= LARGEST else b""
     try:
         record = read_json(data, plain_object)
         # Compared as bytes, too: changes that JSON ignores (blanks, escapes) are damage.
@@ -144,20 +173,21 @@ def _read(path: Path, sequence: int, identifier: str) -> dict[str, Any]:
     except (ValueError, KeyError):
         intact = False
     if not intact or digest[:16] != identifier or record.get("sequence") != sequence:
-        raise IntegrityError(f"Log record {path} is damaged; restore it from a copy.")
+        raise IntegrityError(f"Log record {item.name} is damaged; restore it from a copy.")
     if record["format"] > FORMAT:
         version = record["format"]
-        raise FormatVersionError(f"{path} has format {version}, this ckstore reads {FORMAT}; install a later one.")
+        raise FormatVersionError(f"{item.name} has format {version}, this ckstore reads {FORMAT}; install a later one.")
     try:
         RECORD([record])
     except ValueError as error:
-        raise IntegrityError(f"Log record {path} is damaged ({error}); restore it from a copy.") from error
+        raise IntegrityError(f"Log record {item.name} is damaged ({error}); restore it from a copy.") from error
     return {**record, "digest": digest}
 
 
-def _files(directory: Path) -> list[tuple[int, str, Path]]:
-    matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
-    return [(int(match[1]), match[2], path) for match, path in matches if match is not None]
+def _listed(storage: Storage) -> list[tuple[int, str, Listed]]:
+    """Return number, digest and object of every record, in order."""
+    matches = ((_NAME.fullmatch(item.name.removeprefix(PREFIX)), item) for item in storage.list(PREFIX))
+    return [(int(match[1]), match[2], item) for match, item in matches if match is not None]
 
 
 def _canonical(record: Mapping[str, Any]) -> bytes:

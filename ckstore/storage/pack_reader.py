@@ -9,16 +9,19 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from ckstore.errors import IntegrityError
 from ckstore.runtime import forks
 from ckstore.runtime.checksum import crc32c
 from ckstore.runtime.lru import Lru
 from ckstore.storage import durable, root
+from ckstore.storage.directory import DirectoryStorage
+from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
 from ckstore.storage.schema import plain_object, read_json
 from ckstore.storage.zip_records import (
@@ -34,6 +37,8 @@ from ckstore.storage.zip_records import (
     read_local,
 )
 
+#: Prefix of the names of packs.
+PREFIX = f"{root.PACKS}/"
 _ABSENT = 2**64 - 1
 _TAIL = 1024
 #: Largest metadata of an array: they include exponents of millions of rows.
@@ -44,6 +49,8 @@ _UNREADABLE = (KeyError, ValueError, NotImplementedError, MemoryError, zipfile.B
 _LARGEST_READ = 1 << 30
 #: Size of the reads of `zipfile`.
 _BUFFER = 1 << 16
+#: Packs that are checked concurrently.
+_READS = 8
 
 
 class MissingPackError(IntegrityError):
@@ -121,15 +128,28 @@ class PackReader:
 
     Parameters
     ----------
-    store : Path
-        The store's directory.
+    storage : Storage
+        The store's place.
+    path : Path
+        The directory in which packs are written: the store's own, or a mirror.
     limit : int
         Number of files that stay open; the least recently used one is closed first.
     """
 
-    def __init__(self, store: Path, limit: int = 64) -> None:
-        self._directory = store / root.PACKS
+    def __init__(self, storage: Storage, path: Path, limit: int = 64) -> None:
+        self._storage = storage
+        self._directory = path / root.PACKS
         self._open: Lru[str, OpenPack] = Lru(limit)
+
+    @classmethod
+    def of(cls, store: Path) -> Self:
+        """Return the packs of a store in a directory."""
+        return cls(DirectoryStorage(store), store)
+
+    @property
+    def read_price(self) -> float:
+        """The price of reading a byte; see `Storage`."""
+        return self._storage.read_price
 
     def mapped(self, pack: str) -> memoryview:
         """Return a pack's bytes as a private mapping: changes to them stay in memory.
@@ -195,6 +215,10 @@ class PackReader:
         # Opened again, since the file may have been replaced.
         self.forget(pack)
         return digest_file(self._buffered(pack))
+
+    def is_intact(self, pack: str) -> bool:
+        """Return whether a pack's bytes match its name; raise `IntegrityError` if it is missing."""
+        return is_named(pack, self.digest(pack))
 
     def find_entry(self, pack: str, member: str) -> PackEntry:
         """Return the place of a stored zip member's bytes, from the pack's own directory.
@@ -269,45 +293,49 @@ class PackReader:
 
     def list_packs(self) -> list[PackInfo]:
         """Return every pack in the store by name, whether the catalog has it or not."""
-        found = []
-        with os.scandir(self._directory) as entries:
-            for entry in entries:
-                parsed = parse_pack_name(entry.name)
-                # Its writer may remove it concurrently.
-                with suppress(FileNotFoundError):
-                    if parsed is not None and entry.is_file():
-                        found.append(PackInfo(entry.name, entry.stat().st_size, parsed[1]))
-        return sorted(found, key=lambda info: info.name)
+        return [info for info, _ in self._listed()]
 
-    def modified(self, name: str) -> float:
-        """Return the time of a pack's last change, in seconds; raise `FileNotFoundError`."""
-        return self._path(name).stat().st_mtime
+    def written(self) -> dict[str, float]:
+        """Return the time at which each pack was written, in seconds, by name."""
+        return {info.name: written for info, written in self._listed()}
+
+    def _listed(self) -> Iterator[tuple[PackInfo, float]]:
+        for item in self._storage.list(PREFIX):
+            name = item.name.removeprefix(PREFIX)
+            parsed = parse_pack_name(name)
+            if parsed is not None:
+                yield PackInfo(name, item.size, parsed[1]), item.modified.timestamp()
 
     def now(self) -> float:
-        """Return the present time, by the clock of `modified`."""
+        """Return the present time, by the clock of `written`."""
         return time.time()
 
     def files(self) -> Iterator[tuple[str, str, int]]:
-        """Yield directory, name and size in bytes of every file of the store."""
-        top = self._directory.parent
-        for directory, _, names in os.walk(top):
-            for name in names:
-                yield os.path.relpath(directory, top), name, os.lstat(os.path.join(directory, name)).st_size
+        """Yield directory, name and size in bytes of every object of the store."""
+        for item in self._storage.list(""):
+            directory, _, name = item.name.rpartition("/")
+            yield directory.partition("/")[0] or ".", name, item.size
 
-    #: Whether packs lie in an object store.
-    is_remote = False
+    def damaged(self, sizes: Mapping[str, int]) -> set[str]:
+        """Return the packs, given with their sizes, that are missing or do not match their names; repair others."""
+        with ThreadPoolExecutor(_READS, thread_name_prefix="ckstore-recover") as pool:
+            whole = pool.map(lambda item: self._is_mended(*item), sizes.items())
+            return {name for name, is_whole in zip(sizes, whole, strict=True) if not is_whole}
 
-    def prefetch_manifests(self, names: Iterable[str], besides: int = 0) -> None:
-        """Announce the packs whose manifests will be read: those of a remote store are fetched together.
-
-        The smallest packs are fetched whole, up to `besides` bytes in total, since their objects will be needed, too.
-        """
+    def _is_mended(self, pack: str, _: int) -> bool:
+        """Return whether a pack matches its name, perhaps after a repair."""
+        try:
+            return self.is_intact(pack)
+        except IntegrityError:
+            return False
 
     def prefetch(self, parts: Iterable[tuple[str, int, int]]) -> None:
-        """Announce reads, as (pack, offset, length) in order: parts of remote packs are fetched together."""
+        """Announce reads, as (pack, offset, length) in order; a hint, for packs whose reads have a price."""
 
     def publish(self, names: Sequence[str]) -> None:
         """Make new packs available to all users of the store; called before they are committed."""
+        for name in names:
+            self._storage.put(PREFIX + name, self._directory / name)
 
     def remove(self, name: str) -> None:
         """Delete a pack that the catalog does not have any more."""
@@ -315,19 +343,32 @@ class PackReader:
         self._path(name).unlink(missing_ok=True)
         durable.checkpoint("pack-removed")
 
-    def sweep(self, grace: float) -> dict[str, int]:
-        """Delete packs that a remote store dropped over `grace` seconds ago; return their sizes by name."""
-        return {}
+    def sweep(self, grace: float, pause: float = 0.0) -> dict[str, int]:
+        """Delete packs that were removed over `grace` seconds ago, if other machines may have read them until now.
 
-    def sweep_in_passing(self, grace: float, pause: float) -> None:
-        """Sweep right after a commit, unless this mirror has done so in the last `pause` seconds."""
+        Return their sizes by name. With `pause`, do so only right after a commit, and if this machine has not done so
+        for as many seconds.
+        """
+        return {}
 
     def forget(self, pack: str) -> None:
         """Close a pack that was or will be removed."""
         self._open.drop(pack)
 
     def distrust(self, packs: Iterable[str]) -> bool:
-        """Drop local copies of remote packs that look damaged; return whether to read them again."""
+        """Close packs that look damaged; return whether any may have been repaired since they were opened."""
+        replaced = [pack for pack in packs if self._is_replaced(pack)]
+        for pack in replaced:
+            self.forget(pack)
+        return bool(replaced)
+
+    def _is_replaced(self, pack: str) -> bool:
+        """Return whether another file is at the place of an open pack."""
+        opened = self._open.get(pack)
+        with suppress(OSError):
+            return isinstance(opened, OpenFile) and not os.path.samestat(
+                os.fstat(opened.descriptor), os.stat(self._path(pack))
+            )
         return False
 
     def close(self) -> None:
@@ -400,6 +441,12 @@ def read_shard_index(data: bytes, chunks: int, shard_length: int | None = None) 
         else:
             result.append((offset, size))
     return result
+
+
+def is_named(pack: str, digest: str) -> bool:
+    """Return whether a pack's name contains this digest."""
+    parsed = parse_pack_name(pack)
+    return parsed is not None and parsed[0] == digest
 
 
 def missing(pack: str) -> MissingPackError:

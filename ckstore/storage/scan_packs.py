@@ -9,7 +9,7 @@ from typing import Any
 
 from ckstore.errors import FormatVersionError, IntegrityError
 from ckstore.storage import manifest, root
-from ckstore.storage.pack import PackEntry, PackInfo, parse_pack_name
+from ckstore.storage.pack import PackEntry, PackInfo
 from ckstore.storage.pack_reader import MissingPackError, PackReader
 from ckstore.storage.schema import Schema, plain_object
 
@@ -50,7 +50,7 @@ def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPa
     FormatVersionError
         A manifest was written by a later version of ckstore.
     """
-    reader = PackReader(store)
+    reader = PackReader.of(store)
     order: list[tuple[str, int, str, PackInfo]] = []
     damaged: list[DamagedPack] = []
     for info in reader.list_packs():
@@ -79,8 +79,7 @@ def scan_pack(reader: PackReader, info: PackInfo, schema: Schema = plain_object)
         Its manifest was written by a later version of ckstore.
     """
     try:
-        parsed = parse_pack_name(info.name)
-        if parsed is None or reader.digest(info.name) != parsed[0]:
+        if not reader.is_intact(info.name):
             raise IntegrityError("its bytes do not match the digest in its name")
         found = _scan(reader, info, schema)
         _place(found)

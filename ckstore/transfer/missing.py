@@ -28,7 +28,6 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.pack import parse_pack_name
 from ckstore.writing.rebase import encoded_in_full
 
 Progress = Callable[[int], None]
@@ -92,8 +91,7 @@ class Missing:
         reader, packs = repository.reader, repository.packs
         records: list[Record] = [*self.lattices.values(), *self.contents.values()]
         for name in sorted({record.pack for record in records} - trusted):
-            parsed = parse_pack_name(name)
-            if parsed is None or packs.digest(name) != parsed[0]:
+            if not packs.is_intact(name):
                 raise IntegrityError(
                     f"Pack {name} in {repository.place} does not match its name; restore it from a copy, or see"
                     f" `ckstore --store {repository.place} verify`."

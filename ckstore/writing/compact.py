@@ -96,7 +96,7 @@ def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Pro
             report.before += before.stored_bytes
             report.after += after.stored_bytes
     with suppress(CkstoreError, OSError):  # Without permission to delete, leave the packs to `gc`.
-        repository.packs.sweep_in_passing(GRACE, _PAUSE)
+        repository.packs.sweep(GRACE, _PAUSE)
     return report
 
 

@@ -30,9 +30,9 @@ class ScratchPacks:
     def __init__(self, repository: Repository, scratch: Path) -> None:
         self._repository = repository
         self.path = scratch
-        self.is_remote = repository.packs.is_remote
+        self.read_price = repository.packs.read_price
         (scratch / PACKS).mkdir()
-        self._scratch = PackReader(scratch)
+        self._scratch = PackReader.of(scratch)
         self._names: set[str] = set()
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:

@@ -50,11 +50,11 @@ def in_place_of(repository: Repository, existing: VersionRow, scanned: ScannedVe
 
 
 def _is_lost(repository: Repository, existing: VersionRow) -> bool:
-    """Return whether `recover` found the manifest of a remote version lost: only its row is left."""
+    """Return whether `recover` found the manifest of a version lost: only its row is left."""
     try:
         repository.resolver.document(existing)
     except IntegrityError:
-        return repository.packs.is_remote and not repository.catalog.lattices_in(existing.pack)
+        return not repository.catalog.lattices_in(existing.pack)
     return False
 
 

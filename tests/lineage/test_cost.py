@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ckstore.lineage.cost import LINK, Prices, Work, cost, layer
+from ckstore.lineage.cost import Prices, Work, cost, layer
+from ckstore.storage.remote.bucket import READ_PRICE
 
 FULL = layer(4, 1 << 20, 3 << 20, grouped=False)
-LOCAL, REMOTE = (Prices(cost(FULL), FULL.stored, over_link=over_link) for over_link in (False, True))
+LOCAL, REMOTE = (Prices(cost(FULL), FULL.stored, read_price=price) for price in (0.0, READ_PRICE))
 
 
 def patched(nbytes: float) -> Work:
@@ -22,10 +23,10 @@ def test_a_version_in_full_is_within_every_budget() -> None:
 @pytest.mark.parametrize("saved", [0.05, 0.5])
 def test_over_a_link_bytes_read_are_repaid_by_bytes_saved(saved: float) -> None:
     stored = (1 - saved) * FULL.stored
-    work = patched(LINK * saved * FULL.stored)
+    work = patched(saved / READ_PRICE * FULL.stored)
     assert LOCAL.of(work, stored) == cost(work)
     assert REMOTE.of(work, stored) == pytest.approx(max(2 * cost(FULL), cost(work)))
-    assert REMOTE.of(patched(0.5 * LINK * saved * FULL.stored), stored) < REMOTE.of(work, stored)
+    assert REMOTE.of(patched(0.5 * saved / READ_PRICE * FULL.stored), stored) < REMOTE.of(work, stored)
 
 
 def test_options_without_savings_are_beyond_every_budget() -> None:
@@ -36,4 +37,4 @@ def test_options_without_savings_are_beyond_every_budget() -> None:
 def test_small_objects_are_priced_by_their_work() -> None:
     small = layer(4, 1 << 20, 1 << 10, grouped=True)
     assert REMOTE.of(small, small.stored) == cost(small)
-    assert Prices(cost(small), 0, over_link=True).of(small, 0.0) >= cost(small)
+    assert Prices(cost(small), 0, read_price=READ_PRICE).of(small, 0.0) >= cost(small)

@@ -24,6 +24,7 @@ from ckstore.recovery.recover import recover
 from ckstore.storage import durable, log, manifest
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.catalog_replacement import replace_catalog
+from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.pack_reader import PackReader
 from ckstore.writing.tuning import Search
@@ -301,15 +302,15 @@ def test_writers_are_kept_out_while_packs_are_scanned(small: Path, monkeypatch: 
     said: list[str] = []
     read_whole = log.read_whole
 
-    def interposed(path: Path) -> Any:
-        with monkeypatch.context() as patch, ckstore.open(path) as other:
+    def interposed(storage: Storage) -> Any:
+        with monkeypatch.context() as patch, ckstore.open(small) as other:
             patch.setattr(Catalog.__init__, "__defaults__", ("r", 0.05))
             other.catalog.close()
-            other.repository.catalog = Catalog(path, "a")
+            other.repository.catalog = Catalog(small, "a")
             with pytest.raises(LockedError) as raised:
                 other.ingest({"w": weights(2)}, run="a", step=2)
         said.append(str(raised.value))
-        return read_whole(path)
+        return read_whole(storage)
 
     monkeypatch.setattr(log, "read_whole", interposed)
     assert recover(small).problems == []

@@ -11,6 +11,7 @@ import pytest
 
 from ckstore.storage import log, root
 from ckstore.storage.catalog import Catalog
+from ckstore.storage.directory import DirectoryStorage
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.scan_packs import ScannedPack, scan_packs
 from tests.storage.version_writer import write_version
@@ -46,7 +47,7 @@ def test_an_ingest_that_is_killed(store, step, committed):
         assert [version.step for version in catalog.versions()] == [0, 1][: 1 + committed]
         assert catalog.totals().lattices == 3 * (1 + committed)
         known = {pack.name for pack in catalog.packs()}
-        reader = PackReader(store)
+        reader = PackReader.of(store)
         for version in catalog.versions():
             reader.pread(version.pack, version.manifest_offset, version.manifest_length)
     lying = {info.name for info in reader.list_packs()}
@@ -75,7 +76,7 @@ def test_a_logged_change_that_is_killed(store, step, logged, committed):
     with Catalog.open(store, "a") as catalog:
         write_version(catalog, store)
     kill("tag", store, step)
-    assert [record["change"] for record in log.read_all(store)] == ["tag"] * logged
+    assert [record["change"] for record in log.read_all(DirectoryStorage(store))] == ["tag"] * logged
     with Catalog.open(store, "a") as catalog:
         assert catalog.tags() == ({"best": 1} if committed else {})
         catalog.set_tag("best", 1)

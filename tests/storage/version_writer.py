@@ -12,6 +12,7 @@ from typing import Any
 
 from ckstore.storage import durable, log, manifest
 from ckstore.storage.catalog import Catalog, VersionRow, key
+from ckstore.storage.directory import DirectoryStorage
 from ckstore.storage.pack import PackWriter
 
 
@@ -92,7 +93,7 @@ def main() -> None:
         elif action == "tag":
             armed = True
             with catalog.transaction():
-                log.append(store, {"change": "tag", "tag": "best", "version": 1})
+                log.append(DirectoryStorage(store), {"change": "tag", "tag": "best", "version": 1})
                 catalog.set_tag("best", 1)
         elif action == "spill":
             # A cache of one page: the file itself is changed before the commit, and only its journal can undo that.

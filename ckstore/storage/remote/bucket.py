@@ -1,23 +1,18 @@
-"""The interface to object stores: five requests, and a proof that a server implements them."""
+"""A store's place in an object store: S3, Google Cloud Storage, Azure, or a server with one of their APIs."""
 
 from __future__ import annotations
 
 import os
 import re
-import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from ckstore.errors import CkstoreError, UnreachableError, UsageError
 from ckstore.runtime import forks
-
-T = TypeVar("T")
+from ckstore.storage.interface import Listed
 
 #: Clients would parse ? and # as the end of the name, and the part before @ as credentials.
 _URL = re.compile(r"(s3|gs|az)://[A-Za-z0-9._$-]+(/[^?#]*)?")
@@ -57,11 +52,8 @@ _ENDPOINTS = {
 #: Options without secrets; credentials come from the environment, as each kind of client expects them.
 OPTIONS = ("endpoint", "region", "skip_signature", "virtual_hosted_style_request", "account_name", "allow_http")
 
-#: Largest gap in bytes between two ranges that are read as one.
-GAP = 1 << 20
-#: Seconds of retries for a request without a response, and the first pause.
-PATIENCE = 60.0
-_PAUSE = 0.05
+#: The price of a byte that is read over a link: a saving of one stored byte justifies reading three more.
+READ_PRICE = 1 / 3
 #: Seconds of retries by the client itself, for a request or one part of a pack.
 _CLIENT_PATIENCE = 10
 
@@ -77,52 +69,6 @@ class NoServerError(UnreachableError):
     """No server has ever answered at an address; a retry would not help."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """An object: its name, size in bytes, and time of writing by the server's clock."""
-
-    name: str
-    size: int
-    modified: datetime
-
-
-class Bucket(Protocol):
-    """Objects by name. Safe for threads."""
-
-    def put(self, name: str, data: bytes | Path) -> None:
-        """Write an object from bytes or a file; overwrite an existing one."""
-
-    def put_absent(self, name: str, data: bytes) -> bool:
-        """Write an object if absent; return whether it was written. After a lost response, False may be wrong.
-
-        Raises
-        ------
-        UnreachableError
-            The outcome is unknown.
-        """
-
-    def read(self, name: str) -> bytes:
-        """Return the bytes of an object; raise `FileNotFoundError`."""
-
-    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes at (offset, length), close ones in one request; raise `FileNotFoundError`, `EOFError`."""
-
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        """Yield objects whose names have a prefix that ends in a slash, in order, after a name.
-
-        Raises
-        ------
-        ForeignNameError
-            An object has a name such as `a/../b`.
-        """
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; ignore missing ones."""
-
-    def above(self, name: str) -> str | None:
-        """Return the URL of a prefix above this one that has an object of this name, or None."""
-
-
 class ObstoreBucket:
     """A bucket on S3, Google Cloud Storage or Azure, or on a server with one of their APIs.
 
@@ -133,6 +79,8 @@ class ObstoreBucket:
     options
         Options listed in `OPTIONS`.
     """
+
+    read_price = READ_PRICE
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         try:
@@ -191,25 +139,23 @@ class ObstoreBucket:
         with self._explained(name, reads=True):
             return bytes(obstore.get(self._store, name).bytes())
 
-    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return ranges of an object."""
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        """Return a range of an object."""
         import obstore
 
-        starts, lengths = [offset for offset, _ in ranges], [length for _, length in ranges]
         try:
             with self._explained(name, reads=True):
-                found = obstore.get_ranges(self._store, name, starts=starts, lengths=lengths, coalesce=GAP)
+                found = bytes(obstore.get_range(self._store, name, start=offset, length=length))
         except UnreachableError:
             # Servers refuse ranges after the end; a retry would not help.
             with self._explained(name, reads=True):
                 size = obstore.head(self._store, name)["size"]
-            if size >= max(map(sum, ranges), default=0):
+            if size >= offset + length:
                 raise
-            raise EOFError(f"{name} is shorter than the requested range.") from None
-        parts = [bytes(part) for part in found]
-        if [len(part) for part in parts] != lengths:
+            found = b""
+        if len(found) != length:
             raise EOFError(f"{name} is shorter than the requested range.")
-        return parts
+        return found
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         """Yield objects in order."""
@@ -237,19 +183,11 @@ class ObstoreBucket:
                     with suppress(FileNotFoundError):
                         obstore.delete(self._store, [name])
 
-    def above(self, name: str) -> str | None:
-        """Return the URL of the nearest prefix above that has an object of this name."""
+    def above(self) -> Iterator[ObstoreBucket]:
+        """Yield the places of all prefixes above this one, the shortest first."""
         parts = self.url.split("/")
         for end in range(3, len(parts)):
-            bucket = ObstoreBucket("/".join(parts[:end]), self._options)
-            try:
-                patiently(partial(bucket.read, name))
-            except UnreachableError:
-                raise
-            except (CkstoreError, FileNotFoundError):
-                continue  # Credentials may be limited to the prefix.
-            return bucket.url
-        return None
+            yield ObstoreBucket("/".join(parts[:end]), self._options)
 
     @contextmanager
     def _explained(self, name: str, *, reads: bool = False) -> Iterator[None]:
@@ -350,83 +288,3 @@ def _endpoints(kind: str, options: Mapping[str, str]) -> list[str]:
                 " (credentials come from other variables)."
             )
     return list(named.values())
-
-
-def patiently(request: Callable[[], T]) -> T:
-    """Return the response to a repeatable request; retry while the object store does not answer."""
-    deadline, pause = time.monotonic() + PATIENCE, _PAUSE
-    while True:
-        try:
-            return request()
-        except NoServerError:
-            raise
-        except UnreachableError:
-            if time.monotonic() + pause > deadline:
-                raise
-        time.sleep(pause)
-        pause *= 2 * (0.5 + secrets.randbelow(1000) / 1000)
-
-
-def put_own(bucket: Bucket, name: str, data: bytes) -> bool:
-    """Write an object with unique bytes if absent; return whether the object under that name is this one.
-
-    Raises
-    ------
-    UnreachableError
-        The outcome is unknown.
-    """
-    return patiently(lambda: _put_own_once(bucket, name, data))
-
-
-def _put_own_once(bucket: Bucket, name: str, data: bytes) -> bool:
-    return put_or_find(bucket, name, data, lambda: bucket.read(name)) in (None, data)
-
-
-def put_or_find(bucket: Bucket, name: str, data: bytes, find: Callable[[], T]) -> T | None:
-    """Write an object if absent and return None; otherwise return the result of `find`, or raise `FileNotFoundError`.
-
-    The bytes of an existing object must show its writer: after a lost response, our own looks like another's. "Exists"
-    can also mean that another request is in flight and no object exists yet (409 of S3).
-
-    Raises
-    ------
-    UnreachableError
-        The object was not written and none exists, or the outcome is unknown.
-    """
-    failed = UnreachableError(f"{name} could not be written, and does not exist; try again.")
-    try:
-        if bucket.put_absent(name, data):
-            return None
-    except UnreachableError as error:
-        failed = error
-    try:
-        return find()
-    except FileNotFoundError:
-        raise failed from None
-
-
-def prove(bucket: Bucket, url: str) -> None:
-    """Raise `UsageError` unless an object store honours conditions and ranges: without them writers lose changes.
-
-    Writes, reads and removes an object.
-    """
-    name = f"probe/{secrets.token_hex(16)}"
-    try:
-        lacks = _lack(bucket, name)
-    except FileNotFoundError:
-        lacks = "does not return an object that was just written"
-    finally:
-        with suppress(CkstoreError):
-            bucket.delete([name])
-    if lacks:
-        raise UsageError(f"{url} cannot hold a store: the server {lacks}; choose one that does, see docs/format.md.")
-
-
-def _lack(bucket: Bucket, name: str) -> str:
-    if not _put_own_once(bucket, name, b"first") or _put_own_once(bucket, name, b"other"):
-        return "overwrites an existing object (put if absent, If-None-Match: *)"
-    if bucket.read_ranges(name, [(1, 2), (4, 1)]) != [b"ir", b"t"]:
-        return "does not return the requested ranges"
-    if name not in [item.name for item in bucket.list("probe/")]:
-        return "does not list an object that was just written"
-    return ""

@@ -16,12 +16,14 @@ from tempfile import TemporaryDirectory
 
 from blake3 import blake3
 
-from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NoStoreError
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NoStoreError, UnreachableError
 from ckstore.runtime import forks
 from ckstore.storage import durable, root, zstd
 from ckstore.storage.connection import create_file
-from ckstore.storage.remote.bucket import Bucket, ObstoreBucket, patiently, prove, put_own
-from ckstore.storage.remote.log import STORE_ID, RemoteLog
+from ckstore.storage.interface import Storage
+from ckstore.storage.remote.bucket import ObstoreBucket
+from ckstore.storage.remote.remote_log import STORE_ID, RemoteLog
+from ckstore.storage.remote.retries import RetryingStorage, patiently, prove, put_own
 from ckstore.storage.schema import expanded_limit, fields, matching, optional, read_json, whole
 
 #: The object that makes a prefix a store.
@@ -52,8 +54,8 @@ class Mirror:
         URL of the store.
     options
         Options of the client.
-    bucket
-        Client for the URL.
+    storage
+        The store's place.
     path
         The mirror's directory.
     log
@@ -62,7 +64,7 @@ class Mirror:
 
     url: str
     options: Mapping[str, str]
-    bucket: Bucket
+    storage: Storage
     path: Path
     log: RemoteLog
 
@@ -98,7 +100,7 @@ def create(url: str, options: Mapping[str, str] | None = None, cache: Path | Non
     data = _plain({"format": FORMAT, "store": store})
     if not put_own(bucket, ROOT, data):
         raise ConflictError(f"{url} is already a store; choose another one or use it as it is.")
-    return _mirror(url, options or {}, bucket, store, cache, None)
+    return _mirror(url, options or {}, RetryingStorage(bucket), store, cache, None)
 
 
 def find(
@@ -116,11 +118,11 @@ def find(
     url = url.rstrip("/")
     remembered = _remembered(url, cache)
     options = {**(remembered[1] if remembered else {}), **(options or {})}
-    bucket = ObstoreBucket(url, options)
+    storage = RetryingStorage(ObstoreBucket(url, options))
     if not from_log and remembered is not None and _is_followed(_directory(url, remembered[0], cache)):
-        return _mirror(url, options, bucket, remembered[0], cache, None)
+        return _mirror(url, options, storage, remembered[0], cache, None)
     try:
-        said = read_json(patiently(lambda: bucket.read(ROOT)), _ROOT)
+        said = read_json(storage.read(ROOT), _ROOT)
     except FileNotFoundError:
         if url == os.environ.get(root.VARIABLE, "").rstrip("/"):
             raise NoStoreError(
@@ -129,7 +131,7 @@ def find(
         raise NoStoreError(f"{url} is not a store; run `ckstore init {url}`.") from None
     except ValueError as error:
         raise IntegrityError(f"{url}/{ROOT} is damaged ({error}); restore it from a copy.") from error
-    return _mirror(url, options, bucket, said["store"], cache, None if from_log else said.get("snapshot"))
+    return _mirror(url, options, storage, said["store"], cache, None if from_log else said.get("snapshot"))
 
 
 def _is_followed(path: Path) -> bool:
@@ -154,19 +156,19 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
         temporary.unlink(missing_ok=True)
     packed = len(data).to_bytes(8, "little") + zstd.compress(data, _LEVEL)
     name = f"snapshots/{mirror.log.store}/{number:012d}-{blake3(packed).hexdigest(length=20)}"
-    if read_json(patiently(lambda: mirror.bucket.read(ROOT)), _ROOT)["store"] != mirror.log.store:
+    if read_json(mirror.storage.read(ROOT), _ROOT)["store"] != mirror.log.store:
         return  # Another store has replaced this one.
-    patiently(lambda: mirror.bucket.put(name, packed))
+    mirror.storage.put(name, packed)
     said = _plain({"format": FORMAT, "store": mirror.log.store, "snapshot": name})
-    patiently(lambda: mirror.bucket.put(ROOT, said))
+    mirror.storage.put(ROOT, said)
 
 
 def _mirror(
-    url: str, options: Mapping[str, str], bucket: Bucket, store: str, cache: Path | None, snapshot: str | None
+    url: str, options: Mapping[str, str], storage: Storage, store: str, cache: Path | None, snapshot: str | None
 ) -> Mirror:
     path = _directory(url, store, cache)
     lines = path / root.LOG
-    log = RemoteLog(bucket, store, lines)
+    log = RemoteLog(storage, store, lines)
     with _usable(cache):
         for directory in (path, lines, path / root.PACKS):
             directory.mkdir(parents=True, exist_ok=True)
@@ -177,7 +179,7 @@ def _mirror(
             if snapshot is not None:
                 log.foresee(_number(snapshot))
             try:
-                if snapshot is None or not _fetch(bucket, snapshot, temporary):
+                if snapshot is None or not _fetch(storage, snapshot, temporary):
                     create_file(temporary)
                 # If two processes create one mirror, the first one counts: both are equal.
                 with suppress(FileExistsError):
@@ -185,7 +187,7 @@ def _mirror(
             finally:
                 temporary.unlink(missing_ok=True)
         _remember(url, store, options, cache)
-    return Mirror(url, options, bucket, path, log)
+    return Mirror(url, options, storage, path, log)
 
 
 def _number(snapshot: str) -> int:
@@ -193,14 +195,19 @@ def _number(snapshot: str) -> int:
     return int(snapshot.rpartition("/")[2].partition("-")[0])
 
 
-def _check_alone(bucket: Bucket, url: str) -> None:
+def _check_alone(bucket: ObstoreBucket, url: str) -> None:
     """Raise `ConflictError` if a store lies above or below: each would take the other's objects for its own.
 
     The search below covers the names in one response to a list; a store that it misses is rare.
     """
-    above = bucket.above(ROOT)
-    if above is not None:
-        raise ConflictError(f"{url} lies inside the store {above}; choose another prefix.")
+    for above in bucket.above():
+        try:
+            RetryingStorage(above).read(ROOT)
+        except UnreachableError:
+            raise
+        except (CkstoreError, FileNotFoundError):
+            continue  # Credentials may be limited to the prefix.
+        raise ConflictError(f"{url} lies inside the store {above.url}; choose another prefix.")
     for item in patiently(lambda: list(islice(bucket.list(""), _LISTED))):
         if item.name.endswith(f"/{ROOT}"):
             below = f"{url}/{item.name.removesuffix(f'/{ROOT}')}"
@@ -222,10 +229,10 @@ def _usable(cache: Path | None) -> Iterator[Path]:
         ) from error
 
 
-def _fetch(bucket: Bucket, name: str, path: Path) -> bool:
+def _fetch(storage: Storage, name: str, path: Path) -> bool:
     """Write a snapshot's catalog to a path; return False if it is missing or damaged, since the log has everything."""
     try:
-        data = patiently(lambda: bucket.read(name))
+        data = storage.read(name)
     except FileNotFoundError:
         return False
     length = int.from_bytes(data[:8], "little")

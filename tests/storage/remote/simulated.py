@@ -12,7 +12,8 @@ from pathlib import Path
 from threading import Lock
 
 from ckstore.errors import UnreachableError
-from ckstore.storage.remote.bucket import Listed
+from ckstore.storage.interface import Listed
+from ckstore.storage.remote.bucket import READ_PRICE
 
 
 class SimulatedServer:
@@ -64,6 +65,8 @@ class SimulatedBucket:
         Called likewise; where it says so, the request is carried out and its response lost.
     """
 
+    read_price = READ_PRICE
+
     def __init__(
         self,
         server: SimulatedServer,
@@ -109,16 +112,15 @@ class SimulatedBucket:
         self._respond("read", name)
         return data
 
-    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        with self._request("read_ranges", name), self.server.lock:
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        with self._request("read_range", name), self.server.lock:
             if name not in self.server.objects:
                 raise FileNotFoundError(name)
-            data = self.server.objects[name][0]
-            parts = [data[offset : offset + length] for offset, length in ranges]
-        self.server.transfer("read", sum(map(len, parts)))
-        if [len(part) for part in parts] != [length for _, length in ranges]:
+            data = self.server.objects[name][0][offset : offset + length]
+        self.server.transfer("read", len(data))
+        if len(data) != length:
             raise EOFError(name)
-        return parts
+        return data
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         with self._request("list", prefix), self.server.lock:
@@ -129,8 +131,8 @@ class SimulatedBucket:
             ]
         return iter(found)
 
-    def above(self, name: str) -> str | None:
-        return None
+    def above(self) -> Iterator[SimulatedBucket]:
+        return iter(())
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:

@@ -66,7 +66,7 @@ def test_the_writer_of_a_pack_puts_it_again(
         assert server.objects[f"packs/{pack}"][0] == whole
         assert len(records(server)) == before, "nothing was lost"
         # Damaged bytes that were read before are not taken for the present ones, once some time has passed.
-        monkeypatch.setattr("ckstore.storage.remote.packs._AGAIN", 0.0)
+        monkeypatch.setattr("ckstore.storage.remote.remote_packs._AGAIN", 0.0)
         same(reader, paths, directory / "out")
         assert reader.verify().problems == []
 

@@ -12,8 +12,9 @@ import pytest
 
 import ckstore
 from ckstore.errors import CkstoreError, ConflictError, UnreachableError
-from ckstore.storage.remote import bucket as bucket_module
-from ckstore.storage.remote.bucket import ObstoreBucket, prove, put_own
+from ckstore.storage.remote import retries as retries_module
+from ckstore.storage.remote.bucket import ObstoreBucket
+from ckstore.storage.remote.retries import prove, put_own
 from tests.checkpoints import draw, scratch
 from tests.fault_proxy import FaultProxy
 from tests.object_store import object_store
@@ -90,7 +91,7 @@ def test_a_store_is_made_despite_faults(directory: Path, proxy: Scripted, fault:
 
 
 def test_permanent_errors_are_raised_at_once(directory: Path, proxy: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_module, "_PAUSE", 1000.0)
+    monkeypatch.setattr(retries_module, "_PAUSE", 1000.0)
     with pytest.raises(CkstoreError, match=r"Bucket nobody does not exist, or .*; create it first"):
         put_own(ObstoreBucket("s3://nobody/store", {"endpoint": proxy.url}), "log/1", b"ours")
 
@@ -98,8 +99,8 @@ def test_permanent_errors_are_raised_at_once(directory: Path, proxy: Scripted, m
 def test_a_server_that_never_answers_is_given_up(
     directory: Path, proxy: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_module, "PATIENCE", 3.0)
-    monkeypatch.setattr(bucket_module, "_CLIENT_PATIENCE", 1)
+    monkeypatch.setattr(retries_module, "PATIENCE", 3.0)
+    monkeypatch.setattr("ckstore.storage.remote.bucket._CLIENT_PATIENCE", 1)
     there = bucket(proxy)
     proxy.next = ["503"] * 1000
     start = time.monotonic()

@@ -16,11 +16,12 @@ import pytest
 
 import ckstore
 from ckstore.errors import ConflictError, IntegrityError
-from ckstore.storage.remote import bucket as bucket_module
-from ckstore.storage.remote import catalog as catalog_module
-from ckstore.storage.remote import log as log_module
+from ckstore.storage.interface import Listed
 from ckstore.storage.remote import mirror as mirror_module
-from ckstore.storage.remote.bucket import ForeignNameError, Listed
+from ckstore.storage.remote import remote_catalog as catalog_module
+from ckstore.storage.remote import remote_log as log_module
+from ckstore.storage.remote import retries as retries_module
+from ckstore.storage.remote.bucket import ForeignNameError
 from tests.checkpoints import draw
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
@@ -97,7 +98,7 @@ def test_two_writers_and_a_collection_interleaved(directory: Path, monkeypatch: 
     monkeypatch.setattr(
         mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server, scheduler.turn, loses)
     )
-    monkeypatch.setattr("ckstore.storage.remote.bucket._PAUSE", 0.001)
+    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
     reported: dict[tuple[str, int], str] = {}
 
     def write(run: int) -> Callable[[], None]:
@@ -144,7 +145,7 @@ def test_two_writers_and_a_collection_interleaved(directory: Path, monkeypatch: 
 def test_a_lost_response_is_no_conflict(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = SimulatedServer()
     lost = iter([True, True, False, True])
-    monkeypatch.setattr("ckstore.storage.remote.bucket._PAUSE", 0.001)
+    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
     monkeypatch.setattr(
         mirror_module,
         "ObstoreBucket",
@@ -263,7 +264,7 @@ def test_mirrors_that_only_follow_forget_old_lines(directory: Path, monkeypatch:
 def test_a_lost_race_takes_a_put_and_a_read(directory: Path, monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
     server = SimulatedServer()
     losing: list[bool] = []
-    monkeypatch.setattr("ckstore.storage.remote.bucket._PAUSE", 0.001)
+    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
     monkeypatch.setattr(
         mirror_module,
         "ObstoreBucket",
@@ -306,7 +307,7 @@ def test_our_own_record_behind_which_others_have_put_theirs(directory: Path, mon
             return True
         return False
 
-    monkeypatch.setattr("ckstore.storage.remote.bucket._PAUSE", 0.001)
+    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
     monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(1, 0), run="r", step=0)
@@ -344,7 +345,7 @@ def test_names_that_are_no_records_are_passed_over(
 ) -> None:
     server = SimulatedServer()
     monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: PickyBucket(server))
-    monkeypatch.setattr(bucket_module, "PATIENCE", 0.0)
+    monkeypatch.setattr(retries_module, "PATIENCE", 0.0)
     ckstore.init(URL, cache=tmp_path / "made").close()
     with ckstore.open(URL, cache=tmp_path / "made") as store:
         for step in range(count):

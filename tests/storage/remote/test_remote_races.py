@@ -20,10 +20,10 @@ from ckstore.errors import ConflictError, DiskFullError, IntegrityError, Unreach
 from ckstore.recovery.recover import recover
 from ckstore.storage.durable import full_error
 from ckstore.storage.pack_reader import MissingPackError, OpenFile
-from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import cache as cache_module
-from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import mirror as mirror_module
+from ckstore.storage.remote import remote_catalog as catalog_module
+from ckstore.storage.remote import retries as retries_module
 from ckstore.writing.drop import drop
 from tests.checkpoints import draw
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
@@ -37,7 +37,7 @@ URL = "s3://models/team-a"
 def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
     made = SimulatedServer()
     monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
-    monkeypatch.setattr("ckstore.storage.remote.bucket._PAUSE", 0.001)
+    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
     return made
 
 
@@ -167,7 +167,7 @@ def test_recovery_follows_the_log_and_not_a_false_snapshot(
             with closing(sqlite3.connect(liar.path / "catalog.sqlite")) as database, database:
                 database.execute("UPDATE versions SET fidelity = 'coarse'")
                 database.execute("UPDATE meta SET value = ? WHERE key = 'mirror:head'", [f"2 {'0' * 40}"])
-            mirror_module.put_snapshot(liar.repository._mirror, 2)
+            mirror_module.put_snapshot(liar.catalog._mirror, 2)
         store.tag("r@0", "t")
         rows = store.catalog.versions()
     with pytest.raises(IntegrityError, match=r"does not follow the known record 2; run `ckstore recover`"):
@@ -184,7 +184,7 @@ def test_a_snapshot_is_not_put_over_another_store(server: SimulatedServer, direc
         server.objects.clear()
         ckstore.init(URL, cache=directory / "b").close()
         there = dict(server.objects)
-        mirror_module.put_snapshot(store.repository._mirror, 1)
+        mirror_module.put_snapshot(store.catalog._mirror, 1)
     assert server.objects == there
 
 
@@ -333,9 +333,9 @@ def test_mapped_packs_beyond_the_limit_go_and_can_still_be_read(
             mapped = [reader.packs.mapped(name) for name in (first, last)]
             assert pack_files(reader) == {last}
             assert [bytes(view) for view in mapped] == [server.objects[f"packs/{name}"][0] for name in (first, last)]
-            asked = server.requests["read_ranges"]
+            asked = server.requests["read_range"]
             assert bytes(reader.packs.mapped(last)) == bytes(mapped[1])
-            assert server.requests["read_ranges"] == asked
+            assert server.requests["read_range"] == asked
             os.utime(reader.path / "packs" / last, (time.time() - 60,) * 2)
             monkeypatch.setattr(cache_module, "LIMIT", 1 << 30)
             reader.packs.mapped(first)
@@ -379,7 +379,7 @@ def test_a_pack_that_is_mapped_is_whole_before_it_has_its_name(
 def test_a_writer_waits_for_a_slow_put_of_another_process(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_module, "PATIENCE", 5.0)
+    monkeypatch.setattr(retries_module, "PATIENCE", 5.0)
     monkeypatch.setattr(catalog_module, "BUSY_TIMEOUT", 0.0)
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "a") as other:
         store.ingest(state(0), run="r", step=0, hot=0)

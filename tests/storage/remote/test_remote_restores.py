@@ -15,8 +15,8 @@ from ckstore.objects.records import LatticeRecord
 from ckstore.reading import stored_version
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.remote import cache as cache_module
-from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import mirror as mirror_module
+from ckstore.storage.remote import remote_catalog as catalog_module
 from ckstore.storage.remote.cache import BLOCK
 from tests.checkpoints import draw
 from tests.equality import assert_same

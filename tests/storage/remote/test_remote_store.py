@@ -32,10 +32,10 @@ from ckstore.gc.collect import GcReport, gc
 from ckstore.gc.plan import plan_for
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
-from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import mirror as mirror_module
-from ckstore.storage.remote.log import Head, RemoteLog
+from ckstore.storage.remote import retries as retries_module
 from ckstore.storage.remote.mirror import EVERY
+from ckstore.storage.remote.remote_log import Head, RemoteLog
 from ckstore.writing import compact as compact_module
 from tests.checkpoints import draw, settled
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
@@ -262,7 +262,7 @@ def test_a_writer_without_permission_to_delete_compacts_all_the_same(
         for step in range(3):
             store.ingest(state(step), run="gpt", step=step, hot=1)
         monkeypatch.setattr(SimulatedBucket, "delete", refuse)
-        monkeypatch.setattr(bucket_module, "PATIENCE", 0.0)
+        monkeypatch.setattr(retries_module, "PATIENCE", 0.0)
         store.compact()
         assert not any(row.hot for row in store.catalog.versions())
 
@@ -672,7 +672,7 @@ def test_gc_reads_nothing_between_a_commit_of_others_and_its_own(
         planned = Planned(monkeypatch, commit)
         assert gc(other.repository, grace=0, patience=60).removed > 0
         assert planned.count == 1
-        assert server.requests["read_ranges"] == 0
+        assert server.requests["read_range"] == 0
         assert other.verify().problems == []
 
 

@@ -22,9 +22,11 @@ from blake3 import blake3
 
 from ckstore.errors import ConflictError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, zstd
+from ckstore.storage.interface import Storage
 from ckstore.storage.log import RECORD as NOTE
-from ckstore.storage.remote.bucket import Bucket, ForeignNameError, patiently, put_or_find
+from ckstore.storage.remote.bucket import ForeignNameError
 from ckstore.storage.remote.changes import read_calls
+from ckstore.storage.remote.retries import patiently, put_or_find
 from ckstore.storage.schema import ID, TIME, expanded_limit, fields, hexadecimal, items, read_json, whole
 
 FORMAT = 1
@@ -96,17 +98,17 @@ class RemoteLog:
 
     Parameters
     ----------
-    bucket
-        Bucket of the store.
+    storage
+        The store's place.
     store
         The store's id: records of a former store at the same place are refused.
     lines
         Directory that caches lines for later objects.
     """
 
-    def __init__(self, bucket: Bucket, store: str, lines: Path) -> None:
+    def __init__(self, storage: Storage, store: str, lines: Path) -> None:
         self.store = store
-        self._bucket = bucket
+        self._storage = storage
         self._prefix = f"log/{store}/"
         self._lines = lines
         self._listing: tuple[int, Future[list[int]]] | None = None
@@ -158,7 +160,7 @@ class RemoteLog:
         with ThreadPoolExecutor(1) as pool:
             if lost and not lists:
                 reading.append(pool.submit(self._lines_of, head.number + 1))
-            found = patiently(lambda: put_or_find(self._bucket, name, data, there))
+            found = patiently(lambda: put_or_find(self._storage, name, data, there))
         if found is not None and found[0] != line:
             raise BehindError(records=self._followed(head, found))
         durable.checkpoint("record-there")
@@ -228,7 +230,7 @@ class RemoteLog:
 
     def _is_there(self, number: int) -> bool:
         try:
-            patiently(lambda: self._bucket.read(self._name(number)))
+            self._storage.read(self._name(number))
         except FileNotFoundError:
             return False
         return True
@@ -236,7 +238,7 @@ class RemoteLog:
     def strays(self) -> list[str]:
         """Return a sentence on names in the log that are not its records, if there are any."""
         try:
-            names = [item.name for item in patiently(lambda: list(self._bucket.list(self._prefix)))]
+            names = [item.name for item in self._storage.list(self._prefix)]
         except ForeignNameError as error:
             return [str(error)]
         ours = {self._name(number) for number in self._numbers(0)}
@@ -257,7 +259,7 @@ class RemoteLog:
         """Return the times of records by number, from `first` on, by the server's clock; ignore other names."""
         # Starts after names that begin with a dot or a slash, which clients refuse to read.
         after = self._name(first - 1) if first > 1 else f"{self._prefix}0"
-        found = patiently(lambda: list(self._bucket.list(self._prefix, after=after)))
+        found = self._storage.list(self._prefix, after=after)
         named = ((_NUMBER.fullmatch(item.name.removeprefix(self._prefix)), item.modified) for item in found)
         return {int(match[0]): modified for match, modified in named if match}
 
@@ -282,7 +284,7 @@ class RemoteLog:
 
     def _lines_of(self, number: int) -> list[bytes]:
         """Return the lines in the object of a record, its own last; raise `FileNotFoundError`."""
-        data = patiently(lambda: self._bucket.read(self._name(number)))
+        data = self._storage.read(self._name(number))
         try:
             return _unpacked(data).split(b"\n")
         except (ValueError, RuntimeError) as error:

@@ -20,10 +20,10 @@ from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog, recorded
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.pack import PackInfo
-from ckstore.storage.remote import bucket
+from ckstore.storage.remote import retries
 from ckstore.storage.remote.changes import call_again, plain_call
-from ckstore.storage.remote.log import BehindError, Head, RemoteLog
 from ckstore.storage.remote.mirror import EVERY, Mirror, put_snapshot
+from ckstore.storage.remote.remote_log import BehindError, Head, RemoteLog
 from ckstore.storage.rows import META_ROWS, VersionRow
 from ckstore.storage.schema import matching, rows
 
@@ -63,9 +63,11 @@ class RemoteCatalog(Catalog):
         As for `Catalog`; the mirror itself is always writable.
     """
 
+    is_only = False
+
     def __init__(self, mirror: Mirror, mode: Mode = "r") -> None:
         # Other processes of the mirror hold its lock while they put a record, or check for one.
-        super().__init__(mirror.path, "a", BUSY_TIMEOUT + 2 * bucket.PATIENCE)
+        super().__init__(mirror.path, "a", BUSY_TIMEOUT + 2 * retries.PATIENCE)
         self._mirror = mirror
         self._log = mirror.log
         self._mode = mode
@@ -115,11 +117,6 @@ class RemoteCatalog(Catalog):
                 self._set_head(made)
         return True
 
-    @property
-    def follows_log(self) -> bool:
-        """True: a mirror has exactly the changes of the log."""
-        return True
-
     def records(self) -> list[dict[str, Any]]:
         """Return the notes in the records that the mirror has applied; read all of these."""
         return [
@@ -146,7 +143,7 @@ class RemoteCatalog(Catalog):
             path = Path(directory)
             create_file(path / root.CATALOG)
             (path / root.LOG).mkdir()
-            log = RemoteLog(self._mirror.bucket, self._log.store, path / root.LOG)
+            log = RemoteLog(self._mirror.storage, self._log.store, path / root.LOG)
             with RemoteCatalog(replace(self._mirror, path=path, log=log)) as again:
                 while True:
                     if records := self._records(again._head()):

@@ -6,7 +6,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -16,15 +16,15 @@ from blake3 import blake3
 
 from ckstore.errors import IntegrityError
 from ckstore.storage import durable
-from ckstore.storage.pack import PackInfo, digest_file, parse_pack_name
-from ckstore.storage.pack_reader import MissingPackError, OpenFile, OpenPack, PackReader, missing
-from ckstore.storage.remote.bucket import ForeignNameError, patiently
+from ckstore.storage.pack import digest_file, parse_pack_name
+from ckstore.storage.pack_reader import PREFIX, MissingPackError, OpenFile, OpenPack, PackReader, is_named, missing
+from ckstore.storage.remote.bucket import ForeignNameError
 from ckstore.storage.remote.cache import BLOCK, BlockCache, allowed
-from ckstore.storage.remote.catalog import RemoteCatalog
 from ckstore.storage.remote.mirror import Mirror
+from ckstore.storage.remote.remote_catalog import RemoteCatalog
 
-#: Prefix of packs in the object store, and directory of their blocks in the mirror.
-_PREFIX, _BLOCKS = "packs/", "blocks"
+#: Directory of the blocks of packs in the mirror.
+_BLOCKS = "blocks"
 #: Largest age in seconds of local files of packs, written or mapped.
 _KEPT = 24 * 3600.0
 #: Number of parallel uploads.
@@ -37,8 +37,6 @@ _AGAIN = 60.0
 _SNAPSHOTS, _ABANDONED = 2, 3600.0
 #: File of the mirror whose time is that of its last sweep.
 _SWEPT = "swept"
-#: Bytes at the end of a pack that usually contain its manifest.
-_END = 64 << 10
 
 
 class _RemotePack:
@@ -79,41 +77,19 @@ class RemotePacks(PackReader):
     """
 
     def __init__(self, mirror: Mirror, catalog: RemoteCatalog) -> None:
-        super().__init__(mirror.path)
-        self.is_remote = True
+        super().__init__(mirror.storage, mirror.path)
         self._mirror = mirror
-        self._bucket = mirror.bucket
         self._catalog = catalog
         self._cache = BlockCache(mirror.path / _BLOCKS, self._fetch)
-        self._modified: dict[str, float] = {}
         self._distrusted: dict[str, float] = {}
         self._leave_to_cache()
 
     def publish(self, names: Sequence[str]) -> None:
-        """Upload packs; a repeated upload is harmless, since the name is a digest of the content."""
+        """Upload packs in parallel; a repeated upload is harmless, since the name is a digest of the content."""
         self._leave_to_cache(names)
-
-        def put(name: str) -> None:
-            patiently(lambda: self._bucket.put(_PREFIX + name, self._directory / name))
-
         with ThreadPoolExecutor(_PUTS) as pool:
-            for _ in pool.map(put, names):
+            for _ in pool.map(super().publish, [[name] for name in names]):
                 durable.checkpoint("pack-put")
-
-    def prefetch_manifests(self, names: Iterable[str], besides: int = 0) -> None:
-        """Start fetching the ends of packs, which contain the manifests, and the smallest packs whole."""
-        sizes = {}
-        for name in names:
-            with suppress(IntegrityError):
-                sizes[name] = self.size(name)
-        offsets = self._catalog.manifest_offsets(list(sizes))
-        parts = []
-        for name, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
-            end = max(size - offsets.get(name, size - _END), 0)
-            length = size if size <= besides else min(end, size)
-            besides -= length
-            parts.append((name, size - length, length))
-        self.prefetch(parts)
 
     def prefetch(self, parts: Iterable[tuple[str, int, int]]) -> None:
         """Start fetching parts that will be read."""
@@ -135,17 +111,20 @@ class RemotePacks(PackReader):
         self.forget(pack)
         return digest_file(self._buffered(pack, self._remote(pack, self.size(pack))))
 
-    def is_whole(self, pack: str, size: int) -> bool:
-        """Return whether the bytes in the object store match a pack's name; ignores the local cache."""
+    def _is_mended(self, pack: str, size: int) -> bool:
+        """Return whether the bytes in the object store match a pack's name, or could be uploaded again.
+
+        Ignores the local cache for the first, since only it may have whole bytes for the second.
+        """
         digest = blake3()
         try:
             for offset in range(0, size, _PIECE):
                 digest.update(self._fetch(pack, offset, min(_PIECE, size - offset)))
         except IntegrityError:
-            return False
-        return _says(pack, digest.hexdigest(length=20))
+            return self._put_again(pack, size)
+        return is_named(pack, digest.hexdigest(length=20)) or self._put_again(pack, size)
 
-    def put_again(self, pack: str, size: int) -> bool:
+    def _put_again(self, pack: str, size: int) -> bool:
         """Upload a damaged or missing pack again, if its bytes are in a local file or in the cache.
 
         Its name determines its bytes, so that concurrent uploads are equal.
@@ -162,7 +141,7 @@ class RemotePacks(PackReader):
                         file.write(block)
                 if not _is_pack(path, pack):
                     return False
-            patiently(lambda: self._bucket.put(_PREFIX + pack, path))
+            self._storage.put(PREFIX + pack, path)
             return True
         finally:
             temporary.unlink(missing_ok=True)
@@ -183,60 +162,32 @@ class RemotePacks(PackReader):
         if not _is_pack(self._path(pack), pack):
             self._path(pack).unlink(missing_ok=True)
 
-    def list_packs(self) -> list[PackInfo]:
-        """Return every pack in the object store, by name."""
-        found = []
-        for item in patiently(lambda: list(self._bucket.list(_PREFIX))):
-            name = item.name.removeprefix(_PREFIX)
-            parsed = parse_pack_name(name)
-            if parsed is not None:
-                found.append(PackInfo(name, item.size, parsed[1]))
-                self._modified[name] = item.modified.timestamp()
-        return found
-
-    def modified(self, name: str) -> float:
-        """Return the upload time of a pack by the server's clock, as last listed; raise `FileNotFoundError`."""
-        if name not in self._modified:
-            self.list_packs()
-        try:
-            return self._modified[name]
-        except KeyError:
-            raise FileNotFoundError(name) from None
-
     def now(self) -> float:
         """Return the server's time: that of an object written now. Deletes such objects of killed processes."""
         name = f"probe/{secrets.token_hex(16)}"
-        patiently(lambda: self._bucket.put(name, b"now"))
+        self._storage.put(name, b"now")
         going = [name]
         try:
-            listed = {item.name: item.modified for item in patiently(lambda: list(self._bucket.list("probe/")))}
+            listed = {item.name: item.modified for item in self._storage.list("probe/")}
             going += [other for other, then in listed.items() if (listed[name] - then).total_seconds() > _ABANDONED]
         finally:
-            patiently(lambda: self._bucket.delete(going))
+            self._storage.delete(going)
         return listed[name].timestamp()
 
-    def files(self) -> Iterator[tuple[str, str, int]]:
-        """Yield every object of the store."""
-        for item in patiently(lambda: list(self._bucket.list(""))):
-            directory, _, name = item.name.rpartition("/")
-            yield directory.partition("/")[0] or ".", name, item.size
-
-    def sweep(self, grace: float) -> dict[str, int]:
-        """Delete packs dropped over `grace` seconds ago, after which all readers have seen the record of their removal.
+    def sweep(self, grace: float, pause: float = 0.0) -> dict[str, int]:
+        """Delete packs removed over `grace` seconds ago: all readers have seen the record of their removal since.
 
         No later record refers to a removed pack, so that nobody needs the deleted ones. Older snapshots of the catalog
-        are deleted as well.
+        are deleted as well. With `pause`, the last commit is the present time, and those are left to `gc`.
         """
-        deleted = self._sweep(lambda written: self.now() - grace)
-        self._delete_snapshots()
-        return deleted
-
-    def sweep_in_passing(self, grace: float, pause: float) -> None:
-        """Sweep right after a commit, which is the present time, unless done in the last `pause` seconds."""
-        if not self._is_due(pause):
-            return
-        with suppress(ForeignNameError):  # `gc` reports it; the commit succeeded.
-            self._sweep(lambda written: max(moment.timestamp() for moment in written.values()) - grace)
+        if not pause:
+            deleted = self._sweep(lambda written: self.now() - grace)
+            self._delete_snapshots()
+            return deleted
+        if self._is_due(pause):
+            with suppress(ForeignNameError):  # `gc` reports it; the commit succeeded.
+                return self._sweep(lambda written: max(moment.timestamp() for moment in written.values()) - grace)
+        return {}
 
     def _sweep(self, until: Callable[[Mapping[int, datetime]], float]) -> dict[str, int]:
         """Delete packs dropped before a cutoff, which `until` computes from the records' times by number."""
@@ -253,16 +204,13 @@ class RemotePacks(PackReader):
         for name in old:
             self.remove(name)
             durable.checkpoint("pack-deleted")
-        patiently(lambda: self._bucket.delete([_PREFIX + name for name in old]))
+        self._storage.delete([PREFIX + name for name in old])
         return {name: there[name] for name in old}
 
     def _delete_snapshots(self) -> None:
         """Delete all snapshots but the last two: one of them may be in use."""
-        names = [
-            item.name for item in patiently(lambda: list(self._bucket.list(f"snapshots/{self._mirror.log.store}/")))
-        ]
-        if len(names) > _SNAPSHOTS:
-            patiently(lambda: self._bucket.delete(sorted(names)[:-_SNAPSHOTS]))
+        names = [item.name for item in self._storage.list(f"snapshots/{self._mirror.log.store}/")]
+        self._storage.delete(sorted(names)[:-_SNAPSHOTS])
 
     def _is_due(self, pause: float) -> bool:
         """Return whether a sweep by a process of this mirror is due after `pause` seconds, and claim it."""
@@ -357,24 +305,17 @@ class RemotePacks(PackReader):
 
     def _fetch(self, pack: str, offset: int, length: int) -> bytes:
         try:
-            [data] = patiently(lambda: self._bucket.read_ranges(_PREFIX + pack, [(offset, length)]))
+            return self._storage.read_range(PREFIX + pack, offset, length)
         except FileNotFoundError:
             raise missing(pack) from None
         except EOFError as error:
             raise IntegrityError(f"Pack {pack} is shorter than the catalog says; run `ckstore verify`.") from error
-        return data
-
-
-def _says(name: str, digest: str) -> bool:
-    """Return whether a pack's name contains this digest."""
-    parsed = parse_pack_name(name)
-    return parsed is not None and parsed[0] == digest
 
 
 def _is_pack(path: Path, name: str) -> bool:
     """Return whether the file at a path exists and matches the pack's name."""
     try:
         with path.open("rb") as file:
-            return _says(name, digest_file(file))
+            return is_named(name, digest_file(file))
     except FileNotFoundError:
         return False

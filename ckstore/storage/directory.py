@@ -1,0 +1,81 @@
+"""A store's place in a directory: one file for each object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ckstore.storage import durable
+from ckstore.storage.interface import Listed
+
+
+class DirectoryStorage:
+    """The files of a directory, by their paths below it.
+
+    Parameters
+    ----------
+    path
+        The directory.
+    """
+
+    read_price = 0.0
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Write a file durably; a file at its place stays."""
+        target = self._made(name)
+        if isinstance(data, bytes):
+            durable.write_file(target, data)
+        elif data != target:
+            durable.copy_file(data, target)
+
+    def put_absent(self, name: str, data: bytes) -> bool:
+        """Write a file durably if absent, through a second link of a temporary file."""
+        return durable.write_file(self._made(name), data, absent=True)
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a file."""
+        descriptor, _ = durable.open_file(self.path / name)
+        with open(descriptor, "rb") as file:
+            return file.read()
+
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        """Return a range of a file."""
+        descriptor, size = durable.open_file(self.path / name)
+        with open(descriptor, "rb") as file:
+            if offset + length > size:
+                raise EOFError(f"{name} is shorter than the requested range.")
+            file.seek(offset)
+            return file.read(length)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        """Yield files in order, temporary ones included; below a prefix also directories, which `read` refuses."""
+        found = []
+        for directory, inner, names in os.walk(self.path / prefix, onerror=_raise):
+            for path in (os.path.join(directory, name) for name in (*names, *(inner if prefix else ()))):
+                with suppress(FileNotFoundError):  # Its writer may remove it concurrently.
+                    status = os.stat(path)
+                    name = os.path.relpath(path, self.path).replace(os.sep, "/")
+                    found.append(Listed(name, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC)))
+        return iter(sorted((item for item in found if item.name > after), key=lambda item: item.name))
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete files."""
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
+
+    def _made(self, name: str) -> Path:
+        """Return the path of a file in a directory that exists."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
