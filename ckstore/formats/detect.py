@@ -104,7 +104,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
                 layout = parser(source)
             except InputError as error:
                 raise InputError(
-                    f"{called} is not a sound {kind} file: {_presentable(error)}; --force stores its bytes unchanged."
+                    f"{called} is not a sound {kind} file: {_presentable(error)}; `force` stores its bytes unchanged."
                 ) from error
             if layout is not None:
                 return layout

@@ -65,7 +65,7 @@ def recover(path: str | os.PathLike[str]) -> RecoverReport:
     if isinstance(place, str):
         return _recover_mirror(place)
     if not root.is_store(place):
-        raise NoStoreError(f"{place} is not a store: it has no packs and log; name another one with --store.")
+        raise NoStoreError(f"{place} is not a store: it has no packs and log; name another one.")
     root.check_no_mirror(place)
     return _recover_directory(place)
 

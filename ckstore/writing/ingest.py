@@ -41,7 +41,7 @@ from ckstore.writing.compact import compacted
 from ckstore.writing.describe import describe
 from ckstore.writing.nearest import nearest_version
 from ckstore.writing.rebase import within_budget
-from ckstore.writing.request import IngestOptions, Request, request_of
+from ckstore.writing.request import AUTO, IngestOptions, Request, request_of
 from ckstore.writing.standing import in_place_of, is_there
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
 from ckstore.writing.tuning import Search, Trials, last_choice, restored, search_space, weight
@@ -86,7 +86,7 @@ def ingest(
         reserve.kept(repository.path),
         closing(open_source(source, repository.path, force=request.force, on_unknown=options.on_unknown)) as scanned,
     ):
-        if options.parent == "auto":
+        if options.parent == AUTO:
             hash_version(scanned, force=request.force, progress=progress)
         request = replace(
             request,
@@ -103,7 +103,7 @@ def ingest(
 def _parent(repository: Repository, spec: str | int | None, run: str, scanned: ScannedVersion) -> VersionRow | None:
     if spec is None:
         return repository.catalog.latest(run)
-    if spec == "auto":
+    if spec == AUTO:
         return nearest_version(repository, scanned)
     return repository.catalog.resolve(spec)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,13 @@ from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, plain_object
 from ckstore.writing.tuning import Search
 
+#: The parent that is searched among all versions.
+AUTO = "auto"
+
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """The options of an ingest as the caller gave them; `Store.ingest` documents them."""
+    """The options of one checkpoint's ingest: the keywords of `Store.ingest`, which documents them."""
 
     run: str | None = None
     step: int | None = None
@@ -43,15 +46,6 @@ class IngestOptions:
     def asked(self) -> Policy | None:
         """The policy that the caller gave; None for the run's."""
         return Policy(self.policy) if isinstance(self.policy, str) else self.policy
-
-    def given(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, by name: the keywords of `Store.ingest`."""
-        plain = IngestOptions()
-        return {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if getattr(self, item.name) != getattr(plain, item.name)
-        }
 
 
 @dataclass(frozen=True, slots=True)
