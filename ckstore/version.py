@@ -218,8 +218,9 @@ class Version(Mapping[str, "LazyTensor"]):
     def describe(self, globs: Sequence[str] = ()) -> dict[str, Any]:
         """Return everything that `ckstore show --json` prints of the version; nothing is decoded.
 
-        To the columns of `Store.log` it adds `children` (numbers), `contents` (the files), `storage`, `coarse`
-        (`settings`), and `tensors`: dtype, shape, storage and error of each that `globs` match.
+        To the columns of `Store.log` it adds `children` (numbers), `contents` (the files), `metrics_from` (the files
+        that metrics were read from), `storage`, `coarse` (`settings`), and `tensors`: dtype, shape, storage and error
+        of each that `globs` match.
         """
         from ckstore.reading.storage_facts import StorageFacts, tensor_object, tensor_storage
         from ckstore.table import version_record
@@ -238,6 +239,7 @@ class Version(Mapping[str, "LazyTensor"]):
                  "sha256": entry.sha256}
                 for entry, layout in zip(self.document.files, self.layout.files, strict=True)
             ],
+            "metrics_from": _sources(self.document.facts.get("metrics"), self.metrics),
             "storage": facts.summary(),
             "coarse": self.settings,
             "tensors": tensors,
@@ -465,6 +467,16 @@ class Version(Mapping[str, "LazyTensor"]):
 def called(function: Callable[[Version], Result], address: Address, version: tuple[str, int]) -> Result:
     """Call a function with a version, by the address of its store, its id and its number."""
     return function(Version(stored_version(address, *version)))
+
+
+def _sources(read: Any, metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Return the file that each metric was read from, of those that have the value read; a store may hold anything."""
+    found = {}
+    for name, item in read.items() if isinstance(read, dict) else ():
+        match item:
+            case [value, str(path)] if name in metrics and metrics[name] == value:
+                found[name] = path
+    return found
 
 
 def _has_values(layout: FileLayout) -> bool:

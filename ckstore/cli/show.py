@@ -92,8 +92,8 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
 
 def _metric(shown: dict[str, Any], name: str, value: object) -> object:
     """Describe a metric, with the file that it was read from."""
-    sources = [item["path"] for item in shown["contents"] if item["metrics"].get(name) == value]
-    return f"{value}  (from {sources[0]})" if sources else value
+    source = shown["metrics_from"].get(name)
+    return value if source is None else f"{value}  (from {source})"
 
 
 def _dropped_text(version: Version) -> str | None:

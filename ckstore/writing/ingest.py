@@ -28,6 +28,7 @@ from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import in_turn
+from ckstore.scanning.metrics import metrics_inside
 from ckstore.scanning.scan import hash_version
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.scanning.source import open_source
@@ -121,6 +122,10 @@ def _ingest(
         if is_there(repository, existing, scanned, request):
             return IngestReport(add_metrics(repository, existing, request.metrics), is_new=False)
         request = in_place_of(repository, existing, scanned, request)
+    given = request.metrics
+    read = metrics_inside(scanned)
+    values = {name: value for name, (value, _) in read.items()}
+    request = replace(request, metrics={**values, **request.metrics}, read=read)
     if request.parent is not None and not request.is_hot:
         request = replace(request, parent=compacted(repository, request.parent))
     number = committed = 0
@@ -141,7 +146,7 @@ def _ingest(
     except _UnchangedError as unchanged:
         catalog.release_number(number)
         repository.resolver.forget()
-        return IngestReport(add_metrics(repository, unchanged.existing, request.metrics), is_new=False)
+        return IngestReport(add_metrics(repository, unchanged.existing, given), is_new=False)
     except BaseException:
         if number:
             catalog.release_number(number)

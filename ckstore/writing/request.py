@@ -60,6 +60,8 @@ class Request:
         Name of the source; empty for a state dict.
     search
         The search for the setting of the policy's scheme.
+    read
+        The metrics that were read from the files: value and path of the file, by name.
     force
         Whether damaged files are stored as opaque bytes.
     heals
@@ -77,6 +79,7 @@ class Request:
     policy: Policy = field(default_factory=Policy)
     search: Search | None = None
     gradients: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    read: Mapping[str, tuple[int | float, str]] = field(default_factory=dict)
     force: bool = False
     heals: bool = False
 
