@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.checking.verify import VerifyReport
     from ckstore.errors import (
         CkstoreError,
+        ClosedError,
         ConflictError,
         DiskFullError,
         FormatVersionError,
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
         NoStoreError,
         NotFoundError,
         PartialError,
+        ReadOnlyError,
         UnreachableError,
         UsageError,
     )
     from ckstore.gc.collect import GcReport
+    from ckstore.intake.intake import Ingested
     from ckstore.integrations.torch import GradientAccumulator
     from ckstore.objects.documents import Deviation
     from ckstore.policy import Policy, Retention
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from ckstore.retention.retain import RetainReport
     from ckstore.run import Run
     from ckstore.saving.saver import Saver
+    from ckstore.scanning.steps import Planned
     from ckstore.storage.rows import VersionRow
     from ckstore.store import Store, init, open
     from ckstore.table import Table
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
     from ckstore.writing.compact import CompactReport
     from ckstore.writing.ingest import IngestReport
     from ckstore.writing.rebase import RebaseReport
+    from ckstore.writing.request import IngestOptions
     from ckstore.writing.thin import ThinReport
     from ckstore.writing.tuning import Search
     from ckstore.writing.warm_up import warm_up
@@ -67,6 +72,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CkstoreError",
+    "ClosedError",
     "CompactReport",
     "ConflictError",
     "Deviation",
@@ -76,7 +82,9 @@ __all__ = [
     "FormatVersionError",
     "GcReport",
     "GradientAccumulator",
+    "IngestOptions",
     "IngestReport",
+    "Ingested",
     "InputError",
     "IntegrityError",
     "LazyTensor",
@@ -84,7 +92,9 @@ __all__ = [
     "NoStoreError",
     "NotFoundError",
     "PartialError",
+    "Planned",
     "Policy",
+    "ReadOnlyError",
     "RebaseReport",
     "RecoverReport",
     "RetainReport",
@@ -119,8 +129,11 @@ _HOMES = {
     "ForgetReport": "retention.forget",
     "GcReport": "gc.collect",
     "GradientAccumulator": "integrations.torch",
+    "IngestOptions": "writing.request",
     "IngestReport": "writing.ingest",
+    "Ingested": "intake.intake",
     "LazyTensor": "tensor",
+    "Planned": "scanning.steps",
     "Policy": "policy",
     "RebaseReport": "writing.rebase",
     "RecoverReport": "recovery.recover",

@@ -32,6 +32,18 @@ class UsageError(CkstoreError, ValueError):
     exit_code = 2
 
 
+class ReadOnlyError(UsageError):
+    """The store is open for reading only."""
+
+    kind = "read-only"
+
+
+class ClosedError(UsageError):
+    """The store is closed."""
+
+    kind = "closed"
+
+
 class PartialError(CkstoreError):
     """Some of several inputs failed; the others are stored."""
 

@@ -87,25 +87,22 @@ class Retention:
         for name in ("exact_last", "exact_every", "keep_last", "keep_every", "whole_last"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"{_option(name)} must be 1 or more, not {value}.")
+                raise UsageError(f"`{name}` must be 1 or more, not {value}.")
         if (self.whole_last is not None and not self.drop) or "" in self.drop:
-            raise UsageError("--whole-last requires --drop GLOB, which names the tensors to drop.")
+            raise UsageError("`whole_last` requires `drop`, which names the tensors to drop.")
         for name, needs, said in (
-            ("drop", "--whole-last N or --exact-last N", self.kept_whole),
-            ("exact_every", "--exact-last N", self.kept_whole),
-            ("keep_every", "--keep-last N", self.keep_last),
+            ("drop", "`whole_last` or `exact_last`", self.kept_whole),
+            ("exact_every", "`exact_last`", self.kept_whole),
+            ("keep_every", "`keep_last`", self.keep_last),
         ):
             if getattr(self, name) and said is None:
-                raise UsageError(f"{_option(name)} requires {needs}.")
+                raise UsageError(f"`{name}` requires {needs}.")
         if self.exact_best and not self:
-            raise UsageError("--exact-best requires --exact-last or --keep-last.")
+            raise UsageError("`exact_best` requires `exact_last` or `keep_last`.")
         for name in ("exact_last", "whole_last"):
             value = getattr(self, name)
             if value is not None and self.keep_last is not None and value > self.keep_last:
-                raise UsageError(
-                    f"{_option(name)} {value} exceeds --keep-last {self.keep_last}; {_option(name)[2:]} must"
-                    " be at most keep-last."
-                )
+                raise UsageError(f"`{name}` {value} must be at most `keep_last` {self.keep_last}.")
         for best in self.exact_best:
             metric, _, sense = best.rpartition(":")
             if not metric or sense not in ("min", "max"):
@@ -130,10 +127,6 @@ class Retention:
         """Return the settings that differ from the default, by name."""
         said = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value for name, value in said.items() if value}
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
 
-from ckstore.errors import UsageError
+from ckstore.errors import ReadOnlyError, UsageError
 from ckstore.runtime.cached import cached_property
 from ckstore.storage import root
 from ckstore.storage.connection import closed_error
@@ -153,4 +153,4 @@ class Repository:
     def require_writable(self) -> None:
         """Raise `UsageError` if the store is open for reading only."""
         if self.mode == "r":
-            raise UsageError("The store is open for reading only; open it with mode='a'.")
+            raise ReadOnlyError("The store is open for reading only; open it with mode='a'.")

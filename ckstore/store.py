@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ckstore.errors import NotFoundError, UsageError
-from ckstore.policy import QUALITY, Fidelity, Policy
+from ckstore.policy import QUALITY, Fidelity, Policy, Retention
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.storage import root
 from ckstore.storage.catalog import RECENT, Catalog, VersionRow
@@ -18,27 +19,36 @@ from ckstore.storage.opening import create_store, ensure_store
 from ckstore.storage.pack_reader import PackReader
 
 if TYPE_CHECKING:
+    import threading
+
     from ckstore.checking.verify import VerifyReport
     from ckstore.formats.torch.state_dict import OnUnknown
     from ckstore.gc.collect import GcReport
+    from ckstore.intake.intake import Ingested, Intake
     from ckstore.objects.reader import ObjectReader
     from ckstore.objects.resolver import CatalogResolver
     from ckstore.reading.comparison import DiffReport
     from ckstore.reading.stored_version import StoredVersion
-    from ckstore.retention.compactor import Compactor
     from ckstore.retention.forget import ForgetReport
     from ckstore.retention.retain import RetainReport
     from ckstore.run import Run
     from ckstore.runtime.threads import Executor
     from ckstore.saving.saver import Saver
+    from ckstore.scanning.steps import Planned, StepSource
     from ckstore.table import Table
     from ckstore.transfer.transfer import TransferReport
     from ckstore.version import Version
     from ckstore.writing.compact import CompactReport
     from ckstore.writing.ingest import IngestReport
     from ckstore.writing.rebase import RebaseReport
+    from ckstore.writing.request import IngestOptions
     from ckstore.writing.thin import ThinReport
     from ckstore.writing.tuning import Search
+
+    #: Names of versions, ranges of them, or a single one.
+    Versions = str | int | Version | Sequence[str | int | Version]
+    Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    Inputs = Paths | Sequence[Planned] | Sequence[Path | Planned]
 
 Result = TypeVar("Result")
 
@@ -53,11 +63,10 @@ def _name_of(version: Any) -> Any:
     return getattr(version, "number", version)
 
 
-def _names_of(versions: Any) -> list[Any]:
+def _names_of(versions: Any) -> list[str | int]:
     """Return names of versions: of a single one, or of several."""
-    if isinstance(versions, str | int) or hasattr(versions, "number"):
-        return [_name_of(versions)]
-    return [_name_of(version) for version in versions]
+    several = not isinstance(versions, str | int) and not hasattr(versions, "number")
+    return [_name_of(version) for version in (versions if several else [versions])]
 
 
 class Store(Mapping[str | int, "Version"]):
@@ -88,7 +97,7 @@ class Store(Mapping[str | int, "Version"]):
         cache: Path | None = None,
     ) -> None:
         self.repository = Repository(place, mode, cache_bytes, options=options, cache=cache)
-        self._compactor: Compactor | None = None
+        self._intake: Intake | None = None
 
     def __getstate__(self) -> tuple[Address, Mode, int]:
         return self.repository.address, self.mode, self.repository.cache_bytes
@@ -97,7 +106,7 @@ class Store(Mapping[str | int, "Version"]):
         """Open the store in another process."""
         address, mode, cache_bytes = state
         self.repository = address.open(mode, cache_bytes)
-        self._compactor = None
+        self._intake = None
 
     def __repr__(self) -> str:
         return f"<ckstore.Store {str(self.place)!r}>"
@@ -112,8 +121,8 @@ class Store(Mapping[str | int, "Version"]):
 
     def close(self) -> None:
         """Close the store, after a running background compaction."""
-        if self._compactor is not None:
-            self._compactor.close()
+        if self._intake is not None:
+            self._intake.close()
         self.repository.close()
 
     @property
@@ -251,8 +260,9 @@ class Store(Mapping[str | int, "Version"]):
 
     def verify(
         self,
-        versions: Sequence[str | int | Version] | None = None,
+        versions: Versions | None = None,
         *,
+        run: str | None = None,
         sample: float | None = None,
         executor: Executor | None = None,
         progress: Callable[[int], None] | None = None,
@@ -261,8 +271,9 @@ class Store(Mapping[str | int, "Version"]):
 
         Parameters
         ----------
-        versions
-            Names of versions; by default all. With names, only the packs of these versions are read.
+        versions, run
+            Names of versions, ranges, or a run; by default everything. With a selection, only the packs of these
+            versions are read.
         sample
             Fraction of the packs and objects to check, drawn at random; by default all.
         executor
@@ -273,13 +284,13 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.checking.verify import verify
 
         self.catalog.refresh()
-        chosen = self._chosen(versions, None)
+        chosen = self._chosen(versions, run)
         return verify(self.repository, chosen, sample=sample, executor=executor, progress=progress)
 
     def map(
         self,
         function: Callable[[Version], Result],
-        versions: Sequence[str | int | Version] | None = None,
+        versions: Versions | None = None,
         *,
         run: str | None = None,
         executor: Executor | None = None,
@@ -290,8 +301,8 @@ class Store(Mapping[str | int, "Version"]):
         ----------
         function
             Takes a `Version`. A function that processes call is defined at the top level of a module.
-        versions
-            Names of versions; by default all versions, or those of `run`.
+        versions, run
+            Names of versions, ranges, or a run; by default all versions.
         executor
             Its workers call the function: a `ProcessPoolExecutor`, or ``Client.get_executor()`` of dask. Each worker
             opens the store once. At most 128 calls run ahead of the results taken. Without an executor, this thread
@@ -315,7 +326,7 @@ class Store(Mapping[str | int, "Version"]):
 
     def rebase(
         self,
-        versions: Sequence[str | int | Version] | None = None,
+        versions: Versions | None = None,
         *,
         run: str | None = None,
         budget: float | None = None,
@@ -326,7 +337,7 @@ class Store(Mapping[str | int, "Version"]):
         Parameters
         ----------
         versions, run
-            Names of versions, or a run; by default all versions.
+            Names of versions, ranges, or a run; by default all versions.
         budget
             Largest restore cost of a version, as a multiple of restoring it in full. By default every object of the
             versions is stored in full.
@@ -359,8 +370,17 @@ class Store(Mapping[str | int, "Version"]):
 
         set_policy(self._followed(), policy, run)
 
+    def policies(self) -> dict[str, Policy]:
+        """Return the policies that are set, by run; that of the store under the empty name."""
+        return {name: Policy.from_text(text) for name, text in self.catalog.policies().items()}
+
     def retain(
-        self, run: str | None = None, *, dry_run: bool = False, progress: Callable[[int], None] | None = None
+        self,
+        run: str | None = None,
+        *,
+        retention: Retention | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> RetainReport:
         """Apply the retention policies of all runs, or of one run, now. An ingest applies them in the background.
 
@@ -368,15 +388,25 @@ class Store(Mapping[str | int, "Version"]):
         ----------
         run
             Name of the run; by default all runs.
+        retention
+            With `dry_run`: report on this retention in place of the policies'.
         dry_run
             Change nothing; only report.
         progress
             Called with numbers of bytes of versions that are done.
+
+        Raises
+        ------
+        NotFoundError
+            The run does not exist.
         """
         from ckstore.retention.retain import expected, retain
 
+        self._rows(None, run)
         if dry_run:
-            return expected(self._followed(), run)
+            return expected(self._followed(), run, retention)
+        if retention is not None:
+            raise UsageError("`retention` needs `dry_run`; `set_policy` sets it.")
         self.repository.require_writable()
         return retain(self._followed(), run, progress=progress)
 
@@ -391,13 +421,61 @@ class Store(Mapping[str | int, "Version"]):
 
         return StoredVersion(self.repository, row)
 
-    def _chosen(self, versions: Sequence[str | int | Version] | None, run: str | None) -> list[StoredVersion]:
-        rows = (
-            self.catalog.versions(run)
-            if versions is None
-            else [self.catalog.resolve(name) for name in _names_of(versions)]
-        )
-        return [self._stored(row) for row in rows]
+    def select(
+        self,
+        versions: Versions | None = None,
+        *,
+        run: str | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_tagged: bool = False,
+    ) -> list[Version]:
+        """Return the selected versions by number: all, the named ones, or those of a run, without the kept ones.
+
+        Every method that takes `versions` and `run` selects versions in this way.
+
+        Parameters
+        ----------
+        versions
+            Names of versions, and ranges such as `gpt@100..gpt@900`: both ends and all versions of their run between
+            them. An end may have been forgotten.
+        run
+            Select all versions of this run.
+        keep_last, keep_every, keep_tagged
+            Leave out the last N of each run, the first of every N steps, and tagged versions.
+
+        Raises
+        ------
+        NotFoundError
+            A name or a run does not exist.
+        UsageError
+            Both `versions` and `run` are given, or a range has ends in two runs or runs backwards.
+        """
+        from ckstore.version import Version
+
+        rows = self._rows(versions, run, keep_last, keep_every, keep_tagged)
+        return [Version(self._stored(row)) for row in rows]
+
+    def _rows(
+        self,
+        versions: Versions | None,
+        run: str | None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_tagged: bool = False,
+        *,
+        required: bool = False,
+    ) -> list[VersionRow]:
+        """Return the rows of the selected versions; all versions if none are selected, unless that is `required`."""
+        from ckstore.retention.selection import select_versions
+
+        if required and versions is None and run is None:
+            raise UsageError("Name versions, ranges such as gpt@100..gpt@900, or a `run`.")
+        names = None if versions is None else _names_of(versions)
+        return select_versions(self._followed().catalog, names, run, keep_every, keep_last, keep_tagged)
+
+    def _chosen(self, versions: Versions | None, run: str | None) -> list[StoredVersion]:
+        return [self._stored(row) for row in self._rows(versions, run)]
 
     def tag(self, version: str | int | Version, name: str) -> None:
         """Point a tag at a version; raise `UsageError` where a run has that name."""
@@ -411,9 +489,46 @@ class Store(Mapping[str | int, "Version"]):
 
         untag(self._followed(), name)
 
+    def set_metrics(
+        self, version: str | int | Version, metrics: Mapping[str, Any] | None = None, *, remove: Sequence[str] = ()
+    ) -> None:
+        """Add metrics to a version, replacing those of the same names, and remove others.
+
+        Parameters
+        ----------
+        version
+            Name of the version.
+        metrics
+            JSON values by name.
+        remove
+            Names of metrics to remove.
+
+        Raises
+        ------
+        UsageError
+            A metric is not a plain value.
+        NotFoundError
+            The version does not exist, or has no metric to remove.
+        """
+        from ckstore.commit.naming import set_metrics
+        from ckstore.writing.request import plain_metrics
+
+        self.repository.require_writable()
+        row = self._followed().catalog.resolve(_name_of(version))
+        set_metrics(self.repository, row, plain_metrics(metrics or {}), remove)
+
+    @property
+    def unclaimed_bytes(self) -> int:
+        """Bytes of forgotten versions and superseded layers: garbage, and data that present versions need.
+
+        `gc` frees the garbage. After `rebase`, which stores the present versions in full, it frees the rest too.
+        """
+        packs = sum(pack.bytes for pack in self.catalog.packs())
+        return max(packs - sum(row.stored_bytes for row in self.catalog.versions()), 0)
+
     def forget(
         self,
-        versions: Sequence[str | int | Version] = (),
+        versions: Versions | None = None,
         *,
         run: str | None = None,
         keep_last: int | None = None,
@@ -442,11 +557,10 @@ class Store(Mapping[str | int, "Version"]):
             A name or a run does not exist.
         """
         from ckstore.retention.forget import forget
-        from ckstore.retention.selection import select_versions
 
         if not dry_run:
             self.repository.require_writable()
-        rows = select_versions(self.catalog, _names_of(versions), run, keep_every, keep_last, keep_tagged)
+        rows = self._rows(versions, run, keep_last, keep_every, keep_tagged, required=True)
         return forget(self.repository, rows, dry_run=dry_run)
 
     def gc(self, *, grace: float = 3600.0, dry_run: bool = False) -> GcReport:
@@ -474,7 +588,7 @@ class Store(Mapping[str | int, "Version"]):
 
     def thin(
         self,
-        versions: Sequence[str | int | Version] = (),
+        versions: Versions | None = None,
         *,
         run: str | None = None,
         keep_last: int | None = None,
@@ -504,13 +618,12 @@ class Store(Mapping[str | int, "Version"]):
         ConflictError
             A version that would lose its exact layers is tagged; remove the tag first, or keep it with `keep_tagged`.
         """
-        from ckstore.retention.selection import select_versions
         from ckstore.writing.compact import compact
         from ckstore.writing.thin import thin
 
         if not dry_run:
             self.repository.require_writable()
-        rows = select_versions(self.catalog, _names_of(versions), run, keep_every, keep_last, keep_tagged)
+        rows = self._rows(versions, run, keep_last, keep_every, keep_tagged, required=True)
         self.catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
         if not dry_run:
             compact(self.repository, [row for row in rows if row.hot])
@@ -519,7 +632,7 @@ class Store(Mapping[str | int, "Version"]):
     def push(
         self,
         other: Store,
-        versions: Sequence[str | int | Version] = (),
+        versions: Versions | None = None,
         *,
         run: str | None = None,
         dry_run: bool = False,
@@ -541,20 +654,17 @@ class Store(Mapping[str | int, "Version"]):
         progress
             Called with numbers of bytes of versions that are done; they add up to the sum of `original_bytes`.
         """
-        from ckstore.retention.selection import select_versions
         from ckstore.transfer.transfer import transfer
 
         if not dry_run:
             other.repository.require_writable()
-        versions = _names_of(versions)
-        chosen = bool(versions) or run is not None
-        rows = select_versions(self.catalog, _names_of(versions), run) if chosen else self.catalog.versions()
+        rows = self._rows(versions, run)
         return transfer(self.repository, other._followed(), rows, dry_run=dry_run, verify=verify, progress=progress)
 
     def pull(
         self,
         other: Store,
-        versions: Sequence[str | int | Version] = (),
+        versions: Versions | None = None,
         *,
         run: str | None = None,
         dry_run: bool = False,
@@ -566,7 +676,7 @@ class Store(Mapping[str | int, "Version"]):
 
     def compact(
         self,
-        versions: Sequence[str | int | Version] | None = None,
+        versions: Versions | None = None,
         *,
         run: str | None = None,
         progress: Callable[[int], None] | None = None,
@@ -576,17 +686,14 @@ class Store(Mapping[str | int, "Version"]):
         Parameters
         ----------
         versions, run
-            Names of versions, or a run; by default all hot versions.
+            Names of versions, ranges, or a run; by default all versions.
         progress
             Called with numbers of bytes that were read or encoded.
         """
-        from ckstore.writing.compact import compact, due
+        from ckstore.writing.compact import compact
 
         self.repository.require_writable()
-        rows = due(self._followed(), run, keep=0)
-        if versions is not None:
-            rows = [self.catalog.resolve(name) for name in _names_of(versions)]
-        return compact(self.repository, rows, progress=progress)
+        return compact(self.repository, [row for row in self._rows(versions, run) if row.hot], progress=progress)
 
     def ingest(
         self,
@@ -677,23 +784,184 @@ class Store(Mapping[str | int, "Version"]):
         ...     store["toy@3"].metrics
         {'loss': 0.5}
         """
-        from ckstore.commit.naming import DEFAULT_RUN
-        from ckstore.writing.ingest import ingest
         from ckstore.writing.request import IngestOptions
 
         options = IngestOptions(
             run, step, _name_of(parent), metrics or {}, replace, verify, force, budget, policy, search, gradients or {},
             on_unknown, hot,
         )  # fmt: skip
-        name = DEFAULT_RUN if run is None else run
-        report = ingest(self.repository, source, options, progress)
-        said = self.policy(name)
-        if report.version.hot or said.retention:
-            keep = said.kept_hot if hot is None else hot
-            compactor = self._compactor_of_hot()
-            compactor.catch_up(name, keep)
-            compactor.begin(name, keep)
-        return report
+        return self._taking().ingest(source, options, progress)
+
+    def plan(
+        self,
+        paths: Paths,
+        *,
+        run: str | None = None,
+        step_from: StepSource | None = None,
+        recursive: bool = False,
+        force: bool = False,
+    ) -> list[Planned]:
+        """Return the runs and steps of many checkpoints, in the order in which `ingest_many` stores them.
+
+        Parameters
+        ----------
+        paths
+            A file or directory, or several.
+        run
+            Name of the run; `main` by default.
+        step_from
+            Source of steps: `name` (numbers in names), `content` (values in files), or `order` (the order of names,
+            after the run's highest step). By default contents if they differ, else names.
+        recursive
+            Scan folders: group the checkpoints in them into runs and steps. Other files are left out, with a note.
+        force
+            Count damaged files as opaque bytes.
+        """
+        return self._taking().plan(_paths(paths), run=run, step_from=step_from, recursive=recursive, force=force)
+
+    def ingest_many(
+        self,
+        inputs: Inputs,
+        options: IngestOptions | None = None,
+        *,
+        run: str | None = None,
+        step_from: StepSource | None = None,
+        tag: str | None = None,
+        delete_source: bool = False,
+        executor: Executor | None = None,
+        progress: Callable[[int], None] | None = None,
+        each: Callable[[Ingested], None] | None = None,
+    ) -> list[Ingested]:
+        """Store many checkpoints in the order of their steps; return the outcome of each.
+
+        An input that cannot be stored has an `error` in its outcome, and does not stop the others.
+
+        Parameters
+        ----------
+        inputs
+            Paths of files and directories, each one checkpoint; or the result of `plan`, whose runs and steps count. In
+            a plan, the first version of a new run follows the nearest stored version.
+        options
+            The keywords of `ingest`, for all inputs.
+        run, step_from
+            Run and source of the steps of paths; see `plan`.
+        tag
+            Tag for the last version.
+        delete_source
+            Delete each input once its version is decoded and compared with it.
+        executor
+            Its workers store the versions, a task for each run.
+        progress
+            Called with numbers of bytes that were read, coded or decoded.
+        each
+            Called with each outcome as soon as it is known.
+
+        Raises
+        ------
+        UsageError
+            The run, the tag or an option is invalid, or `delete_source` is given for coarse versions.
+        CkstoreError
+            The store is damaged, locked, full or out of reach.
+
+        Examples
+        --------
+        >>> from tempfile import TemporaryDirectory
+        >>> import ckstore, numpy
+        >>> with TemporaryDirectory() as directory, ckstore.open(f"{directory}/store", create=True) as store:
+        ...     for number in (1, 2):
+        ...         numpy.save(f"{directory}/net_{number}.npy", numpy.full(4, number))
+        ...     paths = [f"{directory}/net_1.npy", f"{directory}/net_2.npy"]
+        ...     [item.version.step for item in store.ingest_many(paths, run="net", step_from="name")]
+        [1, 2]
+        """
+        from ckstore.commit.naming import DEFAULT_RUN
+        from ckstore.intake.intake import Batch
+        from ckstore.scanning.steps import Planned
+        from ckstore.writing.request import IngestOptions
+
+        options = options or IngestOptions()
+        run = next((name for name in (run, options.run) if name is not None), DEFAULT_RUN)
+        given = [] if isinstance(inputs, str | os.PathLike) else list(inputs)
+        planned = [item for item in given if isinstance(item, Planned)]
+        follows = bool(planned)
+        if not planned:
+            paths = _paths(inputs)
+            if len(paths) > 1 or step_from is not None:
+                planned = self.plan(paths, run=run, step_from=step_from, force=options.force)
+            else:  # The ingest reads the step of a single input itself.
+                planned = [Planned(path, options.step, run=run) for path in paths]
+        if (options.step is not None or options.metrics) and len(planned) > 1:
+            raise UsageError("`step` and `metrics` are for a single checkpoint; leave them out.")
+        if options.hot is None and (follows or len(planned) > 1):
+            # The latest of many is seldom resumed from at once: it is encoded with the others.
+            options = replace(options, hot=0)
+        planned = [item for item in planned if item.run or not follows]
+        batch = Batch(replace(options, verify=options.verify or delete_source), delete_source, follows)
+        outcomes = []
+        for item in self._taking().ingest_many(planned, batch, name=tag, executor=executor, progress=progress):
+            outcomes.append(item)
+            if each is not None:
+                each(item)
+        return outcomes
+
+    def watch(
+        self,
+        folders: Paths,
+        *,
+        run: str | None = None,
+        step_from: StepSource | None = None,
+        delete_source: bool = False,
+        settle: float = 2.0,
+        poll: float | None = None,
+        once: bool = False,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Ingested]:
+        """Store checkpoints as they appear in directories; yield each outcome.
+
+        A file or directory is stored once it is complete: it parses, holds tensors, and has not changed for a while.
+        Inputs that are stored already are skipped, and so are steps that the run's policy would forget. When the disk
+        is full, it waits.
+
+        Parameters
+        ----------
+        folders
+            A directory, or several.
+        run, step_from
+            See `plan`.
+        delete_source
+            Delete each input once its version is decoded and compared with it.
+        settle
+            Seconds without change after which a file is complete; five times as long for a directory.
+        poll
+            Seconds between looks; by default the system's notifications of changes, else 1.
+        once
+            Store the complete inputs and return.
+        stop
+            An event that ends the iteration after the current version.
+
+        Raises
+        ------
+        UsageError
+            The run is invalid, or `delete_source` is given for coarse versions.
+        """
+        import threading
+
+        from ckstore.intake.intake import Batch
+        from ckstore.intake.watching import watch
+        from ckstore.writing.request import IngestOptions
+
+        batch = Batch(IngestOptions(run=run, verify=delete_source), delete_source)
+        yield from watch(
+            self._taking(), _paths(folders), batch, step_from=step_from, settle=settle, poll=poll, once=once,
+            stop=stop or threading.Event(),
+        )  # fmt: skip
+
+    def _taking(self) -> Intake:
+        if self._intake is None:
+            from ckstore.intake.intake import Intake
+
+            self._intake = Intake(self.repository)
+        return self._intake
 
     def saver(self, run: str | None = None, *, workers: int = 1, nbytes: int | None = None) -> Saver:
         """Start a process that stores the states of a run while this program trains on.
@@ -726,12 +994,10 @@ class Store(Mapping[str | int, "Version"]):
         known = 0 if latest is None else latest.original_bytes
         return Saver(self.repository.address, name, workers, known if nbytes is None else nbytes)
 
-    def _compactor_of_hot(self) -> Compactor:
-        from ckstore.retention.compactor import Compactor
 
-        if self._compactor is None:
-            self._compactor = Compactor(self.repository)
-        return self._compactor
+def _paths(paths: Any) -> list[Path]:
+    """Return the paths of one input, or of several."""
+    return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
 def init(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import UsageError
 
 if TYPE_CHECKING:
     from ckstore.storage.rows import VersionRow
@@ -12,9 +17,64 @@ if TYPE_CHECKING:
 #: Rows that a notebook shows.
 _SHOWN = 60
 
+_CONDITION = re.compile(r"([^<>=!]+)(<=|>=|!=|=|<|>)(.*)")
+_SIGNS = {
+    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
 
 class Table(list[dict[str, Any]]):
-    """A list of records that have the same keys."""
+    """A list of records that have the same keys. Metrics of versions count as keys, too.
+
+    Examples
+    --------
+    >>> table = Table([{"step": 1, "metrics": {"loss": 2.5}}, {"step": 2, "metrics": {"loss": 1.5}}])
+    >>> table.where("loss<2").values("step")
+    [2]
+    >>> table.sorted_by("loss").values("step")
+    [2, 1]
+    """
+
+    def where(self, *conditions: str) -> Table:
+        """Return the records that meet all conditions, such as `val_loss<2.5`, `run=gpt` or `tags=best`.
+
+        Operators are =, !=, <, <=, > and >=. Numbers compare as numbers, other values as text; a list is compared by
+        its items. A record without a value meets only !=.
+
+        Raises
+        ------
+        UsageError
+            A condition has another form, or no record has the key.
+        """
+        kept = list(self)
+        for condition in conditions:
+            found = _CONDITION.fullmatch(condition)
+            if found is None:
+                raise UsageError(f"{condition!r} is not a condition such as val_loss<2.5 or run=gpt.")
+            name, sign, wanted = found.groups()
+            values = {id(record): value for record, value in zip(self, self.values(name), strict=True)}
+            kept = [record for record in kept if _meets(values[id(record)], sign, wanted)]
+        return Table(kept)
+
+    def sorted_by(self, name: str) -> Table:
+        """Return the records by ascending value of a key, or descending with `-` before it; the others come last."""
+        values = self.values(name.removeprefix("-"))
+        known = [(value, record) for value, record in zip(values, self, strict=True) if value is not None]
+        numeric = all(isinstance(value, int | float) for value, _ in known)
+        known.sort(key=lambda item: item[0] if numeric else str(item[0]), reverse=name.startswith("-"))
+        return Table([record for _, record in known] + [r for v, r in zip(values, self, strict=True) if v is None])
+
+    def columns(self, *names: str) -> Table:
+        """Return records of these keys alone."""
+        columns = [self.values(name) for name in names]
+        return Table(dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+
+    def values(self, name: str) -> list[Any]:
+        """Return the value of a key or metric in each record, None where there is none."""
+        if self and not any(name in record or name in record.get("metrics", {}) for record in self):
+            metrics = dict.fromkeys(metric for record in self for metric in record.get("metrics", {}))
+            raise UsageError(f"No column or metric is called {name}; there are {', '.join([*self[0], *metrics])}.")
+        return [record[name] if name in record else record.get("metrics", {}).get(name) for record in self]
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a column per key; needs pandas."""
@@ -58,6 +118,18 @@ def version_record(row: VersionRow, tags: Sequence[str]) -> dict[str, Any]:
         "source": row.source,
         "created": row.created,
     }
+
+
+def _meets(value: Any, sign: str, wanted: str) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_meets(item, "=", wanted) for item in value) != (sign == "!=")
+    if value is None:
+        return sign == "!="
+    pair: tuple[Any, Any] = (str(value), wanted)
+    if isinstance(value, int | float):
+        with suppress(ValueError):
+            pair = (value, float(wanted))
+    return bool(_SIGNS[sign](*pair))
 
 
 def _text(value: Any) -> str:

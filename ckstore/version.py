@@ -215,6 +215,59 @@ class Version(Mapping[str, "LazyTensor"]):
             return facts.summary()
         return tensor_storage(facts, *self._place(path))
 
+    def describe(self, globs: Sequence[str] = ()) -> dict[str, Any]:
+        """Return everything that `ckstore show --json` prints of the version; nothing is decoded.
+
+        To the columns of `Store.log` it adds `children` (numbers), `contents` (the files), `metrics_from` (the files
+        that metrics were read from), `storage`, `coarse` (`settings`), and `tensors`: dtype, shape, storage and error
+        of each that `globs` match.
+        """
+        from ckstore.reading.storage_facts import StorageFacts, tensor_object, tensor_storage
+        from ckstore.table import version_record
+
+        facts, deviations, tensors = StorageFacts(self.stored), self.deviations(), []
+        for path in self.match(globs):
+            file, tensor = self.paths[path]
+            off = deviations.get(path)
+            error = None if off is None else {"max_abs": off.max_abs, "rms": off.rms, "relative": off.relative}
+            tensors.append(tensor_object(path, tensor) | tensor_storage(facts, file, tensor) | {"error": error})
+        return {
+            **version_record(self.row, self.tags),
+            "children": [row.number for row in self.stored.repository.catalog.children(self.number)],
+            "contents": [
+                {"path": entry.path, "kind": layout.kind, "bytes": entry.size, "tensors": len(layout.tensors),
+                 "sha256": entry.sha256}
+                for entry, layout in zip(self.document.files, self.layout.files, strict=True)
+            ],
+            "metrics_from": _sources(self.document.facts.get("metrics"), self.metrics),
+            "storage": facts.summary(),
+            "coarse": self.settings,
+            "tensors": tensors,
+        }  # fmt: skip
+
+    def match(self, globs: Sequence[str] = ()) -> list[str]:
+        """Return the paths of the tensors that globs match, in the order of the files; all without globs.
+
+        `*` matches any characters, including `/`, and `?` matches one. A glob that matches a path also matches
+        everything below it.
+
+        Raises
+        ------
+        NotFoundError
+            No tensor matches; the message names near matches.
+        """
+        from difflib import get_close_matches
+
+        from ckstore.formats.paths import match_paths, text_to_path
+
+        texts = list(self.paths)
+        numbers = match_paths(map(text_to_path, texts), globs)
+        if globs and not numbers:
+            near = get_close_matches(globs[0], texts, 3, 0.4)
+            hint = f"near: {', '.join(near)}" if near else f"see `ckstore ls {self.number}`"
+            raise NotFoundError(f"Version {self.number} has no tensor that matches {' or '.join(globs)}; {hint}.")
+        return [texts[number] for number in numbers]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.paths)
 
@@ -414,6 +467,16 @@ class Version(Mapping[str, "LazyTensor"]):
 def called(function: Callable[[Version], Result], address: Address, version: tuple[str, int]) -> Result:
     """Call a function with a version, by the address of its store, its id and its number."""
     return function(Version(stored_version(address, *version)))
+
+
+def _sources(read: Any, metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Return the file that each metric was read from, of those that have the value read; a store may hold anything."""
+    found = {}
+    for name, item in read.items() if isinstance(read, dict) else ():
+        match item:
+            case [value, str(path)] if name in metrics and metrics[name] == value:
+                found[name] = path
+    return found
 
 
 def _has_values(layout: FileLayout) -> bool:

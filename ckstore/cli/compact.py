@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from ckstore.cli.options import named_options
 from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import RunName, VersionName, open_store, verb
-from ckstore.errors import UsageError
+from ckstore.cli.verb import open_store, verb
 
 
 @verb(
@@ -15,8 +15,7 @@ from ckstore.errors import UsageError
     ("ckstore compact --run gpt", "encode the hot versions of a run"),
     exit_codes=[13],
 )
-@click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
-@click.option("--run", metavar="RUN", type=RunName(), help="Select all versions of this run.")
+@named_options
 @json_option
 @click.pass_context
 def command(ctx: click.Context, versions: tuple[str, ...], run: str | None, as_json: bool) -> None:
@@ -26,14 +25,11 @@ def command(ctx: click.Context, versions: tuple[str, ...], run: str | None, as_j
     the one before is encoded in fewer bytes; the latest stays hot until it is compacted. Values do not change, except
     under a coarse policy: there encoding makes a version coarse. An interrupt loses nothing.
     """
-    if versions and run is not None:
-        raise UsageError("Give versions or --run, not both.")
     with open_store(ctx, "a") as store:
-        rows = [store.catalog.resolve(name) for name in versions]
-        rows = rows or [row for row in store.catalog.versions(run) if row.hot]
-        total = sum(row.original_bytes for row in rows)
+        chosen = store.select(versions or None, run=run)
+        total = sum(version.original_bytes for version in chosen if version.hot)
         with progress_bar("compact", total, shown=not as_json) as progress:
-            report = store.compact([row.number for row in rows], progress=progress)
+            report = store.compact(chosen, progress=progress)
     if as_json:
         print_json([{"versions": report.versions, "before": report.before, "after": report.after}])
     elif not report.versions:

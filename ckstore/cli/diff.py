@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,10 @@ from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
 
 if TYPE_CHECKING:
-    from ckstore.reading.comparison import TensorChange
+    from ckstore.reading.comparison import DiffReport, TensorChange
+
+#: Lines of the summary by subtree.
+_SUMMARY = 10
 
 
 @verb(
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...], values: bool, as_json: bool) -> None:
-    """List the tensors that differ between two versions.
+    """Count and list the tensors that differ between two versions.
 
     A tensor is added, removed, or has another dtype, shape or values in version AFTER. GLOB selects paths as in
     `ckstore ls`. Values are compared by stored ids; tensors that share an object with others, as small tensors do, are
@@ -38,21 +42,35 @@ def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...],
     """
     with open_store(ctx) as store:
         left, right = version_of(store, before), version_of(store, after)
-        report = store.diff(left.number, right.number, globs, values=values)
+        report = store.diff(left, right, globs, values=values)
         dropped = {version.number: version.dropped for version in (left, right)}
     if as_json:
         print_json([_object(change, values) for change in report.changes])
         return
+    counts = {kind: report.count(kind) for kind in ("added", "removed", "shape", "values")}
+    named = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    same = report.compared - len(report.changes)
+    print_line(f"{named or 'no difference'}; {same} of {report.compared} tensors are the same.")
+    if not globs and len(report.changes) > _SUMMARY:
+        _print_subtrees(report)
     if report.changes:
         headings = ["change", "dtype", "shape", *(["max abs", "rms"] if values else []), "path"]
         print_table(headings, [_cells(change, values) for change in report.changes], (3, 4) if values else ())
-    counts = {kind: report.count(kind) for kind in ("added", "removed", "shape", "values")}
-    named = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     for number, paths in dropped.items():
         if report.changes and paths:
             print_line(f"ckstore: Version {number} has dropped {', '.join(paths)}.", err=True)
-    same = report.compared - len(report.changes)
-    print_line(f"{named or 'no difference'}; {same} of {report.compared} tensors are the same.")
+
+
+def _print_subtrees(report: DiffReport) -> None:
+    """Print the numbers of changes in the deepest subtrees that fit in a summary."""
+    depth, groups = 1, Counter(change.path.split("/")[0] for change in report.changes)
+    while depth < _SUMMARY:
+        finer = Counter("/".join(change.path.split("/")[: depth + 1]) for change in report.changes)
+        if len(finer) > _SUMMARY:
+            break
+        depth, groups = depth + 1, finer
+    for path, count in groups.most_common(_SUMMARY):
+        print_line(f"  {count:>5}  {path}")
 
 
 def _object(change: TensorChange, values: bool) -> dict[str, Any]:

@@ -9,26 +9,14 @@ import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, UsageError
-
-if TYPE_CHECKING:
-    from ckstore.writing.tuning import Search
 
 #: The placeholder of the checkpoint's path.
 _PLACE = "{}"
 
 #: A number outside a word: `written to model_v2.json` and `more information` contain none.
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|(?:nan|inf(?:inity)?)\b)", re.IGNORECASE)
-
-
-def search_of(command: str, max_degradation: float | None, *, maximise: bool, jobs: int | None) -> Search:
-    """Return the search that the options of a command line describe."""
-    from ckstore.writing.tuning import TOLERANCE, Search
-
-    tolerated = TOLERANCE if max_degradation is None else max_degradation
-    return Search(evaluator(command), tolerated, maximise, jobs or 1)
 
 
 def evaluator(command: str) -> Callable[[Path], float]:

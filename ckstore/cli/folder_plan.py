@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckstore.cli.output import counted, print_line, print_table
+from ckstore.cli.output import counted, print_line
 from ckstore.errors import UsageError
-from ckstore.scanning.folder import Proposed
+from ckstore.scanning.steps import Planned
 
 _COLUMNS = ("path", "run", "step", "note")
 
 
-def write_plan(file: Path, proposed: Sequence[Proposed]) -> None:
+def write_plan(file: Path, planned: Sequence[Planned]) -> None:
     """Write a plan as CSV, atomically."""
     unfinished = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     try:
@@ -22,7 +22,7 @@ def write_plan(file: Path, proposed: Sequence[Proposed]) -> None:
             table = csv.writer(out)
             table.writerow(_COLUMNS)
             table.writerows(
-                (item.path, item.run, "" if item.step is None else item.step, item.note) for item in proposed
+                (item.path, item.run, "" if item.step is None else item.step, item.note) for item in planned
             )
         unfinished.replace(file)
     except OSError as error:
@@ -30,7 +30,7 @@ def write_plan(file: Path, proposed: Sequence[Proposed]) -> None:
         raise UsageError(f"The plan cannot be written to {file} ({error.strerror}); choose another file.") from error
 
 
-def read_plan(file: Path) -> list[Proposed]:
+def read_plan(file: Path) -> list[Planned]:
     """Read a plan that may have been edited.
 
     Raises
@@ -49,25 +49,20 @@ def read_plan(file: Path) -> list[Proposed]:
     return [_row(file, line, row) for line, row in rows]
 
 
-def _row(file: Path, line: int, row: dict[str, str | None]) -> Proposed:
+def _row(file: Path, line: int, row: dict[str, str | None]) -> Planned:
     step, path = (row["step"] or "").strip(), row["path"]
     if step and not (step.isascii() and step.isdigit() and len(step) < 19):
         raise UsageError(f"{file}, line {line}: {step!r} is not a step; write an integer from 0 on, or nothing.")
     if not path:
         raise UsageError(f"{file}, line {line}: the path is missing; write it, or delete the line.")
-    return Proposed(Path(path), (row["run"] or "").strip(), int(step) if step else None, row.get("note") or "")
+    run, note = (row["run"] or "").strip(), row.get("note") or ""
+    return Planned(Path(path), int(step) if step else None, run=run, note=note)
 
 
-def print_plan(proposed: Sequence[Proposed]) -> None:
-    """Print a plan as a table, and its totals."""
-    rows = [
-        (item.path, item.run and f"{item.run}@{'-' if item.step is None else item.step}", item.note)
-        for item in proposed
-    ]
-    print_table(("INPUT", "VERSION", "NOTE"), rows)
-    stored = [item for item in proposed if item.run]
+def print_totals(planned: Sequence[Planned]) -> None:
+    """Print the numbers of versions, runs and inputs that are left out."""
+    stored = [item for item in planned if item.run]
     runs = {item.run for item in stored}
-    print_line(
-        f"{counted(len(stored), 'version')} of {counted(len(runs), 'run')}, "
-        f"{counted(len(proposed) - len(stored), 'file')} left out"
-    )
+    left = len(planned) - len(stored)
+    without = f", {counted(left, 'file')} left out" if left else ""
+    print_line(f"{counted(len(stored), 'version')} of {counted(len(runs), 'run')}{without}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ckstore.cli.options import selection_options
@@ -20,16 +22,7 @@ from ckstore.cli.verb import open_store, verb
 @click.option("--dry-run", is_flag=True, help="Change nothing; list the versions.")
 @json_option
 @click.pass_context
-def command(
-    ctx: click.Context,
-    versions: tuple[str, ...],
-    run: str | None,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_tagged: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def command(ctx: click.Context, /, versions: tuple[str, ...], dry_run: bool, as_json: bool, **selection: Any) -> None:
     """Remove versions from the store, for good.
 
     Forgotten versions are lost, unless you still have their files. A range A..B selects versions of one run by step,
@@ -39,9 +32,7 @@ def command(
     `ckstore gc` frees the bytes that no other version needs.
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
-        rows = store.forget(
-            versions, run=run, keep_last=keep_last, keep_every=keep_every, keep_tagged=keep_tagged, dry_run=dry_run
-        ).versions
+        rows = store.forget(versions or None, **selection, dry_run=dry_run).versions
     if as_json:
         forgotten = [{"version": row.number, "run": row.run, "step": row.step} for row in rows]
         print_json([{"versions": forgotten, "dry_run": dry_run}])

@@ -37,11 +37,18 @@ def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> N
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
         report = store.gc(grace=grace, dry_run=dry_run)
+        unclaimed, claimed = store.unclaimed_bytes, sum(record["stored"] for record in store.log())
     if as_json:
         print_json([{**dataclasses.asdict(report), "dry_run": dry_run}])
         return
     if not (report.removed or report.rewritten or report.files):
         print_line("Nothing to do: no garbage.")
+        if unclaimed > claimed / 10:
+            print_line(
+                f"ckstore: {size_text(unclaimed)} of forgotten versions or old layers are data that present versions "
+                "need: `ckstore rebase` stores these in full, and then gc frees it.",
+                err=True,
+            )
         return
     done = [
         f"{counted(report.removed, 'pack')} removed",

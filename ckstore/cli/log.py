@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from ckstore.cli.output import (
     print_json,
     print_line,
     print_table,
+    print_unclaimed,
     ratio_text,
     size_text,
     time_text,
@@ -18,67 +20,94 @@ from ckstore.cli.output import (
 from ckstore.cli.verb import RunName, open_store, verb
 from ckstore.errors import UsageError
 
+#: Columns of the table, and those that appear where a version differs from the default.
+_COLUMNS = ("version", "run", "step", "parent", "kind", "depth", "size", "stored", "ratio", "cost", "tags", "created")
+_IF_ANY: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "fidelity": lambda record: record["fidelity"] != "exact",
+    "dropped": lambda record: bool(record["dropped"]),
+}
+
+#: Most metrics in the table.
+_METRICS = 4
+
+#: Text of a cell, by column.
+_TEXTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "kind": lambda record: "hot" if record["hot"] else "base" if record["base"] else "delta",
+    "size": lambda record: size_text(record["bytes"]),
+    "stored": lambda record: size_text(record["stored"]),
+    "ratio": lambda record: ratio_text(record["bytes"], record["stored"]),
+    "cost": lambda record: f"{record['cost']:.2f}x",
+    "tags": lambda record: ", ".join(record["tags"]) or None,
+    "created": lambda record: time_text(record["created"]),
+    "dropped": lambda record: ", ".join(record["dropped"]) or None,
+}
+_LEFT = ("run", "kind", "tags", "created", "fidelity", "dropped")
+
 
 @verb(
     ("ckstore log", "list all versions, oldest first"),
     ("ckstore log gpt -n 5", "list the last five versions of a run"),
-    ("ckstore log --json | jq '.[] | select(.tags != [])'", "filter tagged versions"),
+    ("ckstore log --where 'val_loss<2.5' --sort val_loss", "find the best versions"),
+    ("ckstore log --columns version,step,val_loss", "choose columns"),
     exit_codes=[13],
 )
 @click.argument("run", required=False, type=RunName())
 @click.option("--run", "run_option", metavar="RUN", type=RunName(), help="Same as RUN.")
 @click.option("-n", "--last", "limit", metavar="N", type=click.IntRange(min=0), help="List only the last N versions.")
+@click.option("--where", metavar="CONDITION", multiple=True, help="List matching versions: step>=100, tags=best.")
+@click.option("--sort", metavar="COLUMN", help="Sort by a column or metric; descending with - before it.")
+@click.option("--columns", metavar="COLUMN,...", help="Show these columns and metrics.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, run: str | None, run_option: str | None, limit: int | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context,
+    run: str | None,
+    run_option: str | None,
+    limit: int | None,
+    where: tuple[str, ...],
+    sort: str | None,
+    columns: str | None,
+    as_json: bool,
+) -> None:
     """List versions, oldest first.
 
     KIND is base (stored in full), delta (stored against other versions) or hot (not encoded yet; see `ckstore
     compact`). DEPTH is the number of deltas between the version and a base. STORED is the number of bytes that the
-    version added to the store. COST is the restore cost as a multiple of restoring an exact, full copy. WITHOUT lists
-    dropped tensors.
+    version added to the store. COST is the restore cost as a multiple of restoring an exact, full copy. DROPPED lists
+    dropped tensors. The first metrics follow.
+
+    A CONDITION compares a column or metric by =, !=, <, <=, > or >=. Columns are those of --json.
     """
     if run is not None and run_option is not None and run != run_option:
         raise UsageError("RUN is given twice; name one run.")
     with open_store(ctx) as store:
-        records: list[dict[str, Any]] = store.log(run or run_option)
+        records = store.log(run or run_option).where(*where)
+        unclaimed = store.unclaimed_bytes
+        if sort is not None:
+            records = records.sorted_by(sort)
     if limit is not None:
-        records = records[max(len(records) - limit, 0) :]
+        del records[: max(len(records) - limit, 0)]
+    names = [name.strip() for name in columns.split(",")] if columns else []
+    derived = [name for name in names if name in _TEXTS]
     if as_json:
-        print_json(records)
+        print_json(records.columns(*names) if names else records)
         return
+    records.columns(*(name for name in names if name not in derived))  # Raises for unknown ones.
     if not records:
-        print_line("No versions yet; `ckstore ingest` stores the first.", err=True)
+        if not where:
+            print_line("No versions yet; `ckstore ingest` stores the first.", err=True)
         return
-    coarse = any(record["fidelity"] != "exact" for record in records)
-    dropped = any(record["dropped"] for record in records)
-    headings = [
-        "version",
-        "run",
-        "step",
-        "parent",
-        "kind",
-        "depth",
-        "size",
-        "stored",
-        "ratio",
-        "cost",
-        "tags",
-        "created",
-    ]
-    print_table(
-        [*headings, *(["fidelity"] if coarse else []), *(["without"] if dropped else [])],
-        [
-            (
-                *(record[name] for name in ("version", "run", "step", "parent")),
-                *("hot" if record["hot"] else "base" if record["base"] else "delta", record["depth"]),
-                *(size_text(record["bytes"]), size_text(record["stored"])),
-                *(ratio_text(record["bytes"], record["stored"]), f"{record['cost']:.2f}x"),
-                *(", ".join(record["tags"]) or None, time_text(record["created"])),
-                *((record["fidelity"],) if coarse else ()),
-                *((", ".join(record["dropped"]) or None,) if dropped else ()),
-            )
-            for record in records
-        ],
-        right=(0, 2, 3, 5, 6, 7, 8, 9),
-    )
+    if not names:
+        metrics = dict.fromkeys(
+            name for record in records for name, value in record["metrics"].items() if isinstance(value, int | float)
+        )
+        names = [*_COLUMNS, *(name for name, differs in _IF_ANY.items() if any(map(differs, records)))]
+        names += list(metrics)[:_METRICS]
+    rows = [[_TEXTS[name](record) if name in _TEXTS else _cell(record, name) for name in names] for record in records]
+    print_table(names, rows, right=[place for place, name in enumerate(names) if name not in _LEFT])
+    print_unclaimed(unclaimed, sum(record["stored"] for record in records))
+
+
+def _cell(record: dict[str, Any], name: str) -> object:
+    value = record[name] if name in record else record["metrics"].get(name)
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -8,10 +8,9 @@ import click
 
 from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
-from ckstore.errors import InputError, NotFoundError
+from ckstore.errors import InputError
 
 if TYPE_CHECKING:
-    from ckstore.formats.layout import Tensor
     from ckstore.version import Version
 
 #: Kinds of files without opaque parts that could be tensors.
@@ -39,18 +38,15 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
 
     stderr lists files, or parts of files, that are opaque bytes, and why.
     """
-    from ckstore.reading.storage_facts import StorageFacts, tensor_object, tensor_storage
+    from ckstore.reading.storage_facts import tensor_object
 
     with open_store(ctx) as store:
         found = version_of(store, version)
-        chosen = matching(found, globs)
-        stored = StorageFacts(found.stored) if is_long else None
         left = [] if globs or as_json else _bytes_of(found)
-        tensors = []
-        for path, (file, tensor) in chosen.items():
-            tensors.append(tensor_object(path, tensor))
-            if stored is not None:
-                tensors[-1] |= tensor_storage(stored, file, tensor)
+        if is_long:
+            tensors = found.describe(globs)["tensors"]
+        else:
+            tensors = [tensor_object(path, found.paths[path][1]) for path in found.match(globs)]
     if as_json:
         print_json(tensors)
         return
@@ -62,27 +58,6 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     print_table([*headings, "path"], [(*_cells(item, is_long), item["path"]) for item in tensors], right)
     for line in left:
         print_line(f"ckstore: {line}", err=True)
-
-
-def matching(version: Version, globs: tuple[str, ...]) -> dict[str, tuple[int, Tensor]]:
-    """Return (file number, tensor) by path, for the tensors that a glob matches; all without globs.
-
-    Raises
-    ------
-    NotFoundError
-        No tensor matches.
-    """
-    from difflib import get_close_matches
-
-    from ckstore.formats.paths import match_paths, text_to_path
-
-    texts = list(version.paths)
-    numbers = match_paths(map(text_to_path, texts), globs)
-    if globs and not numbers:
-        near = get_close_matches(globs[0], texts, 3, 0.4)
-        hint = f"near: {', '.join(near)}" if near else f"see `ckstore ls {version.row.number}`"
-        raise NotFoundError(f"Version {version.row.number} has no tensor that matches {' or '.join(globs)}; {hint}.")
-    return {texts[number]: version.paths[texts[number]] for number in numbers}
 
 
 def _bytes_of(version: Version) -> list[str]:

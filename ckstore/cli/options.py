@@ -1,17 +1,23 @@
-"""Options of several verbs: the fidelity of versions, and the selection of versions."""
+"""Options of several verbs: the options of an ingest, the fidelity of versions, and the selection of versions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckstore.cli.verb import RunName, VersionName
 from ckstore.errors import UsageError
-from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Fidelity, Policy, Scheme
+from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Policy
+
+if TYPE_CHECKING:
+    from ckstore.writing.request import IngestOptions
 
 Function = Callable[..., Any]
+
+STEP_SOURCES = ("name", "content", "order")
 
 _POLICY = (
     click.option(
@@ -37,9 +43,11 @@ _POLICY = (
     ),
 )
 
+_RUN = click.option("--run", metavar="RUN", type=RunName(), help="Select all versions of this run.")
+
 _SELECTION = (
     click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName()),
-    click.option("--run", metavar="RUN", type=RunName(), help="Select all versions of this run."),
+    _RUN,
     click.option(
         "--keep-last",
         metavar="N",
@@ -56,39 +64,145 @@ _SELECTION = (
 )
 
 
-def policy_of(
-    fidelity: Fidelity | None,
-    scheme: Scheme | None,
-    quality: float | None,
-    max_abs_error: float | None,
-    max_rel_error: float | None,
-) -> Policy | None:
-    """Return the policy of the options of fidelity: coarse if one of them is for coarse versions; None without any.
+def metrics_of(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    """Return metrics given as NAME=VALUE; numbers as such, anything else as text."""
+    metrics: dict[str, Any] = {}
+    for value in values:
+        name, separator, text = value.partition("=")
+        if not name or not separator:
+            raise click.BadParameter(f"{value!r} is not of the form NAME=VALUE", ctx, parameter)
+        metrics[name] = _number(text)
+    return metrics
+
+
+def _number(text: str) -> int | float | str:
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        number = float(text)
+        # JSON has no infinities and no NaN: they stay text.
+        if abs(number) < float("inf"):
+            return number
+    return text
+
+
+def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        return float(value[:-1]) / 100 if value.endswith("%") else float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number such as 0.005 or 0.5%", ctx, parameter) from None
+
+
+_INGEST = (
+    click.option("--run", metavar="NAME", type=RunName(), help="Run of the versions.  [default: main]"),
+    click.option(
+        "--step",
+        metavar="N",
+        type=int,
+        help="Step of the version, for a single PATH.  [default: the step in the file or its name]",
+    ),
+    click.option(
+        "--parent",
+        metavar="VERSION",
+        type=VersionName(),
+        help="Parent of the first version, or `auto` for the nearest stored version.  [default: the run's last]",
+    ),
+    click.option(
+        "--metric",
+        "metrics",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=metrics_of,
+        help="Add a metric, for a single PATH.",
+    ),
+    click.option("--replace", is_flag=True, help="Replace the version at the same run and step."),
+    click.option("--verify", is_flag=True, help="Decode and compare each version before it becomes visible."),
+    click.option("--force", is_flag=True, help="Store damaged files as opaque bytes instead of refusing them."),
+    click.option(
+        "--budget",
+        metavar="X",
+        type=click.FloatRange(min=1.0),
+        help="Maximal restore cost, as a multiple of restoring a full copy; larger takes fewer bytes.  [default: 2]",
+    ),
+    *_POLICY,
+    click.option(
+        "--max-degradation",
+        metavar="X",
+        callback=_part,
+        help="Use the smallest lossy setting whose --eval is at most X worse.  [default: 5%]",
+    ),
+    click.option(
+        "--eval",
+        "evaluation",
+        metavar="COMMAND",
+        help="Command that prints a loss last; {} is the path of a checkpoint. It runs without a shell.",
+    ),
+    click.option(
+        "--jobs",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Number of parallel evaluations.  [default: 1]",
+    ),
+    click.option("--maximise", is_flag=True, help="Higher --eval output is better, as for an accuracy."),
+)
+
+
+def policy_of(given: dict[str, Any]) -> Policy | None:
+    """Take the options of fidelity out of `given`; return their policy, or None without any.
 
     Raises
     ------
     UsageError
         Exact versions are requested with an option for coarse ones.
     """
-    lossy = [value for value in (scheme, quality, max_abs_error, max_rel_error) if value is not None]
-    if fidelity is None and not lossy:
-        return None
-    if fidelity == "exact" and lossy:
+    names = ("fidelity", "scheme", "quality", "max_abs_error", "max_rel_error")
+    said = {name: value for name in names if (value := given.pop(name)) is not None}
+    if said.get("fidelity") == "exact" and len(said) > 1:
         raise UsageError("Schemes, qualities and error bounds are for coarse versions; leave --fidelity exact out.")
-    return Policy(
-        fidelity or "coarse", scheme or "lattice", QUALITY if quality is None else quality,
-        max_abs_error, max_rel_error,
-    )  # fmt: skip
+    return Policy(**{"fidelity": "coarse", **said}) if said else None
+
+
+def options_of(given: dict[str, Any]) -> IngestOptions:
+    """Return the options of an ingest, given under the names of `ingest_options`."""
+    from ckstore.writing.request import IngestOptions
+
+    policy = policy_of(given)
+    command, tolerated, jobs, maximise = (
+        given.pop(name) for name in ("evaluation", "max_degradation", "jobs", "maximise")
+    )
+    if command is None:
+        if tolerated is not None or maximise or jobs is not None:
+            raise UsageError(
+                "--max-degradation, --maximise and --jobs are for a search; give its evaluation with --eval."
+            )
+        return IngestOptions(**given, policy=policy)
+    from ckstore.cli.evaluation import evaluator
+    from ckstore.writing.tuning import TOLERANCE, Search
+
+    search = Search(evaluator(command), TOLERANCE if tolerated is None else tolerated, maximise, jobs or 1)
+    return IngestOptions(**given, policy=policy, search=search)
+
+
+def ingest_options(function: Function) -> Function:
+    """Add the options of an ingest; `options_of` takes them."""
+    return _with(function, _INGEST)
 
 
 def policy_options(function: Function) -> Function:
-    """Add the options of fidelity, under the names of the parameters of `policy_of`."""
+    """Add the options of fidelity; `policy_of` takes them."""
     return _with(function, _POLICY)
 
 
 def selection_options(function: Function) -> Function:
-    """Add the argument and options of a selection, under the names of the parameters of `select_versions`."""
+    """Add the argument and options of a selection, under the names of the parameters of `Store.select`."""
     return _with(function, _SELECTION)
+
+
+def named_options(function: Function) -> Function:
+    """Add the argument `versions` and the option `run`."""
+    return _with(function, _SELECTION[:2])
 
 
 def _with(function: Function, options: tuple[Callable[[Function], Function], ...]) -> Function:

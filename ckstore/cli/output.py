@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,6 +53,12 @@ def ratio_text(original: int, stored: int) -> str:
     return "-" if value is None else f"{value:.2f}x" if value < 1000 else f"{value:.0f}x"
 
 
+def speed_text(count: float, seconds: float) -> str:
+    """Return a speed such as `0.52 GB/s`, or `3.10 MB/s` below a hundredth of a GB/s."""
+    rate = count / max(seconds, 1e-9)
+    return f"{rate / 1e9:.2g} GB/s" if rate >= 1e7 else f"{size_text(rate)}/s"
+
+
 def percent_text(part: float) -> str:
     """Format a fraction as a percentage of two digits, such as `0.23 %`."""
     percent = 100 * part
@@ -62,14 +68,6 @@ def percent_text(part: float) -> str:
 def name_of(row: VersionRow) -> str:
     """Return `run@step` for a version, or its run if it has no step."""
     return row.run if row.step is None else f"{row.run}@{row.step}"
-
-
-def tags_by_version(tags: Mapping[str, int]) -> dict[int, list[str]]:
-    """Return tags by the number of their version."""
-    found: dict[int, list[str]] = {}
-    for tag, number in tags.items():
-        found.setdefault(number, []).append(tag)
-    return found
 
 
 def error_text(weights: float, largest: float) -> str:
@@ -145,6 +143,16 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
     print_line(line([heading.upper() for heading in headings]), bold=True)
     for row in cells:
         print_line(line(row))
+
+
+def print_unclaimed(unclaimed: int, claimed: int) -> None:
+    """Say on stderr which bytes belong to no version, if they are many."""
+    if unclaimed > claimed / 10:
+        print_line(
+            f"ckstore: {size_text(unclaimed)} are of forgotten versions or old layers: `ckstore gc` frees garbage and, "
+            "after `ckstore rebase` of the present versions, the data that they need.",
+            err=True,
+        )
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:

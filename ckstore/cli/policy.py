@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,7 @@ from ckstore.cli.output import counted, json_option, name_of, print_json, print_
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, open_store, verb
 from ckstore.errors import UsageError
-from ckstore.policy import Fidelity, Policy, Retention, Scheme
+from ckstore.policy import Policy, Retention
 
 if TYPE_CHECKING:
     from ckstore.retention.retain import RetainReport
@@ -88,24 +88,14 @@ if TYPE_CHECKING:
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     run: str | None,
-    fidelity: Fidelity | None,
-    scheme: Scheme | None,
-    quality: float | None,
-    max_abs_error: float | None,
-    max_rel_error: float | None,
     hot: int | None,
-    exact_last: int | None,
-    exact_every: int | None,
-    exact_best: tuple[str, ...],
-    drop: tuple[str, ...],
-    whole_last: int | None,
-    keep_last: int | None,
-    keep_every: int | None,
     apply: bool,
     dry_run: bool,
     clear: bool,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Show or set fidelity and retention of a run, or of the store.
 
@@ -118,10 +108,9 @@ def command(
     keeps versions exact: --keep-last forgets them unless --keep-every keeps them. The retention options (--exact-*,
     --keep-*, --drop, --whole-last) are set together: an omitted one is removed. --drop takes globs as in `ckstore ls`.
     """
-    policy = policy_of(fidelity, scheme, quality, max_abs_error, max_rel_error)
-    kept = (exact_last, exact_every, exact_best, keep_last, keep_every, drop, whole_last)
-    said = any(kept)
-    retention = Retention(*kept) if said else None
+    policy = policy_of(given)
+    said = any(given.values())
+    retention = Retention(**given) if said else None
     sets = policy is not None or hot is not None or said
     if clear and (sets or apply or dry_run):
         raise UsageError("--clear takes no other options.")
@@ -153,9 +142,7 @@ def command(
 
 def _list(ctx: click.Context, run: str | None, as_json: bool) -> None:
     with open_store(ctx) as store:
-        known = {name: Policy.from_text(text) for name, text in store.catalog.policies().items()}
-        if run is not None:
-            known = {run: store.policy(run)}
+        known = store.policies() if run is None else {run: store.policy(run)}
     if run is None:
         known.setdefault("", Policy())
     if as_json:
@@ -168,18 +155,12 @@ def _list(ctx: click.Context, run: str | None, as_json: bool) -> None:
 
 
 def _preview(ctx: click.Context, run: str | None, retention: Retention | None, as_json: bool) -> None:
-    from ckstore.retention.retain import expected
-
     with open_store(ctx) as store:
-        if run is not None:
-            store.versions(run)  # Raises for an unknown run.
-        report = expected(store.repository, run, retention)
+        report = store.retain(run, retention=retention, dry_run=True)
     _print_report(report, as_json, dry_run=True)
 
 
 def _apply(store: Store, run: str | None, as_json: bool) -> None:
-    if run is not None:
-        store.versions(run)  # Raises for an unknown run.
     total = sum(row.original_bytes for row in store.retain(run, dry_run=True).thinned)
     with progress_bar("thin", total, shown=not as_json) as progress:
         report = store.retain(run, progress=progress)
@@ -188,7 +169,7 @@ def _apply(store: Store, run: str | None, as_json: bool) -> None:
 
 def _print_report(report: RetainReport, as_json: bool, *, dry_run: bool) -> None:
     if as_json:
-        said = {name: _names(getattr(report, name)) for name in ("forgotten", "thinned", "dropped")}
+        said = {name: _names(getattr(report, name)) for name in ("forgotten", "thinned", "dropped", "tagged")}
         print_json([{**said, "freed": report.freed, "dry_run": dry_run}])
         return
     for row in report.forgotten:
@@ -197,6 +178,8 @@ def _print_report(report: RetainReport, as_json: bool, *, dry_run: bool) -> None
         print_line(f"{name_of(row)} (version {row.number})  without {', '.join(row.dropped)}")
     for row in report.thinned:
         print_line(f"{name_of(row)} (version {row.number})  coarse")
+    for row in report.tagged:
+        print_line(f"{name_of(row)} (version {row.number})  stays: it is tagged")
     if not (report.forgotten or report.dropped or report.thinned or report.freed):
         print_line("Nothing to do: all versions comply with their policies.")
         return

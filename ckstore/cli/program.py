@@ -21,15 +21,15 @@ from ckstore.runtime.address_space import check, limit, too_little
 #: Every verb, in the order of the help. Its module `ckstore.cli.<name>`, with _ for -, defines `command` and is
 #: imported on use.
 VERBS = (
-    "init", "ingest", "watch", "checkout", "log", "show", "ls", "diff", "tag", "policy", "stats", "verify", "compact",
-    "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
+    "init", "ingest", "watch", "checkout", "log", "show", "ls", "diff", "tag", "metric", "policy", "stats", "verify",
+    "compact", "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
 )  # fmt: skip
 
 #: Verbs that encode versions; other verbs at most decode.
 _STORING = ("ingest", "watch", "policy", "compact", "thin", "rebase", "warm-up")
 
 #: Verbs without numerical work.
-_LIGHT = ("init", "log", "tag", "forget", "completion")
+_LIGHT = ("init", "log", "tag", "metric", "forget", "completion")
 
 #: Names that other tools give to verbs.
 _SYNONYMS = {

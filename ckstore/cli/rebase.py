@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.cli.options import named_options
 from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
-from ckstore.cli.verb import RunName, VersionName, open_store, verb
+from ckstore.cli.verb import open_store, verb
 from ckstore.errors import PartialError, UsageError
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     ("ckstore rebase --run gpt --budget 1.2 --dry-run", "preview"),
     exit_codes=[3, 13],
 )
-@click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
-@click.option("--run", metavar="RUN", type=RunName(), help="Select all versions of this run.")
+@named_options
 @click.option(
     "--budget",
     metavar="X",
@@ -42,15 +42,13 @@ def command(
     not change. `ckstore gc` frees the old deltas. Coarse versions of scheme lc cannot be stored in full: those above
     the budget are listed, with exit code 3.
     """
-    if versions and run is not None:
-        raise UsageError("Give versions or --run, not both.")
     if not versions and run is None and budget is None:
         raise UsageError(
             "Name versions, a --run or a --budget: a rewrite of the whole store would undo all savings of deltas."
         )
     with open_store(ctx, "r" if dry_run else "a") as store:
-        report = store.rebase(list(versions) or None, run=run, budget=budget, dry_run=dry_run)
-        rows = [store.catalog.version(number) for number in report.versions]
+        report = store.rebase(versions or None, run=run, budget=budget, dry_run=dry_run)
+        rows = [store[number].row for number in report.versions]
     if as_json:
         changed = [{"version": row.number, "run": row.run, "step": row.step, "cost": row.cost} for row in rows]
         amounts = {"objects": report.objects, "bytes": report.bytes, "beyond": report.beyond, "dry_run": dry_run}

@@ -20,7 +20,6 @@ from ckstore.cli.output import (
 from ckstore.cli.verb import VersionName, open_store, verb
 
 if TYPE_CHECKING:
-    from ckstore.reading.storage_facts import StorageFacts
     from ckstore.version import Version
 
 
@@ -39,51 +38,13 @@ def command(ctx: click.Context, version: str, as_json: bool) -> None:
     it prints the lattice and its step, stored bits an element by layer, and the errors of a coarse version: maximal,
     root mean square, and relative to the root mean square of the values.
     """
-    from ckstore.reading.storage_facts import StorageFacts
-    from ckstore.table import version_record
-
     with open_store(ctx) as store:
         found = store[version]
-        number = found.row.number
-        stored = StorageFacts(found.stored)
-        shown = {
-            **version_record(found.row, [tag for tag, tagged in store.catalog.tags().items() if tagged == number]),
-            "children": [row.number for row in store.catalog.children(number)],
-            "contents": _contents(found),
-            "storage": stored.summary(),
-            "coarse": found.settings,
-            "tensors": _tensors(found, stored),
-        }
+        shown = found.describe()
         if as_json:
             print_json(shown)
         else:
             _print(found, shown)
-
-
-def _tensors(version: Version, stored: StorageFacts) -> list[dict[str, Any]]:
-    from ckstore.reading.storage_facts import tensor_object, tensor_storage
-
-    deviations = version.deviations()
-    tensors = []
-    for path, (file, tensor) in version.paths.items():
-        item = tensor_object(path, tensor) | tensor_storage(stored, file, tensor)
-        off = deviations.get(path)
-        errors = None if off is None else {"max_abs": off.max_abs, "rms": off.rms, "relative": off.relative}
-        tensors.append(item | {"error": errors})
-    return tensors
-
-
-def _contents(version: Version) -> list[dict[str, Any]]:
-    return [
-        {
-            "path": entry.path,
-            "kind": layout.kind,
-            "bytes": entry.size,
-            "tensors": len(layout.tensors),
-            "sha256": entry.sha256,
-        }
-        for entry, layout in zip(version.document.files, version.layout.files, strict=True)
-    ]
 
 
 def _print(version: Version, shown: dict[str, Any]) -> None:
@@ -110,7 +71,7 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         ("objects", f"{storage['objects']}, {storage['here']} of them added by this version"),
         ("integers", f"{layers}, {size_text(storage['coarse_bytes'])}"),
         ("exact layers", f"{exact}, {size_text(storage['exact_bytes'])}"),
-        *((f"metric {name}", value) for name, value in row.metrics.items()),
+        *((f"metric {name}", _metric(shown, name, value)) for name, value in row.metrics.items()),
     ])  # fmt: skip
     print_line()
     print_table(
@@ -127,6 +88,12 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         print_line()
         headings = ["lattice", "layers", "coarse bits", "exact bits", "max error", "rms error", "relative", "path"]
         print_table(headings, map(_cells, shown["tensors"]), right=range(2, 7))
+
+
+def _metric(shown: dict[str, Any], name: str, value: object) -> object:
+    """Describe a metric, with the file that it was read from."""
+    source = shown["metrics_from"].get(name)
+    return value if source is None else f"{value}  (from {source})"
 
 
 def _dropped_text(version: Version) -> str | None:

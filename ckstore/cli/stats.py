@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ckstore.cli.output import json_option, print_facts, print_json, print_line, print_table, size_text
+from ckstore.cli.output import json_option, print_facts, print_json, print_line, print_table, print_unclaimed, size_text
 from ckstore.cli.verb import open_store, verb
 
 _LEDGER = "ledger"
@@ -29,11 +29,13 @@ def command(ctx: click.Context, with_ledger: bool, as_json: bool) -> None:
     """
     with open_store(ctx) as store:
         stats = store.stats()
+        unclaimed = store.unclaimed_bytes
     if as_json:
         print_json([stats])
         return
     facts = {name: value for name, value in stats.items() if name != _LEDGER}
     print_facts((name.replace("_", " "), _text(name, value)) for name, value in _flat(facts))
+    print_unclaimed(unclaimed, stats["stored_bytes"] - unclaimed)
     if with_ledger:
         ledger: Mapping[str, int] = stats[_LEDGER]
         total = sum(ledger.values())

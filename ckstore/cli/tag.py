@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from ckstore.cli.output import json_option, name_of, print_json, print_line, print_table
+from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.verb import TagName, VersionName, open_store, verb
 from ckstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+
+#: Columns of the list of tags, after the tag.
+_SHOWN = ("version", "run", "step")
 
 
 @verb(
@@ -43,22 +51,27 @@ def command(
     with open_store(ctx, "a") as store:
         if version not in store and name in store:
             raise UsageError(f"There is no version {version}; name the version first: `ckstore tag {name} {version}`.")
-        row = store.catalog.resolve(version)
-        before = store.catalog.tags().get(name)
-        store.tag(row.number, name)
-    moved = f", no longer version {before}" if before not in (None, row.number) else ""
-    print_line(f"{name} is {name_of(row)}, version {row.number}{moved}.")
+        before = _tags(store).get(name)
+        store.tag(version, name)
+        found = _tags(store)[name]
+    moved = before is not None and before["version"] != found["version"]
+    no_longer = f", no longer version {before['version']}" if before and moved else ""
+    named = found["run"] if found["step"] is None else f"{found['run']}@{found['step']}"
+    print_line(f"{name} is {named}, version {found['version']}{no_longer}.")
+
+
+def _tags(store: Store) -> dict[str, dict[str, Any]]:
+    """Return the records of tagged versions by tag, sorted by tag."""
+    found = [(tag, record) for record in store.log() for tag in record["tags"]]
+    return dict(sorted(found, key=lambda item: item[0]))
 
 
 def _list(ctx: click.Context, as_json: bool) -> None:
     with open_store(ctx) as store:
-        tags = store.catalog.tags()
-        rows = [(tag, store.catalog.version(number)) for tag, number in tags.items()]
+        rows = [{"tag": tag} | {name: record[name] for name in _SHOWN} for tag, record in _tags(store).items()]
     if as_json:
-        print_json([{"tag": tag, "version": row.number, "run": row.run, "step": row.step} for tag, row in rows])
+        print_json(rows)
     elif rows:
-        print_table(
-            ["tag", "version", "run", "step"], [(tag, row.number, row.run, row.step) for tag, row in rows], (1, 3)
-        )
+        print_table(["tag", *_SHOWN], [list(row.values()) for row in rows], (1, 3))
     else:
         print_line("No tags yet; `ckstore tag VERSION NAME` makes one.", err=True)

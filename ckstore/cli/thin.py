@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ckstore.cli.options import selection_options
@@ -32,15 +34,7 @@ from ckstore.policy import QUALITY
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context,
-    versions: tuple[str, ...],
-    run: str | None,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_tagged: bool,
-    quality: float,
-    dry_run: bool,
-    as_json: bool,
+    ctx: click.Context, /, versions: tuple[str, ...], quality: float, dry_run: bool, as_json: bool, **selection: Any
 ) -> None:
     """Drop the exact layers of versions: lossy, for good.
 
@@ -52,17 +46,11 @@ def command(
 
     `ckstore gc` frees the bytes.
     """
-    from ckstore.retention.selection import select_versions
-    from ckstore.writing.thin import ThinReport
-
     with open_store(ctx, "r" if dry_run else "a") as store:
-        rows = select_versions(store.catalog, versions, run, keep_every, keep_last, keep_tagged)
-        total = sum(row.original_bytes for row in rows)
+        chosen = store.select(versions or None, **selection) if versions or selection["run"] else None
+        total = sum(version.original_bytes for version in chosen or ())
         with progress_bar("thin", total, shown=not as_json) as progress:
-            numbers = [row.number for row in rows]
-            report = ThinReport()
-            if numbers:  # Empty if all named versions are kept.
-                report = store.thin(numbers, quality=quality, dry_run=dry_run, progress=progress)
+            report = store.thin(chosen, quality=quality, dry_run=dry_run, progress=progress)
     if as_json:
         thinned = [
             {

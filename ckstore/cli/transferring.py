@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.cli.output import (
-    counted,
-    json_option,
-    name_of,
-    print_json,
-    print_line,
-    size_text,
-    tags_by_version,
-)
+from ckstore.cli.options import named_options
+from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import RunName, VersionName
-from ckstore.errors import PartialError, UsageError
+from ckstore.cli.verb import exit_for_failures, tags_of
 from ckstore.table import version_record
 
 if TYPE_CHECKING:
@@ -37,8 +29,7 @@ def _place(_: click.Context, __: click.Parameter, given: str) -> Path | str:
 
 _OPTIONS = (
     click.argument("other", metavar="OTHER", type=click.Path(), callback=_place),
-    click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName()),
-    click.option("--run", metavar="RUN", type=RunName(), help="Select all versions of this run."),
+    named_options,
     click.option("--dry-run", is_flag=True, help="Change nothing; list versions and bytes."),
     click.option("--verify", is_flag=True, help="Decode and compare each version before it becomes visible."),
     json_option,
@@ -54,20 +45,13 @@ def transfer_options(function: Function) -> Function:
 
 def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, ...], options: dict[str, Any]) -> None:
     """Send versions, print the outcome of each, and set the exit code."""
-    from ckstore.retention.selection import select_versions
-
-    run, dry_run, as_json = options["run"], options["dry_run"], options["as_json"]
-    if versions and run is not None:
-        raise UsageError("Give versions or --run, not both.")
-    chosen = bool(versions) or run is not None
-    rows = select_versions(source.catalog, versions, run) if chosen else source.versions()
-    total = 0 if dry_run else sum(row.original_bytes for row in rows)
+    dry_run, as_json = options["dry_run"], options["as_json"]
+    chosen = source.select(versions or None, run=options["run"])
+    total = 0 if dry_run else sum(version.original_bytes for version in chosen)
     with progress_bar(ctx.info_name or "", total, shown=not as_json) as progress:
-        report = source.push(
-            target, [row.number for row in rows], dry_run=dry_run, verify=options["verify"], progress=progress
-        )
+        report = source.push(target, chosen, dry_run=dry_run, verify=options["verify"], progress=progress)
     if as_json:
-        tags = tags_by_version(target.catalog.tags())
+        tags = tags_of(target)
         print_json([
             *(_object(item, tags) for item in report.versions),
             *({"version": item.version.number, "run": item.version.run, "step": item.version.step,
@@ -83,11 +67,7 @@ def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, 
         said = "Would send" if dry_run else "Sent"
         there = f"; {counted(len(report.there), 'version')} there already" if report.there else ""
         print_line(f"{said} {counted(len(report.versions), 'version')}, {size_text(report.bytes)}{there}.")
-    if report.failed:
-        if len(report.failed) < len(rows):
-            raise PartialError(f"{len(report.failed)} of {len(rows)} versions could not be sent; the others were.")
-        codes = {item.error.exit_code for item in report.failed}
-        ctx.exit(codes.pop() if len(codes) == 1 else 1)
+    exit_for_failures(ctx, [item.error for item in report.failed], len(chosen), "versions", "sent")
 
 
 def _line(item: Transferred) -> str:

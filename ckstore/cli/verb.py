@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,12 @@ from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
 from ckstore.cli.output import print_line
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, PartialError
 
 if TYPE_CHECKING:
     from ckstore.repository import Mode
-    from ckstore.storage.catalog import Catalog
     from ckstore.store import Store
+    from ckstore.table import Table
     from ckstore.version import Version
 
 #: Exit codes and their meanings.
@@ -42,7 +43,8 @@ _OF_ANY_STORE = (*_OF_ANY, 4, 10, 11, 14, 15)
 
 VERSION_HELP = (
     "A VERSION is a number, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name of a run (its "
-    "highest step), or at least the first four characters of an id."
+    "highest step), best:METRIC (the lowest loss or error, the highest of other metrics), least:METRIC, most:METRIC, "
+    "or at least the first four characters of an id."
 )
 
 
@@ -71,6 +73,14 @@ class Verb(click.Command):
         self.examples = tuple(examples)
         self.exit_codes = tuple(sorted({*(_OF_ANY_STORE if opens_store else _OF_ANY), *exit_codes}))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; an error that names parameters of the API names the options."""
+        try:
+            return super().invoke(ctx)
+        except CkstoreError as error:
+            error.args = (with_options(str(error)),)
+            raise
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write examples, names of versions if relevant, and exit codes."""
         if self.examples:
@@ -87,6 +97,29 @@ class Verb(click.Command):
     def names_versions(self) -> bool:
         """Whether an argument or option is the name of a version."""
         return any(isinstance(parameter.type, VersionName) for parameter in self.params)
+
+
+def with_options(text: str) -> str:
+    """Return a sentence of the library with options in place of parameters: `--keep-last` for `keep_last`."""
+    command = click.get_current_context().command
+    names = {"store": "--store"}
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument) and parameter.name is not None:
+            names[parameter.name] = parameter.make_metavar(click.Context(command)).strip("[].")
+        for option in parameter.opts if isinstance(parameter, click.Option) else ():
+            names[option.lstrip("-").replace("-", "_")] = option
+    if "fidelity" in names:
+        names["policy"] = names["fidelity"]
+    return re.sub(r"`(\w+)`", lambda found: names.get(found[1], found[0]), text)
+
+
+def exit_for_failures(ctx: click.Context, errors: Sequence[CkstoreError], count: int, noun: str, done: str) -> None:
+    """End the program after errors: with exit code 3 if others of `count` inputs succeeded, else with their code."""
+    if errors and len(errors) < count:
+        raise PartialError(f"{len(errors)} of {count} {noun} could not be {done}; the others were.")
+    if errors:
+        codes = {error.exit_code for error in errors}
+        ctx.exit(codes.pop() if len(codes) == 1 else 1)
 
 
 def write_exit_codes(formatter: click.HelpFormatter, codes: Iterable[int] | None) -> None:
@@ -129,6 +162,11 @@ def open_store(ctx: click.Context, mode: Mode = "r") -> Store:
     return Store(store_path(ctx), mode)
 
 
+def tags_of(store: Store) -> dict[int, list[str]]:
+    """Return the tags of all versions by number."""
+    return {record["version"]: record["tags"] for record in store.log()}
+
+
 def version_of(store: Store, name: str) -> Version:
     """Return the version with a name; if the name moves with every ingest, stderr shows its present meaning."""
     from ckstore.cli.output import name_of
@@ -158,7 +196,7 @@ class RunName(StringParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return names of runs with this prefix."""
-        return _completed(ctx, incomplete, lambda catalog: {row.name: "run" for row in catalog.runs()})
+        return _completed(ctx, incomplete, lambda versions: {record["run"]: "run" for record in versions})
 
 
 class TagName(StringParamType):
@@ -168,21 +206,23 @@ class TagName(StringParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return names of tags with this prefix."""
-        return _completed(ctx, incomplete, lambda catalog: dict.fromkeys(catalog.tags(), "tag"))
+        return _completed(
+            ctx, incomplete, lambda versions: {tag: "tag" for record in versions for tag in record["tags"]}
+        )
 
 
-def _version_names(catalog: Catalog) -> dict[str, str]:
+def _version_names(versions: Table) -> dict[str, str]:
     names = {"latest": "ingested last"}
-    names |= {tag: f"tag of version {number}" for tag, number in catalog.tags().items()}
-    names |= {row.name: "highest step of the run" for row in catalog.runs()}
-    names |= {f"{row.run}@{row.step}": f"version {row.number}" for row in catalog.versions() if row.step is not None}
-    return names
+    names |= {tag: f"tag of version {record['version']}" for record in versions for tag in record["tags"]}
+    names |= {record["run"]: "highest step of the run" for record in versions}
+    steps = (record for record in versions if record["step"] is not None)
+    return names | {f"{record['run']}@{record['step']}": f"version {record['version']}" for record in steps}
 
 
-def _completed(ctx: click.Context, incomplete: str, names: Callable[[Catalog], dict[str, str]]) -> list[CompletionItem]:
+def _completed(ctx: click.Context, incomplete: str, names: Callable[[Table], dict[str, str]]) -> list[CompletionItem]:
     try:
         with open_store(ctx) as store:
-            found = names(store.catalog)
+            found = names(store.log())
     except CkstoreError:
         return []
     return [CompletionItem(name, help=note) for name, note in found.items() if name.startswith(incomplete)]

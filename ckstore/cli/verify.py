@@ -45,8 +45,7 @@ def command(
         chosen = [version_of(store, name) for name in versions] if versions else store.versions()
         total = bytes_to_check(store.repository, [version.stored for version in chosen], sample)
         with progress_bar("verify", total, shown=not as_json) as progress:
-            numbers = [version.row.number for version in chosen]
-            report = store.verify(numbers, sample=sample, executor=workers, progress=progress)
+            report = store.verify(chosen if versions else None, sample=sample, executor=workers, progress=progress)
     seconds = time.perf_counter() - start
     if as_json:
         counts = {name: getattr(report, name) for name in ("versions", "packs", "objects", "chunks", "bytes")}

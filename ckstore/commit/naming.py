@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckstore.errors import UsageError
+from ckstore.errors import NotFoundError, UsageError
 from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.storage import reserve
@@ -76,15 +76,25 @@ def add_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, A
     """Add metrics to a version, replacing those of the same names; return its new row."""
     if {**row.metrics, **metrics} == row.metrics:
         return row
+    set_metrics(repository, row, metrics, ())
+    return repository.catalog.version(row.number)
+
+
+def set_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, Any], remove: Sequence[str]) -> None:
+    """Add metrics to a version and remove others; see `Store.set_metrics`."""
     catalog = repository.catalog
 
     def change() -> None:
-        merged = {**catalog.version(row.number).metrics, **metrics}
+        present = catalog.version(row.number).metrics
+        for name in remove:
+            if name not in present:
+                known = f" it has {', '.join(present)}." if present else ""
+                raise NotFoundError(f"Version {row.number} has no metric {name};{known or ' it has none.'}")
+        merged = {name: value for name, value in {**present, **metrics}.items() if name not in remove}
         catalog.update_version(row.number, metrics=merged)
         catalog.note({"change": "metrics", "version": row.number, "metrics": merged})
 
     catalog.commit(change)
-    return catalog.version(row.number)
 
 
 def set_policy(repository: Repository, policy: Policy | None, run: str | None) -> None:

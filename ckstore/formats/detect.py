@@ -128,7 +128,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
             layout = _parsed(one, source)
         except InputError as error:
             raise InputError(
-                f"{called} is not a sound {one.name} file: {_presentable(error)}; --force stores its bytes unchanged."
+                f"{called} is not a sound {one.name} file: {_presentable(error)}; `force` stores its bytes unchanged."
             ) from error
         if layout is not None:
             return layout

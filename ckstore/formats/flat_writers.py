@@ -81,9 +81,9 @@ def write_safetensors(
     position = 0
     for item in described:
         if item.dtype not in _SAFETENSORS_NAMES:
-            raise UsageError(f"safetensors has no dtype {item.dtype}; leave out {item.name} or take --format pt.")
+            raise UsageError(f"safetensors has no dtype {item.dtype}; leave out {item.name} or take `format` pt.")
         if item.name == "__metadata__":
-            raise UsageError("A tensor of a safetensors file cannot be called __metadata__; take --format pt.")
+            raise UsageError("A tensor of a safetensors file cannot be called __metadata__; take `format` pt.")
         header[item.name] = {
             "dtype": _SAFETENSORS_NAMES[item.dtype],
             "shape": list(item.shape),
@@ -130,7 +130,7 @@ def _distinct(items: Sequence[tuple[str, str, tuple[int, ...]]]) -> list[Item]:
     names = set()
     for item in described:
         if item.name in names:
-            raise UsageError(f"Two tensors are called {item.name}; take --format pt, which keeps their places.")
+            raise UsageError(f"Two tensors are called {item.name}; take `format` pt, which keeps their places.")
         names.add(item.name)
     return described
 

@@ -171,7 +171,7 @@ def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
 
 def _check_place(target: Path, *, force: bool, directory: bool) -> None:
     if (target.exists() or target.is_symlink()) and not force:
-        raise ConflictError(f"{target} exists; choose another path, or overwrite it with --force.")
+        raise ConflictError(f"{target} exists; choose another path, or overwrite it with `force`.")
     if not directory and target.is_dir() and not target.is_symlink():
         raise ConflictError(f"{target} is a directory; name a file, or a directory that does not exist yet.")
     if not target.parent.is_dir():

@@ -227,7 +227,7 @@ class StoredVersion:
         for file in files:
             if file in gone:
                 globs, path = ", ".join(self.document.dropped), self.document.files[file].path
-                besides = ", or leave the file out with --exclude" if self.document.is_directory else ""
+                besides = ", or leave the file out with `exclude`" if self.document.is_directory else ""
                 raise NotFoundError(
                     f"Version {self.row.number} has dropped {globs}, so that {path} cannot be restored; "
                     f"export its other tensors with format pt{besides}."

@@ -53,16 +53,16 @@ def format_for(
     UsageError
         Tensors are chosen, and neither `format` nor `target` gives a format.
     """
-    choose = "add --format safetensors, pt or npz, or let the target's name end with one of these"
+    choose = "give `format` safetensors, pt or npz, or let the target's name end with one of these"
     if strip and format == "original":
-        raise UsageError(f"--strip changes the names of tensors; {choose}.")
+        raise UsageError(f"`strip` changes the names of tensors; {choose}.")
     if format is not None and format != "original":
         return format
     if not strip and (version.document.is_directory or not globs):
         return "original"
     if format is None and target is not None and target.suffix in _ENDINGS:
         return _ENDINGS[target.suffix]
-    given = "--strip changes the names of tensors" if strip else "--include and --exclude choose tensors of a file"
+    given = "`strip` changes the names of tensors" if strip else "`include` and `exclude` choose tensors of a file"
     raise UsageError(f"{given}; {choose}.")
 
 
@@ -106,8 +106,8 @@ def subtree_of(version: StoredVersion, chosen: Sequence[str], include: Sequence[
         file, tensor = version.paths[next(path for path in chosen if len(version.paths[path][1].path) > 1)]
         example = path_to_text((*version.prefix(file, tensor), tensor.path[0]))
         raise UsageError(
-            f"The chosen tensors lie in {len(tops)} subtrees ({listed(tops)}), and --strip wants one: "
-            f"choose it, as with --include '{example}/*'."
+            f"The chosen tensors lie in {len(tops)} subtrees ({listed(tops)}), and `strip` takes one: "
+            f"choose it, as with `include` '{example}/*'."
         )
     return common
 
@@ -136,8 +136,8 @@ def stripped_names(version: StoredVersion, chosen: Sequence[str], subtree: Tenso
         other = found.setdefault(name, path)
         if other != path:
             raise UsageError(
-                f"{other} and {path} would both be called {name}: choose one of them with --exclude, "
-                "or leave --strip out."
+                f"{other} and {path} would both be called {name}: choose one of them with `exclude`, "
+                "or leave `strip` out."
             )
     return list(found)
 

@@ -55,11 +55,14 @@ class Due:
     ----------
     forgotten, thinned, dropped
         Versions to forget, to make coarse, and to prune.
+    tagged
+        Versions that stay unchanged only because of their tags.
     """
 
     forgotten: list[VersionRow]
     thinned: list[VersionRow]
     dropped: list[VersionRow]
+    tagged: list[VersionRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -71,6 +74,8 @@ class RetainReport:
     forgotten, thinned, dropped
         Rows of the forgotten versions, of those that became coarse, and of those that lost tensors. The first two
         are as before the change; `dropped` rows have the globs of all dropped tensors.
+    tagged
+        Rows of the versions that stay unchanged only because of their tags.
     freed
         Freed bytes; 0 if the collection was postponed.
     """
@@ -78,6 +83,7 @@ class RetainReport:
     forgotten: list[VersionRow] = field(default_factory=list)
     thinned: list[VersionRow] = field(default_factory=list)
     dropped: list[VersionRow] = field(default_factory=list)
+    tagged: list[VersionRow] = field(default_factory=list)
     freed: int = 0
 
 
@@ -144,6 +150,7 @@ def retain(
     runs = [(name, policy) for name, policy in _policies(repository, run) if policy.retention]
     for name, policy in runs:
         found = _due(repository, name, policy)
+        report.tagged += found.tagged
         try:
             dropped, thinned = _describe_again(repository, name, policy, found, progress)
             report.dropped += dropped
@@ -171,6 +178,7 @@ def expected(repository: Repository, run: str | None = None, retention: Retentio
             policy = policy if retention is None else replace(policy, retention=retention)
             found, globs = _due(repository, name, policy), policy.retention.drop
             report.forgotten += found.forgotten
+            report.tagged += found.tagged
             gone = {row.number: going(StoredVersion(repository, row), globs) for row in found.dropped}
             report.thinned += [
                 row for row in found.thinned if may_have_any(StoredVersion(repository, row), gone.get(row.number, ()))
@@ -209,10 +217,13 @@ def _due(repository: Repository, run: str, policy: Policy) -> Due:
     rows = [row for row in everything if row.run == run]
     own = {row.number for row in rows}
     followed = {row.parent for row in everything if row.run != run and row.parent is not None}
-    kept = {*catalog.tags().values(), *followed}
+    tagged = set(catalog.tags().values())
     latest = sorted(own)[-policy.kept_hot :] if policy.kept_hot else []
     hot = {row.number for row in rows if row.hot} & set(latest)
-    return due(rows, policy.retention, kept=kept, hot=hot)
+    found = due(rows, policy.retention, kept=tagged | followed, hot=hot)
+    untagged = due(rows, policy.retention, kept=followed, hot=hot)
+    changed = {row.number for row in (*untagged.forgotten, *untagged.thinned, *untagged.dropped)}
+    return replace(found, tagged=[row for row in rows if row.number in changed & tagged])
 
 
 def _describe_again(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.errors import NotFoundError, UsageError
@@ -13,17 +15,18 @@ if TYPE_CHECKING:
 
 #: Separator of the two ends of a range.
 _BETWEEN = ".."
+_STEP = re.compile(r"-?[0-9]{1,18}")
 
 
 def select_versions(
     catalog: Catalog,
-    specs: Sequence[str | int] | str | int,
+    specs: Sequence[str | int] | None,
     run: str | None = None,
     keep_every: int | None = None,
     keep_last: int | None = None,
     keep_tagged: bool = False,
 ) -> list[VersionRow]:
-    """Return the versions to act on: the named ones without the kept ones.
+    """Return the versions to act on: the named ones, those of a run, or all, without the kept ones.
 
     Kept versions are counted in each run separately, in the order of steps. If one of the run's named versions has no
     step, they are counted in the order of numbers.
@@ -31,9 +34,10 @@ def select_versions(
     Parameters
     ----------
     catalog : Catalog
-    specs : sequence of str or int
-        Names of versions, or a single name, as in `names.resolve`, and ranges `A..B`: A, B and all versions of their
-        run between them. If A and B are numbers, versions are compared by number, otherwise by step.
+    specs : sequence of str or int, optional
+        Names of versions, as in `names.resolve`, and ranges `A..B`: A, B and all versions of their
+        run between them; A and B may have been forgotten. If A and B are numbers, versions are compared by number,
+        otherwise by step.
 
     run : str, optional
         Select all versions of this run, instead of `specs`.
@@ -55,18 +59,14 @@ def select_versions(
     NotFoundError
         A version or run does not exist.
     UsageError
-        Both or neither of `specs` and `run` are given, the ends of a range are not in one run, or it runs backwards.
+        Both `specs` and `run` are given, the ends of a range are not in one run, or it runs backwards.
     """
-    if isinstance(specs, str | int):
-        specs = [specs]
-    if specs and run is not None:
-        raise UsageError("Give versions or --run, not both.")
-    if not specs and run is None:
-        raise UsageError("Name versions, ranges such as gpt@100..gpt@900, or a --run.")
-    for option, value in (("--keep-every", keep_every), ("--keep-last", keep_last)):
+    if specs is not None and run is not None:
+        raise UsageError("Give versions or `run`, not both.")
+    for option, value in (("keep_every", keep_every), ("keep_last", keep_last)):
         if value is not None and value < 1:
-            raise UsageError(f"{option} {value} keeps nothing; give 1 or more, or leave it out.")
-    rows = catalog.versions(run) if run is not None else [row for spec in specs for row in _named(catalog, spec)]
+            raise UsageError(f"`{option}` {value} keeps nothing; give 1 or more, or leave it out.")
+    rows = catalog.versions(run) if specs is None else [row for spec in specs for row in _named(catalog, spec)]
     kept = set(catalog.tags().values()) if keep_tagged else set()
     for ordered in by_run(rows):
         if keep_every is not None:
@@ -112,15 +112,28 @@ def _named(catalog: Catalog, spec: str | int) -> list[VersionRow]:
         return _range(catalog, text)
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """An end of a range; the version at that number or step may have been forgotten, and its run be unknown."""
+
+    run: str | None
+    number: int | None
+    step: int | None
+
+
 def _range(catalog: Catalog, text: str) -> list[VersionRow]:
     failure: NotFoundError | None = None
     for left, right in _cuts(text):
         try:
-            first, last = catalog.resolve(left), catalog.resolve(right)
+            first, last = _end(catalog, left), _end(catalog, right)
+            by_number = left.isdecimal() and right.isdecimal()
+            for end, name in ((first, left), (last, right)):
+                if end.run is None and (not by_number or first.run is last.run):
+                    catalog.resolve(name)
         except NotFoundError as error:
             failure = failure or error
             continue
-        return _between(catalog, text, first, last, by_number=left.isdecimal() and right.isdecimal())
+        return _between(catalog, text, first, last, by_number=by_number)
     if failure is None:
         raise UsageError(f"The range {text} has no two ends; give both, such as gpt@100..gpt@900.")
     raise failure
@@ -136,16 +149,25 @@ def _cuts(text: str) -> Iterator[tuple[str, str]]:
         place = text.find(_BETWEEN, place + 1)
 
 
-def _between(catalog: Catalog, text: str, first: VersionRow, last: VersionRow, *, by_number: bool) -> list[VersionRow]:
-    if first.run != last.run:
-        raise UsageError(
-            f"The range {text} begins in run {first.run} and ends in run {last.run}; give both ends in one run."
-        )
+def _end(catalog: Catalog, text: str) -> _End:
+    try:
+        row = catalog.resolve(text)
+    except NotFoundError:
+        run, _, step = text.rpartition("@")
+        if text.isascii() and text.isdecimal() and int(text) <= catalog.last_number():
+            return _End(None, int(text), None)
+        if _STEP.fullmatch(step) and any(known.name == run for known in catalog.runs()):
+            return _End(run, None, int(step))
+        raise
+    return _End(row.run, row.number, row.step)
 
-    def place(row: VersionRow) -> int | None:
-        return row.number if by_number else row.step
 
-    low, high = place(first), place(last)
+def _between(catalog: Catalog, text: str, first: _End, last: _End, *, by_number: bool) -> list[VersionRow]:
+    run = last.run if first.run is None else first.run
+    assert run is not None, "one end is a version or names a run"
+    if last.run not in (None, run):
+        raise UsageError(f"The range {text} begins in run {run} and ends in run {last.run}; give both ends in one run.")
+    low, high = (first.number, last.number) if by_number else (first.step, last.step)
     if low is None or high is None:
         stepless = first if low is None else last
         raise UsageError(
@@ -154,5 +176,5 @@ def _between(catalog: Catalog, text: str, first: VersionRow, last: VersionRow, *
         )
     if low > high:
         raise UsageError(f"The range {text} runs backwards; give its earlier end first.")
-    places = [(row, place(row)) for row in catalog.versions(first.run)]
+    places = [(row, row.number if by_number else row.step) for row in catalog.versions(run)]
     return [row for row, at in places if at is not None and low <= at <= high]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 
 from ckstore.runtime.address_space import check_before_compiling
@@ -25,6 +26,12 @@ def _warn(message: str) -> None:
 
 _begin: Callable[[str], None] | None = _warn
 _message = MESSAGE
+_spent = 0.0
+
+
+def spent() -> float:
+    """Return the seconds that this process has spent on compilations."""
+    return _spent
 
 
 def on_first(begin: Callable[[str], None] | None) -> None:
@@ -55,18 +62,24 @@ def listen() -> None:
 
         def __init__(self) -> None:
             self._collected: list[bool] = []
+            self._since = 0.0
 
         def on_start(self, event: event.Event) -> None:
             global _begin
             begin, _begin = _begin, None
             if begin is not None:
                 begin(_message)
+            if not self._collected:
+                self._since = time.perf_counter()
             self._collected.append(gc.isenabled())
             gc.disable()
             check_before_compiling()
 
         def on_end(self, event: event.Event) -> None:
+            global _spent
             if self._collected.pop():
                 gc.enable()
+            if not self._collected:
+                _spent += time.perf_counter() - self._since
 
     event.register("numba:compile", Listener())

@@ -11,7 +11,7 @@ from pathlib import Path
 from ckstore.errors import InputError
 from ckstore.formats.facts import named_step
 from ckstore.scanning.source import open_directory, open_file
-from ckstore.scanning.steps import natural, plan_steps
+from ckstore.scanning.steps import Planned, natural, plan_steps
 from ckstore.storage.names import LONGEST_NAME
 from ckstore.storage.root import is_store
 
@@ -33,26 +33,6 @@ _ENDINGS = re.compile(r"(?:\.[A-Za-z][A-Za-z0-9]{0,11})+$")
 _SAME = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Proposed:
-    """A file or directory of a folder, with its proposed run and step.
-
-    Attributes
-    ----------
-    path
-        Below the folder.
-    run, step
-        The proposed place; no run for an input that will not be stored.
-    note
-        The reason for not storing it.
-    """
-
-    path: Path
-    run: str = ""
-    step: int | None = None
-    note: str = ""
-
-
 @dataclass(slots=True)
 class _Input:
     path: Path
@@ -61,7 +41,7 @@ class _Input:
     why: str
 
 
-def propose(folders: Sequence[Path], *, force: bool = False) -> list[Proposed]:
+def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
     """Return everything in some folders: first the inputs to store, by run and step, then the others, by name.
 
     Inputs of one directory whose names differ only in numbers, and whose tensors have mostly the same names, are a run.
@@ -82,19 +62,19 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Proposed]:
     """
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"{folder} is not a directory; name one, or leave --recursive out.")
+            raise InputError(f"{folder} is not a directory; name one, or leave `recursive` out.")
     groups: dict[tuple[Path, str], list[list[_Input]]] = {}
-    left: list[Proposed] = []
+    left: list[Planned] = []
     above: dict[Path, Path] = {}
     for folder, path in _found(folders, left, force=force):
         above.setdefault(path.parent, folder)
         try:
             found = _input(path, force=force)
         except (InputError, OSError) as error:
-            left.append(Proposed(path, note=str(error)))
+            left.append(Planned(path, note=str(error)))
             continue
         if not found.names:
-            left.append(Proposed(path, note=f"holds no tensors: {found.why}" if found.why else "holds no tensors"))
+            left.append(Planned(path, note=f"holds no tensors: {found.why}" if found.why else "holds no tensors"))
             continue
         alike = groups.setdefault((path.parent, _DIGITS.sub("#", path.name)), [])
         for group in alike:
@@ -106,7 +86,7 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Proposed]:
     return _named(above, groups, force=force) + left
 
 
-def _found(folders: Sequence[Path], left: list[Proposed], *, force: bool) -> Iterator[tuple[Path, Path]]:
+def _found(folders: Sequence[Path], left: list[Planned], *, force: bool) -> Iterator[tuple[Path, Path]]:
     """Yield each candidate once, after its folder."""
     seen: set[Path] = set()
     for folder in folders:
@@ -116,7 +96,7 @@ def _found(folders: Sequence[Path], left: list[Proposed], *, force: bool) -> Ite
                 yield folder, path
 
 
-def _candidates(directory: Path, left: list[Proposed], *, force: bool) -> Iterator[Path]:
+def _candidates(directory: Path, left: list[Planned], *, force: bool) -> Iterator[Path]:
     """Yield files and directories that may be a checkpoint each, by name; unreadable ones are added to `left`."""
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: natural(entry.name))
@@ -141,8 +121,8 @@ def _candidates(directory: Path, left: list[Proposed], *, force: bool) -> Iterat
             yield path
 
 
-def _unread(path: Path, error: OSError) -> Proposed:
-    return Proposed(path, note=f"cannot be read ({error.strerror})")
+def _unread(path: Path, error: OSError) -> Planned:
+    return Planned(path, note=f"cannot be read ({error.strerror})")
 
 
 def _is_one(directory: Path, *, force: bool) -> bool:
@@ -179,12 +159,12 @@ def _alike(one: _Input, other: _Input) -> bool:
 
 def _named(
     above: dict[Path, Path], groups: dict[tuple[Path, str], list[list[_Input]]], *, force: bool
-) -> list[Proposed]:
+) -> list[Planned]:
     """Return groups with the names of their runs, and steps; `above` maps each directory to its folder."""
     several: dict[Path, int] = {}
     for (parent, _), alike in groups.items():
         several[parent] = several.get(parent, 0) + len(alike)
-    proposed: list[Proposed] = []
+    proposed: list[Planned] = []
     taken: set[str] = set()
     for (parent, template), alike in groups.items():
         for group in alike:
@@ -194,8 +174,8 @@ def _named(
                 name = f"{name}/{_common(template)}"
             name = _free(_run_name(name), taken)
             planned = plan_steps([found.path for found in group], force=force)
-            proposed += [Proposed(item.path, name, item.step) for item in planned]
-    first: dict[tuple[str, int | None], Proposed] = {}
+            proposed += [replace(item, run=name) for item in planned]
+    first: dict[tuple[str, int | None], Planned] = {}
     for item in proposed:
         first.setdefault((item.run, item.step), item)
     return [_unique(item, first[item.run, item.step]) for item in proposed]
@@ -221,7 +201,7 @@ def _free(name: str, taken: set[str]) -> str:
     return chosen
 
 
-def _unique(item: Proposed, first: Proposed) -> Proposed:
+def _unique(item: Planned, first: Planned) -> Planned:
     """Return an input; an input at the step of another of its run is not stored, and has a note."""
     if item.step is None or first is item:
         return item

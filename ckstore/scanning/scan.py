@@ -98,7 +98,7 @@ class _CrcMismatch(Exception):  # noqa: N818 - a signal between functions of thi
     def refusal(self) -> InputError:
         return InputError(
             f"{self.file.path} is damaged: entry {self.name} does not match its CRC-32; get the file again, "
-            "or store it as opaque bytes with --force."
+            "or store it as opaque bytes with `force`."
         )
 
 

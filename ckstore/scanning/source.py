@@ -140,7 +140,7 @@ def _name_shards(version: ScannedVersion, *, force: bool) -> None:
         except InputError as error:
             if not force:
                 raise InputError(
-                    f"{metadata.path} does not describe a whole checkpoint: {error}; --force stores the files as "
+                    f"{metadata.path} does not describe a whole checkpoint: {error}; `force` stores the files as "
                     "they are."
                 ) from error
             is_named = False

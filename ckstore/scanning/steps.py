@@ -23,11 +23,25 @@ _DIGITS = re.compile(r"([0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """An input, its step, and the source of the step; None without one."""
+    """An input of an ingest and its place.
+
+    Attributes
+    ----------
+    path
+        Path of the file or directory.
+    step, step_from
+        The step and its source; None without one.
+    run
+        Name of the run; empty for an input that is left out.
+    note
+        The reason for leaving it out, or a warning.
+    """
 
     path: Path
-    step: int | None
-    source: StepSource | None
+    step: int | None = None
+    step_from: StepSource | None = None
+    run: str = ""
+    note: str = ""
 
 
 def plan_steps(

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from ckstore.errors import CkstoreError, FormatVersionError, IntegrityError, LockedError, NoStoreError, UsageError
+from ckstore.errors import (
+    CkstoreError,
+    ClosedError,
+    FormatVersionError,
+    IntegrityError,
+    LockedError,
+    NoStoreError,
+    UsageError,
+)
 from ckstore.runtime import forks
 from ckstore.storage import durable, tables
 from ckstore.storage.schema import Schema, optional, rows, text
@@ -328,9 +336,9 @@ def create_file(path: Path) -> None:
         database.execute("COMMIT")
 
 
-def closed_error() -> UsageError:
+def closed_error() -> ClosedError:
     """Return the error for a closed store."""
-    return UsageError("The store is closed; open it again, and read from it before it is closed.")
+    return ClosedError("The store is closed; open it again, and read from it before it is closed.")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import isfinite
 from typing import Protocol
 
 from ckstore.errors import NotFoundError, UsageError
@@ -13,6 +14,9 @@ from ckstore.storage.rows import RunRow, VersionRow
 LATEST = "latest"
 #: Longest name of a tag or a run in bytes, as of a file.
 LONGEST_NAME = 255
+_BY_METRIC = re.compile(r"(?:(.+)@)?(best|least|most):(.+)")
+#: Names of metrics whose lower values are better.
+_LOWER_IS_BETTER = re.compile(r"loss|err|perplexity|ppl|nll|mse|mae|(?<![a-z])(?:wer|cer|fid|bpb|bpc)(?![a-z])", re.I)
 _UID_PREFIX = re.compile(r"[0-9a-f]{4,40}")
 # SQLite's integers; a longer sequence of digits can still be a prefix of an id.
 _LARGEST_NUMBER = 2**63 - 1
@@ -73,8 +77,9 @@ def resolve(catalog: Versions, spec: str | int) -> VersionRow:
     catalog : Versions
     spec : str or int
         In this order: the number of a version, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name
-        of a run (its version with the highest step; without steps, the one ingested last), or a unique prefix of an
-        id, at least four hexadecimal characters.
+        of a run (its version with the highest step; without steps, the one ingested last), `least:METRIC`,
+        `most:METRIC`, `best:METRIC` (the lowest value of a loss or error, the highest of another metric), also of one
+        run as in `gpt@best:val_loss`, or a unique prefix of an id, at least four hexadecimal characters.
 
     Raises
     ------
@@ -94,6 +99,8 @@ def resolve(catalog: Versions, spec: str | int) -> VersionRow:
         return catalog.version(tagged)
     found = catalog.latest() if text == LATEST else _of_run(catalog, text)
     if found is None:
+        found = _by_metric(catalog, text)
+    if found is None:
         found = _by_uid(catalog, text.lower())
     if found is None:
         raise NotFoundError(f"Unknown version {text}{_near(catalog, text)}; see `ckstore log`.")
@@ -110,6 +117,27 @@ def _of_run(catalog: Versions, text: str) -> VersionRow | None:
             if found is not None:
                 return found
     return catalog.highest(text)
+
+
+def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
+    """Return the version with the extreme value of a metric, the first of equal ones; None for another name."""
+    named = _BY_METRIC.fullmatch(text)
+    if named is None:
+        return None
+    run, sense, metric = named.groups()
+    rows = catalog.versions(run)
+    values = {row.number: row.metrics.get(metric) for row in rows}
+    numbers = {
+        number: value
+        for number, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    }
+    if not numbers:
+        known = sorted({name for row in rows for name in row.metrics})
+        hint = f"there are {', '.join(known)}" if known else "`ckstore metric` adds one"
+        raise NotFoundError(f"No version has a number as metric {metric}; {hint}.")
+    lowest = sense == "least" or (sense == "best" and _LOWER_IS_BETTER.search(metric) is not None)
+    return catalog.version((min if lowest else max)(numbers, key=numbers.__getitem__))
 
 
 def _by_uid(catalog: Versions, prefix: str) -> VersionRow | None:

@@ -98,7 +98,7 @@ def rebuild_from_log(place: Path | str) -> bool:
     """
     if not isinstance(place, str):
         if not root.is_store(place):
-            raise NoStoreError(f"{place} is not a store: it has no packs and log; name another one with --store.")
+            raise NoStoreError(f"{place} is not a store: it has no packs and log; name another one.")
         root.check_no_mirror(place)
         return False
     from ckstore.storage.remote.mirror import find

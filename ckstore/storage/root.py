@@ -105,7 +105,7 @@ def find_store(start: Path | None = None) -> Path | str:
             return directory / DEFAULT_NAME
     raise NoStoreError(
         f"No {DEFAULT_NAME} found in {begin} or above it; run `ckstore init`, or name a store"
-        f" (--store, ${VARIABLE}, or the argument of `open`)."
+        f" (`store`, or ${VARIABLE})."
     )
 
 

@@ -57,6 +57,8 @@ def describe(
     facts: dict[str, Any] = {}
     for file in scanned.files:
         facts |= {name: value for name, value in file.layout.facts.items() if name in ("step", "epoch")}
+    if request.read:
+        facts["metrics"] = {name: list(found) for name, found in request.read.items()}
     objects = tuple((item.lattice, item.content) for item in stored)
     off = {index: item.facts for index, item in enumerate(stored) if item.facts is not None}
     coarse = CoarseFacts(request.policy.scheme, {**request.policy.parameters(), **found}, off) if off else None

@@ -28,6 +28,7 @@ from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import in_turn
+from ckstore.scanning.metrics import metrics_inside
 from ckstore.scanning.scan import hash_version
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.scanning.source import open_source
@@ -41,7 +42,7 @@ from ckstore.writing.compact import compacted
 from ckstore.writing.describe import describe
 from ckstore.writing.nearest import nearest_version
 from ckstore.writing.rebase import within_budget
-from ckstore.writing.request import IngestOptions, Request, request_of
+from ckstore.writing.request import AUTO, IngestOptions, Request, request_of
 from ckstore.writing.standing import in_place_of, is_there
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
 from ckstore.writing.tuning import Search, Trials, last_choice, restored, search_space, weight
@@ -86,7 +87,7 @@ def ingest(
         reserve.kept(repository.path),
         closing(open_source(source, repository.path, force=request.force, on_unknown=options.on_unknown)) as scanned,
     ):
-        if options.parent == "auto":
+        if options.parent == AUTO:
             hash_version(scanned, force=request.force, progress=progress)
         request = replace(
             request,
@@ -103,7 +104,7 @@ def ingest(
 def _parent(repository: Repository, spec: str | int | None, run: str, scanned: ScannedVersion) -> VersionRow | None:
     if spec is None:
         return repository.catalog.latest(run)
-    if spec == "auto":
+    if spec == AUTO:
         return nearest_version(repository, scanned)
     return repository.catalog.resolve(spec)
 
@@ -121,6 +122,10 @@ def _ingest(
         if is_there(repository, existing, scanned, request):
             return IngestReport(add_metrics(repository, existing, request.metrics), is_new=False)
         request = in_place_of(repository, existing, scanned, request)
+    given = request.metrics
+    read = metrics_inside(scanned)
+    values = {name: value for name, (value, _) in read.items()}
+    request = replace(request, metrics={**values, **request.metrics}, read=read)
     if request.parent is not None and not request.is_hot:
         request = replace(request, parent=compacted(repository, request.parent))
     number = committed = 0
@@ -141,7 +146,7 @@ def _ingest(
     except _UnchangedError as unchanged:
         catalog.release_number(number)
         repository.resolver.forget()
-        return IngestReport(add_metrics(repository, unchanged.existing, request.metrics), is_new=False)
+        return IngestReport(add_metrics(repository, unchanged.existing, given), is_new=False)
     except BaseException:
         if number:
             catalog.release_number(number)

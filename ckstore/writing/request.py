@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,13 @@ from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, plain_object
 from ckstore.writing.tuning import Search
 
+#: The parent that is searched among all versions.
+AUTO = "auto"
+
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """The options of an ingest as the caller gave them; `Store.ingest` documents them."""
+    """The options of one checkpoint's ingest: the keywords of `Store.ingest`, which documents them."""
 
     run: str | None = None
     step: int | None = None
@@ -44,15 +47,6 @@ class IngestOptions:
         """The policy that the caller gave; None for the run's."""
         return Policy(self.policy) if isinstance(self.policy, str) else self.policy
 
-    def given(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, by name: the keywords of `Store.ingest`."""
-        plain = IngestOptions()
-        return {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if getattr(self, item.name) != getattr(plain, item.name)
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -66,6 +60,8 @@ class Request:
         Name of the source; empty for a state dict.
     search
         The search for the setting of the policy's scheme.
+    read
+        The metrics that were read from the files: value and path of the file, by name.
     force
         Whether damaged files are stored as opaque bytes.
     heals
@@ -83,6 +79,7 @@ class Request:
     policy: Policy = field(default_factory=Policy)
     search: Search | None = None
     gradients: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    read: Mapping[str, tuple[int | float, str]] = field(default_factory=dict)
     force: bool = False
     heals: bool = False
 

@@ -18,7 +18,7 @@ import torch
 
 from ckstore import open as open_store
 from ckstore.errors import LockedError
-from ckstore.store import Store
+from ckstore.intake.intake import Intake
 from tests.checkpoints import write_safetensors
 from tests.old_folder import OldFolder
 from tests.old_folder import old_folder as make_old_folder
@@ -284,7 +284,7 @@ def test_invalid_plans_are_refused_before_anything_is_stored(
     Path("plan.csv").write_text("path,run,step\na.pt,b,1\n")
     ckstore("policy", "--fidelity", "coarse")
     sentence = ckstore("ingest", "--plan", "plan.csv", "--verify", "--delete-source", code=2).sentence
-    assert sentence.endswith("Add --fidelity exact: the policy is coarse.")
+    assert sentence.endswith("The policy of run b is coarse; give --fidelity exact.")
     assert ckstore("log", "--json").json == []
     assert Path("a.pt").exists()
 
@@ -296,14 +296,14 @@ def test_stored_versions_are_reported_where_the_store_fails(
     ckstore("init")
     save("old/step1.pt", 1)
     save("old/step2.pt", 2)
-    ingest = Store.ingest
+    ingest = Intake.ingest
 
-    def failing(store: Store, path: Path, **options: Any) -> Any:
+    def failing(intake: Intake, path: Path, *options: Any) -> Any:
         if path.name == "step2.pt":
             raise LockedError("The store is locked; wait.")
-        return ingest(store, path, **options)
+        return ingest(intake, path, *options)
 
-    monkeypatch.setattr(Store, "ingest", failing)
+    monkeypatch.setattr(Intake, "ingest", failing)
     result = ckstore("ingest", "old", "--recursive", "--json", code=LockedError.exit_code)
     assert [item["step"] for item in result.json] == [1]
 
@@ -345,7 +345,7 @@ def test_the_proposal_follows_the_owners_intent(
     result = ckstore("ingest", "--plan", "plan.csv", code=3)
     assert "unchanged)" in result.out.splitlines()[-1]
     for path in mixed.flipped:
-        assert f"{mixed.root / path} -> {Path(path).name} is damaged: entry" in result.out
+        assert f"{mixed.root / path}: {Path(path).name} is damaged: entry" in result.err
     stored = {path: item for path, item in proposed.items() if item["run"] and path not in mixed.flipped}
     for path in proposed.keys() - stored.keys() - mixed.flipped:
         assert f"{mixed.root / path} left out: " in result.out

@@ -66,7 +66,9 @@ def test_a_policy_applies_to_older_versions(ckstore, filled: Path) -> None:
     predicted = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2", "--dry-run", "--json").json
     gone = [{"version": 1, "run": "gpt", "step": 0}]
     coarse = [{"version": 2, "run": "gpt", "step": 10}]
-    assert predicted == [{"forgotten": gone, "thinned": coarse, "dropped": [], "freed": 0, "dry_run": True}]
+    assert predicted == [
+        {"forgotten": gone, "thinned": coarse, "dropped": [], "tagged": [], "freed": 0, "dry_run": True}
+    ]
     assert listing(store) == before
     assert ckstore("policy", "--apply").out.startswith("Nothing to do")
     said = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2").out
@@ -101,7 +103,7 @@ def test_a_damaged_older_version_is_reported_and_the_latest_is_stored(
     def damaged(*_: object) -> None:
         raise IntegrityError("Pack 1 is missing; restore it from a copy.")
 
-    monkeypatch.setattr(library.Store, "retain", damaged)
+    monkeypatch.setattr("ckstore.intake.intake.retain", damaged)
     result = ckstore("ingest", "in/step0.pt", "--run", "gpt")
     assert result.sentence == "Older versions of run gpt remain unchanged: Pack 1 is missing; restore it from a copy."
     assert result.out.startswith("gpt@0 -> version 1")
@@ -115,7 +117,7 @@ def test_older_versions_lose_dropped_tensors(ckstore, filled: Path) -> None:
         "gpt@10 (version 2)  without model/frozen",
         "Would forget 0 versions, thin 0, drop tensors of 2.",
     ]
-    assert "without" not in ckstore("log").out.lower()
+    assert "dropped" not in ckstore("log").out.lower()
     said = ckstore("policy", *options).out
     assert said.endswith("Older versions: drop model/frozen, whole-last 1.\n")
     done = ckstore("policy", "gpt", "--apply", "--json").json[0]
@@ -123,7 +125,7 @@ def test_older_versions_lose_dropped_tensors(ckstore, filled: Path) -> None:
     assert ckstore("policy", "gpt", "--apply").out.startswith("Nothing to do")
     recover(filled / ".ckstore")
     assert [item["dropped"] for item in ckstore("log", "--json").json] == [["model/frozen"], ["model/frozen"], []]
-    assert ckstore("log").out.splitlines()[0].split()[-1] == "WITHOUT"
+    assert ckstore("log").out.splitlines()[0].split()[-1] == "DROPPED"
     shown = ckstore("show", "gpt@0").out
     assert "model/frozen: 4 of 5 tensors are left" in shown
     assert "model/frozen" not in [item["path"] for item in ckstore("ls", "gpt@0", "--json").json]

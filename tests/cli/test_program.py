@@ -143,7 +143,7 @@ def test_an_interrupt(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ckstore.store.Store.ingest", interrupted)
+    monkeypatch.setattr("ckstore.intake.intake.Intake.ingest", interrupted)
     result = ckstore("ingest", "in/step0.pt", code=130)
     assert result.err.split("ckstore: ")[-1] == "interrupted; the store is consistent.\n"
 

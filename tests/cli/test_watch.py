@@ -214,14 +214,14 @@ def test_a_source_that_differs_from_the_stored_version_stays(ckstore, place: Pat
 
 
 def test_a_version_that_does_not_come_back_leaves_its_source(ckstore, place: Path, monkeypatch) -> None:
-    from ckstore.cli import storing
     from ckstore.errors import IntegrityError
+    from ckstore.intake import intake
 
     def damaged(*_: object) -> None:
         raise IntegrityError("Its digest is wrong; get it again.")
 
     path = save(place / "runs" / "step1.safetensors", 1)
-    monkeypatch.setattr(storing, "check_restores", damaged)
+    monkeypatch.setattr(intake, "check_restores", damaged)
     ckstore("watch", "runs", "--run", "gpt", "--once", "--delete-source", *QUICK, code=4)
     assert path.exists()
 
@@ -307,8 +307,8 @@ def test_nothing_heavy_is_imported_before_something_is_encoded(place: Path) -> N
 def test_the_system_tells_of_changes(place: Path) -> None:
     pytest.importorskip("watchfiles")
     script = (
-        "import sys\nfrom ckstore.cli import watch\nfrom ckstore.cli.program import run\n"
-        "watch._SELDOM, watch._POLL = 600.0, 0.1\n"
+        "import sys\nfrom ckstore.intake import watching\nfrom ckstore.cli.program import run\n"
+        "watching.SELDOM, watching.POLL = 600.0, 0.1\n"
         "sys.exit(run(['--store', '.ckstore', 'watch', 'runs', '--run', 'gpt', '--settle', '0.2']))"
     )
     (place / "runs").mkdir()

@@ -37,7 +37,7 @@ def sane(data: bytes) -> FileLayout | None:
     except InputError as error:
         message = str(error)
         assert message.startswith("x is not a sound ")
-        assert message.endswith("--force stores its bytes unchanged.")
+        assert message.endswith("`force` stores its bytes unchanged.")
         assert len(message) < 400
         assert message.isprintable()
         return None

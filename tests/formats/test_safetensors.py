@@ -86,7 +86,7 @@ def test_without_data(data: bytes) -> None:
     ],
 )
 def test_lies_are_refused(data: bytes) -> None:
-    with pytest.raises(InputError, match=r"x is not a sound safetensors file: .*--force"):
+    with pytest.raises(InputError, match=r"x is not a sound safetensors file: .*`force`"):
         parse(BytesSource(data), "x")
 
 

@@ -403,7 +403,7 @@ def test_big_endian_files_are_opaque() -> None:
 def test_wrong_crc_of_the_pickle_is_refused() -> None:
     data = bytearray(saved({"name": torch.ones(3)}))
     data[data.index(b"name")] ^= 1
-    with pytest.raises(InputError, match=r"x\.pt .*CRC of archive/data\.pkl is wrong.*--force"):
+    with pytest.raises(InputError, match=r"x\.pt .*CRC of archive/data\.pkl is wrong.*`force`"):
         parse(BytesSource(bytes(data)), "x.pt")
 
 

@@ -278,7 +278,7 @@ def test_values_that_safetensors_cannot_hold() -> None:
         [("a", "float32", (1,)), ("a", "float32", (1,))],
     ):
         out = io.BytesIO()
-        with pytest.raises(UsageError, match="--format pt"):
+        with pytest.raises(UsageError, match="`format` pt"):
             write_safetensors(out, items, lambda number: [])
         assert not out.getvalue()
 

@@ -34,7 +34,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 
 def numbers(catalog: Catalog, *specs: str | int, **options: object) -> list[int]:
-    return [row.number for row in select_versions(catalog, specs, **options)]  # type: ignore[arg-type]
+    return [row.number for row in select_versions(catalog, specs or None, **options)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_versions_without_a_step_go_by_number(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     ("specs", "options", "error", "said"),
     [
-        ([], {}, UsageError, "Name versions"),
         (["gpt"], {"run": "gpt"}, UsageError, "not both"),
         ([], {"run": "nobody"}, NotFoundError, "Unknown run nobody"),
         (["nobody"], {}, NotFoundError, "Unknown version nobody"),
-        (["gpt@100..gpt@901"], {}, NotFoundError, r"Unknown version gpt@901 \(near: "),
+        (["gpt@100..gtp@901"], {}, NotFoundError, "Unknown version gtp@901"),
+        (["98..99"], {}, NotFoundError, "Unknown version 98"),
         (["gpt@100..99"], {}, NotFoundError, "Unknown version 99"),
         (["gpt@100.."], {}, UsageError, "gpt@100.. has no two ends"),
         ([".."], {}, UsageError, "has no two ends"),
@@ -108,8 +108,8 @@ def test_versions_without_a_step_go_by_number(catalog: Catalog) -> None:
         (["gpt@100..bert@10"], {}, UsageError, "begins in run gpt and ends in run bert"),
         (["1..5"], {}, UsageError, "begins in run gpt and ends in run bert"),
         (["loose@7..12"], {}, UsageError, r"Version 12 has no step.*11\.\.12"),
-        (["gpt@latest"], {"keep_last": 0}, UsageError, "--keep-last 0 keeps nothing"),
-        (["gpt@latest"], {"keep_every": -1}, UsageError, "--keep-every -1 keeps nothing"),
+        (["gpt@latest"], {"keep_last": 0}, UsageError, "`keep_last` 0 keeps nothing"),
+        (["gpt@latest"], {"keep_every": -1}, UsageError, "`keep_every` -1 keeps nothing"),
     ],
 )
 def test_invalid_selections_are_refused(

@@ -119,7 +119,7 @@ def test_damaged_files(store: ckstore.Store, directory: Path, make: Callable[[Pa
     make(path)
     message = refused(store, lambda: store.ingest(path, run="a", step=1))
     assert "bad.pt" in message
-    assert "--force" in message
+    assert "`force`" in message
     row = store.ingest(path, run="a", step=1, force=True).version
     store[row.number].checkout(directory / "out")
     assert sha256(directory / "out") == sha256(path)

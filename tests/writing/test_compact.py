@@ -663,7 +663,7 @@ def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> Non
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", step=step, hot=1)
-        compactor = settled(store)._compactor
+        compactor = settled(store)._taking()._compactor
         assert compactor is not None
         assert compactor._opened is not None
         upcoming = state(2)  # Torch's own threads are the parent's.

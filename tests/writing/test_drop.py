@@ -320,7 +320,7 @@ def test_files_of_a_directory(directory: Path) -> None:
         drop(store.repository, store.catalog.versions(), ["optimizer.pt/*"])
         version = store["latest"]
         assert list(version.state_dict()) == ["model.pt"]
-        with pytest.raises(NotFoundError, match=r"optimizer.pt cannot be restored.* with --exclude"):
+        with pytest.raises(NotFoundError, match=r"optimizer.pt cannot be restored.* with `exclude`"):
             version.checkout(directory / "out")
         version.checkout(directory / "out", exclude=["optimizer.pt"])
         assert sha256(directory / "out" / "model.pt") == sha256(source / "model.pt")

@@ -1,4 +1,4 @@
-"""Verification of a stored version, and the removal of its source, for `--verify` and `--delete-source`."""
+"""The removal of a stored checkpoint's files."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckstore.errors import InputError
-
-
-def check_restores(store: Path | str, number: int) -> None:
-    """Decode every file of a version from disk; raise `IntegrityError` if one differs from the original."""
-    from ckstore.checking.verify import check_restores
-    from ckstore.store import Store
-
-    # A separate store, without the caches of the ingest.
-    with Store(store, "r") as reopened:
-        check_restores(reopened[number].stored)
 
 
 class Removable:

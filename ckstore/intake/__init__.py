@@ -1,0 +1,1 @@
+"""Stores checkpoints one by one, in batches, and as they appear in directories."""

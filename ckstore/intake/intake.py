@@ -1,0 +1,307 @@
+"""Stores checkpoints: one at a time, or many in the order of their steps; applies the policies of their runs.
+
+ingest(source, options)         # writing.ingest; a thread then encodes and retains older versions
+plan(paths)                     # runs and steps of many inputs; scanning.steps, or scanning.folder for folders
+ingest_many(paths or plan)      # one after another, or a task of an executor for each run
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckstore.checking.verify import check_restores
+from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, check_tag_is_no_run, policy_of, tag
+from ckstore.errors import CkstoreError, ConflictError, InputError, NotFoundError, UsageError
+from ckstore.intake.removable import Removable
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.repository import Address, Repository
+from ckstore.retention.retain import retain
+from ckstore.runtime import compiling
+from ckstore.scanning.folder import propose
+from ckstore.scanning.source import tree_size
+from ckstore.scanning.steps import Planned, StepSource, plan_steps
+from ckstore.writing.ingest import IngestReport, ingest
+from ckstore.writing.request import AUTO, IngestOptions
+
+if TYPE_CHECKING:
+    from ckstore.retention.compactor import Compactor
+    from ckstore.runtime.threads import Executor
+    from ckstore.storage.rows import VersionRow
+
+_log = logging.getLogger("ckstore")
+
+_NOT_REMOVED = "Sources are deleted after an exact ingest only: coarse versions cannot restore the files."
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """The outcome of one input of a batch.
+
+    Attributes
+    ----------
+    path
+        Path of the input.
+    version
+        Row of the stored version, or of the existing one of the same content; None if nothing is stored.
+    is_new
+        Whether the version is new.
+    seconds
+        Duration of the ingest, without the compilation of kernels.
+    error
+        The error of an input that could not be stored.
+    note
+        The reason for leaving an input out.
+    """
+
+    path: Path
+    version: VersionRow | None = None
+    is_new: bool = False
+    seconds: float = 0.0
+    error: CkstoreError | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The treatment of all inputs of a batch.
+
+    Attributes
+    ----------
+    options
+        The options of each ingest.
+    deletes
+        Whether to delete an input once its version is compared with it.
+    follows
+        Whether the first version of a new run follows the nearest stored version.
+    """
+
+    options: IngestOptions = field(default_factory=IngestOptions)
+    deletes: bool = False
+    follows: bool = False
+
+
+class Intake:
+    """Stores checkpoints in a store.
+
+    Parameters
+    ----------
+    repository
+        The store. It stays open when the intake is closed.
+    """
+
+    def __init__(self, repository: Repository) -> None:
+        self.repository = repository
+        self._compactor: Compactor | None = None
+
+    def close(self) -> None:
+        """Wait for a running background compaction."""
+        if self._compactor is not None:
+            self._compactor.close()
+
+    def ingest(
+        self,
+        source: str | os.PathLike[str] | Any,
+        options: IngestOptions,
+        progress: Callable[[int], None] | None = None,
+    ) -> IngestReport:
+        """Store one checkpoint; see `Store.ingest`."""
+        report = ingest(self.repository, source, options, progress)
+        run = report.version.run
+        policy = policy_of(self.repository.catalog, run)
+        if report.version.hot or policy.retention:
+            keep = policy.kept_hot if options.hot is None else options.hot
+            if self._compactor is None:
+                from ckstore.retention.compactor import Compactor
+
+                self._compactor = Compactor(self.repository)
+            self._compactor.catch_up(run, keep)
+            self._compactor.begin(run, keep)
+        return report
+
+    def plan(
+        self,
+        paths: Sequence[Path],
+        *,
+        run: str | None = None,
+        step_from: StepSource | None = None,
+        recursive: bool = False,
+        force: bool = False,
+    ) -> list[Planned]:
+        """Return many inputs with their runs and steps, in the order of the ingest; see `Store.plan`."""
+        if recursive:
+            return propose(paths, force=force)
+        name = DEFAULT_RUN if run is None else run
+        there = {row.step: row.number for row in self.versions(name) if row.step is not None}
+        first = max(there, default=-1) + 1 if step_from == "order" else 0
+        taken: dict[int, Path] = {}
+        planned = []
+        for item in plan_steps(paths, step_from, first=first, force=force):
+            note = ""
+            if item.step is not None and item.step in there:
+                note = f"version {there[item.step]} exists"
+            elif item.step is not None and taken.setdefault(item.step, item.path) is not item.path:
+                note = f"same step as {taken[item.step].name}"
+            planned.append(replace(item, run=name, note=note))
+        return planned
+
+    def ingest_many(
+        self,
+        inputs: Sequence[Planned],
+        batch: Batch,
+        *,
+        name: str | None = None,
+        executor: Executor | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[Ingested]:
+        """Store the inputs of a plan in order; yield each outcome. A failed input does not stop the others.
+
+        Parameters
+        ----------
+        name
+            Tag for the last version.
+        executor
+            Its workers store the versions, a task for each run; `progress` is then called once for each.
+        """
+        repository = self.repository
+        repository.require_writable()
+        for run in sorted({item.run for item in inputs}):
+            self.check_run(run, batch)
+            if name is not None:
+                check_tag_is_no_run(repository.catalog, name, run)
+        stored: list[VersionRow] = []
+        each = self.store_all(inputs, batch, progress) if executor is None else _spread(
+            executor, repository.address, inputs, batch, progress
+        )  # fmt: skip
+        for item in each:
+            if item.version is not None:
+                stored.append(item.version)
+            yield item
+        repository.catalog.refresh()
+        if name is not None and stored:
+            tag(repository, stored[-1], name)
+        self.retain(row.run for row in stored)
+
+    def check_run(self, run: str, batch: Batch) -> None:
+        """Raise `UsageError` for an invalid run, or one whose policy contradicts the batch."""
+        check_run(run)
+        check_run_is_no_tag(self.repository.catalog, run)
+        policy = batch.options.asked or policy_of(self.repository.catalog, run)
+        if batch.deletes and (policy.is_coarse or batch.options.search is not None):
+            raise UsageError(f"{_NOT_REMOVED} The policy of run {run} is coarse; give `policy` exact.")
+
+    def retain(self, runs: Iterable[str]) -> None:
+        """Apply the policies of some runs; log errors, since the new versions are stored."""
+        for run in sorted(set(runs)):
+            try:
+                retain(self.repository, run)
+            except CkstoreError as error:
+                _log.warning("Older versions of run %s remain unchanged: %s", run, error)
+
+    def store_all(
+        self, inputs: Iterable[Planned], batch: Batch, progress: Callable[[int], None] | None
+    ) -> Iterator[Ingested]:
+        """Store inputs in order; yield each outcome."""
+        begun = {row.name for row in self.repository.catalog.runs()}
+        parent = batch.options.parent
+        for item in inputs:
+            after = AUTO if batch.follows and item.run not in begun else parent
+            options = replace(batch.options, run=item.run, step=item.step, parent=after)
+            outcome = self.store_input(item.path, options, progress, deletes=batch.deletes)
+            if outcome.version is not None:
+                begun.add(item.run)
+                parent = AUTO if parent == AUTO else None
+            yield outcome
+
+    def store_input(
+        self,
+        path: Path,
+        options: IngestOptions,
+        progress: Callable[[int], None] | None = None,
+        *,
+        deletes: bool = False,
+    ) -> Ingested:
+        """Store one input; return an error of the input, raise an error of the store."""
+        try:
+            _check_name(path)
+            start = time.perf_counter() - compiling.spent()
+            removable = Removable(path) if deletes else None
+            report = self.ingest(path, options, progress)
+            seconds = time.perf_counter() - compiling.spent() - start
+            row = report.version
+            if deletes or (options.verify and not report.is_new):
+                # Opened again, without the caches of the ingest.
+                with self.repository.reopened("r") as reopened:
+                    check_restores(StoredVersion(reopened, row))
+            if removable is not None:
+                # The policy may have changed during the ingest, or the existing version may have been thinned.
+                hot = self.repository.resolver.document(row).hot
+                if row.fidelity != "exact" or (hot is not None and hot.asked.is_coarse):
+                    raise UsageError(f"{_NOT_REMOVED} {path} is stored as version {row.number}, and was not removed.")
+                removable.remove()
+            return Ingested(path, row, report.is_new, seconds)
+        except (InputError, ConflictError) as error:
+            return Ingested(path, error=error if str(path) in str(error) else type(error)(f"{path}: {error}"))
+        except CkstoreError:
+            raise
+        except OSError as error:
+            return Ingested(path, error=CkstoreError(f"{error.filename or path}: {error.strerror or error}."))
+
+    def versions(self, run: str) -> list[VersionRow]:
+        """Return the versions of a run; none for a new one."""
+        try:
+            return self.repository.catalog.versions(run)
+        except NotFoundError:
+            return []
+
+
+def bytes_of(inputs: Iterable[Planned], options: IngestOptions) -> int:
+    """Return the number of bytes that the ingest of some inputs reports to its `progress` at most."""
+    sizes = sum(tree_size(item.path) for item in inputs if item.run and item.path.exists())
+    return (3 if options.verify else 2) * sizes
+
+
+def _spread(
+    executor: Executor, store: Address, inputs: Sequence[Planned], batch: Batch, progress: Callable[[int], None] | None
+) -> Iterator[Ingested]:
+    """Store inputs by the workers of an executor."""
+    from ckstore.runtime.executors import spread
+
+    runs: dict[str, list[Planned]] = {}
+    for item in inputs:
+        # A worker may have another working directory.
+        runs.setdefault(item.run, []).append(replace(item, path=Path(os.path.abspath(item.path))))
+    parts = [(store, items, batch) for items in runs.values()]
+    sizes = [bytes_of(items, batch.options) for items in runs.values()]
+    with closing(spread(executor, _store_part, parts)) as stored:
+        for size, (outcomes, error) in zip(sizes, stored, strict=True):
+            yield from outcomes
+            if error is not None:
+                raise error
+            if progress is not None:
+                progress(size)
+
+
+def _store_part(part: tuple[Address, Sequence[Planned], Batch]) -> tuple[list[Ingested], CkstoreError | None]:
+    """Return the outcome of each input of a run, and the error of the store, if any."""
+    store, inputs, batch = part
+    outcomes: list[Ingested] = []
+    with store.open("a") as repository, closing(Intake(repository)) as intake:
+        try:
+            outcomes.extend(intake.store_all(inputs, batch, None))
+        except CkstoreError as error:
+            return outcomes, error
+    return outcomes, None
+
+
+def _check_name(path: Path) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"The name {str(path)!r} is not UTF-8; rename it, then ingest again.") from None

@@ -1,0 +1,187 @@
+"""Stores checkpoints as they appear in directories."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ckstore.commit.naming import DEFAULT_RUN
+from ckstore.errors import DiskFullError, LockedError, UsageError
+from ckstore.intake.intake import Batch, Ingested, Intake
+from ckstore.retention.retain import outlived
+from ckstore.scanning.steps import Planned, StepSource, plan_steps
+from ckstore.scanning.watched import Traits, Watched, are_alike
+
+#: Seconds between looks, without and with notifications of changes.
+POLL, SELDOM = 1.0, 30.0
+
+#: Seconds before another attempt if the disk is full, or another process has locked the store.
+_PATIENCE = 5.0
+
+#: Longest sleep in seconds: a signal, a stop or a change takes effect afterwards.
+_NAP = 0.1
+
+
+def watch(
+    intake: Intake,
+    folders: Sequence[Path],
+    batch: Batch,
+    *,
+    step_from: StepSource | None,
+    settle: float,
+    poll: float | None,
+    once: bool,
+    stop: threading.Event,
+) -> Iterator[Ingested]:
+    """Store checkpoints as they appear; yield each outcome. See `Store.watch`."""
+    watched = Watched(folders, settle)
+    watcher = _Watcher(intake, watched, batch, step_from)
+    has_stored = False
+    with _changes(() if once or poll is not None else folders) as changes:
+        while True:
+            for item in watcher.store_all(watched.look(time.monotonic()), stop):
+                has_stored |= item.version is not None
+                yield item
+            for path, why in watched.abandoned(time.monotonic()):
+                yield Ingested(path, note=f"left until it changes: {why}")
+            if stop.is_set() or (once and not watcher.waits and watched.settling == watched.growing):
+                break
+            often = SELDOM if changes.are_told and not watched.settling else poll or POLL
+            changes.wait(_PATIENCE if watcher.waits else often, stop)
+    if once:
+        for path in watched.growing:
+            yield Ingested(path, note="still written to; watch again.")
+        for path, why in watched.abandoned(time.monotonic(), 0.0):
+            yield Ingested(path, note=f"left: {why}")
+        if has_stored:
+            intake.retain([watcher.run])
+
+
+class _Watcher:
+    """Stores complete inputs in one run.
+
+    Attributes
+    ----------
+    waits
+        Whether the last attempt failed because the disk was full or the store locked.
+    """
+
+    def __init__(self, intake: Intake, watched: Watched, batch: Batch, step_from: StepSource | None) -> None:
+        self.run = batch.options.run or DEFAULT_RUN
+        self._intake = intake
+        self._watched = watched
+        self._batch = batch
+        self._step_from = step_from
+        self._said = ""
+        self.waits = False
+        intake.check_run(self.run, batch)
+        # An input to be deleted is always compared with its version first, even if size and mtime match.
+        self._known = set() if batch.deletes else set(self._stored())
+
+    def store_all(self, ready: Sequence[Path], stop: threading.Event) -> Iterator[Ingested]:
+        """Store inputs in the order of their steps; yield their outcomes, and once why it has to wait."""
+        self.waits = False
+        planned = self._planned([path for path in ready if self._watched.traits(path) not in self._known])
+        for number, item in enumerate(planned):
+            if stop.is_set():
+                return
+            try:
+                outcome = self._store_one(item)
+            except (DiskFullError, LockedError) as error:
+                for waiting in planned[number:]:
+                    self._watched.again(waiting.path)
+                self.waits = True
+                if str(error) != self._said:
+                    self._said = str(error)
+                    yield Ingested(item.path, error=type(error)(f"{error} Waiting until {item.path} can be stored."))
+                return
+            self._said = ""
+            # An input that changed or vanished was not complete.
+            if outcome.error is None or self._watched.is_as_it_was(item.path):
+                yield outcome
+
+    def _store_one(self, item: Planned) -> Ingested:
+        if item.step is not None and outlived(self._intake.repository, self.run, item.step):
+            return Ingested(item.path, note=f"left: the policy of run {self.run} keeps nothing so old.")
+        options = replace(self._batch.options, run=self.run, step=item.step)
+        try:
+            return self._intake.store_input(item.path, options, deletes=self._batch.deletes)
+        except UsageError as error:
+            return Ingested(item.path, error=error)
+
+    def _planned(self, paths: Sequence[Path]) -> list[Planned]:
+        """Return inputs with their steps, in order, inferred together with all earlier inputs with such names."""
+        found: dict[Path, Planned] = {}
+        for path in paths:
+            if path not in found:
+                sources = ((Path(row.source), row.step) for row in self._intake.versions(self.run) if row.source)
+                known = {source: step for source, step in sources if are_alike(source, path)}
+                known |= self._watched.alike(path)
+                for item in plan_steps(list(known), self._step_from, known=known):
+                    found[item.path] = Planned(item.path, item.step, item.step_from, self.run)
+        wanted = [found[path] for path in paths]
+        return sorted(wanted, key=lambda item: (item.step is None, item.step or 0))
+
+    def _stored(self) -> Iterator[Traits]:
+        """Yield the traits by which the inputs of the run's versions are recognised."""
+        for row in self._intake.versions(self.run):
+            document = self._intake.repository.resolver.document(row)
+            files = [(file.path, file.size, file.mtime_ns) for file in document.files]
+            if row.source and all(mtime is not None for _, _, mtime in files):
+                yield (
+                    Path(row.source).name,
+                    frozenset((path if document.is_directory else "", size, mtime or 0) for path, size, mtime in files),
+                )
+
+
+class _Changes:
+    """Changes in directories, as the system reports them.
+
+    Attributes
+    ----------
+    are_told
+        Whether the system reports changes.
+    """
+
+    def __init__(self) -> None:
+        self.are_told = False
+        self.event = threading.Event()
+
+    def wait(self, seconds: float, stop: threading.Event) -> None:
+        """Wait for a change or a stop, at most for some seconds."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self.event.is_set() and not stop.is_set():
+            time.sleep(min(left, _NAP))
+        self.event.clear()
+
+
+@contextmanager
+def _changes(folders: Sequence[Path]) -> Iterator[_Changes]:
+    """Yield the changes in directories; without `watchfiles`, or if the system refuses, none are reported."""
+    changes, stop = _Changes(), threading.Event()
+    listener = threading.Thread(target=_listen, args=(folders, changes, stop), daemon=True)
+    listener.start()
+    try:
+        yield changes
+    finally:
+        stop.set()
+        listener.join()
+
+
+def _listen(folders: Sequence[Path], changes: _Changes, stop: threading.Event) -> None:
+    if not folders:
+        return
+    with suppress(ImportError, OSError, RuntimeError):
+        from watchfiles import watch
+
+        for change in watch(
+            *folders, watch_filter=None, stop_event=stop, rust_timeout=200, yield_on_timeout=True, raise_interrupt=False
+        ):
+            changes.are_told = True
+            if change:
+                changes.event.set()
+    changes.are_told = False

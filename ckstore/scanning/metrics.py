@@ -1,0 +1,101 @@
+"""Finds metrics in checkpoints: numbers such as `val_loss` at the top level, in logs and in states of callbacks."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from pathlib import PurePosixPath
+from typing import Any
+
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.formats.layout import FileLayout, Source, TensorRef
+from ckstore.formats.scalars import numpy_number
+from ckstore.scanning.scanned import ScannedVersion
+
+_NAME = re.compile(
+    r"(?:^|[_/.-])(?:loss|acc|accuracy|perplexity|ppl|f1|bleu|rouge\w{0,3}|au?roc|auc|m?ap|m?iou|fid|psnr|ssim|wer|cer|r?mse"
+    r"|mae|nll|error|err|score|reward|metric)(?:[@_-]?(?:top)?[_-]?\d+)?$",
+    re.IGNORECASE,
+)
+#: Keys whose mappings hold metrics alone.
+_HOLDERS = ("metrics", "eval_metrics", "val_metrics", "logs")
+#: Formats of scalar tensors.
+_FORMATS = {"float16": "e", "float32": "f", "float64": "d"}
+
+#: Most metrics of a file, characters of a name, and bytes of a log.
+_MOST, _LONGEST, _MAX_LOG = 64, 100, 1 << 26
+
+
+def metrics_inside(scanned: ScannedVersion) -> dict[str, tuple[int | float, str]]:
+    """Return the metrics in the files of a version: value and path of the file by name, from the first file with it."""
+    found: dict[str, tuple[int | float, str]] = {}
+    for file in scanned.files:
+        for name, value in _of_file(file.layout, file.source, file.path):
+            if len(found) < _MOST:
+                found.setdefault(name, (value, file.path))
+    return found
+
+
+def _of_file(layout: FileLayout, source: Source, path: str) -> Iterator[tuple[str, int | float]]:
+    if PurePosixPath(path).name == "trainer_state.json":
+        yield from _of_trainer_state(source)
+    tree = layout.facts.get("metadata", layout.tree)
+    if not isinstance(tree, Mapping):
+        return
+    for key, value in tree.items():
+        if key in _HOLDERS and isinstance(value, Mapping):
+            yield from _numbers(value, layout, source, named=False)
+        elif key == "callbacks" and isinstance(value, Mapping):
+            for state in value.values():
+                # Lightning's ModelCheckpoint.
+                if isinstance(state, Mapping) and isinstance(state.get("monitor"), str):
+                    score = {state["monitor"]: state.get("current_score")}
+                    yield from _numbers(score, layout, source, named=False)
+    yield from _numbers(tree, layout, source, named=True)
+
+
+def _of_trainer_state(source: Source) -> Iterator[tuple[str, int | float]]:
+    """Yield the last values in the log of a Hugging Face Trainer."""
+    if not 2 <= source.size <= _MAX_LOG:
+        return
+    try:
+        history = json.loads(source.pread(0, source.size))["log_history"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return
+    for entry in reversed(history) if isinstance(history, list) else ():
+        if isinstance(entry, dict):
+            yield from _numbers(entry, FileLayout("opaque", source.size), source, named=True)
+
+
+def _numbers(
+    mapping: Mapping[Any, Any], layout: FileLayout, source: Source, *, named: bool
+) -> Iterator[tuple[str, int | float]]:
+    """Yield the numbers in a mapping; with `named`, only those whose names are of metrics."""
+    for key, value in mapping.items():
+        if isinstance(key, str) and 0 < len(key) <= _LONGEST and (not named or _NAME.search(key)):
+            number = _number(value, layout, source)
+            if number is not None:
+                yield key, number
+
+
+def _number(value: Any, layout: FileLayout, source: Source) -> int | float | None:
+    if isinstance(value, TensorRef):
+        tensor = layout.tensors[value.index]
+        form = _FORMATS.get(tensor.dtype)
+        if form is None or tensor.shape not in ((), (1,)):
+            return None
+        size = ITEM_SIZES[tensor.dtype]
+        data = source.pread(layout.extents[tensor.extent].start + size * tensor.offset, size)
+        value = float(f"{struct.unpack(f'<{form}', data)[0]:.7g}") if len(data) == size else None
+    elif isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    number = numpy_number(value)
+    value = value if number is None else number
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and abs(value) < 1 << 53 and isfinite(value) else None
