@@ -40,8 +40,10 @@ _STEPS, _STEPS_A_BYTE, _STEPS_AT_ONCE = 5_000_000, 20, 100_000
 #: Schema of `sqlite_master`: type, name and SQL.
 _MASTER = rows(text(), text(), optional(text()))
 
-#: Seconds between attempts to get a lock.
+#: Seconds between attempts to get a lock. After `_FAIR` seconds the pauses are short again, so that newcomers do not
+#: overtake a process that has waited for long.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+_FAIR = 5.0
 
 Mode = Literal["r", "a"]
 
@@ -173,7 +175,8 @@ class Connection:
                 self._depth = 0
 
     def _begin(self) -> None:
-        deadline = time.monotonic() + self._timeout
+        begun = time.monotonic()
+        deadline = begun + self._timeout
         pause = _FIRST_PAUSE
         while True:
             # SQLite would take the journal of another catalog at this path for one that a killed writer of this file
@@ -195,7 +198,7 @@ class Connection:
                 time.sleep(pause)
             finally:
                 self._lock.acquire()
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _LONGEST_PAUSE) if time.monotonic() < begun + _FAIR else _FIRST_PAUSE
 
     def _reopen(self) -> None:
         if not self.path.is_file():
