@@ -351,7 +351,7 @@ def stress(seconds: float, seed: int, workers: tuple[str, ...] = WORKERS) -> Out
         try:
             for name in workers:
                 children[_child(path, journal, name, chosen.random())] = name
-            while time.monotonic() - start < seconds:
+            while time.monotonic() - start < seconds or not outcome.kills:
                 time.sleep(min(chosen.expovariate(1 / BETWEEN_KILLS), seconds))
                 pid = chosen.choice(sorted(children))
                 os.kill(pid, signal.SIGKILL)

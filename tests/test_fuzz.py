@@ -30,12 +30,13 @@ FOUND: list[tuple[str, int]] = [("payloads", 4), ("catalogs", 1033), ("catalogs"
 
 def test_mutations_of_everything() -> None:
     """For some seconds; another process, so that none ends this one."""
-    watched = Watched(
-        float(os.environ.get("CKSTORE_FUZZ_SECONDS", "5")), first=int(os.environ.get("CKSTORE_FUZZ", "0"))
-    )
-    print(watched)
-    assert not watched.faults
-    assert {kind for kind, _ in watched.outcomes} == set(KINDS)
+    seconds, first = float(os.environ.get("CKSTORE_FUZZ_SECONDS", "5")), int(os.environ.get("CKSTORE_FUZZ", "0"))
+    missing = list(KINDS)
+    while missing:  # A busy machine takes longer to reach every kind.
+        watched = Watched(seconds, first, missing)
+        print(watched)
+        assert not watched.faults
+        missing = [kind for kind in missing if kind not in {found for found, _ in watched.outcomes}]
 
 
 @pytest.fixture(scope="module")

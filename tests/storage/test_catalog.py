@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -619,3 +620,23 @@ def test_a_process_that_ended_and_was_not_waited_for_holds_nothing(catalog):
         assert durable.is_running(child.pid)
         assert child.stdin is not None
         child.stdin.close()
+
+
+def test_a_writer_that_has_waited_for_long_is_not_overtaken(
+    store: Path, filled: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for the lock as often as one that has just come."""
+    pauses: list[float] = []
+    waited = time.sleep
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        waited(seconds)
+
+    monkeypatch.setattr(connection, "_FAIR", 0.5)
+    with filled.transaction(), Catalog.open(store, "a", timeout=1.0) as other:
+        monkeypatch.setattr(connection.time, "sleep", pause)
+        with pytest.raises(LockedError):
+            other.set_tag("best", 1)
+    assert max(pauses) > 0.05
+    assert pauses[-1] == pauses[0] < 0.01

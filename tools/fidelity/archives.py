@@ -93,7 +93,7 @@ class StoreArchive:
 
     def add(self, path: Path) -> bool:
         """Ingest a file."""
-        return self.store.ingest(path, run=_RUN, **self.options).version.base
+        return self.store.ingest(path, run=_RUN, hot=0, **self.options).version.base
 
     def restore(self, index: int) -> State:
         """Return the state dict of a version, through a newly opened store: no decoded data is reused."""

@@ -64,6 +64,7 @@ class SearchedArchive(StoreArchive):
         row = self.store.ingest(
             path,
             run="run",
+            hot=0,
             gradients=gradients,
             policy=Policy("coarse", scheme="dynaquant"),
             search=Search(evaluate, TOLERANCE),
