@@ -26,7 +26,8 @@ _HEAD = """\
 `ckstore [--store PATH] VERB` works on the store that `--store` names, else on `$CKSTORE`, else on the nearest
 `.ckstore` in the working directory or above it. An error is one sentence on stderr with the remedy;
 [exit codes](errors.md#exit-codes) tell its kind. Every verb has {of_any}; verbs that open a store also have {of_store}.
-Progress bars and colours appear on terminals only; `NO_COLOR` turns colours off.
+`ckstore VERB --help` shows more examples. Progress bars and colours appear on terminals only; `NO_COLOR` turns colours
+off.
 """
 
 
@@ -76,11 +77,8 @@ def _section(command: Verb, context: click.Context) -> Iterator[str]:
             record = option.get_help_record(context)
             assert record is not None
             yield f"* `{record[0]}`: {' '.join(record[1].split())}"
-    yield from ("", "```sh")
-    for line, meaning in command.examples:
-        yield f"# {meaning}"
-        yield line
-    yield from ("```", "")
+    for line, meaning in command.examples[:1]:
+        yield from ("", "```sh", f"# {meaning}", line, "```", "")
     if further := {*command.exit_codes} - (_OF_STORE if {*command.exit_codes} >= _OF_STORE else _OF_ANY):
         yield from (f"Further exit codes: {_codes(further)}.", "")
 

@@ -1,8 +1,7 @@
 """Measures the restore cost of every version of every series, and fits the weights of `ckstore.lineage.cost` to it.
 
-Seconds are CPU seconds, the least of several restores of each kind, in turn with those of the same checkpoint stored
-exactly and in full. `predicted` is the factor that `ckstore log` prints; a budget bounds both factors. Its prediction
-for checkouts also counts the bytes that are hashed and written, of the version and of the one in full.
+Seconds are CPU seconds of state dicts, the least of several, in turn with those of the same checkpoint stored exactly
+and in full. `predicted` is the factor that `ckstore log` prints and a budget bounds.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from tools.bench import series as catalogue
 #: Minimal CPU seconds of repeated restores, and the maximal multiple of the requested number of restores.
 _ENOUGH = 1.0
 _OFTEN = 6
-#: Nanoseconds of one core to hash and write a byte.
-_HASHED = 1.0
 
 
 @dataclass(frozen=True)
@@ -42,19 +39,15 @@ class Row:
         Of the version.
     work, full
         Of restoring it, as stored and as if it were exact and in full.
-    memory, full_memory
-        Seconds of its state dict, as stored and from a store where it is in full.
-    file, full_file
-        The same of its checkout.
+    seconds, full_seconds
+        Of its state dict, as stored and from a store where it is in full.
     """
 
     number: int
     work: Work
     full: Work
-    memory: float
-    full_memory: float
-    file: float
-    full_file: float
+    seconds: float
+    full_seconds: float
 
     @property
     def predicted(self) -> float:
@@ -62,10 +55,9 @@ class Row:
         return cost(self.work) / cost(self.full)
 
     @property
-    def predicted_file(self) -> float:
-        """The predicted factor of a checkout."""
-        hashed = _HASHED * self.full.restored
-        return (cost(self.work) + hashed) / (cost(self.full) + hashed)
+    def measured(self) -> float:
+        """The measured factor."""
+        return self.seconds / self.full_seconds
 
 
 def ingest(
@@ -90,34 +82,25 @@ def measure(
         with ckstore.open(own, "r") as store:
             version = store[number]
             works = restore_work(store.repository.reader, set(version.document.objects), version.layout.files)
-        yield Row(number, *works, *_least(number, scratch / "out", repeat))
+        yield Row(number, *works, *_least(number, scratch, repeat))
     shutil.rmtree(own)
 
 
-def _state_dict(version: ckstore.Version, target: Path) -> None:
-    version.state_dict()
-
-
-def _checkout(version: ckstore.Version, target: Path) -> None:
-    version.checkout(target, force=True)
-
-
-def _least(number: int, out: Path, repeat: int) -> list[float]:
-    """Return the least CPU seconds of some restores: `memory`, `full_memory`, `file`, `full_file`.
+def _least(number: int, directory: Path, repeat: int) -> list[float]:
+    """Return the least CPU seconds of some state dicts: as stored, and in full.
 
     Each uses a newly opened store, in turn, after a warm-up. The order alternates, because earlier work determines the
     available memory. Restores of a few milliseconds are repeated more often.
     """
-    calls = [(out.with_name(store), way) for way in (_state_dict, _checkout) for store in ("store", "full")]
-    least = [float("inf")] * len(calls)
+    roots = [directory / name for name in ("store", "full")]
+    least = [float("inf")] * len(roots)
     for turn in range(_OFTEN * repeat + 1):
         if turn > repeat and sum(least) * turn > _ENOUGH:
             break
-        for index in range(len(calls)) if turn % 2 else reversed(range(len(calls))):
-            root, way = calls[index]
-            with ckstore.open(root, "r") as store:
+        for index in range(len(roots)) if turn % 2 else reversed(range(len(roots))):
+            with ckstore.open(roots[index], "r") as store:
                 begin = time.process_time()
-                way(store[number], out)
+                store[number].state_dict()
                 taken = time.process_time() - begin
             least[index] = min(least[index], taken) if turn else float("inf")
     return least
@@ -144,47 +127,34 @@ def main(arguments: list[str] | None = None) -> None:
     found = catalogue.find(chosen.series, chosen.data, chosen.work, tier=chosen.tier)
     rows: list[Row] = []
     summary: list[tuple[object, ...]] = []
-    _print_row("series", "budget", "version", "state dict, CPU ms", "model", "predicted", "state dict", "checkout")
-    _print_row("---", *["---:"] * 7)
+    _print_row("series", "budget", "version", "state dict, CPU ms", "model", "predicted", "measured")
+    _print_row("---", *["---:"] * 6)
     for series in found:
         with tempfile.TemporaryDirectory(dir=chosen.work) as scratch:
             for budget in budgets:
                 of_series: list[Row] = []
                 for row in measure(series, Path(scratch), chosen.repeat, budget, chosen.fidelity):
                     of_series.append(row)
-                    took = f"{row.memory * 1e3:.1f}", f"{cost(row.work) / 1e6:.1f}"
-                    factors = row.predicted, row.memory / row.full_memory, row.file / row.full_file
-                    _print_row(series.name, f"{budget:g}", row.number, *took, *(f"{factor:.2f}" for factor in factors))
+                    took = f"{row.seconds * 1e3:.1f}", f"{cost(row.work) / 1e6:.1f}"
+                    factors = f"{row.predicted:.2f}", f"{row.measured:.2f}"
+                    _print_row(series.name, f"{budget:g}", row.number, *took, *factors)
                 rows += of_series
                 summary.append((series.name, f"{budget:g}", *_summary(of_series)))
     print()
-    _print_row(
-        "series",
-        "budget",
-        "versions",
-        "predicted",
-        "state dict",
-        "checkout",
-        "state dict / predicted",
-        "checkout / predicted",
-    )
-    _print_row("---", *["---:"] * 7)
+    _print_row("series", "budget", "versions", "predicted", "measured", "measured / predicted")
+    _print_row("---", *["---:"] * 5)
     for cells in summary:
         _print_row(*cells)
     works = [work for row in rows for work in (row.work, row.full)]
-    weights = fit(works, [seconds for row in rows for seconds in (row.memory, row.full_memory)])
+    weights = fit(works, [seconds for row in rows for seconds in (row.seconds, row.full_seconds)])
     print("\nfitted weights:", dict(zip(Work._fields, (round(weight, 3) for weight in weights), strict=True)))
 
 
 def _summary(rows: list[Row]) -> tuple[object, ...]:
     """Return the number of versions of a series, the highest factors, and the errors of the predictions."""
-    memory, file = [row.memory / row.full_memory for row in rows], [row.file / row.full_file for row in rows]
-    highest = max(row.predicted for row in rows), max(memory), max(file)
-    off = (
-        [measured / row.predicted for measured, row in zip(memory, rows, strict=True)],
-        [measured / row.predicted_file for measured, row in zip(file, rows, strict=True)],
-    )
-    return len(rows), *(f"{one:.2f}" for one in highest), *(f"{min(one):.2f} to {max(one):.2f}" for one in off)
+    off = [row.measured / row.predicted for row in rows]
+    highest = max(row.predicted for row in rows), max(row.measured for row in rows)
+    return len(rows), *(f"{one:.2f}" for one in highest), f"{min(off):.2f} to {max(off):.2f}"
 
 
 def _print_row(*cells: object) -> None:

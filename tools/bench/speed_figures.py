@@ -50,15 +50,14 @@ class Timing:
 
 @dataclass
 class Section:
-    """The results of one row of the benchmark: the comparison, tables with their heads, and notes."""
+    """The results of one row of the benchmark: the comparison, and tables with their heads."""
 
     title: str
     about: str
     tables: list[list[list[str]]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return "\n\n".join([self.about, *map(_markdown, self.tables), *self.notes])
+        return "\n\n".join([self.about, *map(_markdown, self.tables)])
 
 
 def compared(

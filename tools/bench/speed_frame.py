@@ -1,8 +1,8 @@
 """The frame of the speed benchmark: its settings, and a clock by which contenders take turns.
 
-Disturbances of the machine affect contenders that take turns alike. Those that restore checkpoints run in persistent
-processes: the speed of new memory depends on the earlier work of a process, and ckstore, NumPy and torch request it in
-different ways.
+Disturbances of the machine affect contenders that take turns alike. Contenders that restore checkpoints run in
+persistent processes: the speed of new memory depends on the earlier work of a process, and ckstore, NumPy and torch
+request it in different ways.
 """
 
 from __future__ import annotations

@@ -101,12 +101,15 @@ def gobo(tensors: Mapping[str, Floats], levels: int) -> dict[str, Quantised]:
     return found
 
 
-def plain_kmeans(values: Floats, count: int) -> Floats:
-    """Return centroids of all values, unweighted, by Lloyd's rounds from their quantiles; ascending."""
+def plain_kmeans(values: Floats, count: int, rounds: int = 100) -> Floats:
+    """Return centroids of all values, unweighted, by Lloyd's rounds from their quantiles; ascending.
+
+    On sorted values and their prefix sums a round takes time logarithmic in their number.
+    """
     ordered = np.sort(values).astype(np.float64)
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
     found = np.unique(ordered[((np.arange(count) + 0.5) / count * len(ordered)).astype(int)])
-    for _ in range(100):
+    for _ in range(rounds):
         cuts = np.concatenate([[0], np.searchsorted(ordered, (found[1:] + found[:-1]) / 2), [len(ordered)]])
         counts = np.diff(cuts)
         means = np.diff(sums[cuts])[counts > 0] / counts[counts > 0]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from functools import partial
 from typing import Any
 
 from tools.fidelity import archives
 from tools.fidelity.archives import DEFAULT_QUALITY, Setting, StoreArchive
-from tools.fidelity.evaluation import evenly, mean
+from tools.fidelity.evaluation import evenly
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, load, weights_only
@@ -45,7 +46,7 @@ def _row(bench: Bench, run: str, part: str, quality: float, judge: Any) -> dict[
         archive = StoreArchive(scratch / "store", Setting("lattice", quality))
         stored = archives.measure(archive, files, seen)
         archive.remove()
-    bench.report(f"{stored.ratio:.1f}x, {mean(rises):+.3%}, worst version {max(rises):+.3%}")
+    bench.report(f"{stored.ratio:.1f}x, {statistics.mean(rises):+.3%}, worst version {max(rises):+.3%}")
     return {
         "run": run, "part": part, "quality": quality, "ratio": stored.ratio, "later": stored.delta_ratio,
         "rises": rises,
@@ -67,7 +68,7 @@ def _resumed(bench: Bench) -> Any:
             [language.resumed(each, exact["step"], seed=seed, steps=_STEPS) for each in (restored, exact)]
             for seed in range(_SEEDS)
         ]
-        return mean(coarse / same - 1 for coarse, same in losses)
+        return statistics.mean(coarse / same - 1 for coarse, same in losses)
 
     return judge
 

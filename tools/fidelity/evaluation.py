@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
 import torch
@@ -194,12 +194,6 @@ class Digits(_Judge):
 def evenly(count: int, points: int) -> list[int]:
     """Return up to `points` evenly spaced numbers below `count`; the last one is `count` - 1."""
     return sorted({round((count - 1) * (point + 1) / points) for point in range(min(points, count))})
-
-
-def mean(values: Iterable[float]) -> float:
-    """Return the arithmetic mean of at least one value."""
-    listed = list(values)
-    return sum(listed) / len(listed)
 
 
 def confidence(values: list[float]) -> float:

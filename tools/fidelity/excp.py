@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tools.fidelity.archives import Setting
+from tools.fidelity.baselines import plain_kmeans
 from tools.fidelity.states import Parameter, State, load, parameters
 
 Floats = NDArray[np.float32]
@@ -48,21 +49,8 @@ def moment_mask(first: Tensor, kept: Tensor) -> Tensor:
 
 
 def centres(values: Floats) -> Floats:
-    """Return up to 15 centres of the values by Lloyd's algorithm from their quantiles, ascending.
-
-    On sorted values and their prefix sums a round takes time logarithmic in their number.
-    """
-    ordered = np.sort(values).astype(np.float64)
-    sums = np.concatenate([[0.0], np.cumsum(ordered)])
-    found = np.unique(ordered[((np.arange(_CENTRES) + 0.5) / _CENTRES * len(ordered)).astype(int)])
-    for _ in range(_ROUNDS):
-        cuts = np.concatenate([[0], np.searchsorted(ordered, (found[1:] + found[:-1]) / 2), [len(ordered)]])
-        counts = np.diff(cuts)
-        means = np.diff(sums[cuts])[counts > 0] / counts[counts > 0]
-        if np.array_equal(means, found):
-            break
-        found = means
-    return found.astype(np.float32)
+    """Return up to 15 centres of the values by Lloyd's algorithm from their quantiles, ascending."""
+    return plain_kmeans(values, _CENTRES, _ROUNDS)
 
 
 def quantise(values: Floats) -> tuple[Floats, Labels]:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from tools.fidelity import archives
-from tools.fidelity.archives import Archive, Setting, StoreArchive
+from tools.fidelity.archives import Setting
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, load, save
-from tools.fidelity.whole import SEARCHED, WINDOWS, SearchedArchive, gpt_language
+from tools.fidelity.whole import SEARCHED, WINDOWS, archive_of, gpt_language
 
 #: Failures of a run, and seeds of their steps.
 COUNTS, SEEDS = (10, 20), 3
@@ -41,11 +41,7 @@ def row(bench: Bench, setting: Setting, count: int, seed: int) -> dict[str, Any]
         return language.loss(state["model"]) / language.loss(load(path)["model"]) - 1
 
     with bench.scratch() as scratch:
-        archive: Archive
-        if setting == SEARCHED:
-            archive = SearchedArchive(scratch / "store", degradation)
-        else:
-            archive = StoreArchive(scratch / "store", setting)
+        archive = archive_of(setting, scratch / "store", degradation)
         kept = 0
         for failure, until in zip(failures, [*failures[1:], settings.steps], strict=True):
             for step in sorted(step for step in done if kept < step <= failure):

@@ -13,13 +13,13 @@ from torch.nn import functional
 from ckstore import GradientAccumulator
 from tools import models
 from tools.fidelity import archives
-from tools.fidelity.archives import EXACT, Archive, Setting, StoreArchive
-from tools.fidelity.baselines import BASELINES, BaselineArchive
+from tools.fidelity.archives import EXACT, Setting
+from tools.fidelity.baselines import BASELINES
 from tools.fidelity.evaluation import Digits
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, load, save
-from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive
+from tools.fidelity.whole import SEARCHED, archive_of
 from tools.training import ImageSettings
 
 #: Evenly spaced failures of a run.
@@ -77,7 +77,7 @@ def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -
         return (reference - digits.judge(state["model"])[0]) / reference
 
     added: list[int] = []
-    archive = None if setting == EXACT else _archive(setting, scratch, degradation)
+    archive = None if setting == EXACT else archive_of(setting, scratch / "store", degradation, scratch / "gradients")
     for epoch in range(1, settings.epochs + 1):
         order = torch.randperm(train, generator=generator)
         model.train()
@@ -105,11 +105,3 @@ def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -
     if archive is not None:
         archive.remove()
     return *digits.judge(model.state_dict()), added
-
-
-def _archive(setting: Setting, scratch: Path, degradation: Any) -> Archive:
-    if setting == SEARCHED:
-        return SearchedArchive(scratch / "store", degradation, scratch / "gradients")
-    if setting.scheme in BASELINES:
-        return BaselineArchive(setting.scheme, degradation, TOLERANCE)
-    return StoreArchive(scratch / "store", setting)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.fidelity.archives import DEFAULT, DEFAULT_QUALITY, Archive, Setting, StoreArchive
-from tools.fidelity.baselines import BASELINES, BaselineArchive
-from tools.fidelity.evaluation import mean
+from tools.fidelity.archives import DEFAULT, DEFAULT_QUALITY, Archive, Setting
+from tools.fidelity.baselines import BASELINES
 from tools.fidelity.excp import ExcpArchive
 from tools.fidelity.found import Found
 from tools.fidelity.partial import RunningCheckpoint, share_of
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, load, weights_only
-from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive, gpt_language, judge
+from tools.fidelity.whole import SEARCHED, archive_of, gpt_language, judge
 
 #: Partial checkpoints: the function that writes one, and whether it writes the places of the elements.
 _PARTIAL: list[tuple[str, Callable[[RunningCheckpoint, State, float], int], bool]] = [
@@ -54,8 +54,8 @@ def measure(bench: Bench, found: Found) -> None:
                         for seed in range(_SEEDS)
                     ]
                     rises.append(language.loss(state["model"]) / language.loss(exact["model"]) - 1)
-        later = mean(sizes[1:])
-        bench.report(f"{mean(counts):.2f} steps, {later:,.0f} bytes a later version")
+        later = statistics.mean(sizes[1:])
+        bench.report(f"{statistics.mean(counts):.2f} steps, {later:,.0f} bytes a later version")
         return {"counts": counts, "rises": rises, "later": later, "most": _MOST, "bytes": of.stat().st_size}
 
     def kept(make: Callable[[Path], Archive]) -> Callable[[Path], Iterator[tuple[State, int]]]:
@@ -68,21 +68,18 @@ def measure(bench: Bench, found: Found) -> None:
 
         return versions
 
-    ways = {
-        str(setting): kept(lambda directory, setting=setting: StoreArchive(directory, setting))  # type: ignore[misc]
-        for setting in (DEFAULT, Setting("lc", DEFAULT_QUALITY), Setting("dynaquant", DEFAULT_QUALITY))
-    }
-    for name, make in ways.items():
-        found.row("rework", name, partial(row, make))
+    def by(setting: Setting) -> Callable[[Path], Iterator[tuple[State, int]]]:
+        return kept(lambda directory: archive_of(setting, directory, degradation))
+
+    for setting in (DEFAULT, Setting("lc", DEFAULT_QUALITY), Setting("dynaquant", DEFAULT_QUALITY), SEARCHED):
+        found.row("rework", str(setting), partial(row, by(setting)))
     lc = next(row["later"] for row in found.rows("rework") if row["name"].startswith("lc"))
     for name, save, places in _PARTIAL:
         for size, share in (("a tenth", _TENTH), ("LC's bytes", share_of(lc, first, places=places))):
             found.row("rework", f"{name}, {size}", partial(row, partial(_partial, paths, save, share)))
     (weights,) = weights_only(paths[:1], bench.kept / "weights" / "gpt")
     for name in BASELINES:
-        make = kept(lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE))  # type: ignore[misc]
-        found.row("rework", name, partial(row, make, weights))
-    found.row("rework", str(SEARCHED), partial(row, kept(lambda directory: SearchedArchive(directory, degradation))))
+        found.row("rework", name, partial(row, by(Setting(name)), weights))
     found.row("rework", "excp", partial(row, kept(ExcpArchive)))
 
 

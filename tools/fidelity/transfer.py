@@ -10,12 +10,12 @@ import torch
 
 from tools import models, runs
 from tools.fidelity import archives
-from tools.fidelity.archives import EXACT, Archive, Setting, StoreArchive
-from tools.fidelity.baselines import BASELINES, BaselineArchive
+from tools.fidelity.archives import EXACT, Setting
+from tools.fidelity.baselines import BASELINES
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, weights_only
-from tools.fidelity.whole import SEARCHED, TOLERANCE, WINDOWS, SearchedArchive, judge, prose_language
+from tools.fidelity.whole import SEARCHED, WINDOWS, archive_of, judge, prose_language
 from tools.training import language_step
 
 #: Steps of the fine-tune, and those between two evaluations.
@@ -34,13 +34,7 @@ def _row(bench: Bench, setting: Setting) -> dict[str, Any]:
     (path,) = weights_only(paths[-1:], bench.kept / "weights" / "gpt")
     degradation = judge(bench, "gpt", paths)
     with bench.scratch() as scratch:
-        archive: Archive
-        if setting == SEARCHED:
-            archive = SearchedArchive(scratch / "store", degradation)
-        elif setting.scheme in BASELINES:
-            archive = BaselineArchive(setting.scheme, degradation, TOLERANCE)
-        else:
-            archive = StoreArchive(scratch / "store", setting)
+        archive = archive_of(setting, scratch / "store", degradation)
         before = archive.nbytes()
         archive.add(path)
         nbytes = archive.nbytes() - before

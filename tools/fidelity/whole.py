@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ckstore.policy import Policy
+from ckstore.policy import QUALITY, Policy
 from ckstore.writing.tuning import Search
 from tools import models, runs
 from tools.fidelity import archives
@@ -80,14 +80,22 @@ def measure(bench: Bench, found: Found, run: str) -> None:
     degradation = judge(bench, run, paths)
     files = {"weights": weights_only(paths, bench.kept / "weights" / run), "whole": paths}
 
-    def row(part: str, make: Callable[[Path], Archive]) -> dict[str, Any]:
+    existing = paths[0].parent / "gradients"
+    gradients = existing if existing.exists() else None
+    made_of = digest([REVISION, paths[0].with_name("run.json").read_text(), run])[:16]
+
+    def row(part: str, setting: Setting) -> dict[str, Any]:
         lost: list[float] = []
 
         def seen(index: int, state: State) -> None:
             lost.append(degradation(files[part][index], state))
 
         with bench.scratch() as scratch:
-            archive = make(scratch / "store")
+            archive: Archive
+            if setting == ExcpArchive.setting:
+                archive = ExcpArchive(bench.kept / "excp" / made_of)
+            else:
+                archive = archive_of(setting, scratch / "store", degradation, gradients)
             stored = archives.measure(archive, files[part], seen)
             kinds = archive.kinds() if isinstance(archive, StoreArchive) else {}
             archive.remove()
@@ -101,11 +109,14 @@ def measure(bench: Bench, found: Found, run: str) -> None:
             "settings": getattr(archive, "settings", getattr(archive, "chosen", [])),
         }  # fmt: skip
 
-    ways = {part: _archives(bench, run, part, degradation, paths) for part in files}
-    for name in ways["weights"] | ways["whole"]:
-        for part in files:
-            if name in ways[part]:
-                found.row(run, f"{part}, {name}", partial(row, part, ways[part][name]))
+    both = (Setting("lc", QUALITY), archives.DEFAULT, Setting("dynaquant", QUALITY), SEARCHED)
+    ways = {
+        "weights": [*both, Setting("lc", 2.5), *map(Setting, BASELINES)],  # 2 bits
+        "whole": [*both, ExcpArchive.setting],
+    }
+    for part, settings in ways.items():
+        for setting in settings:
+            found.row(run, f"{part}, {setting}", partial(row, part, setting))
 
 
 def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
@@ -141,24 +152,12 @@ def prose_language(bench: Bench, paths: list[Path], windows: int) -> Language:
     return Language(settings, held_out.flatten(), held_out)
 
 
-def _archives(
-    bench: Bench, run: str, part: str, degradation: Degradation, paths: list[Path]
-) -> dict[str, Callable[[Path], Archive]]:
-    """Return functions that make an archive, given the directory of its store, by name."""
-    gradients = paths[0].parent / "gradients"
-    quality = archives.DEFAULT_QUALITY
-    found: dict[str, Callable[[Path], Archive]] = {}
-    for setting in (Setting("lc", quality), archives.DEFAULT, Setting("dynaquant", quality)):
-        found[str(setting)] = lambda directory, setting=setting: StoreArchive(directory, setting)  # type: ignore[misc]
-    if part == "weights":
-        coarser = Setting("lc", 2.5)  # 2 bits
-        found[str(coarser)] = lambda directory: StoreArchive(directory, coarser)
-        for name in BASELINES:
-            found[name] = lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE)  # type: ignore[misc]
-    else:
-        made_of = digest([REVISION, paths[0].with_name("run.json").read_text(), run])[:16]
-        found["excp"] = lambda directory: ExcpArchive(bench.kept / "excp" / made_of)
-    found[str(SEARCHED)] = lambda directory: SearchedArchive(
-        directory, degradation, gradients if gradients.exists() else None
-    )
-    return found
+def archive_of(
+    setting: Setting, directory: Path, degradation: Degradation, gradients: Path | None = None
+) -> StoreArchive | BaselineArchive:
+    """Return an archive of a setting; `directory` is of its store, and the rest is for searches."""
+    if setting == SEARCHED:
+        return SearchedArchive(directory, degradation, gradients)
+    if setting.scheme in BASELINES:
+        return BaselineArchive(setting.scheme, degradation, TOLERANCE)
+    return StoreArchive(directory, setting)
