@@ -145,6 +145,10 @@ class FileSource:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def __del__(self) -> None:  # A thread that still reads keeps it open.
+        if hasattr(self, "_descriptor"):
+            self.close()
+
     def __enter__(self) -> FileSource:
         return self
 

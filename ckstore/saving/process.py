@@ -96,7 +96,6 @@ def serve(settings: Settings, connection: Connection) -> None:
     """Store staged states in order; send (number, report or error) once each is durable."""
     import google_crc32c  # noqa: F401 - imported early, since every save needs it
 
-    import ckstore.scanning.state_dicts  # noqa: F401
     from ckstore.operations.compactor import Compactor
     from ckstore.operations.ingest import ingest
     from ckstore.operations.naming import policy_of

@@ -20,10 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, FileLayout, parse, pieces, split_skeleton
+from ckstore.formats.detect import parse
+from ckstore.formats.layout import FileLayout
+from ckstore.formats.skeleton import pieces
+from ckstore.formats.sources import BytesSource
 from ckstore.formats.torch.state_dict import StateDictSource
 from ckstore.formats.torch.tree import MAX_DEPTH
-from tests.formats.reading import saved
+from tests.formats.reading import saved, split_skeleton
 from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, learner_bytes
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import InputError
-from ckstore.formats import Unknown
+from ckstore.formats.layout import Unknown
 from ckstore.formats.torch import pickle_reader as machine
 from ckstore.formats.torch.objects import reduce
 from ckstore.formats.torch.pickle_reader import Global, Object, TruncatedError, read_pickle

@@ -15,7 +15,10 @@ import pytest
 import torch
 
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, FileLayout, TensorRef, Unknown, parse, path_to_text
+from ckstore.formats.detect import parse
+from ckstore.formats.layout import FileLayout, TensorRef, Unknown
+from ckstore.formats.paths import path_to_text
+from ckstore.formats.sources import BytesSource
 from tests.formats.reading import assert_comes_back, assert_tree_equals, saved
 
 LEGACY = {"_use_new_zipfile_serialization": False}

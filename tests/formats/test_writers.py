@@ -17,21 +17,12 @@ import torch
 from safetensors.torch import load as load_safetensors
 
 from ckstore.errors import InputError, UsageError
-from ckstore.formats import (
-    BytesSource,
-    CompositeSource,
-    Extent,
-    FileLayout,
-    Tensor,
-    TensorRef,
-    Unknown,
-    parse,
-    plain_tree,
-    select_tensors,
-    tensor_numbers,
-)
+from ckstore.formats.detect import parse
 from ckstore.formats.flat_writers import write_npz, write_safetensors
+from ckstore.formats.layout import Extent, FileLayout, Tensor, TensorRef, Unknown
+from ckstore.formats.sources import BytesSource, CompositeSource
 from ckstore.formats.torch.writer import plan_torch, write_torch
+from ckstore.formats.trees import plain_tree, select_tensors, tensor_numbers
 from tests.formats.reading import assert_comes_back, assert_tree_equals, bits, saved, torch_bits
 from tests.formats.test_torch_files import DTYPES, UNTYPED, random_bits
 

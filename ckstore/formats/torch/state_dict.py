@@ -228,6 +228,9 @@ class StateDictSource:
         """Raise `InputError` where a tensor was changed since it was described, as far as torch or a sample tells."""
         self._state.check_unchanged()
 
+    def close(self) -> None:
+        """Do nothing: the tensors are the caller's."""
+
     def _follow(self, offset: int, data: memoryview) -> None:
         """Compute the CRC-32 of storages from data that is read anyway, while it is read in order."""
         if offset == 0:
