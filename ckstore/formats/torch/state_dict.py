@@ -37,7 +37,7 @@ from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.objects import CLASSES
 from ckstore.formats.torch.pickle_reader import Identity
 from ckstore.formats.torch.pickle_writer import OPAQUE
-from ckstore.formats.torch.storages import StorageData, View
+from ckstore.formats.torch.storages import StorageData
 from ckstore.formats.torch.tree import PLAIN, ROOT, free, segment_of
 from ckstore.formats.torch.writer import TorchPlan, plan_torch
 from ckstore.formats.torch.zip import assemble
@@ -259,10 +259,7 @@ def _layout_of(plan: TorchPlan, state: LiveState) -> FileLayout:
     for number, extent in zip(plan.numbers, plan.layout.extents, strict=True):
         dtype = None if number in plan.untyped else extent.dtype
         storages.append(StorageData(str(number), dtype, extent.start, extent.nbytes))
-    views = [
-        View(one.path, str(one.extent), one.dtype, one.shape, one.strides, one.offset, one.marks)
-        for one in state.tensors
-    ]
+    views = [(str(one.extent), one) for one in state.tensors]
     layout = assemble("torch-zip", plan.layout.size, storages, views, state.tree)
     layout.checked = plan.layout.checked
     return layout

@@ -7,7 +7,7 @@ from typing import Any
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import Path, Segment, TensorRef, Unknown, like
+from ckstore.formats.layout import Path, Segment, Tensor, TensorRef, Unknown, like
 from ckstore.formats.torch.objects import Storage, StoredTensor
 from ckstore.formats.torch.pickle_reader import Global, Identity, Object
 from ckstore.formats.torch.storages import View
@@ -107,7 +107,8 @@ class TreeReader:
             if rest:
                 raise InputError(f"a view of storage {storage.key!r} begins in the middle of an element")
             offset += skipped
-        self.views.append(View(path, storage.key, tensor.dtype, tensor.shape, tensor.strides, offset, tensor.marks))
+        found = Tensor(path, tensor.dtype, tensor.shape, tensor.strides, -1, offset, tensor.marks)
+        self.views.append((storage.key, found))
         return TensorRef(len(self.views) - 1)
 
     def _sequence(self, items: Any, path: Path, depth: int, taken: dict[Segment, int]) -> list[Any]:
