@@ -18,10 +18,7 @@ from ckstore.errors import IntegrityError
 from ckstore.runtime import forks
 from ckstore.runtime.checksum import crc32c
 from ckstore.runtime.lru import Lru
-from ckstore.storage import durable, root
-from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
-from ckstore.storage.schema import plain_object, read_json
-from ckstore.storage.zip_records import (
+from ckstore.runtime.zip_records import (
     CENTRAL,
     CENTRAL_MAGIC,
     END,
@@ -33,6 +30,9 @@ from ckstore.storage.zip_records import (
     read_central,
     read_local,
 )
+from ckstore.storage import durable, root
+from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
+from ckstore.storage.schema import plain_object, read_json
 
 _ABSENT = 2**64 - 1
 _TAIL = 1024

@@ -79,12 +79,10 @@ def test_torch_files_load_with_weights_only() -> None:
         "plain": [1, -1, 300, 70_000, 2**40, -(2**70), 1.5, "ü\ud800", b"\x00\xff", None, True, 1j, (), (1,), []],
     }
     data = rewritten(saved(value))
-    for mapped in (False, True):
-        path = io.BytesIO(data)
-        loaded = torch.load(path, weights_only=True) if not mapped else torch.load(io.BytesIO(data), weights_only=True)
-        assert_same(loaded, value)
-        assert loaded["tied"][0].data_ptr() == loaded["tied"][1].data_ptr()
-        assert loaded["views"]["a"].data_ptr() == loaded["tied"][0].data_ptr() + 12
+    loaded = torch.load(io.BytesIO(data), weights_only=True)
+    assert_same(loaded, value)
+    assert loaded["tied"][0].data_ptr() == loaded["tied"][1].data_ptr()
+    assert loaded["views"]["a"].data_ptr() == loaded["tied"][0].data_ptr() + 12
 
 
 def test_torch_files_load_mapped(tmp_path: Path) -> None:
