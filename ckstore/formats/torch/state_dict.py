@@ -38,7 +38,7 @@ from ckstore.formats.torch.objects import CLASSES
 from ckstore.formats.torch.pickle_reader import Identity
 from ckstore.formats.torch.pickle_writer import OPAQUE
 from ckstore.formats.torch.storages import StorageData
-from ckstore.formats.torch.tree import PLAIN, ROOT, free, segment_of
+from ckstore.formats.torch.tree_reader import PLAIN, ROOT, free, segment_of
 from ckstore.formats.torch.writer import TorchPlan, plan_torch
 from ckstore.formats.torch.zip import assemble
 from ckstore.runtime.checksum import crc32
@@ -139,15 +139,6 @@ class LiveState:
         for extent, before, now in zip(self.extents, self._sample, _contents(self._sampled), strict=False):
             if before != now:
                 raise _changed(extent.path)
-
-    def read(self, extent: int, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes of an extent from a byte offset, as they are in memory now."""
-        return bytes(self.view(extent, offset, nbytes))
-
-    def read_pieces(self, extent: int) -> Iterator[bytes]:
-        """Yield all bytes of an extent, piece by piece."""
-        for offset in range(0, self.extents[extent].nbytes, _READ_BYTES):
-            yield self.read(extent, offset, min(_READ_BYTES, self.extents[extent].nbytes - offset))
 
 
 class StateDictSource:

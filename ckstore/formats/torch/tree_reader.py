@@ -11,6 +11,7 @@ from ckstore.formats.layout import Path, Segment, Tensor, TensorRef, Unknown, li
 from ckstore.formats.torch.objects import Storage, StoredTensor
 from ckstore.formats.torch.pickle_reader import Global, Identity, Object
 from ckstore.formats.torch.storages import View
+from ckstore.formats.trees import MODULE_GROUPS
 
 #: Deepest nesting of containers; walking a level takes up to four of the interpreter's 1000 frames.
 MAX_DEPTH = 128
@@ -21,8 +22,6 @@ MAX_NODES = 20_000_000
 
 #: Replaces a container within itself.
 CYCLE = Unknown("ckstore.cycle")
-#: Attributes of `torch.nn.Module` whose entries are accessed as attributes of the module.
-MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
 _NAMES: dict[type, str] = {
     dict: "builtins.dict",
     OrderedDict: "collections.OrderedDict",
