@@ -21,10 +21,10 @@ from ckstore.checking.verify import VerifyReport
 from ckstore.objects.documents import MANIFEST
 from ckstore.objects.records import Record, record_from_json
 from ckstore.recovery.recover import recover
+from ckstore.runtime.zip_records import CENTRAL, CENTRAL_MAGIC, END, read_central
 from ckstore.storage import zstd
 from ckstore.storage.manifest import decode_manifest, encode_manifest
 from ckstore.storage.pack_reader import PackReader
-from ckstore.storage.zip_records import CENTRAL, CENTRAL_MAGIC, END, read_central
 
 #: The time and memory that a store may cost a reader, besides reading a good store of its size.
 SECONDS, BYTES = 2.0, 512 << 20

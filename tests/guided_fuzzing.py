@@ -22,8 +22,9 @@ TARGETS = ("pickle", "zip", "safetensors", "file")
 
 def reader(target: str) -> Callable[[bytes], Any]:
     """Return the function that reads untrusted bytes; imported here, so that `main` has it instrumented."""
-    from ckstore.formats import BytesSource, parse
+    from ckstore.formats.detect import parse
     from ckstore.formats.safetensors import FORMAT
+    from ckstore.formats.sources import BytesSource
     from ckstore.formats.torch.pickle_reader import read_pickle
     from ckstore.formats.zip_directory import read_directory
 

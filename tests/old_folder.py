@@ -210,7 +210,7 @@ def _no_checkpoints(made: OldFolder) -> None:
 
 def _public(made: OldFolder, data: Path) -> None:
     """Copy public checkpoints; their names give run and step."""
-    from ckstore.formats import step_of
+    from ckstore.formats.facts import step_of
 
     for path in sorted(data.rglob("*")):
         where = path.relative_to(data)

@@ -20,7 +20,7 @@ from ckstore.formats.shards import fit_together
 from ckstore.formats.sources import PartSource
 from ckstore.formats.torch.objects import reduce
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, Identity, Object, read_pickle
-from ckstore.formats.torch.tree import ROOT
+from ckstore.formats.torch.tree_reader import ROOT
 from ckstore.formats.torch.zip import parse_torch_zip
 from ckstore.formats.zip_directory import archive_starts, follows_others, starts_like_zip
 

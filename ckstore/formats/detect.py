@@ -16,6 +16,7 @@ from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.layout import FileLayout, Format, Source, opaque
 from ckstore.formats.torch import legacy
 from ckstore.formats.torch import zip as torch_zip
+from ckstore.formats.trees import tensor_numbers
 from ckstore.formats.zip_directory import FIRST_RECORD, first_name, starts_like_zip
 
 _MAX_MESSAGE = 240
@@ -149,6 +150,7 @@ def _parsed(one: Format, source: Source) -> FileLayout | None:
         layout.sort()
         is_own = layout.size == source.size and layout.kind in (one.name, "opaque")
         fault = layout.fault() if is_own else "size and kind"
+        is_named = one in _OWN or _names_each_once(layout)  # Ours do so by their rules.
     except InputError:
         raise
     except Exception as error:
@@ -157,7 +159,15 @@ def _parsed(one: Format, source: Source) -> FileLayout | None:
         raise InputError(f"its parser failed ({type(error).__name__}: {error})") from error
     if fault:
         raise InputError(f"its {fault} overlap or lie outside of the file")
+    if not is_named:
+        raise InputError("its names or its tree do not have each tensor once")
     return layout
+
+
+def _names_each_once(layout: FileLayout) -> bool:
+    """Return whether tensors have distinct paths, and each is in the tree once."""
+    are_distinct = len({tensor.path for tensor in layout.tensors}) == len(layout.tensors)
+    return are_distinct and sorted(tensor_numbers(layout.tree)) == list(range(len(layout.tensors)))
 
 
 def _presentable(error: InputError) -> str:

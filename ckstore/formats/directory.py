@@ -12,6 +12,7 @@ from typing import Literal
 from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, is_pointer
 from ckstore.formats.facts import named_step
+from ckstore.formats.paths import listed
 from ckstore.formats.sources import PERMISSIONS, FileSource
 
 _UP_TO_NUMBER = re.compile(r"[^0-9]*")
@@ -121,10 +122,9 @@ def refuse_several(root: str | os.PathLike[str], entries: Iterable[Entry]) -> No
                 several[step] = entry.path
     if len(several) > 1:
         names = [name for _, name in sorted(several.items())]
-        shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         pattern = os.path.join(os.fspath(root), _UP_TO_NUMBER.findall(names[0])[0])
         raise InputError(
-            f"{os.fspath(root)} holds {len(names)} checkpoints, not one ({shown}): give each, as {pattern}*."
+            f"{os.fspath(root)} holds {len(names)} checkpoints, not one ({listed(names)}): give each, as {pattern}*."
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ckstore.formats.layout import Source
-from ckstore.formats.scalars import numpy_number
+from ckstore.formats.trees import numpy_number
 
 _STEP_KEYS = ("global_step", "step", "iteration", "iter")
 _MAX_STEP = 2**63 - 1

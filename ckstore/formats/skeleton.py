@@ -1,4 +1,4 @@
-"""The pieces of a file in order, skeleton and extents; extracts the skeleton, and fills it in again."""
+"""The pieces of a file in order, skeleton and extents; fills in the skeleton's checksums."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import NamedTuple
 
 from ckstore.formats.layout import FileLayout, Source
 from ckstore.runtime.checksum import crc32
-
-#: Maximal bytes of a skeleton that are read at once.
-_READ_BYTES = 1 << 24
 
 
 class Piece(NamedTuple):
@@ -38,19 +35,6 @@ def pieces(layout: FileLayout) -> Iterator[Piece]:
         position = extent.stop
     if position < layout.size:
         yield Piece(-1, position, layout.size)
-
-
-def split_skeleton(source: Source, layout: FileLayout) -> bytes:
-    """Return all bytes outside of the extents in file order, with the CRCs of `layout.checked` as zeros."""
-    skeleton = bytearray()
-    for piece in pieces(layout):
-        if piece.extent < 0:
-            for start in range(piece.start, piece.stop, _READ_BYTES):
-                skeleton += source.pread(start, min(_READ_BYTES, piece.stop - start))
-    zeros = bytes(4)
-    for _, offset in crc_offsets(layout):
-        skeleton[offset : offset + 4] = zeros
-    return bytes(skeleton)
 
 
 def stored_crcs(source: Source, layout: FileLayout) -> list[int]:

@@ -6,7 +6,6 @@ import os
 import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
@@ -145,12 +144,14 @@ class FileSource:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def __del__(self) -> None:  # A thread that still reads keeps it open.
+        if hasattr(self, "_descriptor"):
+            self.close()
+
     def __enter__(self) -> FileSource:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -215,6 +216,12 @@ class CompositeSource:
         for part in self._parts(offset, len(target)):
             target[: len(part)] = part
             target = target[len(part) :]
+
+    def check_unchanged(self) -> None:
+        """Do nothing: its bytes do not change."""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""
 
     def _parts(self, offset: int, length: int) -> Iterator[bytes | memoryview]:
         check_range(offset, length, self._size)

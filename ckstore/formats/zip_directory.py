@@ -14,7 +14,7 @@ from ckstore.errors import InputError
 from ckstore.formats.layout import Source
 from ckstore.formats.sources import PartSource
 from ckstore.runtime.checksum import crc32
-from ckstore.storage.zip_records import (
+from ckstore.runtime.zip_records import (
     CENTRAL,
     CENTRAL_CRC,
     CENTRAL_MAGIC,

@@ -11,6 +11,8 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ckstore.integrations.names import found
+
 if TYPE_CHECKING:
     from ckstore.store import Store
     from ckstore.writing.ingest import IngestReport
@@ -99,11 +101,10 @@ def load_state(accelerator: Any, store: Store, name: str, **options: Any) -> int
     """
     from accelerate.utils import broadcast_object_list
 
-    run, _, at = name.rpartition("@")
     (token,) = broadcast_object_list([secrets.token_hex(8)])
-    if at == "latest" and store.catalog.latest(run) is None:
+    version = found(store, name)
+    if version is None:
         return None
-    version = store[name]
     machine = accelerator.process_index - accelerator.local_process_index
     place = Path(gettempdir(), f"ckstore-{token}-{machine}")
     try:

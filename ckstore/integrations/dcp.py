@@ -26,15 +26,15 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-import ckstore
 from ckstore.dtypes import torch_dtype
 from ckstore.errors import UsageError
 from ckstore.formats.dcp import nested
+from ckstore.integrations.names import opened
 from ckstore.storage.durable import disk_full_explained, temporary_path
 from ckstore.storage.root import PACKS, place
+from ckstore.store import Store
 
 if TYPE_CHECKING:
-    from ckstore.store import Store
     from ckstore.version import Version
     from ckstore.writing.ingest import IngestReport
 
@@ -85,14 +85,14 @@ class StoreWriter(StorageWriter):
         self, store: Store | str | os.PathLike[str], run: str | None = None, step: int | None = None, **options: Any
     ) -> None:
         super().__init__()
-        self._store = _Opened(store)
+        self._store = store if isinstance(store, Store) else place(store)
         self._ingest = {"run": run, "step": step, **options}
         self._staged: _Staged | None = None
         self._removal: Any = None
         self.report: IngestReport | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_staged": None, "_removal": None}
+        return self.__dict__ | {"_store": _place_of(self._store), "_staged": None, "_removal": None}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save."""
@@ -126,7 +126,7 @@ class StoreWriter(StorageWriter):
         for name, (size, dtype) in whole.items():
             starts[name] = nbytes
             nbytes += -(-prod(size) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        with self._store as store:
+        with opened(self._store) as store:
             path = temporary_path(store.path / PACKS)
         self._discard()
         self._removal = weakref.finalize(self, path.unlink, missing_ok=True)
@@ -163,7 +163,7 @@ class StoreWriter(StorageWriter):
         assert staged is not None
         try:
             state = nested(_leaves(metadata, staged, results))
-            with self._store as store:
+            with opened(self._store) as store:
                 self.report = store.ingest(state, **self._ingest)
         finally:
             self._discard()
@@ -207,10 +207,13 @@ class StoreReader(StorageReader):
         self, store: Store | str | os.PathLike[str], version: str | int, *, allow: tuple[type, ...] = ()
     ) -> None:
         super().__init__()
-        self._store = _Opened(store)
+        self._store = store if isinstance(store, Store) else place(store)
         self._named = version
         self._allow = allow
         self._uid = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_store": _place_of(self._store)}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a load."""
@@ -219,7 +222,7 @@ class StoreReader(StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the metadata of the version's tensors and objects."""
-        with self._store as store:
+        with opened(self._store) as store:
             version = store[self._named]
             self._uid = version.row.uid
             flat, mapping = flatten_state_dict(_outline(version, self._allow))
@@ -245,7 +248,7 @@ class StoreReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the chunks of this rank's shards."""
-        with self._store as store:
+        with opened(self._store) as store:
             version = store[plan.storage_data]
             flat, _ = flatten_state_dict(_outline(version, self._allow))
             for item in plan.items:
@@ -272,28 +275,9 @@ class StoreReader(StorageReader):
         return False
 
 
-class _Opened:
-    """A store that the caller has opened; after pickling, or for a path, it is opened for each use."""
-
-    def __init__(self, store: Store | str | os.PathLike[str]) -> None:
-        is_place = isinstance(store, str | os.PathLike)
-        self.place = place(store) if isinstance(store, str | os.PathLike) else store.place
-        self._store: Any = None if is_place else store
-        self._own: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.place, "_store": None, "_own": None}
-
-    def __enter__(self) -> Store:
-        if self._store is not None:
-            return self._store  # type: ignore[no-any-return]
-        self._own = ckstore.open(self.place)
-        return self._own  # type: ignore[no-any-return]
-
-    def __exit__(self, *error: object) -> None:
-        if self._own is not None:
-            self._own.close()
-        self._own = None
+def _place_of(store: Store | str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return the address of a store, which another process opens for each use."""
+    return store.place if isinstance(store, Store) else store
 
 
 def _allocate(path: Path, nbytes: int) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from ckstore.errors import UsageError
 from ckstore.store import Store, open
+from ckstore.version import Version
 
 #: Prefix that distinguishes the name of a version from a path.
 PREFIX = "ckstore:"
@@ -48,11 +49,14 @@ def run_and_step(name: str) -> tuple[str, int | None]:
     return run, int(step)
 
 
+def found(store: Store, name: str) -> Version | None:
+    """Return the version of a name; None for `RUN@latest` of a run without versions."""
+    run, _, step = name.rpartition("@")
+    return None if step == "latest" and store.catalog.latest(run) is None else store[name]
+
+
 @contextmanager
 def opened(store: Store | str | os.PathLike[str] | None) -> Iterator[Store]:
     """Yield a store: an open one as it is, a path opened as by `ckstore.open` and closed at the end."""
-    if isinstance(store, Store):
-        yield store
-    else:
-        with open(store) as found:
-            yield found
+    with nullcontext(store) if isinstance(store, Store) else open(store) as usable:
+        yield usable

@@ -131,7 +131,7 @@ def _read_by_torch(version: Version, map_location: Any, *, weights_only: bool) -
 
 def _holds_unknown(state: Any) -> bool:
     """Return whether a state contains an object that could not be rebuilt."""
-    from ckstore.formats import Unknown
+    from ckstore.formats.layout import Unknown
 
     left, seen = [state], set()
     while left:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import ConflictError, UsageError
+from ckstore.integrations.names import found
 
 if TYPE_CHECKING:
     from ckstore.store import Store
@@ -124,10 +125,9 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
     UsageError
         Several ranks run, but `torch.distributed` is not initialised yet: create `TrainingArguments` first.
     """
-    run, _, step = name.rpartition("@")
-    if step == "latest" and store.catalog.latest(run) is None:
+    version = found(store, name)
+    if version is None:
         return None
-    version = store[name]
     directory = Path(output_dir, f"checkpoint-{version.row.step}")
     distributed = _distributed()
     if distributed is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:

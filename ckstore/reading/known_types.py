@@ -25,12 +25,11 @@ import torch
 
 from ckstore.errors import InputError, UsageError
 from ckstore.formats.layout import Unknown
-from ckstore.formats.scalars import NUMPY_CORES
 from ckstore.formats.torch.objects import CLASSES, reduce
 from ckstore.formats.torch.pickle_reader import read_pickle
 from ckstore.formats.torch.pickle_writer import OPAQUE
-from ckstore.formats.torch.tree import TreeReader
-from ckstore.formats.trees import replace_tensors
+from ckstore.formats.torch.tree_reader import TreeReader
+from ckstore.formats.trees import NUMPY_CORES, replace_tensors
 
 #: Bytes that objects may take in addition to a multiple of the pickle's size.
 _FREE_BYTES = 1 << 28

@@ -10,7 +10,7 @@ from ckstore.formats.dcp import METADATA, Item, nested, read_metadata
 from ckstore.formats.layout import Path, TensorRef
 from ckstore.formats.paths import match_texts, path_to_text
 from ckstore.formats.sources import CompositeSource, PartSource
-from ckstore.formats.torch.tree import ROOT
+from ckstore.formats.torch.tree_reader import ROOT
 from ckstore.formats.torch.zip import parse_torch_zip
 from ckstore.formats.trees import replace_tensors, select_tensors
 

@@ -14,7 +14,7 @@ import torch
 
 from ckstore.dtypes import ITEM_SIZES, torch_dtype
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
-from ckstore.formats import parse
+from ckstore.formats.detect import parse
 from ckstore.formats.layout import FileLayout, Tensor
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.shards import slabs

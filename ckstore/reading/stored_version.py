@@ -14,11 +14,12 @@ import numpy as np
 from ckstore.codecs.lattice import PARTS, Bits
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
-from ckstore.formats import CompositeSource, parse
+from ckstore.formats.detect import parse
 from ckstore.formats.layout import FileLayout, Path, Tensor
 from ckstore.formats.paths import listed, path_to_text
 from ckstore.formats.shards import join
 from ckstore.formats.skeleton import fill_crcs
+from ckstore.formats.sources import CompositeSource
 from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
 from ckstore.objects.records import Record, check_cut
 from ckstore.policy import FIDELITIES, Fidelity

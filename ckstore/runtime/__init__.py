@@ -1,1 +1,1 @@
-"""Threads, memory, the garbage collector and checksums."""
+"""Threads, memory, the garbage collector, checksums, and the records of zip files."""

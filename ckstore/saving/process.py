@@ -96,7 +96,6 @@ def serve(settings: Settings, connection: Connection) -> None:
     """Store staged states in order; send (number, report or error) once each is durable."""
     import google_crc32c  # noqa: F401 - imported early, since every save needs it
 
-    import ckstore.scanning.state_dicts  # noqa: F401
     from ckstore.commit.naming import policy_of
     from ckstore.repository import Address
     from ckstore.retention.compactor import Compactor

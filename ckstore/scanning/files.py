@@ -5,20 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ckstore.formats import FileSource
-from ckstore.formats.sources import check_identity, file_identity
+from ckstore.formats.sources import FileSource, check_identity, file_identity
 from ckstore.runtime.lru import Lru
 
 #: Files that stay open. Directories may hold more files than a process may open.
 _LIMIT = 64
-
-
-class _OpenFile(FileSource):
-    """A file that is closed with its last reference: a thread that still reads keeps it open."""
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            self.close()
 
 
 class OpenFiles:
@@ -31,14 +22,14 @@ class OpenFiles:
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
-        self._files: Lru[str, _OpenFile] = Lru(limit)
+        self._files: Lru[str, FileSource] = Lru(limit)
 
-    def get(self, path: str) -> tuple[_OpenFile, bool]:
+    def get(self, path: str) -> tuple[FileSource, bool]:
         """Return the file, and whether it was just opened."""
         found = self._files.get(path)
         if found is not None:
             return found, False
-        opened = _OpenFile(path)
+        opened = FileSource(path)
         kept = self._files.put(path, opened)
         return kept, kept is opened
 
@@ -81,7 +72,7 @@ class InputFile:
         """Fill `target` (bytes) from `offset` on; raise `InputError` if the file is shorter."""
         self._opened().read_into(offset, target)
 
-    def _opened(self) -> _OpenFile:
+    def _opened(self) -> FileSource:
         opened, is_new = self._files.get(self.path)
         if is_new:
             opened.check_unchanged()

@@ -8,14 +8,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckstore.errors import InputError
-from ckstore.formats import parse, step_of
 from ckstore.formats.dcp import METADATA, name_tensors, read_metadata
+from ckstore.formats.detect import parse
+from ckstore.formats.facts import step_of
 from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.shards import directory_of
-from ckstore.formats.torch.state_dict import OnUnknown
+from ckstore.formats.torch.state_dict import OnUnknown, StateDictSource
 from ckstore.runtime.local_path import local_path
 from ckstore.scanning.files import InputFile, OpenFiles
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
+
+#: Name of the file of a state dict.
+STATE_DICT = "state_dict.pt"
 
 
 def open_source(
@@ -42,8 +46,6 @@ def open_source(
         The state dict has a value that cannot be stored.
     """
     if not isinstance(source, str | os.PathLike):
-        from ckstore.scanning.state_dicts import scan_state_dict
-
         scanned = scan_state_dict(source, on_unknown)
         scanned.step = _infer_step(scanned, "")
         return scanned
@@ -53,6 +55,12 @@ def open_source(
     if not path.exists():
         raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
     return _opened(path, force=force)
+
+
+def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> ScannedVersion:
+    """Describe a state dict as a version of one torch file; see `describe_state_dict`."""
+    source = StateDictSource(state_dict, on_unknown)
+    return ScannedVersion([ScannedFile(STATE_DICT, source, source.layout)])
 
 
 def infer_step(path: Path, *, force: bool = False) -> int | None:

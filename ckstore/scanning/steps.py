@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ckstore.errors import InputError
-from ckstore.formats import step_of
-from ckstore.formats.facts import DECIMAL
+from ckstore.formats.facts import DECIMAL, step_of
 from ckstore.scanning.source import infer_step
 
 #: Sources of steps: names, contents, or the order of the names.

@@ -19,12 +19,7 @@ from ckstore.errors import IntegrityError
 from ckstore.runtime import forks
 from ckstore.runtime.checksum import crc32c
 from ckstore.runtime.lru import Lru
-from ckstore.storage import durable, root
-from ckstore.storage.directory import DirectoryStorage
-from ckstore.storage.interface import Storage
-from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
-from ckstore.storage.schema import plain_object, read_json
-from ckstore.storage.zip_records import (
+from ckstore.runtime.zip_records import (
     CENTRAL,
     CENTRAL_MAGIC,
     END,
@@ -36,6 +31,11 @@ from ckstore.storage.zip_records import (
     read_central,
     read_local,
 )
+from ckstore.storage import durable, root
+from ckstore.storage.directory import DirectoryStorage
+from ckstore.storage.interface import Storage
+from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
+from ckstore.storage.schema import plain_object, read_json
 
 #: Prefix of the names of packs.
 PREFIX = f"{root.PACKS}/"

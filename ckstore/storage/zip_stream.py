@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from ckstore.runtime.checksum import crc32
-from ckstore.storage.zip_records import (
+from ckstore.runtime.zip_records import (
     DEFLATED,
     STORED,
     Member,

@@ -207,25 +207,6 @@ def _commit(manifest: Manifest) -> tuple[int, str]:
     return manifest.document["number"], manifest.document["created"]
 
 
-class _StoredFile:
-    """Stub source of a stored file: it is never read and cannot change."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def pread(self, offset: int, length: int) -> bytes:
-        raise NotImplementedError
-
-    def read_into(self, offset: int, target: memoryview) -> None:
-        raise NotImplementedError
-
-    def check_unchanged(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass(slots=True, kw_only=True)
 class _HotVersion(ScannedVersion):
     """A hot version in the form of a scanned one."""
@@ -245,7 +226,7 @@ def _scanned_again(stored: StoredVersion) -> ScannedVersion:
     document, layout = stored.document, stored.layout
     files = [
         ScannedFile(
-            entry.path, _StoredFile(entry.size), cut, entry.mode, entry.mtime_ns, entry.sha256,
+            entry.path, stored.source(number), cut, entry.mode, entry.mtime_ns, entry.sha256,
             stored.blank_skeleton(number), stored.crcs(number),
         )
         for number, (entry, cut) in enumerate(zip(document.files, layout.files, strict=True))

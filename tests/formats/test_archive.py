@@ -14,9 +14,10 @@ import torch
 
 import ckstore
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, holds_tensors, parse
+from ckstore.formats.detect import holds_tensors, parse
 from ckstore.formats.layout import Checked, are_nested_once
 from ckstore.formats.skeleton import Checks
+from ckstore.formats.sources import BytesSource
 from tests.formats.reading import assert_comes_back, bits, saved
 from tests.formats.written import learner_bytes
 
@@ -120,7 +121,7 @@ def test_coarse_values_come_in_a_sound_archive(tmp_path: Path) -> None:
 def test_checks_of_stretches_in_stretches() -> None:
     import zlib
 
-    from ckstore.formats import FileLayout
+    from ckstore.formats.layout import FileLayout
 
     data = np.random.default_rng(0).bytes(1000)
     stretches = [(10, 20), (30, 300), (5, 400), (400, 400), (500, 900)]

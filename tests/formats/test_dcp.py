@@ -17,8 +17,10 @@ from torch.utils import _pytree as pytree
 
 import ckstore
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, TensorRef, parse
 from ckstore.formats.dcp import name_tensors, nested, read_metadata
+from ckstore.formats.detect import parse
+from ckstore.formats.layout import TensorRef
+from ckstore.formats.sources import BytesSource
 from tests.checkpoints import flip
 from tests.distributed import run_ranks
 from tests.formats.reading import assert_comes_back

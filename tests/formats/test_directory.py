@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ckstore.errors import InputError
-from ckstore.formats import has_checkpoint, require_checkpoint, scan
+from ckstore.formats.directory import has_checkpoint, require_checkpoint, scan
 from tests.formats.reading import saved
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ckstore.formats import BytesSource, parse, step_of
+from ckstore.formats.detect import parse
+from ckstore.formats.facts import step_of
+from ckstore.formats.sources import BytesSource
 
 
 @pytest.mark.parametrize(

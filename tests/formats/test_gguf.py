@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, holds_tensors, parse
+from ckstore.formats.detect import holds_tensors, parse
+from ckstore.formats.sources import BytesSource
 from tests.formats.reading import assert_comes_back, bits
 from tests.formats.written import gguf_bytes
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, FileLayout, holds_tensors, parse
+from ckstore.formats.detect import holds_tensors, parse
+from ckstore.formats.layout import FileLayout
+from ckstore.formats.sources import BytesSource
 from tests.formats.reading import assert_comes_back, bits
 from tests.formats.written import hdf5_bytes, keras_bytes
 

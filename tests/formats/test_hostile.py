@@ -20,10 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, FileLayout, parse, pieces, split_skeleton
+from ckstore.formats.detect import parse
+from ckstore.formats.layout import FileLayout
+from ckstore.formats.skeleton import pieces
+from ckstore.formats.sources import BytesSource
 from ckstore.formats.torch.state_dict import StateDictSource
-from ckstore.formats.torch.tree import MAX_DEPTH
-from tests.formats.reading import saved
+from ckstore.formats.torch.tree_reader import MAX_DEPTH
+from tests.formats.reading import saved, split_skeleton
 from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, learner_bytes
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
@@ -360,14 +363,14 @@ def test_deep_objects_stay_below_the_recursion_limit() -> None:
 
 
 def test_a_bomb_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.formats.torch.tree.MAX_TENSORS", 10_000)
+    monkeypatch.setattr("ckstore.formats.torch.tree_reader.MAX_TENSORS", 10_000)
     doubled = b"".join(b"q\x00h\x00\x86" for _ in range(100))
     assert sane(torch_zip(b"\x80\x02" + tensor() + doubled + b".", {"0": bytes(16)})) is None
 
 
 def test_a_wide_bomb_around_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long list with one tensor, shared many times: few tensors, many values."""
-    monkeypatch.setattr("ckstore.formats.torch.tree.MAX_NODES", 100_000)
+    monkeypatch.setattr("ckstore.formats.torch.tree_reader.MAX_NODES", 100_000)
     wide = b"](" + tensor() + b"N" * 5000 + b"e"
     shared = b"q\x00(" + b"h\x00" * 500 + b"t"
     assert sane(torch_zip(b"\x80\x02" + wide + shared + b".", {"0": bytes(16)})) is None

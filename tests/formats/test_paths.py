@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import UsageError
-from ckstore.formats import match_paths, path_to_text, text_to_path
+from ckstore.formats.paths import match_paths, path_to_text, text_to_path
 
 SPECIAL = [
     "",

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import InputError
-from ckstore.formats import Unknown
+from ckstore.formats.layout import Unknown
 from ckstore.formats.torch import pickle_reader as machine
 from ckstore.formats.torch.objects import reduce
 from ckstore.formats.torch.pickle_reader import Global, Object, TruncatedError, read_pickle
 from ckstore.formats.torch.pickle_writer import write_pickle
-from ckstore.formats.torch.tree import MAX_DEPTH, TreeReader
+from ckstore.formats.torch.tree_reader import MAX_DEPTH, TreeReader
 
 #: Integers whose hashes nobody can make collide.
 small = st.integers(-(2**61) + 2, 2**61 - 2)
@@ -152,7 +152,7 @@ def test_shared_tuples_do_not_expand() -> None:
 
 
 def test_shared_containers_of_tensors_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.formats.torch.tree.MAX_TENSORS", 1000)
+    monkeypatch.setattr("ckstore.formats.torch.tree_reader.MAX_TENSORS", 1000)
     storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQ"
     tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0))\x89NtR"
     from ckstore.formats.torch.objects import TorchPersistent

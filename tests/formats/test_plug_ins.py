@@ -15,7 +15,7 @@ import pytest
 import ckstore
 from ckstore.errors import CkstoreError, InputError
 from ckstore.formats import detect
-from ckstore.formats.layout import Checked, Extent, FileLayout, Format, Tensor
+from ckstore.formats.layout import Checked, Extent, FileLayout, Format, Tensor, TensorRef
 from ckstore.formats.sources import BytesSource
 from tests.formats.reading import assert_comes_back, saved
 
@@ -93,6 +93,7 @@ def layout(extents: list[Extent], tensors: list[Tensor] | None = None, **other: 
 
 
 EXTENT = Extent(20, "float32", (4,), ("a",))
+TENSOR = Tensor(("a",), "float32", (4,), (1,), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,9 @@ EXTENT = Extent(20, "float32", (4,), ("a",))
         (layout([], checked=[Checked("a", 0, 101, (4,))]), "checked"),
         (FileLayout("x", 99), "size and kind"),
         (FileLayout("torch-zip", 100), "size and kind"),
+        (layout([EXTENT], [TENSOR]), "each tensor once"),
+        (layout([EXTENT], [TENSOR], tree=[TensorRef(0), TensorRef(1)]), "each tensor once"),
+        (layout([EXTENT], [TENSOR, TENSOR], tree=[TensorRef(0), TensorRef(1)]), "each tensor once"),
         ("no layout", "AttributeError"),
     ],
 )

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save
 
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, parse
+from ckstore.formats.detect import parse
+from ckstore.formats.sources import BytesSource
 from tests.formats.reading import assert_comes_back, bits, torch_bits
 from tests.formats.test_torch_files import DTYPES, UNTYPED, random_bits
 

@@ -13,8 +13,11 @@ import torch
 from safetensors.torch import load as load_safetensors
 
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, Tensor, parse, split_skeleton, stored_crcs
-from tests.formats.reading import assert_comes_back, assert_tree_equals, bits
+from ckstore.formats.detect import parse
+from ckstore.formats.layout import Tensor
+from ckstore.formats.skeleton import stored_crcs
+from ckstore.formats.sources import BytesSource
+from tests.formats.reading import assert_comes_back, assert_tree_equals, bits, split_skeleton
 
 SERIES = ("espcn", "lightning_a", "opt_lora", "trades_sgd", "vdsr", "willmore_pinn")
 

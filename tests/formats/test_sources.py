@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, CompositeSource, FileSource
+from ckstore.formats.sources import BytesSource, CompositeSource, FileSource
 
 
 def test_file_source_reads(tmp_path: Path) -> None:

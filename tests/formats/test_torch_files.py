@@ -15,7 +15,10 @@ import pytest
 import torch
 
 from ckstore.errors import InputError
-from ckstore.formats import BytesSource, FileLayout, TensorRef, Unknown, parse, path_to_text
+from ckstore.formats.detect import parse
+from ckstore.formats.layout import FileLayout, TensorRef, Unknown
+from ckstore.formats.paths import path_to_text
+from ckstore.formats.sources import BytesSource
 from tests.formats.reading import assert_comes_back, assert_tree_equals, saved
 
 LEGACY = {"_use_new_zipfile_serialization": False}
@@ -74,24 +77,52 @@ def test_every_dtype(options: dict[str, Any]) -> None:
     assert {extent.shape for extent in layout.extents} == {(3, 5)}
 
 
-@both
-def test_shapes(options: dict[str, Any]) -> None:
-    layout = check(
+_FLAT, _BASE, _SMALL = torch.randn(100), torch.randn(8, 6), torch.randn(24)
+#: Tensors, and the paths and shapes of the extents that their storages are cut into.
+CUTS: dict[str, tuple[dict[str, torch.Tensor], list[tuple[Any, tuple[int, ...]]]]] = {
+    "shapes": (
         {
-            "scalar": torch.tensor(1.5),
-            "one": torch.tensor([2.5]),
-            "empty": torch.empty(0),
-            "hollow": torch.empty(3, 0, 2),
-            "thin": torch.randn(1, 4, 1),
+            "scalar": torch.tensor(1.5), "one": torch.tensor([2.5]), "empty": torch.empty(0),
+            "hollow": torch.empty(3, 0, 2), "thin": torch.randn(1, 4, 1),
         },
-        options,
-    )
-    assert {extent.path: extent.shape for extent in layout.extents} == {
-        ("scalar",): (),
-        ("one",): (1,),
-        ("thin",): (1, 4, 1),
-    }
-    assert [tensor.extent < 0 for tensor in layout.tensors] == [False, False, True, True, False]
+        [(("scalar",), ()), (("one",), (1,)), (("thin",), (1, 4, 1))],
+    ),
+    "tensors of a flat storage": (
+        {"a": _FLAT[10:22].view(3, 4), "b": _FLAT[22:30], "c": _FLAT[60:90].view(5, 6)},
+        [
+            (("a", "__rest__", 0), (10,)), (("a",), (3, 4)), (("b",), (8,)), (("a", "__rest__", 1), (30,)),
+            (("c",), (5, 6)), (("a", "__rest__", 2), (10,)),
+        ],
+    ),
+    "strided views": (
+        {"columns": _BASE[:, ::2], "rows": _BASE[1::3], "window": _BASE[2:5, 1:4]}, [(("columns",), (48,))],
+    ),
+    "permuted tensors": (
+        {
+            "fortran": torch.randn(3, 5).t(), "transposed_row": torch.randn(1, 5).t(),
+            "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        },
+        [(("fortran",), (3, 5)), (("transposed_row",), (5, 1)), (("channels_last",), (2, 4, 5, 3))],
+    ),
+    "expanded": (
+        {"x": torch.randn(3, 1).expand(3, 4), "y": torch.tensor(2.0).expand(5, 5)}, [(("x",), (3,)), (("y",), (1,))],
+    ),
+    "a small view of a big storage": (
+        {"x": torch.randn(100_000)[500:510]},
+        [(("x", "__rest__", 0), (500,)), (("x",), (10,)), (("x", "__rest__", 1), (99_490,))],
+    ),
+    "a view around others": ({"part": _SMALL[4:8], "whole": _SMALL.view(4, 6)}, [(("whole",), (4, 6))]),
+}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("kind", CUTS)
+def test_storages_are_cut_into_extents(kind: str, options: dict[str, Any]) -> None:
+    value, extents = CUTS[kind]
+    layout = check(value, options)
+    assert sorted((extent.path, extent.shape) for extent in layout.extents) == sorted(extents)
+    assert [tensor.extent < 0 for tensor in layout.tensors] == [0 in one.shape for one in value.values()]
+    assert [tensor.strides for tensor in layout.tensors] == [one.stride() for one in value.values()]
 
 
 @both
@@ -101,66 +132,6 @@ def test_tied_tensors_share_an_extent(options: dict[str, Any]) -> None:
     assert len(layout.extents) == 1
     assert [tensor.extent for tensor in layout.tensors] == [0, 0, 0]
     assert layout.extents[0].path == ("embedding",)
-
-
-@both
-def test_flat_storage_is_cut_at_its_tensors(options: dict[str, Any]) -> None:
-    flat = torch.randn(100)
-    value = {"a": flat[10:22].view(3, 4), "b": flat[22:30], "c": flat[60:90].view(5, 6)}
-    layout = check(value, options)
-    assert [(extent.path, extent.shape) for extent in layout.extents] == [
-        (("a", "__rest__", 0), (10,)),
-        (("a",), (3, 4)),
-        (("b",), (8,)),
-        (("a", "__rest__", 1), (30,)),
-        (("c",), (5, 6)),
-        (("a", "__rest__", 2), (10,)),
-    ]
-
-
-@both
-def test_strided_views(options: dict[str, Any]) -> None:
-    base = torch.randn(8, 6)
-    layout = check({"columns": base[:, ::2], "rows": base[1::3], "window": base[2:5, 1:4]}, options)
-    assert [(extent.path, extent.shape) for extent in layout.extents] == [
-        (("columns",), (48,)),
-    ]
-
-
-@both
-def test_permuted_tensors_keep_a_shape_in_memory_order(options: dict[str, Any]) -> None:
-    value = {
-        "fortran": torch.randn(3, 5).t(),
-        "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        "transposed_row": torch.randn(1, 5).t(),
-    }
-    layout = check(value, options)
-    assert {extent.path: extent.shape for extent in layout.extents} == {
-        ("fortran",): (3, 5),
-        ("channels_last",): (2, 4, 5, 3),
-        ("transposed_row",): (5, 1),
-    }
-
-
-@both
-def test_expanded(options: dict[str, Any]) -> None:
-    layout = check({"x": torch.randn(3, 1).expand(3, 4), "y": torch.tensor(2.0).expand(5, 5)}, options)
-    assert {extent.path: extent.count for extent in layout.extents} == {("x",): 3, ("y",): 1}
-    assert layout.tensors[1].strides == (0, 0)
-
-
-@both
-def test_small_view_of_a_big_storage(options: dict[str, Any]) -> None:
-    layout = check({"x": torch.randn(100_000)[500:510]}, options)
-    assert [extent.shape for extent in layout.extents] == [(500,), (10,), (99_490,)]
-
-
-@both
-def test_view_around_others_gives_the_shape(options: dict[str, Any]) -> None:
-    flat = torch.randn(24)
-    layout = check({"part": flat[4:8], "whole": flat.view(4, 6)}, options)
-    assert [(extent.path, extent.shape) for extent in layout.extents] == [(("whole",), (4, 6))]
-    assert layout.tensors[0].offset == 4
 
 
 @both

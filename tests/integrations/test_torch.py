@@ -9,7 +9,7 @@ import torch
 
 import ckstore
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.formats import Unknown
+from ckstore.formats.layout import Unknown
 from tests.equality import assert_same, storage_of
 
 DTYPES = [

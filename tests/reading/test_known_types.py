@@ -25,7 +25,9 @@ import torch
 
 import ckstore
 from ckstore.errors import InputError, UsageError
-from ckstore.formats import CompositeSource, Extent, Tensor, TensorRef, Unknown, parse
+from ckstore.formats.detect import parse
+from ckstore.formats.layout import Extent, Tensor, TensorRef, Unknown
+from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.writer import plan_torch
 
 _OPTIONS = collections.OrderedDict(b=1, a=2)

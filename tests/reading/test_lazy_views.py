@@ -16,7 +16,9 @@ import torch
 
 import ckstore
 from ckstore.errors import InputError, IntegrityError
-from ckstore.formats import BytesSource, Unknown, parse
+from ckstore.formats.detect import parse
+from ckstore.formats.layout import Unknown
+from ckstore.formats.sources import BytesSource
 from ckstore.objects.documents import LayoutDocument
 from tests.checkpoints import sha256
 from tests.coarse_checks import stored

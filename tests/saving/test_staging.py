@@ -15,7 +15,7 @@ from ckstore.objects import units
 from ckstore.saving.staging import Area, Packed, StagedStates
 from ckstore.scanning.scan import hash_version, held_windows
 from ckstore.scanning.scanned import ScannedVersion
-from ckstore.scanning.state_dicts import scan_state_dict
+from ckstore.scanning.source import scan_state_dict
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,9 @@ import torch
 
 import ckstore
 from ckstore.errors import InputError, UsageError
+from ckstore.formats.torch.state_dict import StateDictSource
 from ckstore.scanning.scan import hash_version
-from ckstore.scanning.state_dicts import FILE_NAME, LiveSource, scan_state_dict
+from ckstore.scanning.source import STATE_DICT, scan_state_dict
 from tests.equality import assert_same, storage_of
 
 
@@ -47,7 +48,7 @@ def test_a_state_dict_comes_back_as_it_was(state: dict[str, Any], tmp_path: Path
         version.checkout(tmp_path / "out.pt")
         assert_same(torch.load(tmp_path / "out.pt", map_location="cpu", weights_only=True), state)
         version.checkout(tmp_path)
-        assert (tmp_path / FILE_NAME).read_bytes() == (tmp_path / "out.pt").read_bytes()
+        assert (tmp_path / STATE_DICT).read_bytes() == (tmp_path / "out.pt").read_bytes()
 
 
 @pytest.mark.encoded
@@ -80,13 +81,13 @@ def test_arrays_need_no_torch_tensors(tmp_path: Path) -> None:
 
 def test_memory_is_read_once_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
-    read_into = LiveSource.read_into
+    read_into = StateDictSource.read_into
 
-    def noted(self: LiveSource, offset: int, target: memoryview) -> None:
+    def noted(self: StateDictSource, offset: int, target: memoryview) -> None:
         lengths.append(len(target))
         read_into(self, offset, target)
 
-    monkeypatch.setattr(LiveSource, "read_into", noted)
+    monkeypatch.setattr(StateDictSource, "read_into", noted)
     scanned = scan_state_dict({"w": torch.zeros(3 << 20)})
     hash_version(scanned, force=False)
     assert 12 << 20 <= sum(lengths) <= 13 << 20

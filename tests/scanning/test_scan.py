@@ -16,8 +16,7 @@ import ckstore
 from ckstore.runtime.sha256 import StreamSha256
 from ckstore.scanning import held as held_module
 from ckstore.scanning import scan
-from ckstore.scanning.source import open_source
-from ckstore.scanning.state_dicts import scan_state_dict
+from ckstore.scanning.source import open_source, scan_state_dict
 from tests.checkpoints import sha256, write_safetensors
 
 

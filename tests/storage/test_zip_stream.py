@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ckstore.storage import zip_records
+from ckstore.runtime import zip_records
 from ckstore.storage.zip_stream import ZipStream
 
 

@@ -11,16 +11,9 @@ from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.layout import FileLayout, Format, Source
 from ckstore.formats.torch.objects import TorchPersistent, reduce
-from ckstore.formats.torch.pickle_reader import (
-    MAX_PICKLE_BYTES,
-    Persistent,
-    Reduce,
-    TruncatedError,
-    no_persistent,
-    read_pickle,
-)
+from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, TruncatedError, read_pickle
 from ckstore.formats.torch.storages import StorageData
-from ckstore.formats.torch.tree import TreeReader
+from ckstore.formats.torch.tree_reader import TreeReader
 from ckstore.formats.torch.zip import assemble
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -50,8 +43,7 @@ def _parse(source: Source) -> FileLayout | None:
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         return None
     persistent = TorchPersistent()
-    # A retry with a longer window must not see the results of the attempt before.
-    node = stream.read(reduce, persistent)
+    node = stream.read(persistent)
     reader = TreeReader()
     tree = reader.read(node)
     keys = stream.read()
@@ -87,17 +79,14 @@ class _Stream:
         self._data = source.pread(0, self._window)
         self.position = 0
 
-    def read(self, reduce: Reduce | None = None, persistent: TorchPersistent | None = None) -> Any:
-        """Return the value of the next pickle."""
+    def read(self, persistent: TorchPersistent | None = None) -> Any:
+        """Return the value of the next pickle; with `persistent` it is one of torch's objects."""
+        options: dict[str, Any] = {} if persistent is None else {"reduce": reduce, "persistent": persistent}
         while True:
-            identities: Persistent = no_persistent if persistent is None else persistent
             if persistent is not None:
-                persistent.storages.clear()
+                persistent.storages.clear()  # Of an attempt with a shorter window.
             try:
-                if reduce is None:
-                    value, self.position = read_pickle(self._data, self.position, persistent=identities)
-                else:
-                    value, self.position = read_pickle(self._data, self.position, reduce=reduce, persistent=identities)
+                value, self.position = read_pickle(self._data, self.position, **options)
                 return value
             except TruncatedError:
                 if self._window >= min(self._source.size, MAX_PICKLE_BYTES):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckstore.dtypes import ITEM_SIZES
@@ -54,6 +55,7 @@ _WITHOUT_NEGATIVES = frozenset(name for name in ITEM_SIZES if name == "bool" or 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "chalf": "complex32"}
 
 
+@dataclass(slots=True, eq=False)
 class Storage:
     """A storage of a pickle.
 
@@ -61,49 +63,40 @@ class Storage:
     ----------
     key
         Name of the storage within its file.
-    dtype
-        A key of `ITEM_SIZES`.
-    untyped
-        Whether the dtype belongs to the views rather than the storage.
-    packed
-        Whether an element is less than a byte, so that no tensor can be cut from it.
+    kind
+        Name of its class.
     count
         Number of elements.
     offset
         First element within the storage `key`: legacy files store views of storages.
     """
 
-    __slots__ = ("count", "dtype", "key", "offset", "packed", "untyped")
+    key: str
+    kind: str
+    count: int
+    offset: int = 0
 
-    def __init__(self, key: str, kind: str, count: int, offset: int = 0) -> None:
-        self.key = key
-        self.dtype = STORAGE_DTYPES[kind]
-        self.untyped = kind.endswith("UntypedStorage")
-        self.packed = kind in _PACKED
-        self.count = count
-        self.offset = offset
+    @property
+    def dtype(self) -> str:
+        """A key of `ITEM_SIZES`."""
+        return STORAGE_DTYPES[self.kind]
+
+    @property
+    def untyped(self) -> bool:
+        """Whether the dtype belongs to the views rather than the storage."""
+        return self.kind.endswith("UntypedStorage")
 
 
+@dataclass(slots=True, eq=False)
 class StoredTensor:
     """A tensor of a pickle: a storage, in elements of `dtype` the offset, shape and strides, and `MARKS`."""
 
-    __slots__ = ("dtype", "marks", "offset", "shape", "storage", "strides")
-
-    def __init__(
-        self,
-        storage: Storage,
-        offset: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        dtype: str,
-        marks: tuple[str, ...] = (),
-    ) -> None:
-        self.storage = storage
-        self.offset = offset
-        self.shape = shape
-        self.strides = strides
-        self.dtype = dtype
-        self.marks = marks
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    marks: tuple[str, ...] = ()
 
 
 class TorchPersistent:
@@ -137,17 +130,17 @@ class TorchPersistent:
         if ITEM_SIZES[known.dtype] * known.count != ITEM_SIZES[storage.dtype] * count:
             raise InputError(f"the pickle gives storage {key!r} two sizes")
         if view and view[0] is not None:
-            return _storage_view(name, key, count, view[0])
+            return _storage_view(storage, view[0])
         return storage
 
 
-def _storage_view(name: str, key: str, count: int, view: Any) -> Storage:
+def _storage_view(storage: Storage, view: Any) -> Storage:
     if type(view) is not tuple or len(view) != 3:
         raise InputError("the pickle has an invalid view of a storage")
     _, offset, size = view
-    if type(offset) is not int or type(size) is not int or offset < 0 or size < 0 or offset + size > count:
-        raise InputError(f"the pickle has a view that exceeds storage {key!r}")
-    return Storage(key, name, size, offset)
+    if type(offset) is not int or type(size) is not int or offset < 0 or size < 0 or offset + size > storage.count:
+        raise InputError(f"the pickle has a view that exceeds storage {storage.key!r}")
+    return replace(storage, count=size, offset=offset)
 
 
 def reduce(name: str, args: tuple[Any, ...]) -> Any:
@@ -178,7 +171,7 @@ def _tensor(args: tuple[Any, ...]) -> StoredTensor | None:
 
 def _view(args: tuple[Any, ...], metadata: tuple[Any, ...], dtype: str | None = None) -> StoredTensor | None:
     """Return the tensor of a rebuilding call; None if torch itself could not build it."""
-    if len(args) < 4 or type(args[0]) is not Storage or type(args[1]) is not int or args[0].packed:
+    if len(args) < 4 or type(args[0]) is not Storage or type(args[1]) is not int or args[0].kind in _PACKED:
         return None
     shape, strides = _sizes(args[2]), _sizes(args[3])
     if shape is None or strides is None:
@@ -216,7 +209,7 @@ def _parameter(args: tuple[Any, ...]) -> StoredTensor | None:
         return None
     grad = ("requires_grad",) if len(args) < 2 or args[1] is True else ()
     lazy = tuple(mark for mark in data.marks if mark in _LAZY)
-    return StoredTensor(data.storage, data.offset, data.shape, data.strides, data.dtype, (*lazy, "parameter", *grad))
+    return replace(data, marks=(*lazy, "parameter", *grad))
 
 
 def _tensor_of_dtype(args: tuple[Any, ...]) -> StoredTensor | None:

@@ -11,6 +11,7 @@ import codecs
 import struct
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ckstore.errors import InputError
@@ -24,11 +25,6 @@ _MAX_INTEGER_BYTES = 1024
 #: From here on integers can have crafted hash collisions; as keys they are compared by identity.
 _HASH_MODULUS = 2**61 - 1
 _MAX_KEY_PARTS = 64
-
-_UNSIGNED_4 = struct.Struct("<I").unpack_from
-_UNSIGNED_8 = struct.Struct("<Q").unpack_from
-_SIGNED_4 = struct.Struct("<i").unpack_from
-_FLOAT_8 = struct.Struct(">d").unpack_from
 
 #: Callables that copy a text or container.
 _COPYING = ("_codecs.encode", "builtins.frozenset", "builtins.set", "collections.OrderedDict")
@@ -47,34 +43,28 @@ class TruncatedError(InputError):
     """The stream ends before its STOP."""
 
 
+@dataclass(slots=True, eq=False)
 class Global:
     """A class or function of the stream; never imported."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
+@dataclass(slots=True, eq=False)
 class Object:
     """An object that the stream would build by a call: the callable's name, arguments, state and appended items."""
 
-    __slots__ = ("args", "items", "name", "state")
-
-    def __init__(self, name: str, args: tuple[Any, ...] = ()) -> None:
-        self.name = name
-        self.args = args
-        self.state: Any = None
-        self.items: list[Any] = []
+    name: str
+    args: tuple[Any, ...] = ()
+    state: Any = None
+    items: list[Any] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class Identity:
     """A dictionary key or set element that is not a small plain value; equal to nothing but itself."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
 #: Interprets a call symbolically: (name, arguments) to a node.
@@ -199,20 +189,8 @@ class _Machine:
         self.position = stop
         return self.data[start:stop]
 
-    def byte(self) -> int:
-        value = self.data[self.position]
-        self.position += 1
-        return value
-
-    def four(self) -> int:
-        (value,) = _UNSIGNED_4(self.data, self.position)
-        self.position += 4
-        return int(value)
-
-    def eight(self) -> int:
-        (value,) = _UNSIGNED_8(self.data, self.position)
-        self.position += 8
-        return int(value)
+    def number(self, width: int) -> int:
+        return int.from_bytes(self.take(width), "little")
 
     def line(self) -> bytes:
         stop = self.data.find(b"\n", self.position)
@@ -255,7 +233,7 @@ class _Machine:
         self.position += 1
 
     def long_binput(self) -> None:
-        self.memo[self.four()] = self.stack[-1]
+        self.memo[self.number(4)] = self.stack[-1]
 
     def memoize(self) -> None:
         self.memo[len(self.memo)] = self.stack[-1]
@@ -269,26 +247,17 @@ class _Machine:
         self.stack.append(value)
 
     def long_binget(self) -> None:
-        self.stack.append(self.memo[self.four()])
+        self.stack.append(self.memo[self.number(4)])
 
     # Plain values
 
     def proto(self) -> None:
-        version = self.byte()
+        version = self.number(1)
         if version > 5:
             raise InputError(f"the pickle is of protocol {version}, which is unknown")
 
     def frame(self) -> None:
-        self.eight()
-
-    def none(self) -> None:
-        self.stack.append(None)
-
-    def true(self) -> None:
-        self.stack.append(True)
-
-    def false(self) -> None:
-        self.stack.append(False)
+        self.take(8)
 
     def int_line(self) -> None:
         line = self.line()
@@ -297,23 +266,15 @@ class _Machine:
     def long_line(self) -> None:
         self.stack.append(int(self.line().rstrip(b"L") or b"0"))
 
-    def binint(self) -> None:
-        (value,) = _SIGNED_4(self.data, self.position)
-        self.position += 4
-        self.stack.append(value)
-
     def binint1(self) -> None:
         self.stack.append(self.data[self.position])
         self.position += 1
 
-    def binint2(self) -> None:
-        self.stack.append(int.from_bytes(self.take(2), "little"))
-
     def long1(self) -> None:
-        self.stack.append(int.from_bytes(self.take(self.byte()), "little", signed=True))
+        self.stack.append(int.from_bytes(self.take(self.number(1)), "little", signed=True))
 
     def long4(self) -> None:
-        (length,) = _SIGNED_4(self.take(4))
+        length = int.from_bytes(self.take(4), "little", signed=True)
         if length < 0:
             raise InputError("the pickle is damaged: an integer of negative length")
         data = self.take(length)
@@ -325,37 +286,11 @@ class _Machine:
     def float_line(self) -> None:
         self.stack.append(float(self.line()))
 
-    def binfloat(self) -> None:
-        (value,) = _FLOAT_8(self.data, self.position)
-        self.position += 8
-        self.stack.append(value)
-
     def text(self, data: bytes) -> None:
         self.stack.append(data.decode("utf-8", "surrogatepass"))
 
     def unicode_line(self) -> None:
         self.stack.append(self.line().decode("raw-unicode-escape"))
-
-    def short_binunicode(self) -> None:
-        self.text(self.take(self.byte()))
-
-    def binunicode(self) -> None:
-        self.text(self.take(self.four()))
-
-    def binunicode8(self) -> None:
-        self.text(self.take(self.eight()))
-
-    def binbytes(self) -> None:
-        self.stack.append(self.take(self.four()))
-
-    def short_binbytes(self) -> None:
-        self.stack.append(self.take(self.byte()))
-
-    def binbytes8(self) -> None:
-        self.stack.append(self.take(self.eight()))
-
-    def bytearray8(self) -> None:
-        self.stack.append(Object("builtins.bytearray", (self.take(self.eight()),)))
 
     def python_2_string(self, data: bytes) -> None:
         """Push a Python 2 string: text if it decodes, as `torch.load` reads it, else bytes."""
@@ -370,16 +305,13 @@ class _Machine:
             raise InputError("the pickle is damaged: a string without quotes")
         self.python_2_string(codecs.escape_decode(line[1:-1])[0])
 
-    def short_binstring(self) -> None:
-        self.python_2_string(self.take(self.byte()))
+    def byte_string(self, data: bytes) -> None:
+        self.stack.append(data)
 
-    def binstring(self) -> None:
-        self.python_2_string(self.take(self.four()))
+    def byte_array(self, data: bytes) -> None:
+        self.stack.append(Object("builtins.bytearray", (data,)))
 
     # Containers
-
-    def empty_tuple(self) -> None:
-        self.stack.append(())
 
     def tuple_mark(self) -> None:
         items = self.items()
@@ -479,17 +411,8 @@ class _Machine:
             raise InputError("the pickle is damaged: a class name that is not text")
         self.stack.append(self.name(module, qualname))
 
-    def extension(self, width: int) -> None:
-        self.stack.append(Global(f"copyreg.extension.{int.from_bytes(self.take(width), 'little')}"))
-
-    def ext1(self) -> None:
-        self.extension(1)
-
-    def ext2(self) -> None:
-        self.extension(2)
-
-    def ext4(self) -> None:
-        self.extension(4)
+    def extension(self, code: bytes) -> None:
+        self.stack.append(Global(f"copyreg.extension.{int.from_bytes(code, 'little')}"))
 
     def call(self, function: Any, args: Any) -> Any:
         if type(args) is not tuple:
@@ -547,26 +470,61 @@ class _Machine:
         raise InputError("the pickle refers to buffers outside of itself")
 
 
-_OPCODES: dict[bytes, Callable[[_Machine], None]] = {
+_Handler = Callable[[_Machine], None]
+
+
+def _value(value: Any) -> _Handler:
+    """Return the handler of the opcode of a value."""
+    return lambda machine: machine.stack.append(value)
+
+
+def _number(form: str) -> _Handler:
+    """Return the handler of an opcode that a number in the form of `struct` follows."""
+    number = struct.Struct(form)
+
+    def handle(machine: _Machine) -> None:
+        machine.stack.append(number.unpack_from(machine.data, machine.position)[0])
+        machine.position += number.size
+
+    return handle
+
+
+def _fixed(size: int, push: Callable[[_Machine, bytes], None]) -> _Handler:
+    """Return the handler of an opcode that `size` bytes follow."""
+    return lambda machine: push(machine, machine.take(size))
+
+
+def _sized(width: int, push: Callable[[_Machine, bytes], None]) -> _Handler:
+    """Return the handler of an opcode that bytes follow, after their number in `width` bytes."""
+
+    def handle(machine: _Machine) -> None:
+        start = machine.position
+        machine.position = start + width
+        push(machine, machine.take(int.from_bytes(machine.data[start : start + width], "little")))
+
+    return handle
+
+
+_OPCODES: dict[bytes, _Handler] = {
     b"(": _Machine.mark,
     b"0": _Machine.pop,
     b"1": _Machine.pop_mark,
     b"2": _Machine.dup,
     b"F": _Machine.float_line,
     b"I": _Machine.int_line,
-    b"J": _Machine.binint,
+    b"J": _number("<i"),
     b"K": _Machine.binint1,
     b"L": _Machine.long_line,
-    b"M": _Machine.binint2,
-    b"N": _Machine.none,
+    b"M": _number("<H"),
+    b"N": _value(None),
     b"P": _Machine.persistent_line,
     b"Q": _Machine.persistent_id,
     b"R": _Machine.reduce_call,
     b"S": _Machine.string_line,
-    b"T": _Machine.binstring,
-    b"U": _Machine.short_binstring,
+    b"T": _sized(4, _Machine.python_2_string),
+    b"U": _sized(1, _Machine.python_2_string),
     b"V": _Machine.unicode_line,
-    b"X": _Machine.binunicode,
+    b"X": _sized(4, _Machine.text),
     b"a": _Machine.append,
     b"b": _Machine.build,
     b"c": _Machine.global_lines,
@@ -585,26 +543,26 @@ _OPCODES: dict[bytes, Callable[[_Machine], None]] = {
     b"r": _Machine.long_binput,
     b"s": _Machine.set_item,
     b"t": _Machine.tuple_mark,
-    b")": _Machine.empty_tuple,
+    b")": _value(()),
     b"u": _Machine.set_items,
-    b"G": _Machine.binfloat,
+    b"G": _number(">d"),
     b"\x80": _Machine.proto,
     b"\x81": _Machine.reduce_call,
-    b"\x82": _Machine.ext1,
-    b"\x83": _Machine.ext2,
-    b"\x84": _Machine.ext4,
+    b"\x82": _fixed(1, _Machine.extension),
+    b"\x83": _fixed(2, _Machine.extension),
+    b"\x84": _fixed(4, _Machine.extension),
     b"\x85": _Machine.tuple1,
     b"\x86": _Machine.tuple2,
     b"\x87": _Machine.tuple3,
-    b"\x88": _Machine.true,
-    b"\x89": _Machine.false,
+    b"\x88": _value(True),
+    b"\x89": _value(False),
     b"\x8a": _Machine.long1,
     b"\x8b": _Machine.long4,
-    b"B": _Machine.binbytes,
-    b"C": _Machine.short_binbytes,
-    b"\x8c": _Machine.short_binunicode,
-    b"\x8d": _Machine.binunicode8,
-    b"\x8e": _Machine.binbytes8,
+    b"B": _sized(4, _Machine.byte_string),
+    b"C": _sized(1, _Machine.byte_string),
+    b"\x8c": _sized(1, _Machine.text),
+    b"\x8d": _sized(8, _Machine.text),
+    b"\x8e": _sized(8, _Machine.byte_string),
     b"\x8f": _Machine.empty_set,
     b"\x90": _Machine.add_items,
     b"\x91": _Machine.frozen_set,
@@ -612,8 +570,8 @@ _OPCODES: dict[bytes, Callable[[_Machine], None]] = {
     b"\x93": _Machine.stack_global,
     b"\x94": _Machine.memoize,
     b"\x95": _Machine.frame,
-    b"\x96": _Machine.bytearray8,
+    b"\x96": _sized(8, _Machine.byte_array),
     b"\x97": _Machine.out_of_band,
     b"\x98": _Machine.out_of_band,
 }
-_TABLE: list[Callable[[_Machine], None] | None] = [_OPCODES.get(bytes([code])) for code in range(256)]
+_TABLE: list[_Handler | None] = [_OPCODES.get(bytes([code])) for code in range(256)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ckstore.errors import UsageError
@@ -21,23 +22,19 @@ class Reference(tuple[str, str]):
     __slots__ = ()
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """A call of a global with arguments, made when the pickle is loaded."""
 
-    __slots__ = ("args", "function")
-
-    def __init__(self, function: Reference, args: tuple[Any, ...]) -> None:
-        self.function = function
-        self.args = args
+    function: Reference
+    args: tuple[Any, ...]
 
 
+@dataclass(slots=True, eq=False)
 class PersistentId:
     """A persistent id: a tuple of values and references."""
 
-    __slots__ = ("identity",)
-
-    def __init__(self, identity: tuple[Any, ...]) -> None:
-        self.identity = identity
+    identity: tuple[Any, ...]
 
 
 ENCODE = Reference(("_codecs", "encode"))

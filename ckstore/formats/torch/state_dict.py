@@ -37,8 +37,8 @@ from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.objects import CLASSES
 from ckstore.formats.torch.pickle_reader import Identity
 from ckstore.formats.torch.pickle_writer import OPAQUE
-from ckstore.formats.torch.storages import StorageData, View
-from ckstore.formats.torch.tree import PLAIN, ROOT, free, segment_of
+from ckstore.formats.torch.storages import StorageData
+from ckstore.formats.torch.tree_reader import PLAIN, ROOT, free, segment_of
 from ckstore.formats.torch.writer import TorchPlan, plan_torch
 from ckstore.formats.torch.zip import assemble
 from ckstore.runtime.checksum import crc32
@@ -140,15 +140,6 @@ class LiveState:
             if before != now:
                 raise _changed(extent.path)
 
-    def read(self, extent: int, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes of an extent from a byte offset, as they are in memory now."""
-        return bytes(self.view(extent, offset, nbytes))
-
-    def read_pieces(self, extent: int) -> Iterator[bytes]:
-        """Yield all bytes of an extent, piece by piece."""
-        for offset in range(0, self.extents[extent].nbytes, _READ_BYTES):
-            yield self.read(extent, offset, min(_READ_BYTES, self.extents[extent].nbytes - offset))
-
 
 class StateDictSource:
     """A state dict as the torch zip that it would be, without writing it.
@@ -228,6 +219,9 @@ class StateDictSource:
         """Raise `InputError` where a tensor was changed since it was described, as far as torch or a sample tells."""
         self._state.check_unchanged()
 
+    def close(self) -> None:
+        """Do nothing: the tensors are the caller's."""
+
     def _follow(self, offset: int, data: memoryview) -> None:
         """Compute the CRC-32 of storages from data that is read anyway, while it is read in order."""
         if offset == 0:
@@ -256,10 +250,7 @@ def _layout_of(plan: TorchPlan, state: LiveState) -> FileLayout:
     for number, extent in zip(plan.numbers, plan.layout.extents, strict=True):
         dtype = None if number in plan.untyped else extent.dtype
         storages.append(StorageData(str(number), dtype, extent.start, extent.nbytes))
-    views = [
-        View(one.path, str(one.extent), one.dtype, one.shape, one.strides, one.offset, one.marks)
-        for one in state.tensors
-    ]
+    views = [(str(one.extent), one) for one in state.tensors]
     layout = assemble("torch-zip", plan.layout.size, storages, views, state.tree)
     layout.checked = plan.layout.checked
     return layout

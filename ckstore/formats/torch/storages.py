@@ -33,25 +33,17 @@ class StorageData:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """A tensor as described by the file: shape, strides and offset (from the storage's beginning) in elements."""
-
-    path: Path
-    storage: str
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    marks: tuple[str, ...] = ()
+#: A tensor as the file describes it, with the key of its storage: `offset` counts from the storage's beginning.
+View = tuple[str, Tensor]
 
 
 @dataclass(slots=True)
 class _Placed:
-    """A view with its number and the bytes [low, high) of its storage that it spans."""
+    """A tensor with its number and the bytes [low, high) of its storage that it spans."""
 
     number: int
-    view: View
+    tensor: Tensor
+    storage: StorageData
     low: int
     high: int
 
@@ -77,15 +69,15 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
     by_key = {storage.key: storage for storage in storages}
     tensors: list[Tensor | None] = [None] * len(views)
     viewed: dict[str, list[_Placed]] = {key: [] for key in by_key}
-    for number, view in enumerate(views):
-        storage = by_key.get(view.storage)
+    for number, (key, tensor) in enumerate(views):
+        storage = by_key.get(key)
         if storage is None:
-            raise InputError(f"a tensor refers to storage {view.storage!r}, which the file does not hold")
-        placed = _place(number, view, storage)
+            raise InputError(f"a tensor refers to storage {key!r}, which the file does not hold")
+        placed = _place(number, tensor, storage)
         if placed is None:
-            tensors[number] = Tensor(view.path, view.dtype, view.shape, view.strides, -1, 0, view.marks)
+            tensors[number] = _moved(tensor, -1, 0)
         else:
-            viewed[view.storage].append(placed)
+            viewed[key].append(placed)
     extents: list[Extent] = []
     members: list[list[_Placed]] = []
     for storage in sorted(by_key.values(), key=lambda storage: storage.start):
@@ -94,48 +86,49 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
         item = ITEM_SIZES[extent.dtype]
         base = extent.start
         for placed in group:
-            view = placed.view
-            if ITEM_SIZES[view.dtype] == item:
-                offset = (by_key[view.storage].start + placed.low - base) // item
-                tensors[placed.number] = Tensor(
-                    view.path, view.dtype, view.shape, view.strides, index, offset, view.marks
-                )
+            if ITEM_SIZES[placed.tensor.dtype] == item:
+                offset = (placed.storage.start + placed.low - base) // item
+                tensors[placed.number] = _moved(placed.tensor, index, offset)
     return extents, tensors
 
 
-def _place(number: int, view: View, storage: StorageData) -> _Placed | None:
-    """Return the bytes that a view spans; None for a view without elements."""
-    shape, strides, item = view.shape, view.strides, ITEM_SIZES[view.dtype]
-    if len(shape) != len(strides) or len(shape) > _MAX_RANK or view.offset < 0:
-        raise InputError(f"a tensor in storage {view.storage!r} has no possible shape, strides or offset")
+def _moved(tensor: Tensor, extent: int, offset: int) -> Tensor:
+    return Tensor(tensor.path, tensor.dtype, tensor.shape, tensor.strides, extent, offset, tensor.marks)
+
+
+def _place(number: int, tensor: Tensor, storage: StorageData) -> _Placed | None:
+    """Return the bytes that a tensor spans; None for one without elements."""
+    shape, strides, item = tensor.shape, tensor.strides, ITEM_SIZES[tensor.dtype]
+    if len(shape) != len(strides) or len(shape) > _MAX_RANK or tensor.offset < 0:
+        raise InputError(f"a tensor in storage {storage.key!r} has no possible shape, strides or offset")
     last = 0
     empty = False
     for size, stride in zip(shape, strides, strict=True):
         if size < 0 or stride < 0 or size >= 1 << 63 or stride >= 1 << 63:
-            raise InputError(f"a tensor in storage {view.storage!r} has a negative or implausible size")
+            raise InputError(f"a tensor in storage {storage.key!r} has a negative or implausible size")
         if size == 0:
             empty = True
         last += (size - 1) * stride
     if empty:
         return None
-    low = view.offset * item
+    low = tensor.offset * item
     high = low + (last + 1) * item
     if high > storage.nbytes == 0:
         raise InputError(
-            f"the memory of storage {view.storage!r} was freed before it was saved, as FSDP frees parameters; save"
+            f"the memory of storage {storage.key!r} was freed before it was saved, as FSDP frees parameters; save"
             " gathered ones"
         )
     if high > storage.nbytes:
-        raise InputError(f"a tensor exceeds storage {view.storage!r}")
-    return _Placed(number, view, low, high)
+        raise InputError(f"a tensor exceeds storage {storage.key!r}")
+    return _Placed(number, tensor, storage, low, high)
 
 
 def _cut_storage(
     storage: StorageData, placed: list[_Placed], extents: list[Extent], members: list[list[_Placed]]
 ) -> None:
     """Append the extents of one storage, and for each the views in it."""
-    dtype = storage.dtype or (placed[0].view.dtype if placed else "uint8")
-    prefix = (*placed[0].view.path, "__rest__") if placed else ("__storage__", storage.key)
+    dtype = storage.dtype or (placed[0].tensor.dtype if placed else "uint8")
+    prefix = (*placed[0].tensor.path, "__rest__") if placed else ("__storage__", storage.key)
     position = rest = 0
     for group, low, high in _groups(placed):
         if low > position:
@@ -170,14 +163,14 @@ def _groups(placed: list[_Placed]) -> Iterable[tuple[list[_Placed], int, int]]:
 def _group_extent(start: int, group: list[_Placed], low: int, high: int) -> Extent:
     for one in group:
         if one.low == low and one.high == high:
-            shape = memory_shape(one.view.shape, one.view.strides)
-            if shape is not None and prod(shape) * ITEM_SIZES[one.view.dtype] == high - low:
-                return Extent(start + low, one.view.dtype, shape, one.view.path)
-    first = min(group, key=lambda one: one.number).view
+            shape = memory_shape(one.tensor.shape, one.tensor.strides)
+            if shape is not None and prod(shape) * ITEM_SIZES[one.tensor.dtype] == high - low:
+                return Extent(start + low, one.tensor.dtype, shape, one.tensor.path)
+    first = min(group, key=lambda one: one.number).tensor
     dtype = first.dtype
-    if len({ITEM_SIZES[one.view.dtype] for one in group}) > 1:
+    if len({ITEM_SIZES[one.tensor.dtype] for one in group}) > 1:
         # Views begin at multiples of their own item size, so the smallest size fits them all.
-        dtype = min((one.view.dtype for one in group), key=lambda name: (ITEM_SIZES[name], name != first.dtype))
+        dtype = min((one.tensor.dtype for one in group), key=lambda name: (ITEM_SIZES[name], name != first.dtype))
     return Extent(start + low, dtype, ((high - low) // ITEM_SIZES[dtype],), first.path)
 
 

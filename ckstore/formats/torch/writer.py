@@ -19,7 +19,7 @@ from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES
 from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Reference, write_pickle
 from ckstore.formats.trees import plain_tree, tensor_numbers
 from ckstore.runtime.checksum import crc32
-from ckstore.storage.zip_records import (
+from ckstore.runtime.zip_records import (
     CENTRAL_CRC,
     DESCRIPTOR_MAGIC,
     HAS_DESCRIPTOR,

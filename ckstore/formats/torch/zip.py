@@ -23,7 +23,7 @@ from ckstore.formats.layout import (
 from ckstore.formats.torch.objects import TorchPersistent, reduce
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, read_pickle
 from ckstore.formats.torch.storages import StorageData, View, cut
-from ckstore.formats.torch.tree import TreeReader
+from ckstore.formats.torch.tree_reader import TreeReader
 from ckstore.formats.trees import replace_tensors
 from ckstore.formats.zip_directory import (
     FIRST_RECORD,

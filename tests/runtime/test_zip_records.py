@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckstore.storage.zip_records import (
+from ckstore.runtime.zip_records import (
     CENTRAL,
     END,
     END_64,

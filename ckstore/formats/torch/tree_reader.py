@@ -7,10 +7,11 @@ from typing import Any
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import Path, Segment, TensorRef, Unknown, like
+from ckstore.formats.layout import Path, Segment, Tensor, TensorRef, Unknown, like
 from ckstore.formats.torch.objects import Storage, StoredTensor
 from ckstore.formats.torch.pickle_reader import Global, Identity, Object
 from ckstore.formats.torch.storages import View
+from ckstore.formats.trees import MODULE_GROUPS
 
 #: Deepest nesting of containers; walking a level takes up to four of the interpreter's 1000 frames.
 MAX_DEPTH = 128
@@ -21,8 +22,6 @@ MAX_NODES = 20_000_000
 
 #: Replaces a container within itself.
 CYCLE = Unknown("ckstore.cycle")
-#: Attributes of `torch.nn.Module` whose entries are accessed as attributes of the module.
-MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
 _NAMES: dict[type, str] = {
     dict: "builtins.dict",
     OrderedDict: "collections.OrderedDict",
@@ -107,7 +106,8 @@ class TreeReader:
             if rest:
                 raise InputError(f"a view of storage {storage.key!r} begins in the middle of an element")
             offset += skipped
-        self.views.append(View(path, storage.key, tensor.dtype, tensor.shape, tensor.strides, offset, tensor.marks))
+        found = Tensor(path, tensor.dtype, tensor.shape, tensor.strides, -1, offset, tensor.marks)
+        self.views.append((storage.key, found))
         return TensorRef(len(self.views) - 1)
 
     def _sequence(self, items: Any, path: Path, depth: int, taken: dict[Segment, int]) -> list[Any]:
