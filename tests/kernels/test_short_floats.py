@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ckstore.codecs.rounded import largest_finite
-from ckstore.kernels import reference
 from ckstore.kernels import short_floats as kernels
+from tests.kernels import reference
 from tests.kernels.test_coarse import finite_bits
 
 
