@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from ckstore.codecs import integer_header, warm_up
+from ckstore.codecs import helper, integer_header
 from ckstore.codecs.integers import (
     add_integers,
     count_integers,
@@ -407,8 +407,8 @@ def test_read_only_mapped_and_misaligned_arrays():
         decode_integers(payload, out)
 
 
-def test_the_warm_up_payload_is_valid():
-    assert encode_integers(warm_up._INTEGERS) == warm_up._PLAIN
+def test_the_payload_of_the_helper_is_valid():
+    assert encode_integers(helper._INTEGERS) == helper._PLAIN
 
 
 def test_payload_types():
