@@ -137,8 +137,8 @@ def bomb(size: int, claimed: int | None = None, zstandard: bool = True) -> bytes
 
     from blake3 import blake3
 
-    from ckstore.codecs.varint import varint
     from ckstore.storage import zstd
+    from ckstore.varint import varint
 
     zeros = bytes(size)
     compressor = zlib.compressobj(9, zlib.DEFLATED, -15)

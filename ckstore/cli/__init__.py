@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _run(arguments: Sequence[str] | None) -> NoReturn:
     from ckstore.cli.program import run
     from ckstore.runtime.collector import SELDOM
-    from ckstore.runtime.numba_hooks import without_linear_algebra
+    from ckstore.runtime.compiling import without_linear_algebra
 
     if arguments is not None:
         raise SystemExit(run(arguments))

@@ -36,7 +36,7 @@ class SecondCore:
             silent = subprocess.DEVNULL
             helped = compiling.READS if self._reads else compiling.STORES
             # -P: import nothing from the working directory.
-            command = [sys.executable, "-P", "-m", "ckstore.codecs.warm_up", helped]
+            command = [sys.executable, "-P", "-m", "ckstore.codecs.helper", helped]
             with suppress(OSError):  # If no process can start, this one compiles alone.
                 self._helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)
 

@@ -90,6 +90,3 @@ class Huffman(Codec):  # type: ignore[misc]
         decoded = np.empty(count, dtype)
         decode_integers(payload, decoded)
         return ndarray_copy(decoded, out)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(dtype={self.dtype!r})"

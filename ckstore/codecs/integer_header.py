@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckstore.codecs.varint import read_varint
 from ckstore.errors import IntegrityError
+from ckstore.varint import read_varint
 
 FORMAT = 1
 GROUPED = 16

@@ -18,10 +18,10 @@ from ckstore.codecs.integer_header import (
     read_header,
 )
 from ckstore.codecs.integer_plan import Plan, Workspace, check_arrays, make_plan, workspace
-from ckstore.codecs.varint import varint
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.blocks import empty, fixed, joined
 from ckstore.runtime.checksum import crc32
+from ckstore.varint import varint
 
 Array = npt.NDArray[Any]
 

@@ -155,10 +155,8 @@ class QuantizedResidual(Codec):  # type: ignore[misc]
         self.dtype = np.dtype(dtype).name
         self._steps = Steps.parsed(step, rows, cols, width, precision)
         self._steps.check(self.dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the codec's configuration for JSON."""
-        return {"id": self.codec_id, "dtype": self.dtype, **self._steps.settings()}
+        # Public attributes are the codec's configuration.
+        self.__dict__.update(self._steps.settings())
 
     def encode(self, buf: Any) -> Any:
         """Return the integers (int32) of `buf`, floats of the codec's dtype or their bytes, in its shape."""
@@ -177,7 +175,3 @@ class QuantizedResidual(Codec):  # type: ignore[misc]
         if integers.dtype != np.int32:
             integers = np.frombuffer(ensure_bytes(buf), np.int32)
         return ndarray_copy(self._steps.dequantise(integers, self.dtype), out)
-
-    def __repr__(self) -> str:
-        settings = self._steps.settings() | {"dtype": self.dtype}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"

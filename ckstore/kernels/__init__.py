@@ -1,13 +1,14 @@
-"""The numba kernels, each with a plain NumPy reference."""
+"""The numba kernels."""
 
-from ckstore.kernels.kept import keep
+import numba  # noqa: F401  # The whole package first: imports of its parts do not wait for another thread's import.
+
+from ckstore.kernels.compiled import Kept
 from ckstore.runtime.address_space import check
-from ckstore.runtime.compiling import listen
+from ckstore.runtime.compiling import ask_first, compiler_locks, listen
 from ckstore.runtime.forks import wait_for
-from ckstore.runtime.numba_hooks import compiler_locks
 
 check()
 listen()
-keep()
+ask_first(Kept)
 for lock in compiler_locks():
     wait_for(lock)

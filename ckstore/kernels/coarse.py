@@ -1,7 +1,7 @@
 """Kernels of coarse layers: lattice values, rounded ordinals, deviations, and sums over rows and columns.
 
 As in `lattice.py`, decoding works on bits and does no arithmetic on subnormal numbers, so that every process decodes
-the same values. `reference.py` has the same functions in NumPy.
+the same values. `tests/kernels/reference.py` has the same functions in NumPy.
 """
 
 from __future__ import annotations

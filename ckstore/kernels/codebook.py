@@ -2,7 +2,7 @@
 
 Every kernel works on one chunk and releases the GIL. Floats are passed as the words (uint32) of float32 values. The
 exponent field alone decides whether a value is normal, so that a process that flushes subnormals computes the same
-bits. `reference.py` has the same functions in NumPy.
+bits. `tests/kernels/reference.py` has the same functions in NumPy.
 """
 
 from __future__ import annotations
@@ -120,13 +120,6 @@ def bucket_statistics(words: np.ndarray, counts: np.ndarray, sums: np.ndarray, s
             sums[bucket] += np.float64(floats[k])
 
 
-@kernel
-def bucket_indices(words: np.ndarray, table: np.ndarray, shift: int, out: np.ndarray) -> None:
-    """Write the entry of `table` (uint8) for the bucket of each value: its word without `shift` bits."""
-    for k in range(words.size):
-        out[k] = table[words[k] >> np.uint32(shift)]
-
-
 @njit(inline="always")
 def _rank(word: int, rank: int) -> int:
     """Return the bin of a rank's magnitude; 0 if the value itself is subnormal or 0, -1 if it is not finite."""
@@ -149,48 +142,32 @@ def rank_counts(words: np.ndarray, ranks: np.ndarray, counts: np.ndarray) -> Non
 
 
 @njit(inline="always")
-def _side(
-    word: int,
-    sensitivity: int,
-    prune_magnitude: int,
-    prune_sensitivity: int,
-    protect_magnitude: int,
-    protect_sensitivity: int,
-) -> int:
+def _side(word: int, sensitivity: int, split: tuple[int, int, int, int]) -> int:
     """Return 1 for a protected element, -1 for a pruned one and 0 for a quantised one.
 
-    An element is protected if one of its ranks lies in the bins from `protect_` on. It is pruned if one of them lies in
-    the bins below `prune_`, or if its value is subnormal, 0 or not finite.
+    `split` has the bins of magnitudes and sensitivities below which elements are pruned, and from which they
+    are protected in any case. Values that are subnormal, 0 or not finite are pruned.
     """
-    field = (word >> np.uint32(23)) & np.uint32(255)
+    field = _field(word)
     magnitude = int64((word & np.uint32(0x7FFFFFFF)) >> np.uint32(BIN_SHIFT))
     rank = int64((sensitivity & np.uint32(0x7FFFFFFF)) >> np.uint32(BIN_SHIFT))
     side = 0
     if field == 0 or field == 255:
         side = -1
-    elif magnitude >= protect_magnitude or rank >= protect_sensitivity:
+    elif magnitude >= split[2] or rank >= split[3]:
         side = 1
-    elif magnitude < prune_magnitude or rank < prune_sensitivity:
+    elif magnitude < split[0] or rank < split[1]:
         side = -1
     return side
 
 
 @kernel
 def level_counts(
-    words: np.ndarray,
-    sensitivities: np.ndarray,
-    prune_magnitude: int,
-    prune_sensitivity: int,
-    protect_magnitude: int,
-    protect_sensitivity: int,
-    counts: np.ndarray,
+    words: np.ndarray, sensitivities: np.ndarray, split: tuple[int, int, int, int], counts: np.ndarray
 ) -> None:
     """Count the values that are neither pruned nor protected by their bins (32,768 counts, int64)."""
     for k in range(words.size):
-        side = _side(
-            words[k], sensitivities[k], prune_magnitude, prune_sensitivity, protect_magnitude, protect_sensitivity
-        )
-        if side == 0:
+        if _side(words[k], sensitivities[k], split) == 0:
             counts[words[k] >> np.uint32(BIN_SHIFT)] += 1
 
 
@@ -198,19 +175,14 @@ def level_counts(
 def split_indices(
     words: np.ndarray,
     sensitivities: np.ndarray,
-    prune_magnitude: int,
-    prune_sensitivity: int,
-    protect_magnitude: int,
-    protect_sensitivity: int,
+    split: tuple[int, int, int, int],
     zero: int,
     aside: int,
     out: np.ndarray,
 ) -> None:
     """Overwrite the indices of pruned elements with `zero`, and of protected elements with `aside`."""
     for k in range(words.size):
-        side = _side(
-            words[k], sensitivities[k], prune_magnitude, prune_sensitivity, protect_magnitude, protect_sensitivity
-        )
+        side = _side(words[k], sensitivities[k], split)
         if side < 0:
             out[k] = zero
         elif side > 0:

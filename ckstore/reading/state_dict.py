@@ -22,7 +22,7 @@ from ckstore.formats.trees import replace_tensors, select_tensors
 from ckstore.reading.buffers import Destination, fill, read_tensor
 from ckstore.reading.known_types import ObjectBuilder
 from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
-from ckstore.runtime.large_pages import use_large_pages
+from ckstore.runtime.memory import use_large_pages
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion

@@ -1,17 +1,21 @@
-"""Reports compilations of kernels: the first use takes seconds, and users want to know why.
+"""Reports compilations of kernels, and all private parts of numba that ckstore uses, each with the loss without it.
 
-`ckstore.kernels.kept` decides where compiled code is stored; later processes load it.
+The first compilation takes seconds, and users want to know why. `ckstore.kernels.compiled` keeps the code for later
+processes. `tests/runtime/test_compiling.py` fails when a release of numba lacks a part. Numba is imported inside the
+functions.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ckstore.runtime.address_space import check_before_compiling
 
-#: Environment variable for the process that compiles on a second core: the id of the process that it helps.
+#: Argument of the process that compiles on a second core: the work of the process that it helps.
 READS, STORES = "reads", "stores"
 
 MESSAGE = "compiling kernels for their first use, once: this takes half a minute, and more on a busy machine."
@@ -83,3 +87,43 @@ def listen() -> None:
                 _spent += time.perf_counter() - self._since
 
     event.register("numba:compile", Listener())
+
+
+def without_linear_algebra() -> None:
+    """Hide SciPy from numba, which looks for linear algebra that no kernel needs; call before the import of numba.
+
+    Only for a process of ckstore's own. Loss without it: a tenth of a second at the start of the command line.
+    """
+    sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
+
+
+def reference_counting(counted: bool) -> dict[str, bool]:
+    """Return the option that switches a compiled function's reference counting of arrays; empty if numba has none.
+
+    Loss without it: entropy coding of sparse chunks takes up to twice as long.
+    """
+    from numba.core.cpu import CPUTargetOptions
+
+    return {"_nrt": counted} if hasattr(CPUTargetOptions, "_nrt") else {}
+
+
+def compiler_locks() -> list[Any]:
+    """Return the locks that are held during a compilation: the compiler's, and LLVM's.
+
+    Loss without it: a process forked while another thread compiles waits for the compiler forever.
+    """
+    from llvmlite.binding import ffi
+    from numba.core.compiler_lock import global_compiler_lock
+
+    holders: list[Any] = [global_compiler_lock, getattr(ffi.lib, "_lock", None)]
+    return [holder._lock for holder in holders if hasattr(holder, "_lock")]
+
+
+def ask_first(locator: Any) -> None:
+    """Make numba ask a class first for the place of compiled functions (`numba.core.caching.CacheImpl`).
+
+    Loss without it: read-only installations and homes cannot be used.
+    """
+    from numba.core import caching
+
+    caching.CacheImpl._locator_classes.insert(0, locator)

@@ -1,4 +1,8 @@
-"""Shared memory, memory mapped before its use, and the amount of free memory."""
+"""Shared memory, memory mapped before its use, large pages, and the amount of free memory.
+
+For a restored checkpoint, whose pages are all new, mapping takes as long as decoding; large pages are mapped 2 MiB at a
+time instead of 4 KiB. NumPy requests them itself, torch does not.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,22 @@ import ctypes
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 #: Linux 5.14 and later: map all pages now, without changing their contents.
 _MADV_POPULATE_WRITE = 23
+#: Linux 6.1 and later: merge mapped small pages into a large one.
+_MADV_COLLAPSE = 25
+
+#: File with the size of large pages on Linux.
+_LARGE_PAGE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+#: Smallest memory that is worth a system call for large pages.
+_LEAST = 4 << 20
+#: Largest gap that an allocator leaves between consecutive arrays, in bytes.
+_GAP = 64 << 10
 
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUPS = Path("/proc/self/cgroup")
@@ -35,6 +49,40 @@ def populate(memory: mmap.mmap) -> None:
     if madvise is not None:
         start = ctypes.c_char.from_buffer(memory)
         madvise(ctypes.addressof(start), len(memory), _MADV_POPULATE_WRITE)
+
+
+def use_large_pages(spans: Iterable[tuple[int, int]]) -> None:
+    """Ask the system for large pages under arrays; a hint, without guarantee.
+
+    Call it before the first write. Concurrent writers wait for a moment, and their data stays.
+
+    Parameters
+    ----------
+    spans
+        Address and bytes of each array. Adjacent arrays of any size share pages, including the gaps that the allocator
+        leaves between them.
+    """
+    ranges: list[tuple[int, int, list[int]]] = []
+    for address, nbytes in sorted(spans):
+        first, last, starts = ranges.pop() if ranges and address - ranges[-1][1] <= _GAP else (address, address, [])
+        starts.append(address)
+        ranges.append((first, max(last, address + nbytes), starts))
+    for first, last, starts in ranges:
+        if last - first >= _LEAST:
+            _advise(first, last, starts)
+
+
+def _advise(first: int, last: int, starts: list[int]) -> None:
+    """Request large pages between two addresses; the small pages before `starts` contain the allocator's headers."""
+    madvise, size = _madvise(), _large_page()
+    if madvise is None or not size:
+        return
+    first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = last // mmap.PAGESIZE * mmap.PAGESIZE
+    madvise(first, last - first, mmap.MADV_HUGEPAGE)
+    for page in sorted({start // size * size for start in starts}):
+        if first <= page and page + size <= last:
+            madvise(page, size, _MADV_COLLAPSE)
 
 
 def available() -> int | None:
@@ -84,3 +132,12 @@ def _madvise() -> Any:
         return None
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return function
+
+
+@cache
+def _large_page() -> int:
+    """Return the size of a large page; 0 if unsupported."""
+    try:
+        return int(_LARGE_PAGE.read_text())
+    except (OSError, ValueError):
+        return 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.formats.layout import FileLayout, Source, TensorRef
-from ckstore.formats.scalars import numpy_number
+from ckstore.formats.trees import numpy_number
 from ckstore.scanning.scanned import ScannedVersion
 
 _NAME = re.compile(

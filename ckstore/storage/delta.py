@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from blake3 import blake3
 
-from ckstore.codecs.varint import read_varint, varint
 from ckstore.errors import IntegrityError
 from ckstore.storage import zstd
 from ckstore.storage.schema import expanded_limit
+from ckstore.varint import read_varint, varint
 
 #: A blob begins with a BLAKE3-8 of its rest and the result. The rest is a byte of these flags, the length of the result
 #: (varint), with copies the length of their code (varint), and the payload: a zstd frame or a raw deflate stream,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from ckstore.views.store import ViewStore
 
 if TYPE_CHECKING:
     from ckstore.policy import Fidelity
-    from ckstore.reading.stored_version import StoredVersion
 
 #: Name of the array of a tensor whose path is a prefix of other tensors' paths; no segment of a path has this form.
 TENSOR = "__tensor__"
@@ -43,7 +42,7 @@ def version_store(version: StoredVersion) -> ViewStore:
     for path, name, dimensions in _named(version):
         _, tensor = version.paths[path]
         chunk = chunk_shape(tensor.shape, tensor.strides)
-        arrays[name] = ArrayNode(tensor.dtype, tensor.shape, chunk, dimensions, _BoxReader(version, path))
+        arrays[name] = ArrayNode(tensor.dtype, tensor.shape, chunk, dimensions, _box_reader(version, path))
     row = version.row
     attributes = {"version": row.number, "run": row.run, "step": row.step, "id": row.uid}
     identity = (_reopened_version, version.repository.address, row.uid, row.number, version.fidelity)
@@ -119,21 +118,19 @@ def _free(dimension: str, siblings: tuple[str, Mapping[str, Any]]) -> str:
     return dimension
 
 
-class _BoxReader:
-    """Reads boxes of one tensor."""
+def _box_reader(version: StoredVersion, path: str) -> Callable[..., npt.NDArray[Any]]:
+    """Return a function that reads boxes of one tensor."""
 
-    def __init__(self, version: StoredVersion, path: str) -> None:
-        self._version = version
-        self._path = path
-
-    def __call__(self, starts: tuple[int, ...], stops: tuple[int, ...]) -> npt.NDArray[Any]:
-        file, tensor = self._version.paths[self._path]
+    def read(starts: tuple[int, ...], stops: tuple[int, ...]) -> npt.NDArray[Any]:
+        file, tensor = version.paths[path]
         wanted = [range(start, stop) for start, stop in zip(starts, stops, strict=True)]
-        return read_tensor(self._version, file, tensor, wanted)
+        return read_tensor(version, file, tensor, wanted)
+
+    return read
 
 
-def _run_reader(versions: Sequence[StoredVersion], path: str) -> Any:
-    readers = [_BoxReader(version, path) for version in versions]
+def _run_reader(versions: Sequence[StoredVersion], path: str) -> Callable[..., npt.NDArray[Any]]:
+    readers = [_box_reader(version, path) for version in versions]
 
     def read(starts: tuple[int, ...], stops: tuple[int, ...]) -> npt.NDArray[Any]:
         return np.stack([readers[number](starts[1:], stops[1:]) for number in range(starts[0], stops[0])])
@@ -163,6 +160,3 @@ def _reopened_version(address: Address, uid: str, number: int, fidelity: Fidelit
 
 def _reopened_run(address: Address | None, name: str, versions: tuple[tuple[str, int], ...]) -> ViewStore:
     return run_store(name, [] if address is None else [stored_version(address, *version) for version in versions])
-
-
-__all__ = ["chunk_shape", "run_group", "run_store", "version_group", "version_store"]

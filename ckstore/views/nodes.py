@@ -178,16 +178,19 @@ class Hierarchy:
         above, _, last = key.rpartition("/")
         if last == METADATA and join(above, METADATA) == key and above in self.nodes:
             return above, None
+        path, rest = self._split(key)
+        node = self.nodes.get(path)
+        index = node.index_of(rest) if isinstance(node, ArrayNode) else None
+        return None if index is None else (path, index)
+
+    @staticmethod
+    def _split(key: str) -> tuple[str, list[str]]:
+        """Return an array's path, and the segments of a chunk's key below it: one and the last ones of digits."""
         segments = key.split("/")
         first = len(segments) - 1
         while first > 0 and segments[first].isdigit():
             first -= 1
-        path = "/".join(segments[:first])
-        node = self.nodes.get(path)
-        if first == 0 or not isinstance(node, ArrayNode):
-            return None
-        index = node.index_of(segments[first:])
-        return None if index is None else (path, index)
+        return "/".join(segments[:first]), segments[first:]
 
     def keys_below(self, path: str) -> Iterator[str]:
         """Yield all keys of a node and of everything below it."""
@@ -215,15 +218,11 @@ class Hierarchy:
 
     def _chunk_names(self, path: str) -> Iterator[str]:
         """Yield names of chunks below `c` of an array, or below some of their positions."""
-        segments = path.split("/")
-        first = len(segments) - 1
-        while first > 0 and segments[first].isdigit():
-            first -= 1
-        node = self.nodes.get("/".join(segments[:first]))
-        if first == 0 or not isinstance(node, ArrayNode) or segments[first] != CHUNKS:
+        above, (first, *given) = self._split(path)
+        node = self.nodes.get(above)
+        if not isinstance(node, ArrayNode) or first != CHUNKS:
             return
         grid = node.grid
-        given = segments[first + 1 :]
         if len(given) < len(grid) and node.index_of([CHUNKS, *given, *["0"] * (len(grid) - len(given))]) is not None:
             yield from map(str, range(grid[len(given)]))
 

@@ -81,14 +81,7 @@ class ViewStore(Store):
         """Return the bytes of a document or chunk, or some of them; None for an unknown key."""
         if not self._is_open:
             await self._open()
-        bounds = _bounds(byte_range)
-        found = self.hierarchy.find(key)
-        if found is None:
-            return None
-        path, index = found
-        if index is None:
-            return prototype.buffer.from_bytes(_cut(self.hierarchy.document(path), bounds))
-        return await asyncio.to_thread(self._chunk, path, index, prototype, bounds)
+        return await asyncio.to_thread(self.get_sync, key, prototype=prototype, byte_range=byte_range)
 
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
@@ -96,20 +89,15 @@ class ViewStore(Store):
         """Do `get` in the calling thread."""
         bounds = _bounds(byte_range)
         found = self.hierarchy.find(key)
-        prototype = prototype or default_buffer_prototype()
         if found is None:
             return None
         path, index = found
-        if index is None:
-            return prototype.buffer.from_bytes(_cut(self.hierarchy.document(path), bounds))
-        return self._chunk(path, index, prototype, bounds)
-
-    def _chunk(
-        self, path: str, index: tuple[int, ...], prototype: BufferPrototype, bounds: tuple[int | None, int | None]
-    ) -> Buffer:
         node = self.hierarchy.nodes[path]
-        assert isinstance(node, ArrayNode)
-        return prototype.buffer.from_bytes(_cut(node.chunk(index).data, bounds))
+        if index is not None and isinstance(node, ArrayNode):
+            data: bytes | memoryview = node.chunk(index).data
+        else:
+            data = self.hierarchy.document(path)
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(_cut(data, bounds))
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]

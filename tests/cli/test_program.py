@@ -280,7 +280,7 @@ def test_the_public_names() -> None:
 
 
 def test_the_compiling_process_ends_without_its_parent(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ckstore.codecs.warm_up", STORES]
+    command = [sys.executable, "-m", "ckstore.codecs.helper", STORES]
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     subprocess.run(command, stdin=subprocess.DEVNULL, env=environment, check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckstore.codecs.lattice import STEP_RANGE, LinearLattice
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice, largest_finite, quarter_octave
 from ckstore.kernels import coarse as kernels
-from ckstore.kernels import reference
+from tests.kernels import reference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -23,7 +23,7 @@ from ckstore.codecs.lattice import (
 from ckstore.codecs.rounded import RoundedLattice
 from ckstore.errors import IntegrityError
 from ckstore.kernels import lattice as kernels
-from ckstore.kernels import reference
+from tests.kernels import reference
 
 SPECIAL = {
     "float32": [0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00001,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckstore.runtime import large_pages
+from ckstore.runtime import memory
 
 SIZE = 8 << 20
 
@@ -23,15 +23,15 @@ def span(array):
 def advised(spans, monkeypatch):
     """Return the advice to the system about some spans."""
     said = []
-    monkeypatch.setattr(large_pages, "_advise", lambda first, last, starts: said.append((first, last, starts)))
-    large_pages.use_large_pages(spans)
+    monkeypatch.setattr(memory, "_advise", lambda first, last, starts: said.append((first, last, starts)))
+    memory.use_large_pages(spans)
     return said
 
 
 def test_values_stay():
     arrays = [np.full(size, number, np.uint8) for number, size in enumerate([SIZE, 100, 0, 3 << 20, 3 << 20, SIZE + 1])]
-    large_pages.use_large_pages(map(span, arrays))
-    large_pages.use_large_pages(map(span, arrays))
+    memory.use_large_pages(map(span, arrays))
+    memory.use_large_pages(map(span, arrays))
     assert all((array == number).all() for number, array in enumerate(arrays))
 
 
@@ -65,18 +65,18 @@ def linux():
 
 @pytest.mark.skipif(sys.platform != "linux" or linux() < (6, 1), reason="only Linux 6.1 makes small pages large ones")
 def test_pages_become_large_where_an_allocator_has_written_before():
-    advise, size = large_pages._madvise()
+    advise, size = memory._madvise(), memory._large_page()
     enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if advise is None or "[never]" in enabled.read_text():
+    if advise is None or not size or "[never]" in enabled.read_text():
         pytest.skip("this system has no large pages")
-    with mmap.mmap(-1, 6 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        pages = np.frombuffer(memory, np.uint8)
+    with mmap.mmap(-1, 6 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as mapping:
+        pages = np.frombuffer(mapping, np.uint8)
         address, nbytes = span(pages)
         first = -address % size
         notes = [first, first + size + 4096]
         pages[notes] = 7
         assert large_bytes(address) == 0
-        large_pages._advise(address, address + nbytes, [address + note + 16 for note in notes])
+        memory._advise(address, address + nbytes, [address + note + 16 for note in notes])
         assert large_bytes(address) == 2 * size
         pages[first + 2 * size] = 7
         assert large_bytes(address) == 3 * size
@@ -86,5 +86,5 @@ def test_pages_become_large_where_an_allocator_has_written_before():
 
 
 def test_without_a_system_that_has_them(monkeypatch):
-    monkeypatch.setattr(large_pages, "_madvise", lambda: (None, 0))
-    large_pages.use_large_pages([(1 << 30, SIZE)])
+    monkeypatch.setattr(memory, "_madvise", lambda: None)
+    memory.use_large_pages([(1 << 30, SIZE)])

@@ -114,8 +114,6 @@ def test_writing_is_refused(version: Version) -> None:
         version.arrays["model/a.weight"][0] = 1
     with pytest.raises(ValueError, match="read-only"):
         version.arrays.create_array("other", shape=(1,), dtype="f4")
-    with pytest.raises(ValueError, match="read_only=True"):
-        type(version.arrays.store)(version.arrays.store.hierarchy, version.arrays.store.identity, read_only=False)
 
 
 def test_xarray_and_dask_read_the_same(version: Version, source: dict[str, Any]) -> None:

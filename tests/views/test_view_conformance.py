@@ -18,6 +18,7 @@ from zarr.storage import MemoryStore
 from zarr.testing.store import StoreTests
 
 import ckstore
+from ckstore.views.nodes import ArrayNode
 from ckstore.views.store import ViewStore
 
 #: Tests of `StoreTests` that begin by writing a value, and their substitutes here.
@@ -249,7 +250,7 @@ def test_getsize_as_in_memory(view: ViewStore, memory: MemoryStore) -> None:
 
 
 def test_sizes_are_known_without_decoding(view: ViewStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ViewStore, "_chunk", None)
+    monkeypatch.setattr(ArrayNode, "chunk", None)
     assert sync(view.getsize("model/w/c/0/0")) == 436 * 600 * 4
 
 

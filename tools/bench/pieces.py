@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ckstore import formats
+from ckstore.formats.detect import parse
+from ckstore.formats.sources import FileSource
 from tools.bench.series import Series
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -42,7 +43,7 @@ def tensors(series: Series, index: int) -> list[Piece]:
     rest: list[Bytes] = []
     for role, path in series.files(index).items():
         content = _read(path)
-        layout = formats.parse(formats.FileSource(path))
+        layout = parse(FileSource(path))
         position = 0
         for extent in layout.extents:
             rest.append(content[position : extent.start])

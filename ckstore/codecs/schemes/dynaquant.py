@@ -164,7 +164,7 @@ class LevelStatistics:
         """Add a chunk: its values, and their sensitivity if known."""
         from ckstore.kernels import codebook as kernels
 
-        kernels.level_counts(*_pair(values, sensitivity), *self.split, self.counts)
+        kernels.level_counts(*_pair(values, sensitivity), self.split[:], self.counts)
 
     def merge(self, other: LevelStatistics) -> None:
         """Add the chunks of other statistics of the same split."""
@@ -295,7 +295,7 @@ def assign(
 
     indices = lattice.nearest(values)
     protected = lattice.levels - 1
-    kernels.split_indices(*_pair(values, sensitivity), *split, lattice.zero, protected, indices)
+    kernels.split_indices(*_pair(values, sensitivity), split[:], lattice.zero, protected, indices)
     aside = as_bits(values[indices == protected], "bfloat16" if lattice.dtype == "float32" else lattice.dtype)
     return indices, aside
 

@@ -82,15 +82,12 @@ def assign(lattice: CodebookLattice, changes: Floats, split: int = 0) -> Indices
 
     `split` is that of the statistics of the codebook.
     """
-    from ckstore.kernels import codebook as kernels
-
-    shift = 23 - split
+    shift = np.uint32(23 - split)
     table = np.full(512 << split, lattice.zero, np.uint8)
-    buckets = lattice.centroids.view(np.uint32) >> np.uint32(shift)
+    buckets = lattice.centroids.view(np.uint32) >> shift
     table[buckets] = np.arange(lattice.centroids.size, dtype=np.uint8)
-    out = np.empty(changes.size, np.uint8)
-    kernels.bucket_indices(float_words(changes), table, shift, out)
-    return out
+    indices: Indices = np.take(table, float_words(changes) >> shift)
+    return indices
 
 
 def lc_quantise(changes: Floats, bits: int, dtype: str = "float32", split: int = 0) -> tuple[CodebookLattice, Indices]:

@@ -13,7 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ckstore.kernels.compiled import Decorator
-from ckstore.runtime.numba_hooks import reference_counting
+from ckstore.runtime.compiling import reference_counting
 
 Array = npt.NDArray[Any]
 """Any array; the docstrings name its dtype."""

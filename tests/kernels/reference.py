@@ -1,4 +1,4 @@
-"""The lattice kernels in NumPy and Python integers: slow and obviously right, the reference of the tests."""
+"""The kernels of lattices and codebooks in NumPy and Python integers: slow and obviously right."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.codecs.varint import LONGEST, read_varint, varint
+from ckstore.varint import LONGEST, read_varint, varint
 
 
 @given(st.lists(st.integers(0, 2**63 - 1)), st.binary(max_size=3))

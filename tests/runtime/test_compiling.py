@@ -9,13 +9,13 @@ from numba.core import caching
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
 
-from ckstore.kernels import kept, lattice
-from ckstore.runtime import numba_hooks
+from ckstore.kernels import compiled, lattice
+from ckstore.runtime import compiling
 
 
 def test_functions_may_leave_references_uncounted() -> None:
     assert hasattr(CPUTargetOptions, "_nrt")
-    assert numba_hooks.reference_counting(False) == {"_nrt": False}
+    assert compiling.reference_counting(False) == {"_nrt": False}
 
 
 def test_cached_kernels_have_the_stamp_of_all_kernels() -> None:
@@ -24,19 +24,19 @@ def test_cached_kernels_have_the_stamp_of_all_kernels() -> None:
 
 
 def test_two_locks_are_held_while_something_is_compiled() -> None:
-    first, second = numba_hooks.compiler_locks()
+    first, second = compiling.compiler_locks()
     with global_compiler_lock:
         assert first._is_owned()
         assert not second._is_owned()
 
 
 def test_places_of_compiled_code_are_asked_of_us_first() -> None:
-    assert caching.CacheImpl._locator_classes[0] is kept.Kept
+    assert caching.CacheImpl._locator_classes[0] is compiled.Kept
 
 
 def test_numba_does_not_load_scipy_for_the_command_line() -> None:
     code = (
-        "import sys; from ckstore.runtime.numba_hooks import without_linear_algebra; {}; import numba; "
+        "import sys; from ckstore.runtime.compiling import without_linear_algebra; {}; import numba; "
         "print(bool(sys.modules.get('scipy.linalg.cython_blas')))"
     )
     found = [

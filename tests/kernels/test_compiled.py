@@ -22,8 +22,8 @@ print(lattice.magnitude_top(bits, 0, 5), sum(lattice.magnitude_top.stats.cache_h
 
 #: Root may write everywhere, so the test declares read-only places itself.
 READ_ONLY = """
-from ckstore.kernels import kept
-kept._is_writable = lambda path, ask=kept._is_writable: {!r} not in path and ask(path)
+from ckstore.kernels import compiled
+compiled._is_writable = lambda path, ask=compiled._is_writable: {!r} not in path and ask(path)
 """
 
 
@@ -101,7 +101,7 @@ def work(name):
         importlib.import_module(name)
     except ImportError as error:
         failed.append(error)
-threads = [threading.Thread(target=work, args=[name]) for name in ("ckstore.kernels.kept", "numba")]
+threads = [threading.Thread(target=work, args=[name]) for name in ("ckstore.kernels.compiled", "numba")]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert not failed, failed
