@@ -16,13 +16,13 @@ from ckstore.storage.connection import create_file
 from ckstore.storage.directory import DirectoryStorage
 from ckstore.storage.names import check_tag
 from ckstore.storage.pack import RAW
-from ckstore.storage.rows import Claim, PackRow, Placement, RunRow, Totals, VersionRow, key
+from ckstore.storage.rows import Claim, PackRow, Placement, RunRow, VersionRow, key
 
 C = TypeVar("C", bound="Catalog")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["Catalog", "Claim", "PackRow", "Placement", "RunRow", "Totals", "VersionRow", "key"]
+__all__ = ["Catalog", "Claim", "PackRow", "Placement", "RunRow", "VersionRow", "key"]
 
 #: Seconds for which an open store need not ask for the commits of other machines.
 RECENT = 1.0
@@ -95,7 +95,7 @@ class Catalog(CatalogClaims):
         tags, policies = self.tags(), self.policies()
         return list(log.contradictions(self.records(), tags, policies, self.collected(), self.last_number()))
 
-    #: Whether no other machine has a catalog of the store. Claims in others are unknown here, and where there are others,
+    #: Whether no other machine has a catalog of the store. Claims in others are unknown here; where there are others,
     #: the name of a removed pack is never used again.
     is_only = True
 

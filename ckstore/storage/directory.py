@@ -27,12 +27,10 @@ class DirectoryStorage:
         self.path = path
 
     def put(self, name: str, data: bytes | Path) -> None:
-        """Write a file durably; a file at its place stays."""
+        """Write a file durably; one at its place, as packs are, stays."""
         target = self._made(name)
-        if isinstance(data, bytes):
-            durable.write_file(target, data)
-        elif data != target:
-            durable.copy_file(data, target)
+        if data != target:
+            durable.write_file(target, data if isinstance(data, bytes) else data.read_bytes())
 
     def put_absent(self, name: str, data: bytes) -> bool:
         """Write a file durably if absent, through a second link of a temporary file."""
