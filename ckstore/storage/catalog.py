@@ -12,7 +12,7 @@ from ckstore.errors import ConflictError, NotFoundError
 from ckstore.storage import durable, log, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, POLICY
-from ckstore.storage.connection import create_file
+from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.directory import DirectoryStorage
 from ckstore.storage.names import check_tag
 from ckstore.storage.pack import RAW
@@ -52,6 +52,11 @@ class Catalog(CatalogClaims):
         Seconds to wait for another process's lock before `LockedError`.
     """
 
+    def __init__(self, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
+        super().__init__(store, mode, timeout)
+        self._storage = DirectoryStorage(store)
+        self._logged = ""  # The last known record's name.
+
     @classmethod
     def create(cls, store: Path) -> Self:
         """Create a store: its directories and an empty catalog, open for writing.
@@ -80,15 +85,15 @@ class Catalog(CatalogClaims):
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Write a record of the change into the log, inside its transaction."""
-        log.append(DirectoryStorage(self._path.parent), record)
+        self._logged = log.append(self._storage, record, self._logged)
 
     def records(self) -> list[dict[str, Any]]:
         """Return the log's records, in order; raise `IntegrityError` for a damaged one."""
-        return log.read_all(DirectoryStorage(self._path.parent))
+        return log.read_all(self._storage)
 
     def whole_records(self) -> list[dict[str, Any]]:
         """Return the log's undamaged records, in order."""
-        return log.read_whole(DirectoryStorage(self._path.parent))[0]
+        return log.read_whole(self._storage)[0]
 
     def differences(self) -> list[str]:
         """Return a sentence for each contradiction between the catalog and the log."""
