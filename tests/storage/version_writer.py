@@ -1,4 +1,4 @@
-"""Write one small version into a store; as a program, with a step of the commit protocol at which it is killed."""
+"""Write one small version into a store; as a program, change its catalog and get killed."""
 
 from __future__ import annotations
 
@@ -63,22 +63,17 @@ def write_version(
 
 
 def main() -> None:
-    action, store, step = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    with Catalog.open(store, "a") as catalog:
-        if action == "spill":
+    """Spill a large change into the file, and get killed before its commit."""
 
-            def stop(name: str) -> None:
-                if name == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
+    def stop(name: str) -> None:
+        if name == "before-commit":
+            os.kill(os.getpid(), signal.SIGKILL)
 
-            durable.checkpoint = stop
-            # A cache of one page: the file itself is changed before the commit, and only its journal can undo that.
-            catalog._connection.execute("PRAGMA cache_size = 1")
-            with catalog.transaction():
-                catalog.move_lattices((value * 7919, catalog.packs()[0].name, 0) for value in range(20_000))
-        elif action == "many":
-            for number in range(int(step)):
-                write_version(catalog, store, run=f"process-{os.getpid()}", step=number)
+    durable.checkpoint = stop
+    with Catalog.open(Path(sys.argv[1]), "a") as catalog, catalog.transaction():
+        # A cache of one page: the file itself is changed before the commit, and only its journal can undo that.
+        catalog._connection.execute("PRAGMA cache_size = 1")
+        catalog.move_lattices((value * 7919, catalog.packs()[0].name, 0) for value in range(20_000))
 
 
 if __name__ == "__main__":
