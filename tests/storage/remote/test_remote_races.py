@@ -33,14 +33,6 @@ pytestmark = pytest.mark.local
 URL = "s3://models/team-a"
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
-    made = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
-    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
-    return made
-
-
 def state(step: int) -> dict[str, Any]:
     weight = draw(300, 256)
     for number in range(1, step + 1):
@@ -217,11 +209,9 @@ def test_the_writer_of_a_pack_verifies_the_bytes_in_the_bucket(server: Simulated
 
 
 @pytest.mark.parametrize("way", ["out", "in", "across"])
-def test_versions_go_into_a_remote_store_and_out_of_it(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_versions_go_into_a_remote_store_and_out_of_it(server: SimulatedServer, directory: Path, way: str) -> None:
     servers = {URL: SimulatedServer(), f"{URL}-b": SimulatedServer()}
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(servers[url]))
+    server.client = lambda url: SimulatedBucket(servers[url])
     ckstore.init(URL, cache=directory / "a").close()
     ckstore.init(f"{URL}-b", cache=directory / "a").close()
     ckstore.init(directory / "local").close()

@@ -361,7 +361,7 @@ def test_a_pack_that_gc_removed_before_its_commit_is_not_referred_to(
         def published(names: list[str]) -> None:
             publish(names)
             monkeypatch.undo()
-            monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+            monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: server.client(url))
             assert other.gc(grace=0).files == len(names)
 
         monkeypatch.setattr(slow.packs, "publish", published)
@@ -421,9 +421,9 @@ def test_concurrent_changes_are_no_problem_for_verify(
         assert (report.problems, report.versions) == ([], 2)
 
 
-def test_a_copy_of_a_bucket_is_independent(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_bucket_is_independent(server: SimulatedServer, directory: Path) -> None:
     servers = {URL: SimulatedServer(), "s3://models/copy": SimulatedServer()}
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(servers[url]))
+    server.client = lambda url: SimulatedBucket(servers[url])
     paths = files(directory, 3)
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(paths[0], run="gpt", step=0)
