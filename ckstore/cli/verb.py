@@ -132,7 +132,7 @@ def open_store(ctx: click.Context, mode: Mode = "r") -> Store:
 def version_of(store: Store, name: str) -> Version:
     """Return the version with a name; if the name moves with every ingest, stderr shows its present meaning."""
     from ckstore.cli.output import name_of
-    from ckstore.storage.names import LATEST
+    from ckstore.storage.version_names import LATEST
 
     version = store[name]
     run, _, step = name.strip().rpartition("@")

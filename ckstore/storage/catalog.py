@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ckstore.errors import ConflictError, NotFoundError
-from ckstore.storage import durable, log, root
+from ckstore.storage import change_log, durable, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, POLICY
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
-from ckstore.storage.directory import DirectoryStorage
-from ckstore.storage.names import check_tag
+from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.pack import RAW
 from ckstore.storage.rows import Claim, PackRow, Placement, RunRow, VersionRow, key
+from ckstore.storage.version_names import check_tag
 
 C = TypeVar("C", bound="Catalog")
 P = ParamSpec("P")
@@ -85,20 +85,20 @@ class Catalog(CatalogClaims):
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Write a record of the change into the log, inside its transaction."""
-        self._logged = log.append(self._storage, record, self._logged)
+        self._logged = change_log.append(self._storage, record, self._logged)
 
     def records(self) -> list[dict[str, Any]]:
         """Return the log's records, in order; raise `IntegrityError` for a damaged one."""
-        return log.read_all(self._storage)
+        return change_log.read_all(self._storage)
 
     def whole_records(self) -> list[dict[str, Any]]:
         """Return the log's undamaged records, in order."""
-        return log.read_whole(self._storage)[0]
+        return change_log.read_whole(self._storage)[0]
 
     def differences(self) -> list[str]:
         """Return a sentence for each contradiction between the catalog and the log."""
         tags, policies = self.tags(), self.policies()
-        return list(log.contradictions(self.records(), tags, policies, self.collected(), self.last_number()))
+        return list(change_log.contradictions(self.records(), tags, policies, self.collected(), self.last_number()))
 
     #: Whether no other machine has a catalog of the store. Claims in others are unknown here; where there are others,
     #: the name of a removed pack is never used again.

@@ -11,7 +11,6 @@ from typing import Any, Self
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed
-from ckstore.storage.names import resolve
 from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.placements import Placements
 from ckstore.storage.rows import (
@@ -28,6 +27,7 @@ from ckstore.storage.rows import (
     VersionRow,
 )
 from ckstore.storage.schema import HIGHEST, ID, LOWEST, items, optional, plain_object, read_json, rows, text, whole
+from ckstore.storage.version_names import resolve
 
 _COLUMNS = (
     "v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset, v.manifest_length,"

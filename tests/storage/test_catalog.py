@@ -363,7 +363,7 @@ def test_a_later_format_is_refused(filled, store):
 
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_an_earlier_format_is_upgraded(filled, store, monkeypatch, mode):
-    from ckstore.storage import migrations, tables
+    from ckstore.storage import catalog_tables, migrations
 
     filled.close()
     following = migrations.Migrations("ckstore")
@@ -374,7 +374,7 @@ def test_an_earlier_format_is_upgraded(filled, store, monkeypatch, mode):
         db.execute("CREATE TABLE example (id INTEGER PRIMARY KEY)")
 
     monkeypatch.setattr(migrations, "migrations", following)
-    monkeypatch.setitem(tables.STATEMENTS, "example", "CREATE TABLE example (id INTEGER PRIMARY KEY)")
+    monkeypatch.setitem(catalog_tables.STATEMENTS, "example", "CREATE TABLE example (id INTEGER PRIMARY KEY)")
     later = connection.FORMAT + 1
     monkeypatch.setattr(connection, "FORMAT", later)
     for _ in range(2):

@@ -16,7 +16,7 @@ import pytest
 import ckstore
 from ckstore.errors import IntegrityError
 from ckstore.storage import root
-from ckstore.storage.directory import DirectoryStorage
+from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.remote import mirror as mirror_module

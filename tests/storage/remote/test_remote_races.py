@@ -21,7 +21,7 @@ from ckstore.operations.drop import drop
 from ckstore.operations.recover import recover
 from ckstore.storage.durable import full_error
 from ckstore.storage.pack_reader import MissingPackError, OpenFile
-from ckstore.storage.remote import cache as cache_module
+from ckstore.storage.remote import block_cache as cache_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote import remote_catalog as catalog_module
 from ckstore.storage.remote import retries as retries_module

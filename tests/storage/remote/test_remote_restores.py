@@ -14,10 +14,10 @@ import ckstore
 from ckstore.objects.records import LatticeRecord
 from ckstore.reading import stored_version
 from ckstore.reading.stored_version import StoredVersion
-from ckstore.storage.remote import cache as cache_module
+from ckstore.storage.remote import block_cache as cache_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote import remote_catalog as catalog_module
-from ckstore.storage.remote.cache import BLOCK
+from ckstore.storage.remote.block_cache import BLOCK
 from tests.checkpoints import draw
 from tests.equality import assert_same
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
