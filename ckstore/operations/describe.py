@@ -13,13 +13,13 @@ from ckstore.errors import IntegrityError
 from ckstore.formats.shards import gather_shards
 from ckstore.objects.documents import BlobRef, CoarseFacts, FileEntry, HotFacts, LayoutDocument, VersionDocument
 from ckstore.objects.restore_cost import relative_cost
+from ckstore.objects.skeleton_delta import compress_against, compress_quickly
 from ckstore.operations.request import Request
 from ckstore.operations.storing import Stored
 from ckstore.repository import Repository
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage import durable
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.delta import compress_against, compress_quickly
 
 #: A blob's delta below this size is kept without trying to pack the blob alone.
 _SMALL_BLOB = 1024
