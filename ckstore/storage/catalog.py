@@ -100,8 +100,8 @@ class Catalog(CatalogClaims):
         tags, policies = self.tags(), self.policies()
         return list(change_log.contradictions(self.records(), tags, policies, self.collected(), self.last_number()))
 
-    #: Whether no other machine has a catalog of the store. Claims in others are unknown here; where there are others,
-    #: the name of a removed pack is never used again.
+    #: Whether no other machine has a catalog of the store. If others have one, their claims are unknown here, and the
+    #: name of a removed pack is never used again.
     is_only = True
 
     def refresh(self, within: float = 0.0) -> None:
