@@ -123,7 +123,7 @@ class CraftedStore:
 
     def change_layout(self, pack: str, change: Callable[[dict[str, Any]], Any]) -> str:
         """Change the layout document of the version in a pack in place."""
-        from ckstore.storage.delta import compress_against, expand_against
+        from ckstore.objects.skeleton_delta import compress_against, expand_against
 
         document, blobs = self.read(pack)
         layout = json.loads(expand_against(blobs["layout"], None))

@@ -225,7 +225,12 @@ def logs(crafted: CraftedStore, random: random.Random) -> None:
     crafted.log(record if isinstance(record, dict) else {}, random.choice([1, 2, 3, 9, 10**12 - 1]))
 
 
-_CHECKSUMS = ("codecs.integers.crc32", "objects.reader.crc32", "storage.pack_reader.crc32c", "storage.delta._digest")
+_CHECKSUMS = (
+    "codecs.integers.crc32",
+    "objects.reader.crc32",
+    "storage.pack_reader.crc32c",
+    "objects.skeleton_delta._digest",
+)
 
 
 class _Agrees(int):

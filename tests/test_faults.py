@@ -25,7 +25,7 @@ from ckstore.scanning import scan
 from ckstore.storage import durable
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
-from ckstore.storage.root import sweep_temporaries
+from ckstore.storage.root import find_temporaries
 from ckstore.writing import ingest
 from tests.checkpoints import draw, listing, scratch, sha256
 
@@ -134,7 +134,8 @@ def test_an_ingest_that_is_killed(store: ckstore.Store, paths: list[Path], step:
     store.ingest(paths[2], run="a")
     check(store, paths[:3])
     # All remaining files are in order, no matter which process was killed.
-    sweep_temporaries(store.path, grace=-1)
+    for path in find_temporaries(store.path, grace=-1):
+        durable.remove(path)
     assert recover(store.place).problems == []
     with ckstore.open(store.place) as again:
         check(again, paths[:3])

@@ -311,7 +311,7 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
 
 
 def packed(data: bytes) -> bytes:
-    from ckstore.storage.delta import compress_against
+    from ckstore.objects.skeleton_delta import compress_against
 
     return compress_against(data, None)
 

@@ -104,17 +104,18 @@ def _record(repository: Repository, pack: str, slot: int, live: bool, causes: di
 
 def stats(repository: Repository) -> dict[str, Any]:
     """Return totals of the store, and its ledger under `ledger`."""
-    totals = repository.catalog.totals()
-    causes = ledger(repository)
+    catalog = repository.catalog
+    causes, versions = ledger(repository), catalog.versions()
+    original = sum(row.original_bytes for row in versions)
     stored = sum(causes.values())
     return {
-        "versions": totals.versions,
-        "runs": totals.runs,
-        "tags": totals.tags,
-        "objects": totals.lattices,
-        "original_bytes": totals.original_bytes,
+        "versions": len(versions),
+        "runs": len(catalog.runs()),
+        "tags": len(catalog.tags()),
+        "objects": catalog.objects(),
+        "original_bytes": original,
         "stored_bytes": stored,
-        "ratio": totals.original_bytes / stored if stored else 0.0,
+        "ratio": original / stored if stored else 0.0,
         "ledger": causes,
     }
 

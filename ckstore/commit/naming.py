@@ -10,7 +10,7 @@ from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
-from ckstore.storage.names import LATEST, check_length, check_tag
+from ckstore.storage.version_names import LATEST, check_length, check_tag
 
 #: The default run.
 DEFAULT_RUN = "main"

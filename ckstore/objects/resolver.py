@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import MANIFEST, BlobRef, LayoutDocument, VersionDocument
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, record_from_json
+from ckstore.objects.skeleton_delta import expand_against
 from ckstore.runtime.forks import Lock, in_child
 from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
 from ckstore.storage.catalog import Catalog, VersionRow, key
-from ckstore.storage.delta import expand_against
 from ckstore.storage.pack_reader import MissingPackError, PackReader
 
 #: Decoded manifests and layouts in the cache: most versions of a run share one layout.

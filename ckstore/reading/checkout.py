@@ -17,12 +17,13 @@ from ckstore.formats.layout import Checked, FileLayout
 from ckstore.formats.paths import match_texts
 from ckstore.formats.skeleton import Checks, pieces
 from ckstore.formats.sources import PERMISSIONS
+from ckstore.reading import unfinished
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.local_path import local_path
 from ckstore.runtime.sha256 import StreamSha256
 from ckstore.runtime.threads import in_order, worker_count
-from ckstore.storage import durable, unfinished
+from ckstore.storage import durable
 from ckstore.storage.writeback import Writeback
 
 if TYPE_CHECKING:

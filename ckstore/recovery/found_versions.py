@@ -8,7 +8,7 @@ from typing import Any
 
 from ckstore.objects.documents import VersionDocument
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.log import gaps
+from ckstore.storage.change_log import gaps
 from ckstore.storage.scan_packs import ScannedPack
 
 

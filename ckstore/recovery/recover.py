@@ -16,10 +16,10 @@ from ckstore.recovery.found_objects import FoundObjects
 from ckstore.recovery.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.recovery.lost_packs import lost_packs
 from ckstore.repository import Repository
-from ckstore.storage import log, reserve, root
+from ckstore.storage import change_log, reserve, root
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.catalog_replacement import replace_catalog
-from ckstore.storage.directory import DirectoryStorage
+from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.opening import rebuild_from_log
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
@@ -138,9 +138,9 @@ class _Builder:
         self.objects.resolve()
         self.catalog.move_lattices(self.objects.lattices.values())
         self.catalog.move_contents(self.objects.contents.values())
-        records, problems = log.read_whole(self.storage)
+        records, problems = change_log.read_whole(self.storage)
         if not (self.path / root.LOG).is_dir():
-            problems.append(f"The log is missing; {log.LOSS}.")
+            problems.append(f"The log is missing; {change_log.LOSS}.")
         self.moved = self._moved(records)
         self.catalog.note_moved(self.moved)
         self.report.problems += problems
@@ -161,7 +161,7 @@ class _Builder:
             ]
         for version in versions.renumbered:
             change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
-            log.append(self.storage, change)
+            change_log.append(self.storage, change)
         # Parents have lower numbers.
         for version in sorted(versions.versions.values(), key=lambda version: version.written_as):
             self._insert(version, versions.parent(version))
@@ -254,5 +254,5 @@ class _Builder:
                 self.report.problems.append(f"Tag {tag} points at version {number}, which is gone; set the tag again.")
                 continue
             if meant != number:
-                log.append(self.storage, {"change": "tag", "tag": tag, "version": meant})
+                change_log.append(self.storage, {"change": "tag", "tag": tag, "version": meant})
             self.catalog.set_tag(tag, meant)

@@ -12,8 +12,8 @@ from ckstore.errors import InputError
 from ckstore.formats.facts import named_step
 from ckstore.scanning.source import open_directory, open_file
 from ckstore.scanning.steps import Planned, natural, plan_steps
-from ckstore.storage.names import LONGEST_NAME
 from ckstore.storage.root import is_store
+from ckstore.storage.version_names import LONGEST_NAME
 
 #: Files that accompany the tensors of one checkpoint.
 _COMPANIONS = {

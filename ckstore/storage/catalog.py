@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ckstore.errors import ConflictError, NotFoundError
-from ckstore.storage import durable, log, root
+from ckstore.storage import change_log, durable, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, POLICY
-from ckstore.storage.connection import create_file
-from ckstore.storage.directory import DirectoryStorage
-from ckstore.storage.names import check_tag
+from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
+from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.pack import RAW
-from ckstore.storage.rows import Claim, PackRow, Placement, RunRow, Totals, VersionRow, key
+from ckstore.storage.rows import Claim, PackRow, Placement, RunRow, VersionRow, key
+from ckstore.storage.version_names import check_tag
 
 C = TypeVar("C", bound="Catalog")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["Catalog", "Claim", "PackRow", "Placement", "RunRow", "Totals", "VersionRow", "key"]
+__all__ = ["Catalog", "Claim", "PackRow", "Placement", "RunRow", "VersionRow", "key"]
 
 #: Seconds for which an open store need not ask for the commits of other machines.
 RECENT = 1.0
@@ -52,6 +52,11 @@ class Catalog(CatalogClaims):
         Seconds to wait for another process's lock before `LockedError`.
     """
 
+    def __init__(self, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
+        super().__init__(store, mode, timeout)
+        self._storage = DirectoryStorage(store)
+        self._logged = ""  # The last known record's name.
+
     @classmethod
     def create(cls, store: Path) -> Self:
         """Create a store: its directories and an empty catalog, open for writing.
@@ -80,20 +85,20 @@ class Catalog(CatalogClaims):
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Write a record of the change into the log, inside its transaction."""
-        log.append(DirectoryStorage(self._path.parent), record)
+        self._logged = change_log.append(self._storage, record, self._logged)
 
     def records(self) -> list[dict[str, Any]]:
         """Return the log's records, in order; raise `IntegrityError` for a damaged one."""
-        return log.read_all(DirectoryStorage(self._path.parent))
+        return change_log.read_all(self._storage)
 
     def whole_records(self) -> list[dict[str, Any]]:
         """Return the log's undamaged records, in order."""
-        return log.read_whole(DirectoryStorage(self._path.parent))[0]
+        return change_log.read_whole(self._storage)[0]
 
     def differences(self) -> list[str]:
         """Return a sentence for each contradiction between the catalog and the log."""
         tags, policies = self.tags(), self.policies()
-        return list(log.contradictions(self.records(), tags, policies, self.collected(), self.last_number()))
+        return list(change_log.contradictions(self.records(), tags, policies, self.collected(), self.last_number()))
 
     #: Whether no other machine has a catalog of the store. If others have one, their claims are unknown here, and the
     #: name of a removed pack is never used again.

@@ -11,7 +11,6 @@ from typing import Any, Self
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed
-from ckstore.storage.names import resolve
 from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.placements import Placements
 from ckstore.storage.rows import (
@@ -25,10 +24,10 @@ from ckstore.storage.rows import (
     Claim,
     PackRow,
     RunRow,
-    Totals,
     VersionRow,
 )
 from ckstore.storage.schema import HIGHEST, ID, LOWEST, items, optional, plain_object, read_json, rows, text, whole
+from ckstore.storage.version_names import resolve
 
 _COLUMNS = (
     "v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset, v.manifest_length,"
@@ -304,25 +303,9 @@ class CatalogReader:
         )
         return int(max(versions, handed_out))
 
-    def totals(self) -> Totals:
-        """Return the sums for `stats`."""
-        versions, packs = self.versions(), self.packs()
-        sizes = {kind: [pack.bytes for pack in packs if pack.kind == kind] for kind in ("coarse", "exact")}
-        return Totals(
-            versions=len(versions),
-            runs=len(self.runs()),
-            tags=len(self.tags()),
-            original_bytes=sum(row.original_bytes for row in versions),
-            stored_bytes=sum(row.stored_bytes for row in versions),
-            elements=sum(row.elements for row in versions),
-            coarse_packs=len(sizes["coarse"]),
-            coarse_bytes=sum(sizes["coarse"]),
-            exact_packs=len(sizes["exact"]),
-            exact_bytes=sum(sizes["exact"]),
-            lattices=self._lattices.count(),
-            contents=self._contents.count(),
-            catalog_bytes=self._path.stat().st_size,
-        )
+    def objects(self) -> int:
+        """Return the number of objects."""
+        return self._lattices.count()
 
     def check(self) -> list[str]:
         """Return a sentence for each problem that SQLite finds in the file. Reads all of it."""

@@ -21,7 +21,7 @@ from ckstore.errors import (
     UsageError,
 )
 from ckstore.runtime import forks
-from ckstore.storage import durable, tables
+from ckstore.storage import catalog_tables, durable
 from ckstore.storage.schema import Schema, optional, rows, text
 
 #: The format version of the catalog, in SQLite's `user_version`.
@@ -291,7 +291,7 @@ class Connection:
             )
         if found < FORMAT:
             self._upgrade()
-        odd = tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER))
+        odd = catalog_tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER))
         if odd is not None:
             raise IntegrityError(f"{self.path} has an unexpected {odd!r}; run `ckstore recover` to rebuild it.")
 

@@ -106,35 +106,21 @@ def write_file(path: Path, data: bytes, *, absent: bool = False) -> bool:
     CkstoreError
         The disk is full; no file is left.
     """
-    with _written(path, len(data)) as temporary:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        checkpoint("file-written")
-        if absent:
-            return place_absent(temporary, path)
-        os.replace(temporary, path)
-    return True
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file durably: in full, or not at all; raise `CkstoreError` if the disk is full."""
-    with _written(target, source.stat().st_size) as temporary:
-        shutil.copyfile(source, temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-
-
-@contextmanager
-def _written(path: Path, nbytes: int) -> Iterator[Path]:
-    """Yield a temporary path that the block moves to its place, which is made durable."""
     temporary = temporary_path(path.parent)
     try:
-        with disk_full_explained(path.parent, nbytes):
-            yield temporary
+        with disk_full_explained(path.parent, len(data)):
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            checkpoint("file-written")
+            if absent:
+                is_written = place_absent(temporary, path)
+            else:
+                os.replace(temporary, path)
+                is_written = True
             sync_directory(path.parent)
+        return is_written
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -8,7 +8,7 @@ import sqlite3
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
-from ckstore.storage import tables
+from ckstore.storage import catalog_tables
 
 migrations = Migrations("ckstore")
 
@@ -16,7 +16,7 @@ migrations = Migrations("ckstore")
 @migrations(name="0001_tables")
 def create_tables(db: Database) -> None:
     """Format 1."""
-    for statement in tables.FORMAT_1.split(";"):
+    for statement in catalog_tables.FORMAT_1.split(";"):
         if statement.strip():
             db.execute(statement)
     db.execute("INSERT INTO meta VALUES ('store', ?)", [secrets.token_hex(16)])

@@ -32,7 +32,7 @@ from ckstore.runtime.zip_records import (
     read_local,
 )
 from ckstore.storage import durable, root
-from ckstore.storage.directory import DirectoryStorage
+from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
 from ckstore.storage.schema import plain_object, read_json

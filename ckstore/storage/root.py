@@ -111,13 +111,5 @@ def find_store(start: Path | None = None) -> Path | str:
 
 def find_temporaries(root: Path, grace: float = 3600.0) -> list[Path]:
     """Return the temporary files of interrupted processes in the store; see `durable.find_temporaries`."""
-    return [path for directory in _directories(root) for path in durable.find_temporaries(directory, grace)]
-
-
-def sweep_temporaries(root: Path, grace: float = 3600.0) -> list[Path]:
-    """Remove the temporary files of interrupted processes in the store; see `durable.sweep_temporaries`."""
-    return [path for directory in _directories(root) for path in durable.sweep_temporaries(directory, grace)]
-
-
-def _directories(root: Path) -> list[Path]:
-    return [path for path in (root, root / PACKS, root / LOG) if path.is_dir()]
+    directories = [path for path in (root, root / PACKS, root / LOG) if path.is_dir()]
+    return [path for directory in directories for path in durable.find_temporaries(directory, grace)]

@@ -151,22 +151,3 @@ class Claim:
 _PID = whole(0, (1 << 31) - 1)
 RESERVATION_ROWS = rows(whole(1), _PID, text(), TIME)
 LEASE_ROWS = rows(whole(0, HIGHEST), _PID, text(), TIME, text(), TIME)
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over the store; sizes in bytes."""
-
-    versions: int
-    runs: int
-    tags: int
-    original_bytes: int
-    stored_bytes: int
-    elements: int
-    coarse_packs: int
-    coarse_bytes: int
-    exact_packs: int
-    exact_bytes: int
-    lattices: int
-    contents: int
-    catalog_bytes: int

@@ -13,11 +13,11 @@ from ckstore.errors import IntegrityError
 from ckstore.formats.shards import gather_shards
 from ckstore.objects.documents import BlobRef, CoarseFacts, FileEntry, HotFacts, LayoutDocument, VersionDocument
 from ckstore.objects.restore_cost import relative_cost
+from ckstore.objects.skeleton_delta import compress_against, compress_quickly
 from ckstore.repository import Repository
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage import durable
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.delta import compress_against, compress_quickly
 from ckstore.writing.request import Request
 from ckstore.writing.storing import Stored
 

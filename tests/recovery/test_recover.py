@@ -21,7 +21,7 @@ import ckstore
 from ckstore.commit.change import Change
 from ckstore.errors import CkstoreError, ConflictError, LockedError
 from ckstore.recovery.recover import recover
-from ckstore.storage import durable, log, manifest
+from ckstore.storage import change_log, durable, manifest
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.interface import Storage
@@ -300,7 +300,7 @@ def claim_a_step_twice(path: Path) -> None:
 def test_writers_are_kept_out_while_packs_are_scanned(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version committed during the scan would be missing from the rebuilt catalog."""
     said: list[str] = []
-    read_whole = log.read_whole
+    read_whole = change_log.read_whole
 
     def interposed(storage: Storage) -> Any:
         with monkeypatch.context() as patch, ckstore.open(small) as other:
@@ -312,7 +312,7 @@ def test_writers_are_kept_out_while_packs_are_scanned(small: Path, monkeypatch: 
         said.append(str(raised.value))
         return read_whole(storage)
 
-    monkeypatch.setattr(log, "read_whole", interposed)
+    monkeypatch.setattr(change_log, "read_whole", interposed)
     assert recover(small).problems == []
     assert "try again" in said[0]
     assert steps(small) == [(1, "a", 0), (2, "a", 1)]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.storage import pack as pack_module
-from ckstore.storage.directory import DirectoryStorage
+from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.pack import PackEntry, PackWriter
 from ckstore.storage.pack_reader import PackReader, read_shard_index
 

@@ -80,8 +80,9 @@ def test_only_old_files_of_dead_processes_are_swept(store):
     (store / f".tmp-{dead}-33ff").mkdir()
     (store / f".tmp-{dead}-33ff" / root.CATALOG).write_bytes(b"")
     os.utime(store / f".tmp-{dead}-33ff", (time.time() - 7200,) * 2)
-    removed = root.sweep_temporaries(store, grace=3600)
-    assert sorted(path.name for path in removed) == sorted([names["old"]] * 3 + [f".tmp-{dead}-33ff"])
+    found = root.find_temporaries(store, grace=3600)
+    assert sorted(path.name for path in found) == sorted([names["old"]] * 3 + [f".tmp-{dead}-33ff"])
+    assert {path.name for path in durable.sweep_temporaries(store)} == {names["old"], f".tmp-{dead}-33ff"}
     assert {names["young"], names["mine"], names["other"]} <= set(os.listdir(store / root.PACKS))
 
 

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckstore
 from ckstore.errors import IntegrityError
 from ckstore.storage import root
-from ckstore.storage.directory import DirectoryStorage
+from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.remote import mirror as mirror_module
@@ -174,3 +175,20 @@ def test_packs(store: ckstore.Store) -> None:
     with pytest.raises(IntegrityError, match="is missing"):
         packs.size(pack.name)
     assert packs.list_packs() == []
+
+
+def test_a_pack_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+    """A reader that stays open sees a pack that was restored from a copy."""
+    with ckstore.init(tmp_path / "store") as store:
+        row = store.ingest({"weight": np.arange(100_000.0)}, run="r", hot=0).version
+        path = store.path / root.PACKS / row.pack
+        whole = path.read_bytes()
+        (store.path / "damaged").write_bytes(bytes(len(whole)))
+        os.replace(store.path / "damaged", path)
+        with ckstore.open(store.path, "r") as reader:
+            with pytest.raises(IntegrityError):
+                reader[row.number].state_dict()
+            (store.path / "copy").write_bytes(whole)
+            os.replace(store.path / "copy", path)
+            assert reader[row.number].state_dict()["weight"][-1] == 99_999
+            assert not reader.packs.distrust([row.pack])

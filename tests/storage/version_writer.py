@@ -1,4 +1,4 @@
-"""Write one small version into a store; as a program, with a step of the commit protocol at which it is killed."""
+"""Write one small version into a store; as a program, change its catalog and get killed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from ckstore.storage import durable, log, manifest
+from ckstore.storage import durable, manifest
 from ckstore.storage.catalog import Catalog, VersionRow, key
-from ckstore.storage.directory import DirectoryStorage
 from ckstore.storage.pack import PackWriter
 
 
@@ -64,46 +63,17 @@ def write_version(
 
 
 def main() -> None:
-    action, store, step = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    """Spill a large change into the file, and get killed before its commit."""
 
     def stop(name: str) -> None:
-        if name == step and armed:
+        if name == "before-commit":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    armed = False
     durable.checkpoint = stop
-    if action == "recover":
-        from ckstore.storage.catalog_replacement import replace_catalog
-
-        armed = True
-        replace_catalog(store, lambda catalog, present: None)
-        return
-    with Catalog.open(store, "a") as catalog:
-        if action == "version":
-            reserve = catalog.reserve_number
-
-            def reserve_then_arm() -> int:
-                nonlocal armed
-                number = reserve()
-                armed = True
-                return number
-
-            catalog.reserve_number = reserve_then_arm  # type: ignore[method-assign]
-            write_version(catalog, store, step=1)
-        elif action == "tag":
-            armed = True
-            with catalog.transaction():
-                log.append(DirectoryStorage(store), {"change": "tag", "tag": "best", "version": 1})
-                catalog.set_tag("best", 1)
-        elif action == "spill":
-            # A cache of one page: the file itself is changed before the commit, and only its journal can undo that.
-            catalog._connection.execute("PRAGMA cache_size = 1")
-            armed = True
-            with catalog.transaction():
-                catalog.move_lattices((value * 7919, catalog.packs()[0].name, 0) for value in range(20_000))
-        elif action == "many":
-            for number in range(int(step)):
-                write_version(catalog, store, run=f"process-{os.getpid()}", step=number)
+    with Catalog.open(Path(sys.argv[1]), "a") as catalog, catalog.transaction():
+        # A cache of one page: the file itself is changed before the commit, and only its journal can undo that.
+        catalog._connection.execute("PRAGMA cache_size = 1")
+        catalog.move_lattices((value * 7919, catalog.packs()[0].name, 0) for value in range(20_000))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def test_the_same_content_in_another_version_run_and_format(store: ckstore.Store
         row = store.ingest(directory / name, run=run, step=step).version
         assert row.stored_bytes < OVERHEAD
         assert comes_back(store, row.number, directory / name)
-    assert store.catalog.totals().lattices == 3
+    assert store.catalog.objects() == 3
     assert store.verify().problems == []
 
 

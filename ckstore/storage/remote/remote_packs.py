@@ -18,8 +18,8 @@ from ckstore.errors import IntegrityError
 from ckstore.storage import durable
 from ckstore.storage.pack import digest_file, parse_pack_name
 from ckstore.storage.pack_reader import PREFIX, MissingPackError, OpenFile, OpenPack, PackReader, is_named, missing
+from ckstore.storage.remote.block_cache import BLOCK, BlockCache, allowed
 from ckstore.storage.remote.bucket import ForeignNameError
-from ckstore.storage.remote.cache import BLOCK, BlockCache, allowed
 from ckstore.storage.remote.mirror import Mirror
 from ckstore.storage.remote.remote_catalog import RemoteCatalog
 

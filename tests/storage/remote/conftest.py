@@ -9,7 +9,7 @@ import pytest
 
 from ckstore.storage.remote import mirror as mirror_module
 from tests.checkpoints import scratch
-from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
+from tests.storage.remote.simulated import SimulatedServer
 
 
 @pytest.fixture
@@ -21,5 +21,6 @@ def directory() -> Iterator[Path]:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
     made = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: made.client(url))
+    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
     return made

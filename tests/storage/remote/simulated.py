@@ -25,6 +25,8 @@ class SimulatedServer:
         Seconds that each request takes.
     bandwidth
         Bytes a second of the one link that all clients share; 0 for one that takes no time.
+    client
+        Makes the client of a store by its URL.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class SimulatedServer:
         self._clock = itertools.count()
         self.ignores_conditions = False
         self.latency = self.bandwidth = 0.0
+        self.client: Callable[[str], SimulatedBucket] = lambda url: SimulatedBucket(self)
         self._free = 0.0
 
     def transfer(self, kind: str, nbytes: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ckstore
-from ckstore.errors import CkstoreError, ConflictError, UnreachableError
+from ckstore.errors import ConflictError, UnreachableError
 from ckstore.storage.remote import retries as retries_module
 from ckstore.storage.remote.bucket import ObstoreBucket
 from ckstore.storage.remote.retries import prove, put_own
@@ -88,12 +88,6 @@ def test_a_store_is_made_despite_faults(directory: Path, proxy: Scripted, fault:
         assert proxy.next == []
     with pytest.raises(ConflictError, match="is already a store"):
         ckstore.init(url, options={"endpoint": proxy.url}, cache=directory / "b")
-
-
-def test_permanent_errors_are_raised_at_once(directory: Path, proxy: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries_module, "_PAUSE", 1000.0)
-    with pytest.raises(CkstoreError, match=r"Bucket nobody does not exist, or .*; create it first"):
-        put_own(ObstoreBucket("s3://nobody/store", {"endpoint": proxy.url}), "log/1", b"ours")
 
 
 def test_a_server_that_never_answers_is_given_up(

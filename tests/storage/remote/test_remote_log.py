@@ -86,19 +86,15 @@ class Scheduler:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_two_writers_and_a_collection_interleaved(directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    server, scheduler = SimulatedServer(), Scheduler(seed)
+def test_two_writers_and_a_collection_interleaved(server: SimulatedServer, directory: Path, seed: int) -> None:
+    scheduler = Scheduler(seed)
     chance = random.Random(seed)
 
     def loses(kind: str, name: str) -> bool:
         return kind in ("put", "put_absent", "list") and chance.random() < 0.15
 
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
     ckstore.init(URL, cache=directory / "first").close()
-    monkeypatch.setattr(
-        mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server, scheduler.turn, loses)
-    )
-    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
+    server.client = lambda url: SimulatedBucket(server, scheduler.turn, loses)
     reported: dict[tuple[str, int], str] = {}
 
     def write(run: int) -> Callable[[], None]:
@@ -126,7 +122,7 @@ def test_two_writers_and_a_collection_interleaved(directory: Path, monkeypatch: 
                 store.gc(grace=0)
 
     scheduler.run({"one": write(1), "two": write(2), "gc": collect})
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+    server.client = lambda url: SimulatedBucket(server)
     with ckstore.open(URL, cache=directory / "reader") as store:
         rows = store.catalog.versions()
         assert {(row.run, row.step): row.uid for row in rows} == reported
@@ -142,16 +138,10 @@ def test_two_writers_and_a_collection_interleaved(directory: Path, monkeypatch: 
         assert {name for name in server.objects if name.startswith("packs/")} == packs
 
 
-def test_a_lost_response_is_no_conflict(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = SimulatedServer()
+def test_a_lost_response_is_no_conflict(server: SimulatedServer, directory: Path) -> None:
     lost = iter([True, True, False, True])
-    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
-    monkeypatch.setattr(
-        mirror_module,
-        "ObstoreBucket",
-        lambda url, options: SimulatedBucket(
-            server, loses=lambda kind, name: "/log/" in f"/{name}" and kind == "put_absent" and next(lost, False)
-        ),
+    server.client = lambda url: SimulatedBucket(
+        server, loses=lambda kind, name: "/log/" in f"/{name}" and kind == "put_absent" and next(lost, False)
     )
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(4):
@@ -160,9 +150,9 @@ def test_a_lost_response_is_no_conflict(directory: Path, monkeypatch: pytest.Mon
     assert len([name for name in server.objects if name.startswith("log/")]) == 4
 
 
-def test_a_mirror_begins_with_a_snapshot_and_few_requests(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+def test_a_mirror_begins_with_a_snapshot_and_few_requests(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(catalog_module, "EVERY", 64)
     monkeypatch.setattr(mirror_module, "EVERY", 64)
     monkeypatch.setattr(log_module, "_MANY", 64)
@@ -184,10 +174,10 @@ def test_a_mirror_begins_with_a_snapshot_and_few_requests(directory: Path, monke
     assert server.requests == {"list": 1}
 
 
-def test_no_thread_is_needed_to_follow_a_record(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_is_needed_to_follow_a_record(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Code at a program's end may follow the log, too: no thread begins then."""
-    server = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
 
     def submit(pool: ThreadPoolExecutor, *arguments: Any) -> None:
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
@@ -202,9 +192,7 @@ def test_no_thread_is_needed_to_follow_a_record(directory: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "foreign", "calls"])
-def test_a_damaged_record_is_named(directory: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
-    server = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+def test_a_damaged_record_is_named(server: SimulatedServer, directory: Path, damage: str) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(3):
             store.ingest(state(1, step), run="r", step=step, hot=9)
@@ -226,9 +214,7 @@ def test_a_damaged_record_is_named(directory: Path, monkeypatch: pytest.MonkeyPa
         ckstore.open(URL, cache=directory / "b")
 
 
-def test_a_line_that_is_damaged_here_does_not_get_to_others(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+def test_a_line_that_is_damaged_here_does_not_get_to_others(server: SimulatedServer, directory: Path) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(1, 0), run="r", step=0)
         for number in range(3):
@@ -241,9 +227,9 @@ def test_a_line_that_is_damaged_here_does_not_get_to_others(directory: Path, mon
         assert store.catalog.tags() == tags
 
 
-def test_mirrors_that_only_follow_forget_old_lines(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+def test_mirrors_that_only_follow_forget_old_lines(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_module, "_MANY", 16)
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
         store.ingest(state(1, 0), run="r", step=0)
@@ -261,16 +247,10 @@ def test_mirrors_that_only_follow_forget_old_lines(directory: Path, monkeypatch:
 
 @pytest.mark.encoded
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_lost_race_takes_a_put_and_a_read(directory: Path, monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
-    server = SimulatedServer()
+def test_a_lost_race_takes_a_put_and_a_read(server: SimulatedServer, directory: Path, lost: bool) -> None:
     losing: list[bool] = []
-    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
-    monkeypatch.setattr(
-        mirror_module,
-        "ObstoreBucket",
-        lambda url, options: SimulatedBucket(
-            server, loses=lambda kind, name: kind == "put_absent" and bool(losing) and losing.pop()
-        ),
+    server.client = lambda url: SimulatedBucket(
+        server, loses=lambda kind, name: kind == "put_absent" and bool(losing) and losing.pop()
     )
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
         store.ingest(state(1, 0), run="r", step=0)
@@ -292,9 +272,8 @@ def test_a_lost_race_takes_a_put_and_a_read(directory: Path, monkeypatch: pytest
         assert [store.catalog.differences(), other.catalog.differences()] == [[], []]
 
 
-def test_our_own_record_behind_which_others_have_put_theirs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_record_behind_which_others_have_put_theirs(server: SimulatedServer, directory: Path) -> None:
     """The response to the second put of a commit is lost, and others have committed before it is looked for."""
-    server = SimulatedServer()
     puts: list[str] = []
 
     def loses(kind: str, name: str) -> bool:
@@ -307,11 +286,9 @@ def test_our_own_record_behind_which_others_have_put_theirs(directory: Path, mon
             return True
         return False
 
-    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(1, 0), run="r", step=0)
-        monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server, loses=loses))
+        server.client = lambda url: SimulatedBucket(server, loses=loses)
         with ckstore.open(URL, cache=directory / "b") as other:
             store.tag("r@0", "first")
             other.tag("r@0", "ours")
@@ -341,10 +318,9 @@ class PickyBucket(SimulatedBucket):
 )
 @pytest.mark.parametrize("count", [0, 3])
 def test_names_that_are_no_records_are_passed_over(
-    count: int, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    count: int, names: list[str], server: SimulatedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: PickyBucket(server))
+    server.client = lambda url: PickyBucket(server)
     monkeypatch.setattr(retries_module, "PATIENCE", 0.0)
     ckstore.init(URL, cache=tmp_path / "made").close()
     with ckstore.open(URL, cache=tmp_path / "made") as store:
@@ -371,11 +347,8 @@ def test_names_that_are_no_records_are_passed_over(
     assert all(any(name in problem for problem in problems) for name in names[:1])
 
 
-def test_a_log_that_cannot_be_listed_does_not_end_at_a_lost_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: PickyBucket(server))
+def test_a_log_that_cannot_be_listed_does_not_end_at_a_lost_object(server: SimulatedServer, tmp_path: Path) -> None:
+    server.client = lambda url: PickyBucket(server)
     with ckstore.init(URL, cache=tmp_path / "made") as store:
         for step in range(6):
             store.ingest(state(0, step), run="r", step=step)

@@ -20,7 +20,7 @@ from ckstore.errors import ConflictError, DiskFullError, IntegrityError, Unreach
 from ckstore.recovery.recover import recover
 from ckstore.storage.durable import full_error
 from ckstore.storage.pack_reader import MissingPackError, OpenFile
-from ckstore.storage.remote import cache as cache_module
+from ckstore.storage.remote import block_cache as cache_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote import remote_catalog as catalog_module
 from ckstore.storage.remote import retries as retries_module
@@ -31,14 +31,6 @@ from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 pytestmark = pytest.mark.local
 
 URL = "s3://models/team-a"
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
-    made = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
-    monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
-    return made
 
 
 def state(step: int) -> dict[str, Any]:
@@ -217,11 +209,9 @@ def test_the_writer_of_a_pack_verifies_the_bytes_in_the_bucket(server: Simulated
 
 
 @pytest.mark.parametrize("way", ["out", "in", "across"])
-def test_versions_go_into_a_remote_store_and_out_of_it(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_versions_go_into_a_remote_store_and_out_of_it(server: SimulatedServer, directory: Path, way: str) -> None:
     servers = {URL: SimulatedServer(), f"{URL}-b": SimulatedServer()}
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(servers[url]))
+    server.client = lambda url: SimulatedBucket(servers[url])
     ckstore.init(URL, cache=directory / "a").close()
     ckstore.init(f"{URL}-b", cache=directory / "a").close()
     ckstore.init(directory / "local").close()

@@ -14,10 +14,10 @@ import ckstore
 from ckstore.objects.records import LatticeRecord
 from ckstore.reading import stored_version
 from ckstore.reading.stored_version import StoredVersion
-from ckstore.storage.remote import cache as cache_module
+from ckstore.storage.remote import block_cache as cache_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote import remote_catalog as catalog_module
-from ckstore.storage.remote.cache import BLOCK
+from ckstore.storage.remote.block_cache import BLOCK
 from tests.checkpoints import draw
 from tests.equality import assert_same
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
@@ -134,8 +134,9 @@ def read_by(version: StoredVersion) -> int:
     return sum(length for record in records for _, length in reader.ranges(record, None))
 
 
-def test_the_log_is_listed_while_a_snapshot_comes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = SimulatedServer()
+def test_the_log_is_listed_while_a_snapshot_comes(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed = threading.Event()
 
     def turn(kind: str, name: str) -> AbstractContextManager[object]:
@@ -145,7 +146,7 @@ def test_the_log_is_listed_while_a_snapshot_comes(directory: Path, monkeypatch: 
             assert listed.wait(30), "nobody lists the log before the snapshot exists"
         return nullcontext()
 
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server, turn))
+    server.client = lambda url: SimulatedBucket(server, turn)
     monkeypatch.setattr(catalog_module, "EVERY", 16)
     monkeypatch.setattr(mirror_module, "EVERY", 16)
     with ckstore.init(URL, cache=directory / "a") as store:

@@ -78,34 +78,6 @@ def test_a_team_uses_a_bucket(server: ObjectStore, directory: Path, monkeypatch:
     assert not [path for path in written if server.secret.encode() in path.read_bytes()]
 
 
-def test_versions_are_pushed_to_a_bucket_and_pulled_from_it(
-    server: ObjectStore, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable, value in server.anywhere.items():
-        monkeypatch.setenv(variable, value)
-    here, there, url = str(directory / "here"), str(directory / "there"), f"{server.url}/team-b"
-    for place in (here, there, url):
-        command("init", place)
-    paths = [directory / f"step{step}.pt" for step in range(2)]
-    for step, path in enumerate(paths):
-        torch.save({"weight": draw(200, 300) + step * draw(200, 300, seed=1, scale=1e-3)}, path)
-    command("--store", here, "ingest", *map(str, paths), "--run", "gpt")
-    assert command("--store", here, "push", f"{url}/", "--dry-run").splitlines()[-1].startswith("Would send 2 versions")
-    assert command("--store", here, "push", url).splitlines()[-1].startswith("Sent 2 versions, ")
-    assert command("--store", here, "push", url) == "Sent 0 versions, 0 B; 2 versions there already.\n"
-    assert command("--store", there, "pull", url, "gpt@1").splitlines()[-1].startswith("Sent 1 version, ")
-    command("--store", there, "pull", url, "--run", "gpt", "--verify")
-    for step, path in enumerate(paths):
-        command("--store", there, "checkout", f"gpt@{step}", "-o", str(directory / "out.pt"), "--force")
-        assert (directory / "out.pt").read_bytes() == path.read_bytes()
-    for verb in ("push", "pull"):
-        said = command("--store", here, verb, f"{url}-not", code=10)
-        assert said == f"ckstore: {url}-not is not a store; run `ckstore init {url}-not`.\n"
-        assert command("--store", here, verb, "ftp://models/b", code=2).startswith(
-            "ckstore: ftp://models/b is a URL (ftp)"
-        )
-
-
 def test_the_process_of_a_saver_stores_in_a_bucket(server: ObjectStore, directory: Path) -> None:
     url = f"{server.url}/saved"
     with ckstore.init(url, options=server.options) as store:

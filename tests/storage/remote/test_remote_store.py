@@ -87,21 +87,6 @@ def test_one_machine_restores_versions_of_another(server: SimulatedServer, direc
         again.close()
 
 
-def test_mirrors_that_write_in_turns_agree(server: SimulatedServer, directory: Path) -> None:
-    paths = files(directory, 6)
-    with ckstore.init(URL, cache=directory / "a") as first, ckstore.open(URL, cache=directory / "b") as second:
-        for step, path in enumerate(paths):
-            (first, second)[step % 2].ingest(path, run="gpt", step=step)
-        for store in (settled(first), settled(second)):
-            store.catalog.refresh()
-            same(store, paths, directory / "out")
-        assert first.catalog.versions() == second.catalog.versions()
-        assert [row.parent for row in first.catalog.versions()] == [None, 1, 2, 3, 4, 5]
-        with pytest.raises(ConflictError, match="gpt@3 holds other content as version 4"):
-            second.ingest(paths[0], run="gpt", step=3)
-        assert first.verify().problems == second.verify().problems == []
-
-
 def test_a_mirror_is_no_store_by_itself(server: SimulatedServer, directory: Path) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="gpt", step=0)
@@ -153,45 +138,6 @@ def test_a_writer_that_is_behind_commits_on_top_of_others(
         assert first.catalog.versions() == second.catalog.versions()
         assert [(row.number, row.run) for row in first.catalog.versions()] == [(1, "gpt"), (2, "other")]
         assert first.verify().problems == []
-
-
-def test_every_verb(server: SimulatedServer, directory: Path) -> None:
-    paths = files(directory, 6)
-    with ckstore.init(URL, cache=directory / "a") as store:
-        for step, path in enumerate(paths):
-            store.ingest(path, run="gpt", step=step, hot=2)
-        assert [row.hot for row in store.catalog.versions()][-1]
-        store.compact()
-        assert not any(row.hot for row in store.catalog.versions())
-        same(store, paths, directory / "out")
-        store.set_policy(Policy("coarse"), run="later")
-        store.ingest({"weight": draw(300, 256, seed=77)}, run="later", step=0, hot=0)
-        assert store["later@0"].row.fidelity == "coarse"
-        store.tag("gpt@1", "kept")
-        store.thin(["gpt@0"])
-        assert store["gpt@0"].row.fidelity == "coarse"
-        store.rebase(["gpt@5"])
-        assert store["gpt@5"].row.depth == 0
-        with pytest.raises(ConflictError, match="tagged kept"):
-            store.forget(["gpt@1"])
-        store.forget(["gpt@2", "gpt@3"])
-        before = {name for name in server.objects if name.startswith("packs/")}
-        report = store.gc(grace=0)
-        after = {name for name in server.objects if name.startswith("packs/")}
-        assert report.bytes > 0
-        assert before - after
-        assert {f"packs/{pack.name}" for pack in store.catalog.packs()} == after
-        assert store.verify().problems == []
-        rows = store.catalog.versions()
-    with ckstore.open(URL, cache=directory / "b") as other:
-        assert other.catalog.versions() == rows
-        assert other.catalog.policies() == {"later": Policy("coarse").to_text()}
-        assert other.catalog.tags() == {"kept": 2}
-        for step in (1, 4, 5):
-            other[f"gpt@{step}"].checkout(directory / "out")
-            assert (directory / "out").read_bytes() == paths[step].read_bytes()
-            (directory / "out").unlink()
-        assert other.verify().problems == []
 
 
 def packs_in(server: SimulatedServer) -> set[str]:
@@ -415,7 +361,7 @@ def test_a_pack_that_gc_removed_before_its_commit_is_not_referred_to(
         def published(names: list[str]) -> None:
             publish(names)
             monkeypatch.undo()
-            monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+            monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: server.client(url))
             assert other.gc(grace=0).files == len(names)
 
         monkeypatch.setattr(slow.packs, "publish", published)
@@ -475,9 +421,9 @@ def test_concurrent_changes_are_no_problem_for_verify(
         assert (report.problems, report.versions) == ([], 2)
 
 
-def test_a_copy_of_a_bucket_is_independent(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_bucket_is_independent(server: SimulatedServer, directory: Path) -> None:
     servers = {URL: SimulatedServer(), "s3://models/copy": SimulatedServer()}
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(servers[url]))
+    server.client = lambda url: SimulatedBucket(servers[url])
     paths = files(directory, 3)
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(paths[0], run="gpt", step=0)

@@ -49,7 +49,7 @@ LOSS = "a tag may be missing or mean an older version, and a version that was fo
 _OWN_FIELDS = ("format", "sequence", "created", "digest")
 
 
-def append(storage: Storage, record: Mapping[str, Any]) -> str:
+def append(storage: Storage, record: Mapping[str, Any], last: str = "") -> str:
     """Write a record durably. Call it inside the catalog transaction that makes the change.
 
     The transaction's lock makes the sequence number unique. The record is on disk before the commit, so that `recover`
@@ -61,6 +61,8 @@ def append(storage: Storage, record: Mapping[str, Any]) -> str:
         The store's place.
     record : mapping
         JSON-able; `format`, `sequence`, `created` and `digest` are added and must not be in it.
+    last : str
+        The last known record's name: older ones are not listed.
 
     Returns
     -------
@@ -70,7 +72,8 @@ def append(storage: Storage, record: Mapping[str, Any]) -> str:
     taken = [field for field in _OWN_FIELDS if field in record]
     if taken:
         raise UsageError(f"A log record must not have a field {taken[0]}; the log adds it itself.")
-    sequence = 1 + max((sequence for sequence, _, _ in _listed(storage)), default=0)
+    names = [last, *(item.name for _, _, item in _listed(storage, last))]
+    sequence = 1 + int(max(names).removeprefix(PREFIX)[:12] or 0)
     if sequence > _LAST:
         raise IntegrityError(f"The log has record {_LAST}, which nothing could have written; remove it.")
     content = {"format": FORMAT, "sequence": sequence, "created": durable.timestamp(), **record}
@@ -184,9 +187,9 @@ def _read(storage: Storage, sequence: int, identifier: str, item: Listed) -> dic
     return {**record, "digest": digest}
 
 
-def _listed(storage: Storage) -> list[tuple[int, str, Listed]]:
-    """Return number, digest and object of every record, in order."""
-    matches = ((_NAME.fullmatch(item.name.removeprefix(PREFIX)), item) for item in storage.list(PREFIX))
+def _listed(storage: Storage, after: str = "") -> list[tuple[int, str, Listed]]:
+    """Return number, digest and object of every record after a name, in order."""
+    matches = ((_NAME.fullmatch(item.name.removeprefix(PREFIX)), item) for item in storage.list(PREFIX, after))
     return [(int(match[1]), match[2], item) for match, item in matches if match is not None]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import IntegrityError
-from ckstore.storage.delta import compress_against, expand_against
+from ckstore.objects.skeleton_delta import compress_against, expand_against
 
 
 def skeleton_of(path: Path) -> bytes:

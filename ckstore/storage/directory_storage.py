@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import starmap
 from pathlib import Path
 
 from ckstore.storage import durable
@@ -27,12 +28,10 @@ class DirectoryStorage:
         self.path = path
 
     def put(self, name: str, data: bytes | Path) -> None:
-        """Write a file durably; a file at its place stays."""
+        """Write a file durably; one at its place, as packs are, stays."""
         target = self._made(name)
-        if isinstance(data, bytes):
-            durable.write_file(target, data)
-        elif data != target:
-            durable.copy_file(data, target)
+        if data != target:
+            durable.write_file(target, data if isinstance(data, bytes) else data.read_bytes())
 
     def put_absent(self, name: str, data: bytes) -> bool:
         """Write a file durably if absent, through a second link of a temporary file."""
@@ -56,13 +55,20 @@ class DirectoryStorage:
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         """Yield files in order, temporary ones included; below a prefix also directories, which `read` refuses."""
         found = []
-        for directory, inner, names in os.walk(self.path / prefix, onerror=_raise):
-            for path in (os.path.join(directory, name) for name in (*names, *(inner if prefix else ()))):
+        for name, entry in self._entries(prefix):
+            if name > after and (prefix or not entry.is_dir(follow_symlinks=False)):
                 with suppress(FileNotFoundError):  # Its writer may remove it concurrently.
-                    status = os.stat(path)
-                    name = os.path.relpath(path, self.path).replace(os.sep, "/")
-                    found.append(Listed(name, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC)))
-        return iter(sorted((item for item in found if item.name > after), key=lambda item: item.name))
+                    status = entry.stat()
+                    found.append((name, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC)))
+        return starmap(Listed, sorted(found))
+
+    def _entries(self, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Yield everything below a prefix, in any order."""
+        with suppress(FileNotFoundError), os.scandir(self.path / prefix) as entries:
+            for entry in entries:
+                yield prefix + entry.name, entry
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self._entries(f"{prefix}{entry.name}/")
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete files."""
@@ -74,8 +80,3 @@ class DirectoryStorage:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
-
-
-def _raise(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ckstore.storage.remote import cache as cache_module
-from ckstore.storage.remote.cache import BLOCK, BlockCache
+from ckstore.storage.remote import block_cache as cache_module
+from ckstore.storage.remote.block_cache import BLOCK, BlockCache
 
 
 def content(offset: int, length: int) -> bytes:

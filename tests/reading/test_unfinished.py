@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.storage import durable, unfinished
+from ckstore.reading import unfinished
+from ckstore.storage import durable
 from tests.checkpoints import scratch
 
 KILLED = """
