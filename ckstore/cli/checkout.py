@@ -13,7 +13,7 @@ import click
 
 from ckstore.cli.output import counted, error_text, name_of, print_line, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import VersionName, open_store, verb, version_of
+from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats.directory import is_relative
 from ckstore.policy import FIDELITIES, Fidelity
@@ -47,26 +47,24 @@ _STDOUT = "-"
     type=click.Path(path_type=Path, allow_dash=True),
     help="File or directory to write, - for stdout.  [default: the original name, in the working directory]",
 )
-@click.option(
+@option(
     "--format",
-    "form",
-    type=click.Choice([_ORIGINAL, *_SUFFIXES]),
-    help="Write the original files, or the tensors in another format.  "
+    "Write the original files, or the tensors in another format.  "
     "[default: original, or the suffix of TARGET with --include, --exclude or --strip]",
+    name="form",
+    type=click.Choice([_ORIGINAL, *_SUFFIXES]),
 )
-@click.option("--include", metavar="GLOB", multiple=True, help="Write only matching tensors or files.")
-@click.option("--exclude", metavar="GLOB", multiple=True, help="Skip matching tensors or files.")
-@click.option("--strip", is_flag=True, help="Write one subtree of tensors, under their names in it.")
-@click.option("--force", is_flag=True, help="Overwrite TARGET; a directory is replaced as a whole.")
-@click.option(
+@option("--include GLOB", "Write only matching tensors or files.", multiple=True)
+@option("--exclude GLOB", "Skip matching tensors or files.", multiple=True)
+@option("--strip", "Write one subtree of tensors, under their names in it.")
+@option("--force", "Overwrite TARGET; a directory is replaced as a whole.")
+@option(
     "--fidelity",
+    "Write exact values, or those of the coarse layers.  [default: exact where stored]",
     type=click.Choice(FIDELITIES),
-    help="Write exact values, or those of the coarse layers.  [default: exact where stored]",
 )
-@click.option(
-    "--salvage", is_flag=True, help="Recover the intact parts of a damaged version; exit code 4 if parts are lost."
-)
-@click.option("--require-exact", is_flag=True, help="Fail with exit code 4 if the version is coarse.")
+@option("--salvage", "Recover the intact parts of a damaged version; exit code 4 if parts are lost.")
+@option("--require-exact", "Fail with exit code 4 if the version is coarse.")
 @click.pass_context
 def command(
     ctx: click.Context,

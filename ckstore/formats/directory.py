@@ -124,7 +124,8 @@ def refuse_several(root: str | os.PathLike[str], entries: Iterable[Entry]) -> No
         shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         pattern = os.path.join(os.fspath(root), _UP_TO_NUMBER.findall(names[0])[0])
         raise InputError(
-            f"{os.fspath(root)} holds {len(names)} checkpoints, not one ({shown}): give each, as {pattern}*."
+            f"{os.fspath(root)} holds {len(names)} checkpoints, not one ({shown}): store each with `recursive`, "
+            f"or name them, as {pattern}*."
         )
 
 

@@ -66,6 +66,25 @@ def test_step_from_selects_the_source_of_steps(ckstore, place: Path) -> None:
     assert ckstore("ingest", paths[0], "--step", "3", "--step-from", "name", code=2).err.startswith("ckstore: --step ")
 
 
+def test_a_folder_of_several_checkpoints_says_so(ckstore, place: Path) -> None:
+    said = ckstore("ingest", "in", "--run", "folder", code=1).sentence
+    assert said == (
+        "in holds 3 checkpoints, not one (step0.pt, step10.pt, step20.pt): store each with --recursive, or name them, "
+        "as in/step*."
+    )
+    assert ckstore("ingest", "in", "--recursive").out.splitlines()[-1].startswith("3 versions")
+
+
+def test_metrics_of_checkpoints_are_read(ckstore, place: Path) -> None:
+    save(place / "a.pt", val_loss=2.5, loss=torch.tensor(3.25), lr=0.1, step=1)
+    ckstore("ingest", "a.pt", "--metric", "loss=9")
+    assert "metric val_loss  2.5  (from a.pt)\n" in ckstore("show", "latest").out
+    assert ckstore("metric", "latest", "--json").json == [{"val_loss": 2.5, "loss": 9}]
+    # An edited value outlasts another ingest of the file.
+    ckstore("metric", "latest", "val_loss=2.75")
+    assert ckstore("ingest", "a.pt", "--json").json[0]["metrics"] == {"val_loss": 2.75, "loss": 9}
+
+
 def test_natural_order() -> None:
     names = ["step10", "step9", "step9b", "9", "a", ""]
     assert sorted(names, key=natural) == ["", "9", "a", "step9", "step9b", "step10"]
