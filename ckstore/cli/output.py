@@ -146,12 +146,12 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
 
 
 def print_held(stats: Mapping[str, Any]) -> None:
-    """Say on stderr how many bytes of forgotten versions stay, if they are a fifth of the store, and how to free them."""
+    """Say on stderr how many bytes of forgotten versions are left, if they are an eighth of the store."""
     held = stats["ledger"]["held"]
-    if held > stats["stored_bytes"] / 5:
+    if held > stats["stored_bytes"] / 8:
         print_line(
             f"ckstore: {size_text(held)} of forgotten versions are left: `ckstore gc` frees their garbage, and present "
-            "versions need the rest until `ckstore rebase` stores them in full.",
+            "versions need the rest until `ckstore rebase` stores them in full, in more bytes of their own.",
             err=True,
         )
 
