@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ckstore.cli.options import STEP_SOURCES, ingest_options, options_of
 from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.storing import outcome_object, print_outcome, print_summary, warnings_printed
-from ckstore.cli.verb import TagName, exit_for_failures, open_store, option, tags_of, verb, version_of
+from ckstore.cli.verb import TagName, exit_for_failures, open_store, option, tags_of, verb, version_of, with_options
 from ckstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _folder_plan(
     if not recursive:
         assert plan_file is not None, "one of both is given"
         return read_plan(plan_file)
-    return plan(paths, recursive=True, force=force)
+    return [replace(item, note=with_options(item.note)) for item in plan(paths, recursive=True, force=force)]
 
 
 def _show_plan(planned: Sequence[Planned], plan_file: Path | None, *, as_json: bool) -> None:
