@@ -199,7 +199,7 @@ class Version(Mapping[str, "LazyTensor"]):
     def storage(self, path: str | None = None) -> dict[str, Any]:
         """Return how the version, or the tensor at a path, is stored; nothing is decoded.
 
-        Of a version: the number of objects and of those that this version added (`here`), objects by kind (`base`,
+        Of a version: the number of objects and how many of them this version added (`here`), objects by kind (`base`,
         `delta`; `linear`, `rounded`, `codebook`, `ordinal`; `own`, `chained`, `patched`), and `coarse_bytes` and
         `exact_bytes`. Of a tensor: `lattice`, `layers`, `bundled`, `depth`, and `bits` an element by layer.
 
@@ -470,7 +470,7 @@ def called(function: Callable[[Version], Result], address: Address, version: tup
 
 
 def _sources(read: Any, metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Return the file that each metric was read from, of those that have the value read; a store may hold anything."""
+    """Return the file that each metric was read from, unless its value was changed; a store may hold anything."""
     found = {}
     for name, item in read.items() if isinstance(read, dict) else ():
         match item:

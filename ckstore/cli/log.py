@@ -19,7 +19,7 @@ from ckstore.cli.output import (
 from ckstore.cli.verb import RunName, open_store, option, verb
 from ckstore.errors import UsageError
 
-#: Columns of the table, and those that appear where a version differs from the default.
+#: Columns of the table, and further ones that appear where a version differs from the default.
 _COLUMNS = ("version", "run", "step", "parent", "kind", "depth", "size", "stored", "ratio", "cost", "tags", "created")
 _IF_ANY: dict[str, Callable[[dict[str, Any]], bool]] = {
     "fidelity": lambda record: record["fidelity"] != "exact",
