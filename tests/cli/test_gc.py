@@ -48,14 +48,6 @@ def test_bytes_of_forgotten_versions_are_explained(ckstore, filled: Path) -> Non
     assert size(filled) < 1.1 * (filled / "in" / "step20.pt").stat().st_size
 
 
-def test_gc_frees_superseded_layers(ckstore, filled: Path) -> None:
-    ckstore("rebase", "--run", "gpt")
-    assert ckstore("gc").out.startswith("Freed ")
-    for step in (0, 10, 20):
-        ckstore("checkout", f"gpt@{step}", "-o", "out.pt", "--force")
-        assert (filled / "out.pt").read_bytes() == (filled / "in" / f"step{step}.pt").read_bytes()
-
-
 @pytest.mark.local
 def test_files_that_were_left(ckstore, filled: Path) -> None:
     left = filled / ".ckstore" / "packs" / ".tmp-999999999-00"
