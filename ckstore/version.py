@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
 from ckstore.errors import NotFoundError, UsageError
@@ -434,6 +434,36 @@ class Version(Mapping[str, "LazyTensor"]):
         return self._unchanged(
             lambda: export(self.stored, place, form, include, exclude, strip=strip, force=force, progress=progress)
         )
+
+    def write(self, out: BinaryIO, *, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+        """Write the bytes of a file to a binary stream, such as `sys.stdout.buffer`.
+
+        Parameters
+        ----------
+        out
+            The stream. After an error it has a part of the file.
+        include, exclude
+            Globs that choose one file of a directory.
+
+        Raises
+        ------
+        UsageError
+            They do not choose a single file.
+        IntegrityError
+            The version is damaged.
+        """
+        from ckstore.reading.checkout import write_file
+
+        write_file(self.stored, out, include, exclude)
+
+    def opaque(self) -> dict[str, dict[str, str]]:
+        """Return the files with bytes that are not tensors though they could be: path, name of a part, and the reason.
+
+        The name of the part is empty where it is the whole file.
+        """
+        from ckstore.reading.opaque import opaque_parts
+
+        return opaque_parts(self.stored)
 
     def salvage(
         self, target: str | os.PathLike[str], *, force: bool = False, progress: Callable[[int], None] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Sequence
@@ -122,7 +121,7 @@ def command(
         if not was_exact:
             print_line(f"ckstore: {_warning(found)}", err=True)
         if to_stdout:
-            _to_stdout(found, include, exclude)
+            found.write(sys.stdout.buffer, include=include, exclude=exclude)
             return
         target = output or Path(_default_name(found, form))
         if salvage:
@@ -212,41 +211,3 @@ def _default_name(version: Version, form: str) -> str:
     name = Path(version.row.source or "").name if document.is_directory else Path(document.files[0].path).name
     name = name if is_relative(name) else f"version-{version.row.number}"
     return name if form == _ORIGINAL else Path(name).stem + _SUFFIXES[form]
-
-
-def _to_stdout(version: Version, include: Sequence[str], exclude: Sequence[str]) -> None:
-    """Write the bytes of one file to stdout, up to an error."""
-    from ckstore.reading.checkout import file_blocks
-
-    chosen = _chosen_files(version, include, exclude)
-    if len(chosen) != 1:
-        raise UsageError(
-            f"Version {version.row.number} is a directory; name one to write with -o, "
-            f"or choose a single file with --include: it matches {len(chosen)}."
-        )
-    number = version.document.files.index(chosen[0])
-    if version.stored.is_changed(number):
-        _spooled_to_stdout(version, number)
-        return
-    sha = hashlib.sha256()
-    for block in file_blocks(version.stored, number):
-        sha.update(block)
-        sys.stdout.buffer.write(block)
-    sys.stdout.buffer.flush()
-    if sha.hexdigest() != chosen[0].sha256:
-        raise IntegrityError(f"Version {version.row.number} differs from the original; run `ckstore verify`.")
-
-
-def _spooled_to_stdout(version: Version, number: int) -> None:
-    """Write a file with coarse values to stdout: its checksums are known only after decoding all of it."""
-    import shutil
-    import tempfile
-
-    from ckstore.reading.checkout import coarse_blocks, write_all
-
-    with tempfile.TemporaryFile(buffering=0) as spool:
-        for block in coarse_blocks(version.stored, number, spool):
-            write_all(spool, block)
-        spool.seek(0)
-        shutil.copyfileobj(spool, sys.stdout.buffer, 1 << 20)
-    sys.stdout.buffer.flush()
