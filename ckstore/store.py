@@ -411,7 +411,10 @@ class Store(Mapping[str | int, "Version"]):
         return retain(self._followed(), run, progress=progress)
 
     def stats(self) -> dict[str, Any]:
-        """Return totals of the store, and under `ledger` the bytes of its files by cause."""
+        """Return totals of the store, and under `ledger` the bytes of its files by cause.
+
+        `held` are bytes of forgotten versions: garbage, and data that present versions need until a `rebase`.
+        """
         from ckstore.checking.ledger import stats
 
         return stats(self._followed())
@@ -516,15 +519,6 @@ class Store(Mapping[str | int, "Version"]):
         self.repository.require_writable()
         row = self._followed().catalog.resolve(_name_of(version))
         set_metrics(self.repository, row, plain_metrics(metrics or {}), remove)
-
-    @property
-    def unclaimed_bytes(self) -> int:
-        """Bytes of forgotten versions and superseded layers: garbage, and data that present versions need.
-
-        `gc` frees the garbage. After `rebase`, which stores the present versions in full, it frees the rest too.
-        """
-        packs = sum(pack.bytes for pack in self.catalog.packs())
-        return max(packs - sum(row.stored_bytes for row in self.catalog.versions()), 0)
 
     def forget(
         self,

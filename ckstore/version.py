@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
 from ckstore.errors import NotFoundError, UsageError
@@ -199,7 +199,7 @@ class Version(Mapping[str, "LazyTensor"]):
     def storage(self, path: str | None = None) -> dict[str, Any]:
         """Return how the version, or the tensor at a path, is stored; nothing is decoded.
 
-        Of a version: the number of objects and of objects that this version added (`here`), objects by kind (`base`,
+        Of a version: the number of objects and how many of them this version added (`here`), objects by kind (`base`,
         `delta`; `linear`, `rounded`, `codebook`, `ordinal`; `own`, `chained`, `patched`), and `coarse_bytes` and
         `exact_bytes`. Of a tensor: `lattice`, `layers`, `bundled`, `depth`, and `bits` an element by layer.
 
@@ -435,6 +435,36 @@ class Version(Mapping[str, "LazyTensor"]):
             lambda: export(self.stored, place, form, include, exclude, strip=strip, force=force, progress=progress)
         )
 
+    def write(self, out: BinaryIO, *, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+        """Write the bytes of a file to a binary stream, such as `sys.stdout.buffer`.
+
+        Parameters
+        ----------
+        out
+            The stream. After an error it has a part of the file.
+        include, exclude
+            Globs that choose one file of a directory.
+
+        Raises
+        ------
+        UsageError
+            They do not choose a single file.
+        IntegrityError
+            The version is damaged.
+        """
+        from ckstore.reading.checkout import write_file
+
+        write_file(self.stored, out, include, exclude)
+
+    def opaque(self) -> dict[str, dict[str, str]]:
+        """Return the files with bytes that are not tensors though they could be: path, name of a part, and the reason.
+
+        The name of the part is empty where it is the whole file.
+        """
+        from ckstore.reading.opaque import opaque_parts
+
+        return opaque_parts(self.stored)
+
     def salvage(
         self, target: str | os.PathLike[str], *, force: bool = False, progress: Callable[[int], None] | None = None
     ) -> SalvageReport:
@@ -470,7 +500,7 @@ def called(function: Callable[[Version], Result], address: Address, version: tup
 
 
 def _sources(read: Any, metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Return the file that each metric was read from, if the metric has the value read; a store may hold anything."""
+    """Return the file that each metric was read from, unless its value was changed; a store may hold anything."""
     found = {}
     for name, item in read.items() if isinstance(read, dict) else ():
         match item:

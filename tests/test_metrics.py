@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import torch
 
 import ckstore
 from ckstore.recovery.recover import recover
@@ -71,6 +73,46 @@ def test_a_catalog_with_other_metrics_than_manifest_and_log_is_found(source: Pat
         store.ingest(source, metrics={"loss": 2.25})
         store.catalog.update_version(number, metrics={"loss": 1.0})
         assert "metrics" in store.verify().problems[0]
+
+
+def test_metrics_are_read_from_files_of_frameworks(tmp_path: Path) -> None:
+    torch.save(
+        {"w": torch.ones(3), "metrics": {"top1": 0.5}, "loss_scale": 8.0, "accuracy": float("nan"), "epoch": 3,
+         "callbacks": {"ModelCheckpoint": {"monitor": "val/acc", "current_score": torch.tensor(0.75)}}},
+        tmp_path / "lightning.ckpt",
+    )  # fmt: skip
+    trained = tmp_path / "checkpoint-5"
+    trained.mkdir()
+    torch.save({"w": torch.ones(3)}, trained / "pytorch_model.bin")
+    history = [{"eval_loss": 3.0, "step": 1}, {"loss": 1.5, "step": 5}, {"eval_loss": 2.25, "step": 5}]
+    (trained / "trainer_state.json").write_text(json.dumps({"global_step": 5, "log_history": history}))
+    safetensors.numpy.save_file({"w": np.ones(3)}, tmp_path / "st.safetensors", {"eval_loss": "0.125", "format": "pt"})
+    with ckstore.init(tmp_path / "store") as store:
+        found = [
+            store.ingest(path, run=path.name).version
+            for path in (tmp_path / "lightning.ckpt", trained, tmp_path / "st.safetensors")
+        ]
+        assert [dict(row.metrics) for row in found] == [
+            {"top1": 0.5, "val/acc": 0.75},
+            {"eval_loss": 2.25, "loss": 1.5},
+            {"eval_loss": 0.125},
+        ]
+        assert store["best:eval_loss"].number == 3
+        store.compact()
+        assert store[2].describe()["metrics_from"] == {
+            "eval_loss": "trainer_state.json",
+            "loss": "trainer_state.json",
+        }
+
+
+@pytest.mark.parametrize(
+    "log", ["", "[]", "{}", '{"log_history": 3}', '{"log_history": [3, {"loss": "x"}]}', "[" * 9999]
+)
+def test_damaged_logs_hold_no_metrics(tmp_path: Path, log: str) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "model.bin")
+    (tmp_path / "trainer_state.json").write_text(log)
+    with ckstore.init(tmp_path.with_name(f"{tmp_path.name}-store")) as store:
+        assert store.ingest(tmp_path, run="r").version.metrics == {}
 
 
 def test_numbers_that_json_lacks_are_kept_as_text(

@@ -8,6 +8,7 @@ from ckstore.codecs.integer_header import overhead_bytes
 from ckstore.objects.records import ContentRecord, LatticeRecord
 from ckstore.storage import manifest
 from ckstore.storage.root import CATALOG, LOG
+from ckstore.storage.rows import key
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -23,7 +24,7 @@ _FRAME = 4
 
 CAUSES = (
     "coarse", "exact", "raw", "tables", "indexes", "records", "layouts", "skeletons", "zip and Zarr metadata",
-    "superseded", "unreferenced packs", "log", "catalog", "other files",
+    "held", "superseded", "unreferenced packs", "log", "catalog", "other files",
 )  # fmt: skip
 
 
@@ -31,8 +32,8 @@ def ledger(repository: Repository) -> dict[str, int]:
     """Return bytes by cause; they add up to the size of all files of the store.
 
     `coarse` and `exact` are coded integers, `raw` unencoded values, `tables` data for decoding (code lengths,
-    checksums), `indexes` the places of chunks, `records` the manifests' documents, `superseded` layers that a rebase
-    replaced.
+    checksums), `indexes` the places of chunks, `records` the manifests' documents, `held` layers of forgotten versions
+    that present versions are stored against, `superseded` layers that a rebase replaced.
     """
     causes = dict.fromkeys(CAUSES, 0)
     known = {pack.name: pack.bytes for pack in repository.catalog.packs()}
@@ -43,12 +44,16 @@ def ledger(repository: Repository) -> dict[str, int]:
             causes["log"] += size
         elif name not in known:
             causes["unreferenced packs" if place == "packs" else "other files"] += size
+    documents = map(repository.resolver.document, repository.catalog.versions())
+    own = {key(found) for document in documents for item in document.objects for found in item if found is not None}
     for name, size in known.items():
         rest = size - _manifest(repository, name, causes)
         placed = repository.catalog.lattices_in(name) + repository.catalog.contents_in(name)
         live = {slot for _, slot in placed}
+        owned = {slot for found, slot in placed if found in own}
         for slot in range(len(repository.resolver.manifest(name).document["records"])):
-            rest -= _record(repository, name, slot, slot in live, causes)
+            unneeded = "superseded" if slot not in live else None if slot in owned else "held"
+            rest -= _record(repository, name, slot, unneeded, causes)
         causes["zip and Zarr metadata"] += rest
     return causes
 
@@ -64,10 +69,10 @@ def _manifest(repository: Repository, pack: str, causes: dict[str, int]) -> int:
     return length
 
 
-def _record(repository: Repository, pack: str, slot: int, live: bool, causes: dict[str, int]) -> int:
+def _record(repository: Repository, pack: str, slot: int, unneeded: str | None, causes: dict[str, int]) -> int:
     record = repository.resolver.manifest(pack).record(slot)
     if isinstance(record, LatticeRecord) and record.is_raw:
-        causes["raw" if live else "superseded"] += record.length
+        causes[unneeded or "raw"] += record.length
         return record.length
     if isinstance(record, LatticeRecord):
         length = record.nbytes
@@ -85,8 +90,8 @@ def _record(repository: Repository, pack: str, slot: int, live: bool, causes: di
         index = _FRAME * sum(map(bool, record.lengths))
         cause = "exact"
     is_patched = record.mode == "patched" if isinstance(record, ContentRecord) else bool(record.patches)
-    if not live:
-        causes["superseded"] += length
+    if unneeded is not None:
+        causes[unneeded] += length
         return length
     tables = (
         0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import click
 
 from ckstore.cli.output import counted, error_text, name_of, print_line, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import VersionName, open_store, verb, version_of
+from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats.directory import is_relative
 from ckstore.policy import FIDELITIES, Fidelity
@@ -47,26 +46,24 @@ _STDOUT = "-"
     type=click.Path(path_type=Path, allow_dash=True),
     help="File or directory to write, - for stdout.  [default: the original name, in the working directory]",
 )
-@click.option(
+@option(
     "--format",
-    "form",
-    type=click.Choice([_ORIGINAL, *_SUFFIXES]),
-    help="Write the original files, or the tensors in another format.  "
+    "Write the original files, or the tensors in another format.  "
     "[default: original, or the suffix of TARGET with --include, --exclude or --strip]",
+    name="form",
+    type=click.Choice([_ORIGINAL, *_SUFFIXES]),
 )
-@click.option("--include", metavar="GLOB", multiple=True, help="Write only matching tensors or files.")
-@click.option("--exclude", metavar="GLOB", multiple=True, help="Skip matching tensors or files.")
-@click.option("--strip", is_flag=True, help="Write one subtree of tensors, under their names in it.")
-@click.option("--force", is_flag=True, help="Overwrite TARGET; a directory is replaced as a whole.")
-@click.option(
+@option("--include GLOB", "Write only matching tensors or files.", multiple=True)
+@option("--exclude GLOB", "Skip matching tensors or files.", multiple=True)
+@option("--strip", "Write one subtree of tensors, under their names in it.")
+@option("--force", "Overwrite TARGET; a directory is replaced as a whole.")
+@option(
     "--fidelity",
+    "Write exact values, or those of the coarse layers.  [default: exact where stored]",
     type=click.Choice(FIDELITIES),
-    help="Write exact values, or those of the coarse layers.  [default: exact where stored]",
 )
-@click.option(
-    "--salvage", is_flag=True, help="Recover the intact parts of a damaged version; exit code 4 if parts are lost."
-)
-@click.option("--require-exact", is_flag=True, help="Fail with exit code 4 if the version is coarse.")
+@option("--salvage", "Recover the intact parts of a damaged version; exit code 4 if parts are lost.")
+@option("--require-exact", "Fail with exit code 4 if the version is coarse.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -124,7 +121,7 @@ def command(
         if not was_exact:
             print_line(f"ckstore: {_warning(found)}", err=True)
         if to_stdout:
-            _to_stdout(found, include, exclude)
+            found.write(sys.stdout.buffer, include=include, exclude=exclude)
             return
         target = output or Path(_default_name(found, form))
         if salvage:
@@ -214,41 +211,3 @@ def _default_name(version: Version, form: str) -> str:
     name = Path(version.row.source or "").name if document.is_directory else Path(document.files[0].path).name
     name = name if is_relative(name) else f"version-{version.row.number}"
     return name if form == _ORIGINAL else Path(name).stem + _SUFFIXES[form]
-
-
-def _to_stdout(version: Version, include: Sequence[str], exclude: Sequence[str]) -> None:
-    """Write the bytes of one file to stdout, up to an error."""
-    from ckstore.reading.checkout import file_blocks
-
-    chosen = _chosen_files(version, include, exclude)
-    if len(chosen) != 1:
-        raise UsageError(
-            f"Version {version.row.number} is a directory; name one to write with -o, "
-            f"or choose a single file with --include: it matches {len(chosen)}."
-        )
-    number = version.document.files.index(chosen[0])
-    if version.stored.is_changed(number):
-        _spooled_to_stdout(version, number)
-        return
-    sha = hashlib.sha256()
-    for block in file_blocks(version.stored, number):
-        sha.update(block)
-        sys.stdout.buffer.write(block)
-    sys.stdout.buffer.flush()
-    if sha.hexdigest() != chosen[0].sha256:
-        raise IntegrityError(f"Version {version.row.number} differs from the original; run `ckstore verify`.")
-
-
-def _spooled_to_stdout(version: Version, number: int) -> None:
-    """Write a file with coarse values to stdout: its checksums are known only after decoding all of it."""
-    import shutil
-    import tempfile
-
-    from ckstore.reading.checkout import coarse_blocks, write_all
-
-    with tempfile.TemporaryFile(buffering=0) as spool:
-        for block in coarse_blocks(version.stored, number, spool):
-            write_all(spool, block)
-        spool.seek(0)
-        shutil.copyfileobj(spool, sys.stdout.buffer, 1 << 20)
-    sys.stdout.buffer.flush()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.cli.output import json_option, print_json, print_line, print_table
-from ckstore.cli.verb import VersionName, open_store, verb, version_of
+from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 
 if TYPE_CHECKING:
     from ckstore.reading.comparison import DiffReport, TensorChange
@@ -26,11 +26,7 @@ _SUMMARY = 10
 @click.argument("before", type=VersionName())
 @click.argument("after", type=VersionName())
 @click.argument("globs", metavar="[GLOB]...", nargs=-1)
-@click.option(
-    "--values",
-    is_flag=True,
-    help="Decode changed tensors; print the largest and root mean square difference of floats.",
-)
+@option("--values", "Decode changed tensors; print the largest and root mean square difference of floats.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...], values: bool, as_json: bool) -> None:

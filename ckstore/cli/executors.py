@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.types import StringParamType
 
+from ckstore.cli.verb import option
 from ckstore.errors import UsageError
 from ckstore.runtime.background import BackgroundContext, settle
 
@@ -47,11 +48,10 @@ class ExecutorName(StringParamType):
         return str(value)
 
 
-executor_option = click.option(
-    "--executor",
-    metavar="WORKERS",
+executor_option = option(
+    "--executor WORKERS",
+    "Where to run: processes=N on this machine, or dask=HOST:PORT for the workers of a dask scheduler.",
     type=ExecutorName(),
-    help="Where to run: processes=N on this machine, or dask=HOST:PORT for the workers of a dask scheduler.",
 )
 
 

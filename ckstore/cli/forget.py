@@ -8,7 +8,7 @@ import click
 
 from ckstore.cli.options import selection_options
 from ckstore.cli.output import counted, json_option, name_of, print_json, print_line
-from ckstore.cli.verb import open_store, verb
+from ckstore.cli.verb import open_store, option, verb
 
 
 @verb(
@@ -19,7 +19,7 @@ from ckstore.cli.verb import open_store, verb
     exit_codes=[12, 13],
 )
 @selection_options
-@click.option("--dry-run", is_flag=True, help="Change nothing; list the versions.")
+@option("--dry-run", "Change nothing; list the versions.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, versions: tuple[str, ...], dry_run: bool, as_json: bool, **selection: Any) -> None:

@@ -6,8 +6,8 @@ import dataclasses
 
 import click
 
-from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
-from ckstore.cli.verb import open_store, verb
+from ckstore.cli.output import counted, json_option, print_held, print_json, print_line, size_text
+from ckstore.cli.verb import open_store, option, verb
 
 
 @verb(
@@ -15,15 +15,14 @@ from ckstore.cli.verb import open_store, verb
     ("ckstore gc --dry-run", "preview freed bytes"),
     exit_codes=[4, 11],
 )
-@click.option(
-    "--grace",
-    metavar="SECONDS",
+@option(
+    "--grace SECONDS",
+    "Keep uncommitted files younger than SECONDS.",
     type=click.FloatRange(min=0),
     default=3600.0,
     show_default=True,
-    help="Keep uncommitted files younger than SECONDS.",
 )
-@click.option("--dry-run", is_flag=True, help="Change nothing; report the bytes to free.")
+@option("--dry-run", "Change nothing; report the bytes to free.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> None:
@@ -37,18 +36,14 @@ def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> N
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
         report = store.gc(grace=grace, dry_run=dry_run)
-        unclaimed, claimed = store.unclaimed_bytes, sum(record["stored"] for record in store.log())
+        is_clean = not (report.removed or report.rewritten or report.files)
+        stats = store.stats() if is_clean and not as_json else {}
     if as_json:
         print_json([{**dataclasses.asdict(report), "dry_run": dry_run}])
         return
-    if not (report.removed or report.rewritten or report.files):
+    if is_clean:
         print_line("Nothing to do: no garbage.")
-        if unclaimed > claimed / 10:
-            print_line(
-                f"ckstore: {size_text(unclaimed)} of forgotten versions or old layers are data that present versions "
-                "need: `ckstore rebase` stores these in full, and then gc frees it.",
-                err=True,
-            )
+        print_held(stats)
         return
     done = [
         f"{counted(report.removed, 'pack')} removed",

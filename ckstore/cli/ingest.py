@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from ckstore.cli.options import STEP_SOURCES, ingest_options, options_of
 from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.storing import outcome_object, print_outcome, print_summary, warnings_printed
-from ckstore.cli.verb import TagName, exit_for_failures, open_store, tags_of, verb, version_of
+from ckstore.cli.verb import TagName, exit_for_failures, open_store, option, tags_of, verb, version_of, with_options
 from ckstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,29 +44,22 @@ if TYPE_CHECKING:
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(path_type=Path))
 @ingest_options
-@click.option(
+@option(
     "--step-from",
-    type=click.Choice(STEP_SOURCES),
-    help="Source of steps: numbers in names, values in files, or the order of names after the run's highest step.  "
+    "Source of steps: numbers in names, values in files, or the order of names after the run's highest step.  "
     "[default: contents if they differ, else names]",
+    type=click.Choice(STEP_SOURCES),
 )
-@click.option(
-    "--recursive",
-    is_flag=True,
-    help="Scan a folder; group checkpoints into runs and steps.",
-)
-@click.option(
-    "--plan",
-    "plan_file",
-    metavar="FILE",
+@option("--recursive", "Scan a folder; group checkpoints into runs and steps.")
+@option(
+    "--plan FILE",
+    "Write the plan of --recursive --dry-run as CSV, or store the plan in FILE.",
+    name="plan_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the plan of --recursive --dry-run as CSV, or store the plan in FILE.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the step of each PATH; store nothing.")
-@click.option("--tag", metavar="NAME", type=TagName(), help="Tag the version; of several, the last.")
-@click.option(
-    "--delete-source", is_flag=True, help="Delete each PATH once its version is decoded and compared with it."
-)
+@option("--dry-run", "Print the step of each PATH; store nothing.")
+@option("--tag NAME", "Tag the version; of several, the last.", type=TagName())
+@option("--delete-source", "Delete each PATH once its version is decoded and compared with it.")
 @executor_option
 @json_option
 @click.pass_context
@@ -132,8 +126,6 @@ def command(
         if folder:
             inputs = _folder_plan(store.plan, paths, plan_file, recursive=recursive, force=options.force)
         planned = [item if isinstance(item, Planned) else Planned(item, run="*") for item in inputs]
-        if not folder:
-            _say_several(store.plan, paths)
         name = paths[0].name if len(paths) == 1 else f"{len(planned)} inputs"
         try:
             with (
@@ -166,20 +158,7 @@ def _folder_plan(
     if not recursive:
         assert plan_file is not None, "one of both is given"
         return read_plan(plan_file)
-    return plan(paths, recursive=True, force=force)
-
-
-def _say_several(plan: Callable[..., list[Planned]], paths: tuple[Path, ...]) -> None:
-    """Say which directories hold several checkpoints of a run, before each is stored as one version."""
-    for path in paths:
-        if path.is_dir():
-            found = [item for item in plan(path, recursive=True) if item.run]
-            if len(found) > 1 and len({item.run for item in found}) == 1 and all(item.path != path for item in found):
-                print_line(
-                    f"ckstore: {path} holds {len(found)} checkpoints, stored as one version; "
-                    f"`ckstore ingest {path} --recursive` stores a version of each.",
-                    err=True,
-                )
+    return [replace(item, note=with_options(item.note)) for item in plan(paths, recursive=True, force=force)]
 
 
 def _show_plan(planned: Sequence[Planned], plan_file: Path | None, *, as_json: bool) -> None:

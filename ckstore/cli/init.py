@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from ckstore.cli.output import print_line
-from ckstore.cli.verb import verb
+from ckstore.cli.verb import option, verb
 from ckstore.errors import UsageError
 
 
@@ -19,12 +19,11 @@ from ckstore.errors import UsageError
     opens_store=False,
 )
 @click.argument("path", required=False, type=click.Path())
-@click.option(
-    "--option",
-    "options",
+@option(
+    "--option NAME=VALUE",
+    "Option for the client of an object store, such as endpoint=https://…; this machine remembers it.",
+    name="options",
     multiple=True,
-    metavar="NAME=VALUE",
-    help="Option for the client of an object store, such as endpoint=https://…; this machine remembers it.",
 )
 @click.pass_context
 def command(ctx: click.Context, path: str | None, options: Sequence[str]) -> None:

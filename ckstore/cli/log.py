@@ -12,15 +12,14 @@ from ckstore.cli.output import (
     print_json,
     print_line,
     print_table,
-    print_unclaimed,
     ratio_text,
     size_text,
     time_text,
 )
-from ckstore.cli.verb import RunName, open_store, verb
+from ckstore.cli.verb import RunName, open_store, option, verb
 from ckstore.errors import UsageError
 
-#: Columns of the table, and those that appear where a version differs from the default.
+#: Columns of the table, and further ones that appear where a version differs from the default.
 _COLUMNS = ("version", "run", "step", "parent", "kind", "depth", "size", "stored", "ratio", "cost", "tags", "created")
 _IF_ANY: dict[str, Callable[[dict[str, Any]], bool]] = {
     "fidelity": lambda record: record["fidelity"] != "exact",
@@ -52,11 +51,11 @@ _LEFT = ("run", "kind", "tags", "created", "fidelity", "dropped")
     exit_codes=[13],
 )
 @click.argument("run", required=False, type=RunName())
-@click.option("--run", "run_option", metavar="RUN", type=RunName(), help="Same as RUN.")
+@option("--run RUN", "Same as RUN.", name="run_option", type=RunName())
 @click.option("-n", "--last", "limit", metavar="N", type=click.IntRange(min=0), help="List only the last N versions.")
-@click.option("--where", metavar="CONDITION", multiple=True, help="List matching versions: step>=100, tags=best.")
-@click.option("--sort", metavar="COLUMN", help="Sort by a column or metric; descending with - before it.")
-@click.option("--columns", metavar="COLUMN,...", help="Show these columns and metrics.")
+@option("--where CONDITION", "List matching versions: step>=100, tags=best.", multiple=True)
+@option("--sort COLUMN", "Sort by a column or metric; descending with - before it.")
+@option("--columns COLUMN,...", "Show these columns and metrics.")
 @json_option
 @click.pass_context
 def command(
@@ -82,7 +81,6 @@ def command(
         raise UsageError("RUN is given twice; name one run.")
     with open_store(ctx) as store:
         records = store.log(run or run_option).where(*where)
-        unclaimed = store.unclaimed_bytes
         if sort is not None:
             records = records.sorted_by(sort)
     if limit is not None:
@@ -105,7 +103,6 @@ def command(
         names += list(metrics)[:_METRICS]
     rows = [[_TEXTS[name](record) if name in _TEXTS else _cell(record, name) for name in names] for record in records]
     print_table(names, rows, right=[place for place, name in enumerate(names) if name not in _LEFT])
-    print_unclaimed(unclaimed, sum(record["stored"] for record in records))
 
 
 def _cell(record: dict[str, Any], name: str) -> object:

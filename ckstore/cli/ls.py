@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.cli.output import json_option, print_json, print_line, print_table
-from ckstore.cli.verb import VersionName, open_store, verb, version_of
-from ckstore.errors import InputError
+from ckstore.cli.verb import VersionName, open_store, verb, version_of, with_options
 
 if TYPE_CHECKING:
     from ckstore.version import Version
-
-#: Kinds of files without opaque parts that could be tensors.
-_WITHOUT_BYTES = ("torch-zip", "torch-legacy", "safetensors", "dcp", "dcp-metadata")
 
 
 @verb(
@@ -42,11 +38,12 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
 
     with open_store(ctx) as store:
         found = version_of(store, version)
-        left = [] if globs or as_json else _bytes_of(found)
         if is_long:
             tensors = found.describe(globs)["tensors"]
         else:
             tensors = [tensor_object(path, found.paths[path][1]) for path in found.match(globs)]
+        if not (globs or as_json):
+            _print_opaque(found)
     if as_json:
         print_json(tensors)
         return
@@ -56,39 +53,20 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
         right += [5, 6]
     # Paths come last: they are long, and vary most in length.
     print_table([*headings, "path"], [(*_cells(item, is_long), item["path"]) for item in tensors], right)
-    for line in left:
-        print_line(f"ckstore: {line}", err=True)
 
 
-def _bytes_of(version: Version) -> list[str]:
-    """Return a sentence for each file with opaque parts that could be tensors, and for files without any."""
-    lines = []
-    opaque: dict[str, list[str]] = {}
-    for number, layout in enumerate(version.layout.files):
-        path = version.document.files[number].path
-        if layout.kind == "opaque":
-            why = _why_opaque(version, number)
-            if why or len(version.layout.files) == 1:
-                opaque.setdefault(why or "of a kind whose tensors cannot be read", []).append(path)
-        elif layout.kind not in _WITHOUT_BYTES:
-            parts = version.stored.parsed(number).bytes_for
+def _print_opaque(version: Version) -> None:
+    """Print a sentence for each reason why files, or parts of files, are bytes."""
+    whole: dict[str, list[str]] = {}
+    for path, parts in version.opaque().items():
+        if parts.keys() == {""}:
+            whole.setdefault(parts[""], []).append(path)
+        else:
             said = [f"{name} ({why})" if name else why for name, why in parts.items()]
-            if said:
-                lines.append(f"{path} has bytes that are not tensors: {_first(said)}.")
-    for why, paths in opaque.items():
-        lines.append(f"{_first(paths)} {'is' if len(paths) == 1 else 'are'} bytes: {why}.")
-    return lines
-
-
-def _why_opaque(version: Version, number: int) -> str:
-    """Return the reason why a file has no tensors, if known."""
-    try:
-        parsed = version.stored.parsed(number)
-    except InputError as error:
-        return f"damaged ({error.__cause__ or error})"
-    if parsed.kind != "opaque":
-        return "stored with --force, or before files of its kind could be read"
-    return parsed.bytes_for.get("", "")
+            print_line(f"ckstore: {path} has bytes that are not tensors: {_first(said)}.", err=True)
+    for why, paths in whole.items():
+        are = "is" if len(paths) == 1 else "are"
+        print_line(f"ckstore: {_first(paths)} {are} bytes: {with_options(why)}.", err=True)
 
 
 def _first(items: list[str]) -> str:

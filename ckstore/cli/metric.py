@@ -8,7 +8,7 @@ import click
 
 from ckstore.cli.options import metrics_of
 from ckstore.cli.output import json_option, print_facts, print_json, print_line
-from ckstore.cli.verb import VersionName, open_store, verb, version_of
+from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 from ckstore.errors import UsageError
 
 
@@ -21,7 +21,7 @@ from ckstore.errors import UsageError
 )
 @click.argument("version", type=VersionName())
 @click.argument("metrics", metavar="[NAME=VALUE]...", nargs=-1, callback=metrics_of)
-@click.option("--delete", metavar="NAME", multiple=True, help="Remove a metric.")
+@option("--delete NAME", "Remove a metric.", multiple=True)
 @json_option
 @click.pass_context
 def command(ctx: click.Context, version: str, metrics: dict[str, Any], delete: tuple[str, ...], as_json: bool) -> None:

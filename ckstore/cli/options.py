@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.cli.verb import RunName, VersionName
+from ckstore.cli.verb import RunName, VersionName, option
 from ckstore.errors import UsageError
 from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Policy
 
@@ -20,47 +20,37 @@ Function = Callable[..., Any]
 STEP_SOURCES = ("name", "content", "order")
 
 _POLICY = (
-    click.option(
+    option(
         "--fidelity",
+        "Store bit-exactly (lossless), or quantise floats (lossy).  [default: see `ckstore policy`]",
         type=click.Choice(FIDELITIES),
-        help="Store bit-exactly (lossless), or quantise floats (lossy).  [default: see `ckstore policy`]",
     ),
-    click.option(
-        "--scheme", type=click.Choice(SCHEMES), help="Quantisation scheme of coarse versions.  [default: lattice]"
-    ),
-    click.option(
-        "--quality",
-        metavar="Q",
+    option("--scheme", "Quantisation scheme of coarse versions.  [default: lattice]", type=click.Choice(SCHEMES)),
+    option(
+        "--quality Q",
+        f"Coarse: step size relative to the change by training; smaller is finer.  [default: {QUALITY:g}]",
         type=float,
-        help=f"Coarse: step size relative to the change by training; smaller is finer.  [default: {QUALITY:g}]",
     ),
-    click.option("--max-abs-error", metavar="X", type=float, help="Coarse: largest error of an element."),
-    click.option(
-        "--max-rel-error",
-        metavar="X",
+    option("--max-abs-error X", "Coarse: largest error of an element.", type=float),
+    option(
+        "--max-rel-error X",
+        "Coarse: largest error of an element, as a fraction of the tensor's root mean square.",
         type=float,
-        help="Coarse: largest error of an element, as a fraction of the tensor's root mean square.",
     ),
 )
 
-_RUN = click.option("--run", metavar="RUN", type=RunName(), help="Select all versions of this run.")
+_RUN = option("--run RUN", "Select all versions of this run.", type=RunName())
 
 _SELECTION = (
     click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName()),
     _RUN,
-    click.option(
-        "--keep-last",
-        metavar="N",
+    option("--keep-last N", "Keep the last N of the selected versions.", type=click.IntRange(min=1)),
+    option(
+        "--keep-every STEPS",
+        "Keep the first selected version of each STEPS steps: for 100, of steps 0 to 99, 100 to 199, and so on.",
         type=click.IntRange(min=1),
-        help="Keep the last N of the selected versions.",
     ),
-    click.option(
-        "--keep-every",
-        metavar="STEPS",
-        type=click.IntRange(min=1),
-        help="Keep the first selected version of each STEPS steps: for 100, of steps 0 to 99, 100 to 199, and so on.",
-    ),
-    click.option("--keep-tagged", is_flag=True, help="Keep the selected versions that are tagged."),
+    option("--keep-tagged", "Keep the selected versions that are tagged."),
 )
 
 
@@ -96,56 +86,39 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 
 
 _INGEST = (
-    click.option("--run", metavar="NAME", type=RunName(), help="Run of the versions.  [default: main]"),
-    click.option(
-        "--step",
-        metavar="N",
-        type=int,
-        help="Step of the version, for a single PATH.  [default: the step in the file or its name]",
+    option("--run NAME", "Run of the versions.  [default: main]", type=RunName()),
+    option(
+        "--step N", "Step of the version, for a single PATH.  [default: the step in the file or its name]", type=int
     ),
-    click.option(
-        "--parent",
-        metavar="VERSION",
+    option(
+        "--parent VERSION",
+        "Parent of the first version, or `auto` for the nearest stored version.  [default: the run's last]",
         type=VersionName(),
-        help="Parent of the first version, or `auto` for the nearest stored version.  [default: the run's last]",
     ),
-    click.option(
-        "--metric",
-        "metrics",
-        metavar="NAME=VALUE",
-        multiple=True,
-        callback=metrics_of,
-        help="Add a metric, for a single PATH.",
+    option(
+        "--metric NAME=VALUE", "Add a metric, for a single PATH.", name="metrics", multiple=True, callback=metrics_of
     ),
-    click.option("--replace", is_flag=True, help="Replace the version at the same run and step."),
-    click.option("--verify", is_flag=True, help="Decode and compare each version before it becomes visible."),
-    click.option("--force", is_flag=True, help="Store damaged files as opaque bytes instead of refusing them."),
-    click.option(
-        "--budget",
-        metavar="X",
+    option("--replace", "Replace the version at the same run and step."),
+    option("--verify", "Decode and compare each version before it becomes visible."),
+    option("--force", "Store damaged files as opaque bytes instead of refusing them."),
+    option(
+        "--budget X",
+        "Maximal restore cost, as a multiple of restoring a full copy; larger takes fewer bytes.  [default: 2]",
         type=click.FloatRange(min=1.0),
-        help="Maximal restore cost, as a multiple of restoring a full copy; larger takes fewer bytes.  [default: 2]",
     ),
     *_POLICY,
-    click.option(
-        "--max-degradation",
-        metavar="X",
+    option(
+        "--max-degradation X",
+        "Use the smallest lossy setting whose --eval is at most X worse.  [default: 5%]",
         callback=_part,
-        help="Use the smallest lossy setting whose --eval is at most X worse.  [default: 5%]",
     ),
-    click.option(
-        "--eval",
-        "evaluation",
-        metavar="COMMAND",
-        help="Command that prints a loss last; {} is the path of a checkpoint. It runs without a shell.",
+    option(
+        "--eval COMMAND",
+        "Command that prints a loss last; {} is the path of a checkpoint. It runs without a shell.",
+        name="evaluation",
     ),
-    click.option(
-        "--jobs",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Number of parallel evaluations.  [default: 1]",
-    ),
-    click.option("--maximise", is_flag=True, help="Higher --eval output is better, as for an accuracy."),
+    option("--jobs N", "Number of parallel evaluations.  [default: 1]", type=click.IntRange(min=1)),
+    option("--maximise", "Higher --eval output is better, as for an accuracy."),
 )
 
 
@@ -187,25 +160,26 @@ def options_of(given: dict[str, Any]) -> IngestOptions:
 
 def ingest_options(function: Function) -> Function:
     """Add the options of an ingest; `options_of` takes them."""
-    return _with(function, _INGEST)
+    return with_all(function, _INGEST)
 
 
 def policy_options(function: Function) -> Function:
     """Add the options of fidelity; `policy_of` takes them."""
-    return _with(function, _POLICY)
+    return with_all(function, _POLICY)
 
 
 def selection_options(function: Function) -> Function:
     """Add the argument and options of a selection, under the names of the parameters of `Store.select`."""
-    return _with(function, _SELECTION)
+    return with_all(function, _SELECTION)
 
 
 def named_options(function: Function) -> Function:
     """Add the argument `versions` and the option `run`."""
-    return _with(function, _SELECTION[:2])
+    return with_all(function, _SELECTION[:2])
 
 
-def _with(function: Function, options: tuple[Callable[[Function], Function], ...]) -> Function:
-    for option in reversed(options):
-        function = option(function)
+def with_all(function: Function, options: tuple[Callable[[Function], Function], ...]) -> Function:
+    """Add arguments and options to a verb, in this order."""
+    for add in reversed(options):
+        function = add(function)
     return function

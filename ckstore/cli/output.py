@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -145,12 +145,13 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
         print_line(line(row))
 
 
-def print_unclaimed(unclaimed: int, claimed: int) -> None:
-    """Say on stderr which bytes belong to no version, if they are many."""
-    if unclaimed > claimed / 10:
+def print_held(stats: Mapping[str, Any]) -> None:
+    """Say on stderr how many bytes of forgotten versions are left, if they are an eighth of the store."""
+    held = stats["ledger"]["held"]
+    if held > stats["stored_bytes"] / 8:
         print_line(
-            f"ckstore: {size_text(unclaimed)} are of forgotten versions or old layers: `ckstore gc` frees garbage and, "
-            "after `ckstore rebase` of the present versions, the data that they need.",
+            f"ckstore: {size_text(held)} of forgotten versions are left: `ckstore gc` frees their garbage, and present "
+            "versions need the rest until `ckstore rebase` stores them in full, in more bytes of their own.",
             err=True,
         )
 

@@ -10,7 +10,7 @@ import click
 from ckstore.cli.options import policy_of, policy_options
 from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, print_table, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import RunName, open_store, verb
+from ckstore.cli.verb import RunName, open_store, option, verb
 from ckstore.errors import UsageError
 from ckstore.policy import Policy, Retention
 
@@ -33,57 +33,41 @@ if TYPE_CHECKING:
 )
 @click.argument("run", metavar="[RUN]", required=False, type=RunName())
 @policy_options
-@click.option(
-    "--hot",
-    metavar="N",
-    type=click.IntRange(min=0),
-    help="Keep the latest N versions of a run unencoded.  [default: 1]",
-)
-@click.option(
-    "--exact-last",
-    metavar="N",
+@option("--hot N", "Keep the latest N versions of a run unencoded.  [default: 1]", type=click.IntRange(min=0))
+@option(
+    "--exact-last N",
+    "Keep the latest N versions of a run exact; thin older ones.  [default: keep all]",
     type=click.IntRange(min=1),
-    help="Keep the latest N versions of a run exact; thin older ones.  [default: keep all]",
 )
-@click.option(
-    "--exact-every",
-    metavar="STEPS",
+@option(
+    "--exact-every STEPS",
+    "Also keep the first version of each STEPS steps exact; needs --exact-last or --whole-last.",
     type=click.IntRange(min=1),
-    help="Also keep the first version of each STEPS steps exact; needs --exact-last or --whole-last.",
 )
-@click.option(
-    "--exact-best",
-    metavar="METRIC:min|max",
+@option("--exact-best METRIC:min|max", "Also keep the version with the lowest or highest METRIC exact.", multiple=True)
+@option(
+    "--drop GLOB",
+    "Drop matching tensors of older versions, for good; needs --whole-last or --exact-last.",
     multiple=True,
-    help="Also keep the version with the lowest or highest METRIC exact.",
 )
-@click.option(
-    "--drop",
-    metavar="GLOB",
-    multiple=True,
-    help="Drop matching tensors of older versions, for good; needs --whole-last or --exact-last.",
-)
-@click.option(
-    "--whole-last",
-    metavar="N",
+@option(
+    "--whole-last N",
+    "Drop no tensors of the latest N versions.  [default: the N of --exact-last]",
     type=click.IntRange(min=1),
-    help="Drop no tensors of the latest N versions.  [default: the N of --exact-last]",
 )
-@click.option(
-    "--keep-last",
-    metavar="N",
+@option(
+    "--keep-last N",
+    "Keep the latest N versions of a run; forget older ones.  [default: keep all]",
     type=click.IntRange(min=1),
-    help="Keep the latest N versions of a run; forget older ones.  [default: keep all]",
 )
-@click.option(
-    "--keep-every",
-    metavar="STEPS",
+@option(
+    "--keep-every STEPS",
+    "Also keep the first version of each STEPS steps; needs --keep-last.",
     type=click.IntRange(min=1),
-    help="Also keep the first version of each STEPS steps; needs --keep-last.",
 )
-@click.option("--apply", is_flag=True, help="Apply the policy now.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; list the versions to drop from, thin and forget.")
-@click.option("--clear", is_flag=True, help="Remove the policy.")
+@option("--apply", "Apply the policy now.")
+@option("--dry-run", "Change nothing; list the versions to drop from, thin and forget.")
+@option("--clear", "Remove the policy.")
 @json_option
 @click.pass_context
 def command(

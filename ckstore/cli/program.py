@@ -14,7 +14,7 @@ import click
 
 from ckstore.cli.output import print_failure, print_line
 from ckstore.cli.second_core import SecondCore
-from ckstore.cli.verb import VERSION_HELP, write_exit_codes
+from ckstore.cli.verb import VERSION_HELP, option, write_exit_codes
 from ckstore.errors import CkstoreError
 from ckstore.runtime.address_space import check, limit, too_little
 
@@ -94,11 +94,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 @click.command(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
-    "--store",
-    metavar="PATH",
-    type=click.Path(),
-    help="Store directory or URL.  [default: $CKSTORE, or the nearest .ckstore upwards]",
+@option(
+    "--store PATH", "Store directory or URL.  [default: $CKSTORE, or the nearest .ckstore upwards]", type=click.Path()
 )
 @click.option(
     "--version",

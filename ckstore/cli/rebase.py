@@ -9,7 +9,7 @@ import click
 
 from ckstore.cli.options import named_options
 from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
-from ckstore.cli.verb import open_store, verb
+from ckstore.cli.verb import open_store, option, verb
 from ckstore.errors import PartialError, UsageError
 
 if TYPE_CHECKING:
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     exit_codes=[3, 13],
 )
 @named_options
-@click.option(
-    "--budget",
-    metavar="X",
+@option(
+    "--budget X",
+    "Maximal restore cost, as a multiple of a full restore.  [default: store the versions in full]",
     type=click.FloatRange(min=1),
-    help="Maximal restore cost, as a multiple of a full restore.  [default: store the versions in full]",
 )
-@click.option("--dry-run", is_flag=True, help="Change nothing; report the objects to rewrite.")
+@option("--dry-run", "Change nothing; report the objects to rewrite.")
 @json_option
 @click.pass_context
 def command(

@@ -17,7 +17,7 @@ from ckstore.cli.output import (
     size_text,
     time_text,
 )
-from ckstore.cli.verb import VersionName, open_store, verb
+from ckstore.cli.verb import VersionName, open_store, option, verb
 
 if TYPE_CHECKING:
     from ckstore.version import Version
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     exit_codes=[13],
 )
 @click.argument("version", type=VersionName())
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: one object.")
+@option("--json", "Print JSON: one object.", name="as_json")
 @click.pass_context
 def command(ctx: click.Context, version: str, as_json: bool) -> None:
     """Show details of a version.

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from ckstore.cli.output import json_option, print_facts, print_json, print_line, print_table, print_unclaimed, size_text
-from ckstore.cli.verb import open_store, verb
+from ckstore.cli.output import json_option, print_facts, print_held, print_json, print_line, print_table, size_text
+from ckstore.cli.verb import open_store, option, verb
 
 _LEDGER = "ledger"
 #: Totals that are counts instead of bytes.
@@ -19,7 +19,7 @@ _COUNTS = frozenset({"versions", "runs", "tags", "packs", "objects", "tensors", 
     ("ckstore stats", "print counts, bytes and ratio"),
     ("ckstore stats --ledger", "account for every byte"),
 )
-@click.option("--ledger", "with_ledger", is_flag=True, help="Account for every byte of the store.")
+@option("--ledger", "Account for every byte of the store.", name="with_ledger")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, with_ledger: bool, as_json: bool) -> None:
@@ -29,13 +29,12 @@ def command(ctx: click.Context, with_ledger: bool, as_json: bool) -> None:
     """
     with open_store(ctx) as store:
         stats = store.stats()
-        unclaimed = store.unclaimed_bytes
     if as_json:
         print_json([stats])
         return
     facts = {name: value for name, value in stats.items() if name != _LEDGER}
     print_facts((name.replace("_", " "), _text(name, value)) for name, value in _flat(facts))
-    print_unclaimed(unclaimed, stats["stored_bytes"] - unclaimed)
+    print_held(stats)
     if with_ledger:
         ledger: Mapping[str, int] = stats[_LEDGER]
         total = sum(ledger.values())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.cli.output import json_option, print_json, print_line, print_table
-from ckstore.cli.verb import TagName, VersionName, open_store, verb
+from ckstore.cli.verb import TagName, VersionName, open_store, option, verb
 from ckstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _SHOWN = ("version", "run", "step")
 )
 @click.argument("version", required=False, type=VersionName())
 @click.argument("name", required=False, type=TagName())
-@click.option("--delete", metavar="NAME", type=TagName(), help="Remove a tag.")
-@click.option("--list", "listing", is_flag=True, help="List tags, as without arguments.")
+@option("--delete NAME", "Remove a tag.", type=TagName())
+@option("--list", "List tags, as without arguments.", name="listing")
 @json_option
 @click.pass_context
 def command(

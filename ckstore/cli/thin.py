@@ -9,7 +9,7 @@ import click
 from ckstore.cli.options import selection_options
 from ckstore.cli.output import counted, error_text, json_option, name_of, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import open_store, verb
+from ckstore.cli.verb import open_store, option, verb
 from ckstore.policy import QUALITY
 
 
@@ -23,14 +23,13 @@ from ckstore.policy import QUALITY
     exit_codes=[12, 13],
 )
 @selection_options
-@click.option(
-    "--quality",
-    metavar="Q",
+@option(
+    "--quality Q",
+    f"Quality of moments and 16-bit floats, as for `ckstore ingest`.  [default: {QUALITY:g}]",
     type=float,
     default=QUALITY,
-    help=f"Quality of moments and 16-bit floats, as for `ckstore ingest`.  [default: {QUALITY:g}]",
 )
-@click.option("--dry-run", is_flag=True, help="Change nothing; report freed bytes, kept versions and errors.")
+@option("--dry-run", "Change nothing; report freed bytes, kept versions and errors.")
 @json_option
 @click.pass_context
 def command(

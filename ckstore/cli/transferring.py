@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.cli.options import named_options
+from ckstore.cli.options import named_options, with_all
 from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import exit_for_failures, tags_of
+from ckstore.cli.verb import exit_for_failures, option, tags_of
 from ckstore.table import version_record
 
 if TYPE_CHECKING:
@@ -30,17 +30,15 @@ def _place(_: click.Context, __: click.Parameter, given: str) -> Path | str:
 _OPTIONS = (
     click.argument("other", metavar="OTHER", type=click.Path(), callback=_place),
     named_options,
-    click.option("--dry-run", is_flag=True, help="Change nothing; list versions and bytes."),
-    click.option("--verify", is_flag=True, help="Decode and compare each version before it becomes visible."),
+    option("--dry-run", "Change nothing; list versions and bytes."),
+    option("--verify", "Decode and compare each version before it becomes visible."),
     json_option,
 )
 
 
 def transfer_options(function: Function) -> Function:
     """Add the arguments and options of a verb that sends versions."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+    return with_all(function, _OPTIONS)
 
 
 def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, ...], options: dict[str, Any]) -> None:

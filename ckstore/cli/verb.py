@@ -99,10 +99,31 @@ class Verb(click.Command):
         return any(isinstance(parameter.type, VersionName) for parameter in self.params)
 
 
+def option(declaration: str, text: str, *, name: str | None = None, **settings: Any) -> Callable[..., Any]:
+    """Return the decorator for an option such as `--keep-last N`; one without a metavar or a type is a flag.
+
+    Parameters
+    ----------
+    declaration
+        The option and its metavar.
+    text
+        Its help.
+    name
+        Name of the parameter; by default that of the option.
+    **settings
+        Further arguments of `click.option`.
+    """
+    flag, _, metavar = declaration.partition(" ")
+    names = (flag,) if name is None else (flag, name)
+    if not metavar and "type" not in settings:
+        settings["is_flag"] = True
+    return click.option(*names, metavar=metavar or None, help=text, **settings)
+
+
 def with_options(text: str) -> str:
     """Return a sentence of the library with options in place of parameters: `--keep-last` for `keep_last`."""
     command = click.get_current_context().command
-    names = {"store": "--store"}
+    names = {"store": "--store", "force": "--force"}
     for parameter in command.params:
         if isinstance(parameter, click.Argument) and parameter.name is not None:
             names[parameter.name] = parameter.make_metavar(click.Context(command)).strip("[].")

@@ -9,7 +9,7 @@ import click
 from ckstore.cli.executors import executor_of, executor_option
 from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import VersionName, open_store, verb, version_of
+from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 from ckstore.errors import IntegrityError
 
 
@@ -21,11 +21,10 @@ from ckstore.errors import IntegrityError
     exit_codes=[4, 13],
 )
 @click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
-@click.option(
-    "--sample",
-    metavar="FRACTION",
+@option(
+    "--sample FRACTION",
+    "Check this fraction of the packs and objects, drawn at random.",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Check this fraction of the packs and objects, drawn at random.",
 )
 @executor_option
 @json_option

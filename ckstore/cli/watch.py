@@ -11,7 +11,7 @@ import click
 
 from ckstore.cli.options import STEP_SOURCES
 from ckstore.cli.storing import print_outcome, warnings_printed
-from ckstore.cli.verb import RunName, open_store, verb
+from ckstore.cli.verb import RunName, open_store, option, verb
 
 if TYPE_CHECKING:
     from ckstore.scanning.steps import StepSource
@@ -30,27 +30,25 @@ if TYPE_CHECKING:
     required=True,
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
-@click.option("--run", metavar="NAME", type=RunName(), help="Run of the versions.  [default: main]")
-@click.option(
+@option("--run NAME", "Run of the versions.  [default: main]", type=RunName())
+@option(
     "--step-from",
+    "Source of steps, as for `ckstore ingest`.  [default: contents if they differ, else names]",
     type=click.Choice(STEP_SOURCES[:2]),
-    help="Source of steps, as for `ckstore ingest`.  [default: contents if they differ, else names]",
 )
-@click.option("--delete-source", is_flag=True, help="Delete each checkpoint once it is stored and verified.")
-@click.option("--once", is_flag=True, help="Store the complete checkpoints and exit.")
-@click.option(
-    "--settle",
-    metavar="SECONDS",
+@option("--delete-source", "Delete each checkpoint once it is stored and verified.")
+@option("--once", "Store the complete checkpoints and exit.")
+@option(
+    "--settle SECONDS",
+    "Treat a file as complete after SECONDS without change (directories: 5x).",
     type=click.FloatRange(min=0),
     default=2.0,
     show_default=True,
-    help="Treat a file as complete after SECONDS without change (directories: 5x).",
 )
-@click.option(
-    "--poll",
-    metavar="SECONDS",
+@option(
+    "--poll SECONDS",
+    "Poll every SECONDS, for network file systems.  [default: file events, else 1]",
     type=click.FloatRange(min=0.01),
-    help="Poll every SECONDS, for network file systems.  [default: file events, else 1]",
 )
 @click.pass_context
 def command(

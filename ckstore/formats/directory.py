@@ -124,7 +124,8 @@ def refuse_several(root: str | os.PathLike[str], entries: Iterable[Entry]) -> No
         names = [name for _, name in sorted(several.items())]
         pattern = os.path.join(os.fspath(root), _UP_TO_NUMBER.findall(names[0])[0])
         raise InputError(
-            f"{os.fspath(root)} holds {len(names)} checkpoints, not one ({listed(names)}): give each, as {pattern}*."
+            f"{os.fspath(root)} holds {len(names)} checkpoints, not one ({listed(names)}): store each with "
+            f"`recursive`, or name them, as {pattern}*."
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -260,6 +262,31 @@ def checked_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
             raise IntegrityError(
                 f"{entry.path} of version {version.row.number} differs from the original; run `ckstore verify`."
             )
+
+
+def write_file(version: StoredVersion, out: BinaryIO, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+    """Write the bytes of one file to a stream, up to an error; see `Version.write`."""
+    files = version.document.files
+    chosen = {file.path for file in files}
+    if version.document.is_directory:
+        chosen = chosen_entries(version, include, exclude)
+    numbers = [number for number, file in enumerate(files) if file.path in chosen]
+    if len(numbers) != 1:
+        raise UsageError(
+            f"Version {version.row.number} is a directory; check it out as a whole, or choose a single file with "
+            f"`include`: it matches {len(numbers)}."
+        )
+    if not version.is_changed(numbers[0]):
+        for block in checked_blocks(version, numbers[0]):
+            out.write(block)
+    else:
+        # Checksums of coarse values are known only after decoding all of the file.
+        with tempfile.TemporaryFile(buffering=0) as spool:
+            for block in coarse_blocks(version, numbers[0], spool):
+                write_all(spool, block)
+            spool.seek(0)
+            shutil.copyfileobj(spool, out, 1 << 20)
+    out.flush()
 
 
 def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Iterator[Block]:

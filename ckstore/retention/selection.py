@@ -128,7 +128,7 @@ def _range(catalog: Catalog, text: str) -> list[VersionRow]:
             first, last = _end(catalog, left), _end(catalog, right)
             by_number = left.isdecimal() and right.isdecimal()
             for end, name in ((first, left), (last, right)):
-                if end.run is None and (not by_number or first.run is last.run):
+                if end.run is None and not by_number:
                     catalog.resolve(name)
         except NotFoundError as error:
             failure = failure or error
@@ -164,7 +164,6 @@ def _end(catalog: Catalog, text: str) -> _End:
 
 def _between(catalog: Catalog, text: str, first: _End, last: _End, *, by_number: bool) -> list[VersionRow]:
     run = last.run if first.run is None else first.run
-    assert run is not None, "one end is a version or names a run"
     if last.run not in (None, run):
         raise UsageError(f"The range {text} begins in run {run} and ends in run {last.run}; give both ends in one run.")
     low, high = (first.number, last.number) if by_number else (first.step, last.step)
@@ -177,4 +176,7 @@ def _between(catalog: Catalog, text: str, first: _End, last: _End, *, by_number:
     if low > high:
         raise UsageError(f"The range {text} runs backwards; give its earlier end first.")
     places = [(row, row.number if by_number else row.step) for row in catalog.versions(run)]
-    return [row for row, at in places if at is not None and low <= at <= high]
+    found = [row for row, at in places if at is not None and low <= at <= high]
+    if len(runs := {row.run for row in found}) > 1:
+        raise UsageError(f"The range {text} has versions of the runs {', '.join(sorted(runs))}; name ends in one run.")
+    return found

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -75,26 +74,6 @@ def test_stdout(filled: Path) -> None:
     assert without_compiling(done.stderr.decode()) == ""
 
 
-@pytest.mark.parametrize("form", ["safetensors", "pt", "npz"])
-def test_other_formats(ckstore, filled: Path, form: str) -> None:
-    ckstore("checkout", "gpt@10", "--format", form, "--include", "model/*", "--exclude", "model/frozen")
-    path = filled / f"step10.{form}"
-    if form == "safetensors":
-        from safetensors.torch import load_file
-
-        found = load_file(path)
-    elif form == "npz":
-        with np.load(path) as file:
-            found = {name: torch.from_numpy(file[name]) for name in file.files}
-    else:
-        found = torch.load(path, weights_only=True)
-        found = found.get("model", found)
-    expected = checkpoint(10)["model"]
-    names = {name.removeprefix("model/").removeprefix("model."): name for name in found}
-    assert names.keys() == expected.keys() - {"frozen"}
-    assert all(torch.equal(found[name], expected[short]) for short, name in names.items())
-
-
 def test_the_ending_selects_the_format_and_stderr_names_omitted_tensors(ckstore, filled: Path) -> None:
     result = ckstore("checkout", "best", "-o", "model.safetensors", "--include", "model/*", "--strip")
     assert result.sentence == "Left out 1 of 6 tensors: order/[0]"
@@ -112,7 +91,7 @@ def test_the_ending_selects_the_format_and_stderr_names_omitted_tensors(ckstore,
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["-o", "w.pt", "--strip"], 2, "2 subtrees (model, order), and --strip wants one"),
+        (["-o", "w.pt", "--strip"], 2, "2 subtrees (model, order), and --strip takes one"),
         (["-o", "w.tar", "--include", "model/*"], 2, "or let the target's name end with one of these"),
         (["-o", "w", "--strip"], 2, "--strip changes the names of tensors"),
         (["-o", "w.pt", "--strip", "--format", "original"], 2, "--strip changes the names of tensors"),
@@ -196,12 +175,6 @@ def test_tensors_of_a_directory(ckstore, folder: Path) -> None:
     from safetensors.torch import load_file
 
     assert load_file(folder.parent / "w.safetensors").keys() == checkpoint(10)["model"].keys()
-
-
-def test_another_format_is_not_overwritten(ckstore, filled: Path) -> None:
-    (filled / "w.pt").write_text("mine")
-    ckstore("checkout", "best", "--format", "pt", "-o", "w.pt", code=12)
-    assert (filled / "w.pt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,16 @@ def test_table_and_glob(ckstore, filled: Path) -> None:
     assert "nowhere" in ckstore("diff", "1", "3", "nowhere", code=13).sentence
 
 
+def test_a_summary_comes_first(ckstore, place: Path) -> None:
+    for step in (1, 2):
+        state = {part: {f"{layer}.w": torch.full((3,), float(step)) for layer in range(8)} for part in ("model", "ema")}
+        torch.save(state, place / f"many{step}.pt")
+        ckstore("ingest", f"many{step}.pt", "--step", step)
+    lines = ckstore("diff", "1", "2").out.splitlines()
+    assert lines[:3] == ["16 values; 0 of 16 tensors are the same.", "      8  model", "      8  ema"]
+    assert len(lines) == 3 + 1 + 16
+
+
 def test_several_globs(ckstore, filled: Path) -> None:
     changes = ckstore("diff", "gpt@0", "gpt@20", "model/late", "*bias", "--json").json
     assert {item["path"] for item in changes} == {"model/bias", "model/late"}

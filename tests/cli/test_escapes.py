@@ -75,6 +75,7 @@ CALLS: dict[str, list[tuple[object, ...]] | Callable[[Ckstore], list[tuple[objec
     "ls": [("ls", 1, "-l"), ("ls", 1, "--json"), ("ls", RUN), ("ls", 1, f"{EVIL}x")],
     "diff": [("diff", 1, 2), ("diff", 1, 2, "--json")],
     "tag": [("tag",), ("tag", 2, TAG), ("tag", "--json"), ("tag", "--delete", TAG), ("tag", 2, f"tag{EVIL}")],
+    "metric": [("metric", 1), ("metric", 1, f"{EVIL}=2"), ("metric", 2, "--delete", EVIL)],
     "policy": [("policy", RUN, "--keep-last", 1), ("policy",), ("policy", "--apply"), ("policy", f"{RUN}{EVIL}")],
     "stats": [("stats",), ("stats", "--json")],
     "verify": damaged,

@@ -35,15 +35,6 @@ def test_a_dry_run(ckstore, filled: Path) -> None:
     assert listing(filled / ".ckstore") == before
 
 
-def test_options_keep_versions(ckstore, filled: Path) -> None:
-    assert "is kept" in ckstore("forget", "--run", "gpt", "--keep-every", "1").out
-    ckstore("forget", "--run", "gpt", "--keep-every", "20", "--keep-tagged")
-    assert steps(ckstore) == [0, 20]
-    [report] = ckstore("forget", "--run", "gpt", "--keep-tagged", "--json").json
-    assert [version["step"] for version in report["versions"]] == [0]
-    assert report["dry_run"] is False
-
-
 def test_a_tagged_version(ckstore, filled: Path) -> None:
     said = ckstore("forget", "--run", "gpt", code=12).sentence
     assert "`ckstore tag --delete best`" in said

@@ -48,6 +48,39 @@ def test_one_run_and_the_last(ckstore, filled: Path) -> None:
     ckstore("log", "gpt", "--run", "other", code=2)
 
 
+def test_metrics_are_shown_sorted_and_compared(ckstore, filled: Path) -> None:
+    for step, loss in ((0, 3.0), (10, 1.25)):
+        ckstore("metric", f"gpt@{step}", f"val_loss={loss}")
+    heading, *lines = ckstore("log", "--sort", "val_loss").out.splitlines()
+    assert heading.split()[-1] == "VAL_LOSS"
+    assert [line.split()[0] for line in lines] == ["2", "1", "3"]
+    assert [line.split()[-1] for line in lines] == ["1.25", "3", "-"]
+    assert [row["step"] for row in ckstore("log", "--where", "val_loss<2", "--json").json] == [10]
+    assert [row["step"] for row in ckstore("log", "--where", "tags=best", "--json").json] == [20]
+    table = ckstore("log", "--columns", "step,val_loss,size", "--sort", "-step").out.splitlines()
+    assert table[0].split() == ["STEP", "VAL_LOSS", "SIZE"]
+    assert table[2].split()[:2] == ["10", "1.25"]
+    assert ckstore("log", "--columns", "step,val_loss", "--json").json[1] == {"step": 10, "val_loss": 1.25}
+    assert "there are version, " in ckstore("log", "--sort", "nothing", code=2).sentence
+    assert "not a condition" in ckstore("log", "--where", "val_loss", code=2).sentence
+
+
+def test_versions_are_named_by_metrics(ckstore, filled: Path) -> None:
+    ckstore("metric", "1", "val_loss=3", "accuracy=0.9", "note=first")
+    ckstore("metric", "2", "val_loss=1.5", "accuracy=0.5")
+    for name, number in (
+        ("best:val_loss", 2), ("best:accuracy", 1), ("most:val_loss", 1), ("least:accuracy", 2),
+        ("gpt@best:val_loss", 2),
+    ):  # fmt: skip
+        assert ckstore("show", name, "--json").json["version"] == number
+    assert "there are accuracy, note, val_loss" in ckstore("show", "best:loss", code=13).sentence
+    assert ckstore("metric", "1", "--json").json == [{"val_loss": 3, "accuracy": 0.9, "note": "first"}]
+    assert "note" not in ckstore("metric", "1", "--delete", "note").out
+    assert "has no metric note" in ckstore("metric", "1", "--delete", "note", code=13).sentence
+    ckstore("recover")
+    assert ckstore("metric", "best:val_loss", "--json").json == [{"val_loss": 1.5, "accuracy": 0.5}]
+
+
 def test_nothing_there(ckstore, place: Path) -> None:
     result = ckstore("log")
     assert result.out == ""

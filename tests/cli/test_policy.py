@@ -90,6 +90,15 @@ def test_a_policy_applies_to_older_versions(ckstore, filled: Path) -> None:
         assert "Unknown run nothing" in ckstore("policy", "nothing", *options, code=13).sentence
 
 
+def test_versions_that_stay_because_of_tags_are_named(ckstore, filled: Path) -> None:
+    ckstore("tag", "gpt@0", "first")
+    for options in (("--dry-run",), ()):
+        ckstore("policy", "gpt", "--keep-last", "1", *options)
+        said = ckstore("policy", "gpt", *(options or ("--apply",)), *(("--keep-last", "1") if options else ())).out
+        assert "gpt@0 (version 1)  stays: it is tagged\n" in said
+    assert [row["step"] for row in ckstore("log", "--json").json] == [0, 20]
+
+
 def test_an_ingest_carries_it_out(ckstore, place: Path) -> None:
     ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2")
     ckstore("ingest", "in/step0.pt", "in/step10.pt", "in/step20.pt", "--run", "gpt")

@@ -214,6 +214,27 @@ def test_quick_verbs_import_nothing_that_computes(filled: Path, arguments: list[
     assert set(heavy_imports(arguments)) == packing
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "best"],
+        ["ls", "best"],
+        ["metric", "best", "a=1"],
+        ["policy"],
+        ["stats"],
+        ["forget", "1"],
+        ["gc"],
+        ["push"],
+    ],
+    ids=" ".join,
+)
+def test_verbs_that_touch_no_tensor_load_no_framework(filled: Path, arguments: list[str]) -> None:
+    if arguments == ["push"]:
+        assert process("init", "other").returncode == 0
+        arguments = ["push", "other"]
+    assert not {"torch", "numba", "zarr"} & set(heavy_imports(arguments))
+
+
 def test_init_imports_nothing_that_computes(tmp_path: Path) -> None:
     # A catalog is made by migrations, which are sqlite-utils', which imports NumPy.
     assert set(heavy_imports(["init", str(tmp_path / "store")])) <= {"sqlite_utils", "numpy"}

@@ -16,7 +16,7 @@ from .test_log import KEYS
 def test_json(ckstore, filled: Path) -> None:
     ckstore("ingest", "in/step0.pt", "--run", "fork", "--parent", "best", "--metric", "loss=1.5")
     shown = ckstore("show", "best", "--json").json
-    assert shown.keys() == KEYS | {"children", "contents", "storage", "coarse", "tensors"}
+    assert shown.keys() == KEYS | {"children", "contents", "storage", "coarse", "tensors", "metrics_from"}
     assert (shown["version"], shown["children"], shown["tags"]) == (3, [4], ["best"])
     data = (filled / "in" / "step20.pt").read_bytes()
     assert shown["contents"] == [

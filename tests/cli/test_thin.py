@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints import change_pack, listing, packs_of
+from tests.checkpoints import listing
 
 
 def restores(ckstore, place: Path, step: int) -> bool:
@@ -55,34 +55,6 @@ def test_json(ckstore, filled: Path) -> None:
     assert (shown["scheme"], shown["thinned"]) == ("lattice", True)
     [said] = ckstore("thin", "gpt@0..gpt@20", "--json").json
     assert (said["versions"], said["skipped"], said["freed"]) == ([], [1, 2, 3], 0)
-
-
-def test_reported_errors_equal_measured_ones(ckstore, filled: Path) -> None:
-    ckstore("tag", "--delete", "best")
-    [said] = ckstore("thin", "gpt@20", "--json").json
-    ckstore("checkout", "gpt@20", "-o", "out.pt")
-    one, other = (torch.load(path)["model"]["weight"] for path in (filled / "out.pt", filled / "in" / "step20.pt"))
-    [item] = said["versions"]
-    assert 0 < (one - other).abs().max().item() <= item["max_abs_error"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "thinned"),
-    [
-        (["gpt@10"], [2]),
-        (["1", "2"], [1, 2]),
-        (["gpt@0..gpt@20", "--keep-every", "20"], [2]),
-        (["--run", "gpt", "--keep-last", "1"], [1, 2]),
-        (["--run", "gpt", "--keep-tagged"], [1, 2]),
-        (["gpt@0..gpt@20", "--keep-every", "30", "--keep-tagged"], [2]),
-    ],
-    ids=lambda value: " ".join(map(str, value)),
-)
-def test_which(ckstore, filled: Path, arguments: list[str], thinned: list[int]) -> None:
-    [said] = ckstore("thin", *arguments, "--json").json
-    assert [item["version"] for item in said["versions"]] == thinned
-    rows = ckstore("log", "--json").json
-    assert sorted(row["version"] for row in rows if row["fidelity"] == "coarse") == thinned
 
 
 def test_a_dry_run(ckstore, filled: Path) -> None:
@@ -142,22 +114,3 @@ def test_invalid_arguments_are_refused(ckstore, filled: Path, arguments: list[st
         assert hint in result.err
         assert result.out == ""
     assert listing(filled / ".ckstore") == before
-
-
-def test_a_damaged_store(ckstore, filled: Path) -> None:
-    pack = next(name for name in packs_of(filled / ".ckstore") if name.endswith(".exact.zip"))
-    change_pack(filled / ".ckstore", pack, None)
-    before = listing(filled / ".ckstore")
-    result = ckstore("thin", "--run", "gpt", "--keep-tagged", code=4)
-    assert pack[:12] in result.sentence
-    assert listing(filled / ".ckstore") == before
-
-
-def test_the_same_file_again(ckstore, filled: Path) -> None:
-    ckstore("tag", "--delete", "best")
-    ckstore("thin", "gpt@20")
-    ckstore("tag", "gpt@20", "best")
-    ckstore("gc")
-    [said] = ckstore("ingest", "in/step20.pt", "--run", "gpt", "--json").json
-    assert (said["new"], said["fidelity"], said["tags"]) == (True, "exact", ["best"])
-    assert restores(ckstore, filled, 20)

@@ -39,7 +39,7 @@ source, target, *versions = sys.argv[1:]
 with ckstore.open(source, "r") as store, ckstore.open(target) as other:
     print("ready", flush=True)
     sys.stdin.readline()
-    report = store.push(other, versions)
+    report = store.push(other, versions or None)
     assert not report.failed, report.failed
 """
 
@@ -109,7 +109,7 @@ def directory() -> Iterator[Path]:
         yield path
 
 
-def pushed(source: Path, target: Path, versions: Any = (), **options: Any) -> TransferReport:
+def pushed(source: Path, target: Path, versions: Any = None, **options: Any) -> TransferReport:
     with ckstore.open(source, "r") as store, ckstore.open(target) as other:
         return store.push(other, versions, **options)
 

@@ -1,0 +1,165 @@
+"""Batches, folders and watched directories in Python, and the selection of versions."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore import IngestOptions, Planned
+
+
+def save(path: Path, value: float, **more: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    torch.save({"w": torch.randn(40, 30, generator=generator) + value, **more}, path)
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with ckstore.init(tmp_path / "store") as store:
+        yield store
+
+
+def test_files_that_say_the_same_step_are_stored_by_their_names(store: ckstore.Store, tmp_path: Path) -> None:
+    paths = [save(tmp_path / f"net_{number}.pt", number, step=0) for number in (10, 2, 1)]
+    store.ingest(paths[0], run="loop")
+    with pytest.raises(ckstore.ConflictError, match=r"`step_from` \(`ingest_many`\)"):
+        store.ingest(paths[1], run="loop")
+    seen: list[Path] = []
+    done = store.ingest_many(paths, run="net", tag="last", each=lambda item: seen.append(item.path))
+    assert [(item.version and item.version.step, item.is_new) for item in done] == [(1, True), (2, True), (10, True)]
+    assert seen == [item.path for item in done]
+    assert store["last"].step == 10
+    assert not store["last"].hot
+    by_order = store.ingest_many(paths, run="net", step_from="order")
+    assert [item.version and item.version.step for item in by_order] == [11, 12, 13]
+    assert [item.note for item in store.plan(paths, run="net")] == [f"version {number} exists" for number in (2, 3, 4)]
+
+
+def test_an_input_that_fails_does_not_stop_the_others(store: ckstore.Store, tmp_path: Path) -> None:
+    (tmp_path / "step1.pt").touch()
+    done = store.ingest_many([tmp_path / "step1.pt", save(tmp_path / "step2.pt", 2), "gone"])
+    assert [(item.version is None, item.error is None) for item in done] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+    assert all(str(item.path) in str(item.error) for item in done[::2])
+    with pytest.raises(ckstore.UsageError, match="`step` and `metrics`"):
+        store.ingest_many(["a", "b"], IngestOptions(step=3))
+    assert store.ingest_many([]) == []
+
+
+def test_sources_are_deleted_once_they_are_proven(store: ckstore.Store, tmp_path: Path) -> None:
+    path = save(tmp_path / "step1.pt", 1)
+    with pytest.raises(ckstore.UsageError, match=r"give `policy` exact"):
+        store.ingest_many(path, IngestOptions(policy="coarse"), delete_source=True)
+    assert path.exists()
+    store.ingest_many(path, delete_source=True)
+    assert not path.exists()
+    assert store.verify().problems == []
+
+
+def test_a_folder_is_planned_and_stored_by_run(store: ckstore.Store, tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        for step in (1, 2):
+            save(tmp_path / "old" / run / f"step{step}.pt", step)
+    (tmp_path / "old" / "notes.txt").write_text("lr 3e-4")
+    plan = store.plan(tmp_path / "old", recursive=True)
+    assert [(item.run, item.step) for item in plan] == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("", None)]
+    assert plan[-1].note.startswith("holds no tensors")
+    done = store.ingest_many(plan)
+    assert [item.is_new for item in done] == [True] * 4
+    assert store["b@1"].parent == 1  # The nearest version of another run.
+    assert [item.is_new for item in store.ingest_many(plan)] == [False] * 4
+    again = store.ingest_many([Planned(tmp_path / "old" / "a" / "step1.pt", 7, run="c")])
+    assert again[0].version is not None
+    assert again[0].version.parent is not None
+
+
+def test_content_without_a_step_is_unchanged_in_a_plan_too(store: ckstore.Store, tmp_path: Path) -> None:
+    save(tmp_path / "old" / "weights.pt", 1)
+    plan = store.plan(tmp_path / "old", recursive=True)
+    assert [item.is_new for _ in range(3) for item in store.ingest_many(plan)] == [True, False, False]
+
+
+def test_a_directory_is_watched(store: ckstore.Store, tmp_path: Path) -> None:
+    save(tmp_path / "runs" / "step1.pt", 1)
+    (tmp_path / "runs" / "cut.pt").write_bytes((tmp_path / "runs" / "step1.pt").read_bytes()[:-9])
+    once = list(store.watch(tmp_path / "runs", run="gpt", settle=0, poll=0.01, once=True))
+    assert [item.path.name for item in once] == ["step1.pt", "cut.pt"]
+    assert once[1].note.startswith("left: ")
+    assert list(store.watch(tmp_path / "runs", run="gpt", settle=0, poll=0.01, once=True))[:-1] == []
+    stop = threading.Event()
+    save(tmp_path / "runs" / "step2.pt", 2)
+    for item in store.watch(tmp_path / "runs", run="gpt", settle=0, poll=0.01, stop=stop):
+        if item.version is not None and item.version.step == 2:
+            stop.set()
+    assert store.run("gpt").steps == [1, 2]
+
+
+def test_one_convention_selects_versions(store: ckstore.Store, tmp_path: Path) -> None:
+    for step in (0, 10, 20, 30):
+        store.ingest({"w": torch.randn(300, 256)}, run="r", step=step, hot=0)
+    store.ingest({"w": np.zeros(3)}, run="other")
+    assert len(store.select()) == 5
+    assert [version.step for version in store.select(run="r", keep_last=1, keep_every=20)] == [10]
+    for method in (store.select, store.verify, store.map, store.rebase, store.compact, store.forget, store.thin):
+        call = (lambda given, run=None: store.map(len, given, run=run)) if method == store.map else method
+        call([])
+        with pytest.raises(ckstore.UsageError, match="not both"):
+            call([1], run="r")
+        with pytest.raises(ckstore.NotFoundError):
+            call(run="nobody", **({"given": None} if method == store.map else {}))
+    assert len(store) == 5
+    for method in (store.forget, store.thin):
+        with pytest.raises(ckstore.UsageError, match="Name versions"):
+            method()
+    assert list(store.map(lambda version: version.step, "r@0..r@20")) == [0, 10, 20]
+    # The ends of a range may have been forgotten.
+    store.forget(["r@0", "r@20"])
+    assert [item.version.step for item in store.thin("r@0..r@20").versions] == [10]
+    assert [version.number for version in store.select("1..3")] == [2]
+
+
+def test_parameters_are_named_where_no_command_line_is(store: ckstore.Store) -> None:
+    for call in (
+        lambda: ckstore.Retention(keep_every=3),
+        lambda: store.forget(run="r", keep_last=0),
+        lambda: store.ingest_many("x", IngestOptions(policy="coarse"), delete_source=True),
+    ):
+        with pytest.raises(ckstore.UsageError, match="`") as raised:
+            call()
+        assert "--" not in str(raised.value)
+
+
+def test_read_only_and_closed_stores_have_kinds_of_errors(store: ckstore.Store) -> None:
+    with ckstore.open(store.place, "r") as reader, pytest.raises(ckstore.ReadOnlyError) as refused:
+        reader.ingest_many("x")
+    assert refused.value.kind == "read-only"
+    reader.close()
+    with pytest.raises(ckstore.ClosedError) as closed:
+        reader.versions()
+    assert (closed.value.kind, closed.value.exit_code) == ("closed", 2)
+
+
+def test_stores_and_versions_are_mappings(store: ckstore.Store) -> None:
+    store.ingest({"w": np.arange(3.0)}, run="r", step=1, metrics={"loss": 2.0})
+    store.tag(1, "best")
+    assert "best" in store
+    assert "worst" not in store
+    assert list(store) == [1]
+    assert store[1] == store["best"] == store["r@1"]
+    version = store[1]
+    assert list(dict(version)) == list(version.keys()) == ["w"]
+    assert (version.run, version.step, dict(version.metrics)) == ("r", 1, {"loss": 2.0})
+    assert store.tags() == {"best": version}
+    assert store.run("r").metrics == {"loss": [2.0]}
+    with pytest.raises(TypeError, match=r"slice it first"):
+        _ = version["w"] + 1
