@@ -75,10 +75,9 @@ def whole() -> Iterator[Whole]:
         torch.save({"model": {"w": weight}}, directory / "other.pt")
         store.forget([store.ingest(directory / "other.pt", run="c").version.number])
         store.gc(grace=0.0)
-        modes = [store.resolver.content(content) for _, content in store[2].document.objects if content]
-        assert {"chained", "own", "patched"} == {record.mode for record in modes if record is not None}
-        lattices = [store.resolver.lattice(lattice) for lattice, _ in store[2].document.objects]
-        assert {"float32", "int64"} <= {record.dtype for record in lattices if record.patches}
+        records = list(map(store.resolver.record, store[2].document.objects))
+        assert {"float32", "int64"} <= {record.dtype for record in records if record.patches}
+        assert {True, False} == {record.base is None for record in records if not record.patches}
         assert store.verify().problems == []
         versions = {number: store[number] for number in digests}
         tensors = {(number, path): raw(version[path]) for number, version in versions.items() for path in version}
@@ -255,7 +254,7 @@ def recovered(path: Path) -> Any:
     with ckstore.open(path, "r") as store:
         catalog = store.catalog
         return (catalog.versions(), catalog.packs(), catalog.runs(), catalog.tags(), catalog.policies(),
-                catalog.placed_lattices(), catalog.placed_contents(), catalog.last_number() >= 3)  # fmt: skip
+                catalog.placed_objects(), catalog.last_number() >= 3)  # fmt: skip
 
 
 #: SQLite reads these bytes before it reads any row.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.codecs.integer_header import overhead_bytes
-from ckstore.objects.records import ContentRecord, LatticeRecord
 from ckstore.storage import manifest
 from ckstore.storage.root import CATALOG, LOG
 
@@ -18,9 +17,6 @@ _HEAD = 64
 #: Bytes of a chunk's place in a shard index, and of the index's checksum.
 _PLACE, _CHECKSUM = 16, 4
 
-#: Bytes of the checksum in front of each chunk of an exact layer.
-_FRAME = 4
-
 CAUSES = (
     "coarse", "exact", "raw", "tables", "indexes", "records", "layouts", "skeletons", "zip and Zarr metadata",
     "superseded", "unreferenced packs", "log", "catalog", "other files",
@@ -30,9 +26,9 @@ CAUSES = (
 def ledger(repository: Repository) -> dict[str, int]:
     """Return bytes by cause; they add up to the size of all files of the store.
 
-    `coarse` and `exact` are coded integers, `raw` unencoded values, `tables` data for decoding (code lengths,
-    checksums), `indexes` the places of chunks, `records` the manifests' documents, `superseded` layers that a rebase
-    replaced.
+    `coarse` and `exact` are coded integers and patches of coarse and of exact objects, `raw` unencoded values, `tables`
+    data for decoding (code lengths, checksums), `indexes` the places of chunks, `records` the manifests' documents,
+    `superseded` objects that were stored again.
     """
     causes = dict.fromkeys(CAUSES, 0)
     known = {pack.name: pack.bytes for pack in repository.catalog.packs()}
@@ -45,8 +41,7 @@ def ledger(repository: Repository) -> dict[str, int]:
             causes["unreferenced packs" if place == "packs" else "other files"] += size
     for name, size in known.items():
         rest = size - _manifest(repository, name, causes)
-        placed = repository.catalog.lattices_in(name) + repository.catalog.contents_in(name)
-        live = {slot for _, slot in placed}
+        live = {slot for _, slot in repository.catalog.objects_in(name)}
         for slot in range(len(repository.resolver.manifest(name).document["records"])):
             rest -= _record(repository, name, slot, slot in live, causes)
         causes["zip and Zarr metadata"] += rest
@@ -66,39 +61,21 @@ def _manifest(repository: Repository, pack: str, causes: dict[str, int]) -> int:
 
 def _record(repository: Repository, pack: str, slot: int, live: bool, causes: dict[str, int]) -> int:
     record = repository.resolver.manifest(pack).record(slot)
-    if isinstance(record, LatticeRecord) and record.is_raw:
-        causes["raw" if live else "superseded"] += record.length
-        return record.length
-    if isinstance(record, LatticeRecord):
-        length = record.nbytes
-        places = [place for place in repository.reader.index(record) if place is not None]
-        payloads = [(record.offset + offset, size) for offset, size in places]
-        index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 and not record.patches else 0
-        cause = "coarse"
-    else:
-        length = sum(record.lengths)
-        payloads = []
-        offset = record.offset
-        for size in record.lengths:
-            payloads.append((offset + _FRAME, size - _FRAME))
-            offset += size
-        index = _FRAME * sum(map(bool, record.lengths))
-        cause = "exact"
-    is_patched = record.mode == "patched" if isinstance(record, ContentRecord) else bool(record.patches)
+    length = record.nbytes
     if not live:
         causes["superseded"] += length
-        return length
-    tables = (
-        0
-        if is_patched
-        else sum(
-            overhead_bytes(repository.packs.pread(record.pack, offset, min(_HEAD, size)), size)
-            for offset, size in payloads
+    elif record.is_raw:
+        causes["raw"] += length
+    else:
+        index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 and not record.patches else 0
+        places = [] if record.patches else [place for place in repository.reader.index(record) if place is not None]
+        tables = sum(
+            overhead_bytes(repository.packs.pread(pack, record.offset + offset, min(_HEAD, size)), size)
+            for offset, size in places
         )
-    )
-    causes["indexes"] += index
-    causes["tables"] += tables
-    causes[cause] += length - index - tables
+        causes["indexes"] += index
+        causes["tables"] += tables
+        causes["exact" if record.is_exact else "coarse"] += length - index - tables
     return length
 
 
@@ -111,7 +88,7 @@ def stats(repository: Repository) -> dict[str, Any]:
         "versions": totals.versions,
         "runs": totals.runs,
         "tags": totals.tags,
-        "objects": totals.lattices,
+        "objects": totals.objects,
         "original_bytes": totals.original_bytes,
         "stored_bytes": stored,
         "ratio": totals.original_bytes / stored if stored else 0.0,
@@ -127,9 +104,7 @@ def order0_bits(repository: Repository) -> tuple[float, int]:
     entropy = 0.0
     stored = 0
     for pack in repository.catalog.packs():
-        contents = {slot for _, slot in repository.catalog.contents_in(pack.name)}
-        lattices = {slot for _, slot in repository.catalog.lattices_in(pack.name)}
-        for slot in sorted(contents | lattices):
+        for slot in sorted(slot for _, slot in repository.catalog.objects_in(pack.name)):
             for bits, nbytes in repository.reader.entropies(repository.resolver.manifest(pack.name).record(slot)):
                 entropy += bits
                 stored += 8 * nbytes

@@ -16,7 +16,6 @@ from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats.directory import is_relative
-from ckstore.policy import FIDELITIES, Fidelity
 
 if TYPE_CHECKING:
     from ckstore.objects.documents import FileEntry
@@ -36,7 +35,6 @@ _STDOUT = "-"
     ("ckstore checkout hf@500 -o model/ --include '*.safetensors'", "restore some files of a directory"),
     ("ckstore checkout best -o - | sha256sum", "pipe it to another program"),
     ("ckstore checkout best -o rest --salvage", "recover the intact parts of a damaged version"),
-    ("ckstore checkout gpt@300 --fidelity coarse -o approx.pt", "export the coarse values of an exact version"),
     exit_codes=[4, 12, 13],
 )
 @click.argument("version", type=VersionName())
@@ -59,11 +57,6 @@ _STDOUT = "-"
 @click.option("--strip", is_flag=True, help="Write one subtree of tensors, under their names in it.")
 @click.option("--force", is_flag=True, help="Overwrite TARGET; a directory is replaced as a whole.")
 @click.option(
-    "--fidelity",
-    type=click.Choice(FIDELITIES),
-    help="Write exact values, or those of the coarse layers.  [default: exact where stored]",
-)
-@click.option(
     "--salvage", is_flag=True, help="Recover the intact parts of a damaged version; exit code 4 if parts are lost."
 )
 @click.option("--require-exact", is_flag=True, help="Fail with exit code 4 if the version is coarse.")
@@ -77,7 +70,6 @@ def command(
     exclude: tuple[str, ...],
     strip: bool,
     force: bool,
-    fidelity: Fidelity | None,
     require_exact: bool,
     salvage: bool,
 ) -> None:
@@ -100,8 +92,6 @@ def command(
     """
     from ckstore.reading.subtree import format_for, left_out_text
 
-    if require_exact and fidelity == "coarse":
-        raise UsageError("--require-exact and --fidelity coarse contradict each other; leave one of them out.")
     to_stdout = str(output) == _STDOUT
     if to_stdout and (strip or form not in (None, _ORIGINAL)):
         raise UsageError("Tensors need a file to write to; name one with -o.")
@@ -112,14 +102,11 @@ def command(
     with open_store(ctx) as store:
         found = version_of(store, version) if to_stdout else store[version]
         form = format_for(found.stored, output, form, globs=bool(include or exclude), strip=strip)
-        if found.row.fidelity != "exact" and (require_exact or fidelity == "exact"):
+        if require_exact and found.row.fidelity != "exact":
             raise IntegrityError(
-                f"Version {found.row.number} is coarse: it has no exact values; choose another version, or leave "
-                f"{'--require-exact' if require_exact else '--fidelity exact'} out."
+                f"Version {found.row.number} is coarse: it has no exact values; choose another version, or leave"
+                " --require-exact out."
             )
-        fidelity = "exact" if require_exact else fidelity
-        if fidelity is not None:
-            found = found.at_fidelity(fidelity)
         was_exact = found.fidelity == "exact"
         if not was_exact:
             print_line(f"ckstore: {_warning(found)}", err=True)

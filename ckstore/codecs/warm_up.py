@@ -32,17 +32,10 @@ _CLASSES = fixed(np.array([0, 1, 0, 1, 0, 1, 0], np.uint8))
 
 def _steps(helped: str) -> list[Callable[[], object]]:
     """Return the steps of exact versions of float32 weights with Adam's moments, the last steps of a verb first."""
-    decoding: list[Callable[[], object]] = [
-        *(partial(_reorder, width) for width in (2, 4)),
-        _correct,
-        _chained,
-        _project,
-        _classes,
-        _own,
-    ]
+    decoding: list[Callable[[], object]] = [*(partial(_reorder, width) for width in (2, 4)), _correct, _classes]
     if helped == READS:
-        return [_coarse, *decoding]
-    return [_write, _directory, _sort, _differences, _own, _chained, _decode, *decoding, _statistics, _quantise]
+        return [_coarse, _project, *decoding]
+    return [_write, _directory, _sort, _differences, _decode, *decoding]
 
 
 def _decode() -> None:
@@ -64,14 +57,9 @@ def _reorder(width: int) -> None:
 
 
 def _correct() -> None:
-    from ckstore.codecs.lattice import ordinal_correct, scaled
+    from ckstore.codecs.lattice import ordinal_correct
 
     ordinal_correct(_BITS, _INTEGERS, "float32")
-    scaled(_BITS, "float32", 0.5)
-
-
-def _chained() -> None:
-    _lattice().chained(_BITS, _INTEGERS, 0)
 
 
 def _project() -> None:
@@ -82,10 +70,6 @@ def _classes() -> None:
     from ckstore.codecs.lattice import ordinal_classes
 
     ordinal_classes(_BITS, "float32")
-
-
-def _own() -> None:
-    _lattice().own(_INTEGERS, 0)
 
 
 def _lattice(step: int = -5) -> LinearLattice:
@@ -101,21 +85,10 @@ def _coarse() -> None:
     RoundedLattice("float32", 24, 0, 7).values(_INTEGERS, 0)
 
 
-def _statistics() -> None:
-    from ckstore.codecs.lattice import statistics_of
-
-    statistics_of(_BITS, "float32")
-    _lattice().distance(_BITS, _INTEGERS, 0)
-
-
 def _differences() -> None:
     from ckstore.codecs.lattice import ordinal_difference
 
     ordinal_difference(_BITS, _BITS, "float32")
-
-
-def _quantise() -> None:
-    _lattice().quantise(_BITS, 0, _INTEGERS)
 
 
 def _write() -> None:

@@ -1,10 +1,10 @@
-"""Records: how one object is stored. A lattice record has its integers, a content record its exact layer."""
+"""Records: how one object is stored."""
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
 from ckstore.codecs.lattice import (
     CHUNK,
     PARTS,
-    SCALED,
     STEP_RANGE,
     Kind,
     LinearLattice,
@@ -34,7 +33,6 @@ from ckstore.storage.schema import (
     fields,
     flag,
     items,
-    number,
     one_of,
     optional,
     row,
@@ -42,38 +40,33 @@ from ckstore.storage.schema import (
     whole,
 )
 
-Mode = Literal["own", "chained", "patched"]
-
 
 @dataclass(frozen=True, slots=True)
-class LatticeRecord:
+class Record:
     """The integers of one object, stored in full or against another object's.
 
     Attributes
     ----------
     id
-        Lattice id. For an ordinal lattice, which is exact, it equals the content id.
+        Content id of an exact object, lattice id of a coarse one.
     lattice
         The meaning of the integers. Its dtype is that of the coded elements: for complex numbers, of their parts.
     count, chunk
         Number of elements, and of elements in a chunk.
     base
-        Lattice id of the object whose projected integers were subtracted, or None.
+        Id of the object that this one is stored against, or None.
     pack, offset, length
         Place of the shard of chunks: name of the pack, bytes.
     context
         For an ordinal delta: chunks are coded in context order (classes from the base).
-    factor
-        For an ordinal delta: factor of the base's values before they are subtracted.
     additive
         For a codebook: values, not indices, are added to those of the base.
     aside
         For a codebook with protected elements: offset of their bits in the pack, then the bytes of each chunk.
     origin
-        Lattice id of the first object of this one's run; None if it is the first.
+        For a coarse object: id of the first one of its run; None if it is the first.
     alone
-        Bytes of integers and of the exact layer, had the object been stored in full (estimated if it was not). Restore
-        costs are relative to it.
+        Bytes of the object, had it been stored in full (estimated if it was not).
     debt
         Bytes spent beyond the cheapest choice since the last base; a large debt makes a new base due.
     patches
@@ -91,11 +84,10 @@ class LatticeRecord:
     length: int = 0
     pack: str = ""
     context: bool = False
-    factor: float = 1.0
     additive: bool = False
     aside: tuple[int, ...] = ()
     origin: str | None = None
-    alone: tuple[int, int] = (0, 0)
+    alone: int = 0
     debt: int = 0
     patches: tuple[int, ...] = ()
     crcs: tuple[int, ...] = ()
@@ -141,22 +133,28 @@ class LatticeRecord:
         return self.length + sum(self.aside[1:])
 
     @property
+    def nbytes_of_values(self) -> int:
+        """Bytes of the object's values."""
+        return self.count * ITEM_SIZES[self.dtype]
+
+    @property
     def chunks(self) -> int:
         """Number of chunks."""
         return -(-self.count // self.chunk)
 
     @property
+    def alone_work(self) -> Work:
+        """Work of decoding the object, had it been stored in full."""
+        return layer(self.chunks, self.count, self.alone, grouped=False)
+
+    @property
     def full_work(self) -> Work:
-        """Work of decoding the object, had it been stored exactly and in full."""
-        coarse, exact = self.alone
-        work = layer(self.chunks, self.count, coarse, grouped=False)
-        if self.is_exact:
-            return work
-        return work.plus(layer(self.chunks, self.count, exact, grouped=True))
+        """Work of decoding the object, had it been stored exactly and in full: restore costs are relative to it."""
+        return self.alone_work if self.is_exact else exact_work(self.count, self.chunk, self.dtype)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the lattice's values are the original ones, without an exact layer."""
+        """Whether the values are the original ones."""
         return isinstance(self.lattice, OrdinalLattice)
 
     @property
@@ -176,13 +174,11 @@ class LatticeRecord:
     def to_json(self) -> dict[str, Any]:
         """Return the record without the pack's name; defaults are left out."""
         document: dict[str, Any] = {
-            "layer": "coarse", "id": self.id, "kind": self.kind, "dtype": self.dtype, "count": self.count,
-            "chunk": self.chunk, "base": self.base, "at": [self.offset, self.length], "alone": list(self.alone),
+            "id": self.id, "kind": self.kind, "dtype": self.dtype, "count": self.count,
+            "chunk": self.chunk, "base": self.base, "at": [self.offset, self.length], "alone": self.alone,
             **_lattice_to_json(self.lattice),
         }  # fmt: skip
         document |= {name: True for name in ("context", "additive") if getattr(self, name)}
-        if self.factor != 1.0:
-            document["factor"] = self.factor
         if self.aside:
             document["aside"] = list(self.aside)
         if self.origin is not None:
@@ -196,15 +192,15 @@ class LatticeRecord:
         return document
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], pack: str) -> LatticeRecord:
+    def from_json(cls, document: dict[str, Any], pack: str) -> Record:
         """Decode a result of `to_json`; raise `IntegrityError` for an impossible record."""
         offset, length = document["at"]
         record = cls(
             id=document["id"], lattice=_lattice_from_json(document), count=document["count"], chunk=document["chunk"],
             base=document["base"], offset=offset, length=length, pack=pack, context=document.get("context", False),
-            factor=document.get("factor", 1.0), additive=document.get("additive", False),
+            additive=document.get("additive", False),
             aside=tuple(document.get("aside", ())), origin=document.get("origin"),
-            alone=(document["alone"][0], document["alone"][1]), debt=document.get("debt", 0),
+            alone=document["alone"], debt=document.get("debt", 0),
             patches=tuple(document.get("patches", ())), crcs=tuple(document.get("crcs", ())),
         )  # fmt: skip
         record._check()
@@ -217,7 +213,6 @@ class LatticeRecord:
             self.id,
             self.dtype in _DTYPES[self.kind],
             not (self.context and (not ordinal or self.base is None)),
-            self.factor == 1.0 or (ordinal and self.dtype in SCALED),
             codebook or not self.additive,
             not self.patches or self._fits_patches,
             not self.crcs or (ordinal and self.base is None and self._fits_raw),
@@ -235,17 +230,16 @@ class LatticeRecord:
     @property
     def _fits_patches(self) -> bool:
         return (
-            self.kind in ("ordinal", "linear")
+            self.is_exact
             and self.base is not None
             and not self.context
-            and self.factor == 1.0
             and len(self.patches) == self.chunks
             and self.length == sum(self.patches)
         )
 
     @property
     def _fits_raw(self) -> bool:
-        return len(self.crcs) == self.chunks and self.length == self.count * ITEM_SIZES[self.dtype]
+        return len(self.crcs) == self.chunks and self.length == self.nbytes_of_values
 
     def _check_plane(self, lattice: LinearLattice | RoundedLattice) -> None:
         _require(
@@ -265,83 +259,6 @@ class LatticeRecord:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ContentRecord:
-    """The exact layer of one object on a linear lattice.
-
-    Attributes
-    ----------
-    id
-        Content id.
-    lattice
-        Lattice id of the integers that it corrects.
-    mode
-        `own`: predicted from the object's own lattice values; `chained`: from the exact values of `parent`; `patched`:
-        patches of the parent's exact values, without integers.
-    parent
-        Content id of the object that a chained or patched layer needs, or None.
-    pack, offset, lengths
-        Place of the chunks, in order: name of the pack, first byte, bytes of each chunk. 0 bytes mark a patched chunk
-        that equals the parent's.
-    factor
-        For a chained layer: factor of the parent's values before they predict.
-    debt
-        See `LatticeRecord`.
-    """
-
-    id: str
-    lattice: str
-    mode: Mode
-    parent: str | None
-    offset: int
-    lengths: tuple[int, ...]
-    pack: str = ""
-    factor: float = 1.0
-    debt: int = 0
-
-    @property
-    def start(self) -> int:
-        """The first byte of the record's chunks in its pack."""
-        return self.offset
-
-    @property
-    def end(self) -> int:
-        """The first byte after the record's chunks in its pack."""
-        return self.offset + sum(self.lengths)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record without the pack's name."""
-        document: dict[str, Any] = {
-            "layer": "exact", "id": self.id, "lattice": self.lattice, "mode": self.mode, "at": self.offset,
-            "lengths": list(self.lengths),
-        }  # fmt: skip
-        if self.parent is not None:
-            document["parent"] = self.parent
-        if self.factor != 1.0:
-            document["factor"] = self.factor
-        if self.debt:
-            document["debt"] = self.debt
-        return document
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any], pack: str) -> ContentRecord:
-        """Decode a result of `to_json`; raise `IntegrityError` for an impossible record."""
-        record = cls(
-            id=document["id"], lattice=document["lattice"], mode=document["mode"], parent=document.get("parent"),
-            offset=document["at"], lengths=tuple(document["lengths"]), pack=pack,
-            factor=document.get("factor", 1.0), debt=document.get("debt", 0),
-        )  # fmt: skip
-        _require(
-            record.id,
-            (record.mode != "own") == (record.parent is not None),
-            record.mode != "patched" or record.factor == 1.0,
-        )
-        return record
-
-
-Record = LatticeRecord | ContentRecord
-
-#: Schemas of the records in coarse and in exact packs.
 _EXPONENT_LIST = either(text(), items(whole(-(1 << 15), (1 << 15) - 1)))
 _KINDS = {
     "linear": fields(
@@ -354,26 +271,26 @@ _KINDS = {
     ),
     "codebook": fields({"centroids": text()}, {"protected": flag}),
 }
-_DEBT = {"factor": number(), "debt": whole(-LIMIT, LIMIT)}
-LATTICE_RECORDS = items(
+#: Schema of the records of a pack.
+RECORDS = items(
     both(
         fields(
-            {"layer": one_of("coarse"), "id": ID, "dtype": one_of(*ITEM_SIZES), "count": whole(1),
+            {"id": ID, "dtype": one_of(*ITEM_SIZES), "count": whole(1),
              "chunk": whole(1, CHUNK), "base": optional(ID), "at": row(whole(), whole()),
-             "alone": row(whole(), whole())},
-            {"context": flag, "additive": flag, "aside": items(whole(), 1), "origin": ID, **_DEBT,
+             "alone": whole()},
+            {"context": flag, "additive": flag, "aside": items(whole(), 1), "origin": ID, "debt": whole(-LIMIT, LIMIT),
              "patches": items(whole(), 1), "crcs": items(whole(0, (1 << 32) - 1), 1)},
         ),
         by("kind", _KINDS),
     )
 )  # fmt: skip
-CONTENT_RECORDS = items(
-    fields(
-        {"layer": one_of("exact"), "id": ID, "lattice": ID, "mode": one_of(*get_args(Mode)), "at": whole(),
-         "lengths": items(whole())},
-        {"parent": ID, **_DEBT},
-    )
-)  # fmt: skip
+#: The expected bytes of an exact object in full, as a part of its values'.
+EXACT_SHARE = 0.85
+
+
+def exact_work(count: int, chunk: int, dtype: str) -> Work:
+    """Return the expected work of decoding an object that is stored exactly and in full."""
+    return layer(-(-count // chunk), count, int(EXACT_SHARE * count * ITEM_SIZES[dtype]), grouped=False)
 
 
 class Cut(Protocol):
@@ -392,14 +309,14 @@ class Cut(Protocol):
         """Elements of each chunk."""
 
 
-def check_cut(record: LatticeRecord, other: Cut) -> None:
+def check_cut(record: Record, other: Cut) -> None:
     """Raise `IntegrityError` unless a record and its owner have the same dtype, count and chunks."""
     if (record.dtype, record.count, record.chunk) != (other.dtype, other.count, other.chunk):
         raise IntegrityError(f"Object {record.id} is cut into other chunks than its owner; run `ckstore verify`.")
 
 
 def record_from_json(document: dict[str, Any], pack: str) -> Record:
-    """Return the record in `document`, which fits one of the schemas.
+    """Return the record in `document`, which fits the schema.
 
     Raises
     ------
@@ -407,9 +324,7 @@ def record_from_json(document: dict[str, Any], pack: str) -> Record:
         The record contradicts itself.
     """
     try:
-        if document["layer"] == "coarse":
-            return LatticeRecord.from_json(document, pack)
-        return ContentRecord.from_json(document, pack)
+        return Record.from_json(document, pack)
     except IntegrityError:
         raise
     except (ArithmeticError, ValueError, LookupError) as error:

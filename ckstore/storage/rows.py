@@ -133,7 +133,7 @@ class PackRow:
     bytes: int
 
 
-PACK_ROWS = rows(PACK_NAME, one_of("coarse", "exact", "raw"), whole())
+PACK_ROWS = rows(PACK_NAME, one_of("encoded", "raw"), whole())
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +163,5 @@ class Totals:
     original_bytes: int
     stored_bytes: int
     elements: int
-    coarse_packs: int
-    coarse_bytes: int
-    exact_packs: int
-    exact_bytes: int
-    lattices: int
-    contents: int
+    objects: int
     catalog_bytes: int

@@ -19,7 +19,7 @@ from ckstore.codecs.codebook import as_float32, differences
 from ckstore.codecs.schemes import dynaquant, lc
 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, Treatment
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import LatticeRecord
+from ckstore.objects.records import Record
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
@@ -69,11 +69,11 @@ def bits_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.contiguous().reshape(-1).view(torch.uint32 if tensor.element_size() == 4 else torch.uint16).numpy()
 
 
-def codebooks(version: Version) -> dict[str, tuple[LatticeRecord, Unit]]:
+def codebooks(version: Version) -> dict[str, tuple[Record, Unit]]:
     """Return the record and the unit of every tensor with a codebook, by path."""
     found = {}
-    for unit, (lattice, _) in zip(version.layout.units, version.document.objects, strict=True):
-        record = version.stored.repository.resolver.lattice(lattice)
+    for unit, identity in zip(version.layout.units, version.document.objects, strict=True):
+        record = version.stored.repository.resolver.record(identity)
         if record.kind == "codebook":
             [member] = unit.members
             for path, (file, tensor) in version.paths.items():
@@ -101,10 +101,10 @@ class LcByHand:
 
     def __init__(self) -> None:
         self.states: list[np.ndarray] = []
-        self.records: list[LatticeRecord] = []
+        self.records: list[Record] = []
         self.ways: list[str] = []
 
-    def add(self, bits: np.ndarray, record: LatticeRecord, dtype: str) -> np.ndarray:
+    def add(self, bits: np.ndarray, record: Record, dtype: str) -> np.ndarray:
         """The state that a version decodes to whose base is that of its record."""
         if record.base is None:
             way = "base"
@@ -415,7 +415,7 @@ def test_odd_values(scheme: Any, dtype: torch.dtype, place: Path) -> None:
 # Damage
 
 
-def damaged(path: Path, record: LatticeRecord, offset: int) -> None:
+def damaged(path: Path, record: Record, offset: int) -> None:
     flip(path, record.pack, lambda _: offset)
 
 

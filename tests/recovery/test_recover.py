@@ -529,7 +529,7 @@ def test_a_pack_that_vanishes_during_a_recovery_is_ignored(
     small: Path, monkeypatch: pytest.MonkeyPatch, read: int
 ) -> None:
     """An ingest that fails removes its packs without a lock."""
-    with PackWriter(small, "coarse") as writer:
+    with PackWriter(small, "encoded") as writer:
         document = {"format": 1, "number": 0, "created": durable.timestamp(), "kind": "coarse", "records": []}
         writer.add_bytes(manifest.NAME, manifest.encode_manifest(document, {}))
         pack = writer.finish()

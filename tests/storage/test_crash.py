@@ -44,7 +44,7 @@ def test_an_ingest_that_is_killed(store, step, committed):
     kill("version", store, step)
     with Catalog.open(store) as catalog:
         assert [version.step for version in catalog.versions()] == [0, 1][: 1 + committed]
-        assert catalog.totals().lattices == 3 * (1 + committed)
+        assert catalog.totals().objects == 3 * (1 + committed)
         known = {pack.name for pack in catalog.packs()}
         reader = PackReader(store)
         for version in catalog.versions():

@@ -25,7 +25,7 @@ def write_version(
     """Reserve a number, write a pack, commit; `replace` and fields of the row may be given."""
     number = catalog.reserve_number()
     document = {"number": number, "run": run, "step": step, "created": durable.timestamp()}
-    with PackWriter(store, "coarse") as writer:
+    with PackWriter(store, "encoded") as writer:
         for slot in range(objects):
             payloads = [bytes([number % 256, slot]), None, b"\7"]
             writer.add_array(str(slot), 5, 2, "uint8", [{"name": "bytes"}], None, payloads)
@@ -58,7 +58,7 @@ def write_version(
     }
     row = VersionRow(**{**fields, **changes})
     placements = [(key(identifier(f"object {number} {slot}")), pack.name, slot) for slot in range(objects)]
-    catalog.commit_version(row, [pack], placements, placements, **options)
+    catalog.commit_version(row, [pack], placements, **options)
     return row
 
 
@@ -99,7 +99,7 @@ def main() -> None:
             catalog._connection.execute("PRAGMA cache_size = 1")
             armed = True
             with catalog.transaction():
-                catalog.move_lattices((value * 7919, catalog.packs()[0].name, 0) for value in range(20_000))
+                catalog.move_objects((value * 7919, catalog.packs()[0].name, 0) for value in range(20_000))
         elif action == "many":
             for number in range(int(step)):
                 write_version(catalog, store, run=f"process-{os.getpid()}", step=number)
