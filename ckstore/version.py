@@ -184,9 +184,9 @@ class Version(Mapping[str, "LazyTensor"]):
     def storage(self, path: str | None = None) -> dict[str, Any]:
         """Return how the version, or the tensor at a path, is stored; nothing is decoded.
 
-        Of a version: the number of objects and of those that this version added (`here`), objects by form (`raw`,
-        `base`, `delta`, `patched`) and by lattice (`ordinal`, `linear`, `rounded`, `codebook`), and `coarse_bytes` and
-        `exact_bytes`. Of a tensor: `lattice`, `form`, `bundled`, `depth`, and `bits` an element.
+        Of a version: the number of objects and of those that this version added (`here`), objects by kind (exact:
+        `raw`, `full`, `delta`, `patches`; coarse: `linear`, `rounded`, `codebook`), those `stored_against_others`, and
+        `coarse_bytes` and `exact_bytes`. Of a tensor: `form`, `bundled`, `depth`, and `bits` an element.
 
         Raises
         ------

@@ -32,6 +32,9 @@ DTYPES = {
 }  # fmt: skip
 COMPLEX = {"complex64": 8}
 
+#: Kinds of records of exact objects.
+EXACT = ("raw", "full", "delta", "patches")
+
 #: Payloads of up to this many integers are decoded in plain Python.
 PLAIN = 5000
 
@@ -287,8 +290,8 @@ class Reader:
 
     @staticmethod
     def _patch(pack: Pack, record: dict[str, Any], chunk: int) -> bytes:
-        start = record["at"][0] + sum(record["patches"][:chunk])
-        return pack.data[start : start + record["patches"][chunk]]
+        start = record["at"][0] + sum(record["sizes"][:chunk])
+        return pack.data[start : start + record["sizes"][chunk]]
 
     def _payload(self, pack: Pack, record: dict[str, Any], chunk: int) -> Payload | None:
         start, length = record["at"]
@@ -322,7 +325,7 @@ class Reader:
         pack, record = self.objects[identity]
         payload = self._payload(pack, record, chunk)
         stored = 0 if payload is None else payload.natural(None).astype(np.int64)
-        if record["base"] is None:
+        if "base" not in record:
             return stored + np.zeros(self._length(record, chunk), np.int64)
         below = self.integers(record["base"], chunk)
         base = self.objects[record["base"]][1]
@@ -339,17 +342,17 @@ class Reader:
         """Return the values of a chunk of an object on an ordinal lattice, as bits."""
         pack, record = self.objects[identity]
         size = DTYPES[record["dtype"]][0]
-        if "crcs" in record:
+        if record["kind"] == "raw":
             first = record["at"][0] + chunk * record["chunk"] * size
             assert record["at"][0] % 64 == 0
             data = pack.data[first : first + self._length(record, chunk) * size]
             assert zlib.crc32(data) == record["crcs"][chunk]
             return np.frombuffer(data, f"<u{size}")
-        if "patches" in record:
+        if record["kind"] == "patches":
             before, data = self.ordinal_bits(record["base"], chunk), self._patch(pack, record, chunk)
             return patched(before, data, record["dtype"]) if data else before
         predicted = np.zeros(self._length(record, chunk), f"u{size}")
-        if record["base"] is not None:
+        if "base" in record:
             predicted = self.ordinal_bits(record["base"], chunk)
         payload = self._payload(pack, record, chunk)
         if payload is None:
@@ -383,7 +386,7 @@ class Reader:
 
     def bits(self, identity: str, chunk: int) -> Array:
         """Return the values of a chunk of an object, as bits."""
-        is_exact = self.objects[identity][1]["kind"] == "ordinal"
+        is_exact = self.objects[identity][1]["kind"] in EXACT
         return self.ordinal_bits(identity, chunk) if is_exact else self.coarse_bits(identity, chunk)
 
     def files(self, number: int) -> Iterator[tuple[str, bytes]]:
@@ -453,7 +456,7 @@ class Reader:
             at += size
         assert identifier(text) == content
         record = self.objects[identity][1]
-        assert (record["kind"] == "ordinal") == (identity == content)
+        assert (record["kind"] in EXACT) == (identity == content)
         if identity == content:
             return
         if record["kind"] == "rounded":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.codecs.integer_header import overhead_bytes
+from ckstore.objects.records import Patches, Raw
 from ckstore.storage import manifest
 from ckstore.storage.root import CATALOG, LOG
 
@@ -64,11 +65,12 @@ def _record(repository: Repository, pack: str, slot: int, live: bool, causes: di
     length = record.nbytes
     if not live:
         causes["superseded"] += length
-    elif record.is_raw:
+    elif isinstance(record, Raw):
         causes["raw"] += length
     else:
-        index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 and not record.patches else 0
-        places = [] if record.patches else [place for place in repository.reader.index(record) if place is not None]
+        is_coded = not isinstance(record, Patches)
+        index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 and is_coded else 0
+        places = [place for place in repository.reader.index(record) if place is not None] if is_coded else []
         tables = sum(
             overhead_bytes(repository.packs.pread(pack, record.offset + offset, min(_HEAD, size)), size)
             for offset, size in places

@@ -19,7 +19,7 @@ from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.formats.paths import listed
 from ckstore.objects.identity import MemberHasher, digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Record
+from ckstore.objects.records import Coarse, Codebook, Linear, Rounded
 from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.units import Unit
 from ckstore.reading.stored_version import StoredVersion
@@ -374,7 +374,7 @@ def _decode_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
         return 0, 0, f"Object {ids.object} is cut into other chunks than the layout says."
     if record.is_exact != (ids.decoded is None):
         return 0, 0, f"Object {ids.object} has another fidelity than the manifest says."
-    if not record.is_exact and _lattice_id(reader, record) != record.id:
+    if isinstance(record, Coarse) and _lattice_id(reader, record) != record.id:
         return chunks, 0, "The integers differ from the stored ones."
     found = _values_id(unit, (reader.bits(ids.object, chunk) for chunk in range(chunks)))
     if found != (ids.decoded or ids.object):
@@ -383,15 +383,18 @@ def _decode_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
     return chunks, unit.nbytes, ""
 
 
-def _lattice_id(reader: ObjectReader, record: Record) -> str:
+def _lattice_id(reader: ObjectReader, record: Coarse) -> str:
     """Return the lattice id of a record's decoded integers."""
-    if record.kind == "codebook":
-        digests = [digest(reader.indices(record, chunk)) for chunk in range(record.chunks)]
-        if record.protected:
-            digests += [digest(reader.aside(record, chunk)) for chunk in range(record.chunks)]
+    chunks = range(record.chunks)
+    base = ""
+    if isinstance(record, Codebook):
+        digests = [digest(reader.indices(record, chunk)) for chunk in chunks]
+        if record.lattice.protected:
+            digests += [digest(reader.aside(record, chunk)) for chunk in chunks]
+        base = (record.base or "") if record.additive else ""
     else:
-        digests = [digest(reader.integers(record, chunk).view(np.uint8)) for chunk in range(record.chunks)]
-    base = record.base or "" if record.additive else ""
+        assert isinstance(record, Linear | Rounded)
+        digests = [digest(reader.integers(record, chunk).view(np.uint8)) for chunk in chunks]
     return lattice_id(record.lattice, record.count, record.chunk, list(map(bytes.fromhex, digests)), base)
 
 

@@ -169,8 +169,6 @@ def _warning(version: Version) -> str:
     from ckstore.objects.units import role_of
 
     number = version.row.number
-    if version.row.fidelity == "exact":
-        return f"These are the coarse values of version {number}, which also has exact ones."
     off = {path: item.relative for path, item in version.deviations().items()}
     weights = max((part for path, part in off.items() if not role_of(version.paths[path][1].path)), default=0.0)
     return (

@@ -36,7 +36,7 @@ def command(ctx: click.Context, version: str, as_json: bool) -> None:
     """Show details of a version.
 
     Prints files with their SHA-256, metrics, tags, parent and children, and how the objects are stored. For each tensor
-    it prints the lattice and its step, stored bits an element, and the errors of a coarse version: maximal,
+    it prints the form and a step, stored bits an element, and the errors of a coarse version: maximal,
     root mean square, and relative to the root mean square of the values.
     """
     from ckstore.reading.storage_facts import StorageFacts
@@ -90,8 +90,9 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
     row = version.row
     storage = shown["storage"]
     kind = "hot" if row.hot else "base" if row.base else f"delta, {row.depth} deep"
-    forms = f"{storage['base'] + storage['raw']} in full, {storage['delta']} as deltas, {storage['patched']} as patches"
-    coarse = storage["objects"] - storage["ordinal"]
+    against = storage["stored_against_others"]
+    exact = sum(storage[kind] for kind in ("raw", "full", "delta", "patches"))
+    coarse = storage["objects"] - exact
     print_facts([
         ("version", f"{row.number}  ({name_of(row)})"),
         ("id", row.uid),
@@ -106,9 +107,8 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         ("dropped", _dropped_text(version)),
         ("coarse", None if shown["coarse"] is None else ", ".join(f"{k} {v}" for k, v in shown["coarse"].items())),
         ("restore cost", f"{row.cost:.2f}x of a full version"),
-        ("objects", f"{storage['objects']}, {storage['here']} of them added by this version"),
-        ("stored as", forms),
-        ("exact objects", f"{storage['ordinal']}, {size_text(storage['exact_bytes'])}"),
+        ("objects", f"{storage['objects']}, {storage['here']} of them added by this version, {against} against others"),
+        ("exact objects", f"{exact}, {size_text(storage['exact_bytes'])}"),
         ("coarse objects", f"{coarse}, {size_text(storage['coarse_bytes'])}" if coarse else None),
         *((f"metric {name}", value) for name, value in row.metrics.items()),
     ])  # fmt: skip
@@ -125,8 +125,8 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         print_line(f"{path} -> {target}")
     if shown["tensors"]:
         print_line()
-        headings = ["lattice", "form", "bits", "max error", "rms error", "relative", "path"]
-        print_table(headings, map(_cells, shown["tensors"]), right=range(2, 6))
+        headings = ["form", "bits", "max error", "rms error", "relative", "path"]
+        print_table(headings, map(_cells, shown["tensors"]), right=range(1, 5))
 
 
 def _dropped_text(version: Version) -> str | None:
@@ -139,7 +139,7 @@ def _dropped_text(version: Version) -> str | None:
 def _cells(item: dict[str, Any]) -> list[object]:
     bits, error = item["bits"], item["error"]
     form = f"{item['form']} (bundle)" if item["bundled"] else item["form"]
-    cells = [item["lattice"], form, None if bits is None else f"{bits:.3f}"]
+    cells = [form, None if bits is None else f"{bits:.3f}"]
     if error is None:
         cells += ["0", "0", "0"]
     else:

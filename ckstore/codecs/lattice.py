@@ -1,4 +1,4 @@
-"""The integer grids of coarse layers: linear lattices for float weights, ordinal ones for everything exact.
+"""The linear lattices of coarse objects, and the ordinals of exact ones.
 
 Both are pure functions of arrays. Original values are passed as unsigned integers of the item's width (`bits`), so that
 NaN payloads, signed zeros and subnormals survive.
@@ -7,7 +7,7 @@ NaN payloads, signed zeros and subnormals survive.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from ckstore.codecs.short_floats import SHORT, narrowed, widened
 from ckstore.errors import IntegrityError
 from ckstore.runtime.blocks import empty, fixed
 
-Kind = Literal["linear", "ordinal", "rounded", "codebook"]
 Bits = npt.NDArray[Any]
 Integers = npt.NDArray[Any]
 Classes = npt.NDArray[np.uint8]
@@ -78,21 +77,6 @@ def chunk_length(shape: tuple[int, ...]) -> int:
     return inner * max(1, CHUNK // inner)
 
 
-@dataclass(frozen=True, slots=True)
-class OrdinalLattice:
-    """Order-preserving integers of the elements' own bits: exact by itself.
-
-    Attributes
-    ----------
-    dtype
-        Of the elements.
-    """
-
-    kind: ClassVar[Kind] = "ordinal"
-
-    dtype: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearLattice:
     """Integers n with values ``n * 2 ** (step + rows[i] + cols[j])``.
@@ -109,8 +93,6 @@ class LinearLattice:
     rows, cols
         int16 exponents of rows and of columns, or empty.
     """
-
-    kind: ClassVar[Kind] = "linear"
 
     dtype: str
     step: int

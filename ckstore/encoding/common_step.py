@@ -21,7 +21,7 @@ from ckstore.encoding.magnitudes import row_width, whole
 from ckstore.encoding.sensitivity import Sensitivity
 from ckstore.errors import IntegrityError
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Record, check_cut
+from ckstore.objects.records import Linear, Record, check_cut
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import fixed
 from ckstore.runtime.threads import worker_count
@@ -123,7 +123,7 @@ def common_step(
                 check_cut(record, unit)
                 if record.is_exact:
                     return _exactly(unit, sample, shape, record, reader)
-                if record.kind == "linear" and record.width == row_width(unit):
+                if isinstance(record, Linear) and record.lattice.width == row_width(unit):
                     return _against(unit, sample, shape, parent.spread, record, read, reader)
             except IntegrityError:
                 pass  # A run continues after damage.
@@ -157,11 +157,11 @@ def _against(
     sample: Sample,
     shape: Sensitivity,
     spread: float,
-    record: Record,
+    record: Linear,
     read: Callable[[Unit, int, int], Bits],
     reader: ObjectReader,
 ) -> _Measured:
-    lattice = record.linear
+    lattice = record.lattice
     distance = _distance(unit, lattice, sample.bits, sample.cut(reader.integers(record, sample.chunk)), sample.start)
     distance /= max(sample.bits.size, 1)
     size = _square(unit, sample, shape, None)

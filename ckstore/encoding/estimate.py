@@ -76,6 +76,11 @@ class Way:
     additive: bool = False
     merged: Record | None = None
 
+    @property
+    def base_id(self) -> str | None:
+        """Id of the base."""
+        return None if self.base is None else self.base.id
+
 
 @dataclass(slots=True)
 class Estimate:
@@ -94,23 +99,22 @@ class Estimate:
 
 @dataclass(slots=True)
 class Encoded:
-    """An object ready to be written: its id, and the payloads of its chunks, None if nothing changes.
+    """An object ready to be written: its record, without a place, and the payloads of its chunks.
 
     Attributes
     ----------
+    payloads
+        None if nothing changes.
     facts
         Recorded by a version with a coarse object.
     aside
         For each chunk, the values that a codebook does not code.
-    patched
-        The payloads are patches.
     """
 
-    identity: str
+    record: Record
     payloads: list[memoryview | bytes | None]
     facts: CoarseUnit | None = None
     aside: list[bytes] = field(default_factory=list)
-    patched: bool = False
 
     @property
     def nbytes(self) -> int:

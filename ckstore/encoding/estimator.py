@@ -165,7 +165,7 @@ class Estimator:
         return self._coarse.estimate(unit, read, before, lambda: self._steps(unit), lambda: self._size(unit))
 
     def encode(self, content: str, estimate: Estimate, choice: Choice) -> Encoded:
-        """Return the payloads of an object as planned.
+        """Return an object as planned.
 
         Raises
         ------
@@ -173,15 +173,15 @@ class Estimator:
             Its bytes changed since they were hashed.
         """
         unit = estimate.unit
-        way = estimate.plans[choice.option.name]
+        way, debt = estimate.plans[choice.option.name], round(choice.debt)
         with self._turn(unit):
             read = self._values.checked(unit)
             if self._codebooks is not None and way.lattice is not None:
-                return self._codebooks.encode(estimate, way, read, lambda: self._treatment(unit))
+                return self._codebooks.encode(estimate, way, read, lambda: self._treatment(unit), debt)
             if estimate.is_coarse:
-                return self._coarse.encode(estimate, way, read)
+                return self._coarse.encode(estimate, way, read, debt)
             parent = self._parent(unit)
-            return self._exact.encode(content, estimate, way, read, [] if parent is None else [parent.id])
+            return self._exact.encode(content, estimate, way, read, debt, [] if parent is None else [parent.id])
 
     def may_be_coarse(self, unit: Unit) -> bool:
         """Return whether a unit may become coarse: norms, biases, counters and complex numbers never do."""

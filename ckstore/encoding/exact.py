@@ -14,7 +14,7 @@ from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Prices, Work, cost, layer, patches
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Record, check_cut
+from ckstore.objects.records import Delta, Full, Patches, Record, check_cut
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import empty
 
@@ -68,19 +68,19 @@ class ObjectEncoder:
             return self._against(unit, read, sample, None)
 
     def encode(
-        self, content: str, estimate: Estimate, way: Way, read: ReadUnit, replaced: Sequence[str] = ()
+        self, content: str, estimate: Estimate, way: Way, read: ReadUnit, debt: int, replaced: Sequence[str] = ()
     ) -> Encoded:
-        """Return the payloads of an object stored in one way.
+        """Return an object stored in one way.
 
         If chunks stay in the cache for the next version, those of the ids in `replaced` are evicted: no object will be
         stored against them, and their memory is reused.
         """
         unit = estimate.unit
-        encoded = Encoded(content, [], patched=way.patched)
+        payloads = []
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             bits = read(start, min(start + unit.chunk, unit.count))
             before = None if way.base is None else self.reader.ordinals(way.base, chunk, keep=False)
-            encoded.payloads.append(encode_values(unit.dtype, bits, before, way))
+            payloads.append(encode_values(unit.dtype, bits, before, way))
             if self._keep:
                 for other in replaced:
                     self.reader.cache.drop((other, chunk))
@@ -88,7 +88,8 @@ class ObjectEncoder:
                     own = empty(bits.size, bits.dtype)
                     own[...] = bits  # A copy: the next objects reuse the memory of `bits`.
                     self.reader.cache.put((content, chunk), own)
-        return encoded
+        whole = Full(id=content, dtype=unit.dtype, count=unit.count, chunk=unit.chunk, alone=estimate.alone)
+        return encoded_as(whole, way, payloads, debt)
 
     def _base(self, parent: Parent, unit: Unit) -> Record | None:
         """Return the record of the parent's object, or else of the nearest ancestor's that is exact."""
@@ -155,6 +156,15 @@ class ObjectEncoder:
         stored = found * unit.count / compared
         expected = sample.nbytes_of(find_changes(sample.bits, sampled, is_float=unit.dtype in FLOATS))
         return stored, stored / expected if expected else 1.0
+
+
+def encoded_as(whole: Record, way: Way, payloads: list[memoryview | bytes | None], debt: int = 0) -> Encoded:
+    """Return the object of a record, stored in one way."""
+    if way.base is None:
+        return Encoded(Full(**whole.common), payloads)
+    if way.patched and any(payloads):
+        return Encoded(Patches(**whole.common, base=way.base.id, debt=debt), payloads)
+    return Encoded(Delta(**whole.common, base=way.base.id, debt=debt, context=way.context), payloads)
 
 
 def encode_values(dtype: str, bits: Bits, before: Bits | None, way: Way) -> memoryview | bytes | None:

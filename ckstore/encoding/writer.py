@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckstore.codecs.exponents import exponents_to_text
-from ckstore.codecs.lattice import Bits, LinearLattice, OrdinalLattice
+from ckstore.codecs.lattice import Bits
 from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES, zarr_type
-from ckstore.encoding.estimate import Encoded, Estimate
-from ckstore.lineage.planner import Choice
+from ckstore.encoding.estimate import Encoded
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.identity import array_name
-from ckstore.objects.records import Record
+from ckstore.objects.records import Codebook, Delta, Linear, Patches, Raw, Record
 from ckstore.runtime.checksum import crc32
 from ckstore.storage import durable, manifest
 from ckstore.storage.catalog import Placement, VersionRow, key
@@ -52,39 +51,20 @@ class ObjectWriter:
         self.finished: list[PackInfo] = []
         self._ids: set[str] = set()
 
-    def add(self, estimate: Estimate, choice: Choice, encoded: Encoded) -> None:
-        """Write one object as planned, once."""
-        unit = estimate.unit
-        way = estimate.plans[choice.option.name]
-        self.put(
-            Record(
-                id=encoded.identity,
-                lattice=way.lattice or estimate.lattice or OrdinalLattice(unit.dtype),
-                count=unit.count,
-                chunk=unit.chunk,
-                base=None if way.base is None else way.base.id,
-                context=way.context,
-                additive=way.additive,
-                origin=estimate.origin,
-                alone=estimate.alone,
-                debt=round(choice.debt),
-            ),
-            encoded,
-        )
-
-    def put(self, record: Record, encoded: Encoded) -> None:
+    def put(self, encoded: Encoded) -> None:
         """Write one object, once, and keep its record."""
+        record = encoded.record
         if record.id in self._ids:
             return
         self._ids.add(record.id)
-        if encoded.patched and any(encoded.payloads):
+        if isinstance(record, Patches):
             patches = [payload or b"" for payload in encoded.payloads]
             entry = self._encoded.add_bytes(array_name(record.id), patches, None)
-            record = replace(record, patches=tuple(map(len, patches)))
+            record = replace(record, sizes=tuple(map(len, patches)))
         else:
             entry = self._add_integers(record, encoded.payloads)
         record = replace(record, offset=entry.offset, length=entry.length)
-        if encoded.aside:
+        if isinstance(record, Codebook) and encoded.aside:
             entry = self._encoded.add_bytes(f"{array_name(record.id)}.aside", encoded.aside, None)
             record = replace(record, aside=(entry.offset, *map(len, encoded.aside)))
         self.encoded_records.append(record)
@@ -95,9 +75,9 @@ class ObjectWriter:
         crcs = tuple(crc32(bits[first : first + chunk]) for first in range(0, bits.size, chunk))
         entry = self._raw.add_values(array_name(content), bits.size, zarr_type(dtype), bits.data)
         self.raw_records.append(
-            Record(
-                content, OrdinalLattice(dtype), bits.size, chunk, None, entry.offset, entry.length,
-                alone=entry.length, crcs=crcs,
+            Raw(
+                id=content, dtype=dtype, count=bits.size, chunk=chunk, alone=entry.length,
+                offset=entry.offset, length=entry.length, crcs=crcs,
             )
         )  # fmt: skip
 
@@ -106,11 +86,11 @@ class ObjectWriter:
         attributes: dict[str, Any] = {"kind": record.kind}
         if record.base is not None:
             attributes["delta"] = True
-        if record.context:
+        if isinstance(record, Delta) and record.context:
             attributes["order"] = "context"
         codecs: list[Mapping[str, Any]] = [_HUFFMAN]
         filters: list[Mapping[str, Any]] = []
-        if isinstance(record.lattice, LinearLattice):
+        if isinstance(record, Linear):
             dtype = "float64" if record.dtype == "float64" else "float32"
             steps = _filter(record)
             # A codec does not know the place of its chunk: exponents of rows would need all chunks together.
@@ -194,9 +174,9 @@ class ObjectWriter:
         return self.finished, entry
 
 
-def _filter(record: Record) -> Mapping[str, Any]:
+def _filter(record: Linear) -> Mapping[str, Any]:
     """Return Zarr codec that makes lattice values of a linear base's integers, and of a delta's numbers of steps."""
-    lattice = record.linear
+    lattice = record.lattice
     settings: dict[str, Any] = {"step": 0}
     if record.base is None:
         settings["step"] = lattice.step

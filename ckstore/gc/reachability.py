@@ -177,7 +177,7 @@ class _Graph:
             record = records[slot] if slot < len(records) else {}
             if not record or key(record["id"]) != number:
                 raise IntegrityError(f"Pack {pack} has no record {slot}; run `ckstore recover`.")
-            self.bases[number] = _key(record["base"])
+            self.bases[number] = _key(record.get("base"))
             if record.get("origin") is not None:
                 self.origins[number] = key(record["origin"])
         self.placed[pack] = dict(slots)
@@ -279,7 +279,7 @@ def _need_uncommitted(
 ) -> None:
     """Mark the references of an uncommitted pack, as far as they exist."""
     document = described_version(pack.document["version"]) if "version" in pack.document else None
-    for identity in [record["base"] for record in pack.document["records"]] + list(
+    for identity in [record.get("base") for record in pack.document["records"]] + list(
         document.objects if document else ()
     ):
         # A missing object is in the pack itself, or in another uncommitted pack.

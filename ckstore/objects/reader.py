@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import reduce, wraps
 from itertools import accumulate
 from threading import Lock
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -12,22 +12,21 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.codebook import CodebookLattice, Indices
+from ckstore.codecs.codebook import Indices
 from ckstore.codecs.integers import add_integers, decode_integers
 from ckstore.codecs.lattice import (
     FLOATS,
     Bits,
     Integers,
-    OrdinalLattice,
     ordinal_classes,
     ordinal_correct,
 )
 from ckstore.codecs.patches import apply_patch
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
-from ckstore.lineage.cost import Work, layer, patches
+from ckstore.lineage.cost import Work
 from ckstore.objects.cache import ChunkCache
-from ckstore.objects.records import Record, check_cut
+from ckstore.objects.records import Codebook, Delta, Linear, Patches, Raw, Record, Rounded, check_cut
 from ckstore.runtime import forks
 from ckstore.runtime.blocks import empty
 from ckstore.runtime.checksum import crc32
@@ -160,7 +159,7 @@ class ObjectReader:
             return None
         base = self.resolver.record(record.base)
         check_cut(base, record)
-        if (base.kind, base.additive, base.width) != (record.kind, record.additive, record.width):
+        if not record.fits_on(base):
             raise IntegrityError(f"Object {record.id} cannot be a delta against {base.id}; run `ckstore recover`.")
         return base
 
@@ -170,7 +169,7 @@ class ObjectReader:
 
     def index_ranges(self, record: Record, chunks: Collection[int] | None) -> list[tuple[int, int]]:
         """Return the place of a record's index, as (offset, length), if `ranges` needs it for these chunks."""
-        if chunks is None or not self._is_picked(record) or record.patches:
+        if chunks is None or not self._is_picked(record) or isinstance(record, Patches):
             return []
         length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
         return [(record.offset + max(record.length - length, 0), min(length, record.length))]
@@ -188,7 +187,8 @@ class ObjectReader:
     @staticmethod
     def _is_picked(record: Record) -> bool:
         """Return whether single chunks of a record are fetched by its index."""
-        return record.end - record.start > _SMALL and record.chunks > 1 and not record.is_raw and not record.protected
+        is_indexed = not isinstance(record, Raw) and not (isinstance(record, Codebook) and record.aside)
+        return is_indexed and record.length > _SMALL and record.chunks > 1
 
     def _undecoded(self, chain: Sequence[Record], chunk: int) -> tuple[list[Record], Record | None, Bits | None]:
         """Return the levels of a chain to decode, lowest first, and the cached level below them with its chunk."""
@@ -201,40 +201,31 @@ class ObjectReader:
     @_settled
     def work(self, record: Record) -> Work:
         """Return the work of decoding all values of `record` along its chain."""
-        work = Work()
-        for level in self.chain(record):
-            if level.is_raw:
-                return Work(records=1)
-            if level.patches:
-                work = work.plus(patches(sum(map(bool, level.patches)), level.nbytes))
-                continue
-            is_delta = level.base is not None
-            work = work.plus(layer(level.chunks, level.count, level.nbytes, grouped=level.context, delta=is_delta))
-        return work
+        return reduce(Work.plus, (level.work for level in self.chain(record)))
 
     # Decoded chunks are cached unless `keep` is false, as for a sequential read. Values are decoded into `out` if
     # given, unless they are cached or another buffer already holds them: callers use the returned array.
 
-    def integers(self, record: Record, chunk: int, *, keep: bool = True) -> Integers:
-        """Return the integers (int32) of one chunk of a non-ordinal object, read-only."""
+    def integers(self, record: Linear | Rounded, chunk: int, *, keep: bool = True) -> Integers:
+        """Return the integers (int32) of one chunk of an object on a lattice, read-only."""
         pending, below, integers = self._undecoded(self.chain(record), chunk)
         for level in pending:
-            if below is None or integers is None:
+            if isinstance(level, Linear) and isinstance(below, Linear) and integers is not None:
+                integers = self._moved(level, below, integers, chunk)
+            else:
                 integers = self._stored_integers(level, chunk, np.dtype(np.int32), None)
                 if integers is None:
                     integers = np.zeros(_chunk_size(level, chunk), np.int32)
-            else:
-                integers = self._moved(level, below, integers, chunk)
             below = level
         assert integers is not None
         return self._decoded((record.id, chunk), integers, keep=keep)
 
-    def _moved(self, level: Record, below: Record, integers: Integers, chunk: int) -> Integers:
+    def _moved(self, level: Linear, below: Linear, integers: Integers, chunk: int) -> Integers:
         """Return the integers of `level` from those of `below`, in place if these are writeable."""
         place = self.index(level)[chunk]
-        shift = None if place is None else level.linear.shift_from(below.linear)
+        shift = None if place is None else level.lattice.shift_from(below.lattice)
         if shift is None:
-            integers = level.linear.project(below.linear, integers, chunk * level.chunk)
+            integers = level.lattice.project(below.lattice, integers, chunk * level.chunk)
             shift = 0
         if place is None:
             return integers
@@ -270,23 +261,23 @@ class ObjectReader:
 
     def values(self, record: Record, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Return the bits of one chunk's values, read-only."""
-        lattice = record.lattice
-        if isinstance(lattice, OrdinalLattice):
-            return self.ordinals(record, chunk, keep=keep, out=out)
-        if isinstance(lattice, CodebookLattice):
+        if isinstance(record, Linear | Rounded):
+            return record.lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk, out)
+        if isinstance(record, Codebook):
             return self._added(record, chunk) if record.additive else self._looked_up(record, chunk)
-        return lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk, out)
+        return self.ordinals(record, chunk, keep=keep, out=out)
 
-    def indices(self, record: Record, chunk: int) -> Indices:
+    def indices(self, record: Codebook, chunk: int) -> Indices:
         """Return the codebook indices (uint8) of one chunk, read-only."""
         if record.additive:
             return self._stored_indices(record, chunk)
         pending, _, indices = self._undecoded(self.chain(record), chunk)
         for level in pending:
+            assert isinstance(level, Codebook)
             if indices is None:
                 indices = self._stored_indices(level, chunk)
                 continue
-            lattice = level.codebook
+            lattice = level.lattice
             stored = self._stored_integers(level, chunk, np.dtype(np.int32), lattice.classes(indices))
             zeros = np.zeros(_chunk_size(level, chunk), np.int32)
             indices = lattice.apply(indices, zeros if stored is None else stored)
@@ -294,56 +285,58 @@ class ObjectReader:
         self.cache.put((record.id, chunk), indices)
         return indices
 
-    def _stored_indices(self, record: Record, chunk: int) -> Indices:
+    def _stored_indices(self, record: Codebook, chunk: int) -> Indices:
         """Return the indices of a chunk that is stored in full, relative to the index of 0."""
         stored = self._stored_integers(record, chunk, np.dtype(np.int32), None)
-        zero = record.codebook.zero
+        zero = record.lattice.zero
         if stored is None:
             return np.full(_chunk_size(record, chunk), zero, np.uint8)
         indices = stored + np.int32(zero)
-        if indices.min(initial=0) < 0 or indices.max(initial=0) >= record.codebook.levels:
+        if indices.min(initial=0) < 0 or indices.max(initial=0) >= record.lattice.levels:
             raise IntegrityError(f"Object {record.id} has indices outside its codebook; run `ckstore verify`.")
         return indices.astype(np.uint8)
 
-    def _looked_up(self, record: Record, chunk: int) -> Bits:
+    def _looked_up(self, record: Codebook, chunk: int) -> Bits:
         aside = None
-        if record.protected:
+        if record.lattice.protected:
             frame = self.aside(record, chunk)
             aside = np.frombuffer(frame, "<u2", offset=_FRAME)
             if crc32(aside) != int.from_bytes(frame[:_FRAME], "little"):
                 raise IntegrityError(f"Chunk {chunk} of object {record.id} has damaged protected elements.")
-        return record.codebook.values(self.indices(record, chunk), aside)
+        return record.lattice.values(self.indices(record, chunk), aside)
 
-    def aside(self, record: Record, chunk: int) -> bytes:
+    def aside(self, record: Codebook, chunk: int) -> bytes:
         """Return the frame of one chunk's protected elements: checksum and bits."""
         offset = sum(record.aside[: 1 + chunk])
         return self.blocks.pread(record.pack, offset, record.aside[1 + chunk])
 
-    def _added(self, record: Record, chunk: int) -> Bits:
+    def _added(self, record: Codebook, chunk: int) -> Bits:
         pending, _, bits = self._undecoded(self.chain(record), chunk)
         for level in pending:
+            assert isinstance(level, Codebook)
             indices = self._stored_indices(level, chunk)
-            bits = level.codebook.values(indices) if bits is None else level.codebook.add(bits, indices)
+            bits = level.lattice.values(indices) if bits is None else level.lattice.add(bits, indices)
         assert bits is not None
         self.cache.put((record.id, chunk), bits)
         return bits
 
     def ordinals(self, record: Record, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Return the bits of one chunk of an object on an ordinal lattice, read-only."""
+        """Return the bits of one chunk of an exact object, read-only."""
         size = ITEM_SIZES[record.dtype]
         pending, _, bits = self._undecoded(self.chain(record), chunk)
         # Patches are applied in place: if only patches follow, the values are already in `out`.
-        target = next((level for level in reversed(pending) if not level.patches), None)
+        target = next((level for level in reversed(pending) if not isinstance(level, Patches)), None)
         for level in pending:
-            if level.is_raw:
+            if isinstance(level, Raw):
                 bits = self._raw(level, chunk, out if level is target else None)
                 continue
-            if level.patches and bits is not None:
+            if isinstance(level, Patches) and bits is not None:
                 place = self.index(level)[chunk]
                 patch = None if place is None else self._payload(level.pack, level.offset + place[0], place[1])
                 bits = self._patched(patch, bits, out if target is None else None, is_float=level.dtype in FLOATS)
                 continue
-            classes = ordinal_classes(bits, level.dtype) if level.context and bits is not None else None
+            in_context = isinstance(level, Delta) and level.context and bits is not None
+            classes = ordinal_classes(bits, level.dtype) if in_context and bits is not None else None
             stored = self._stored_integers(level, chunk, np.dtype(f"i{size}"), classes)
             if stored is None:
                 bits = np.zeros(_chunk_size(level, chunk), f"u{size}") if bits is None else bits
@@ -352,7 +345,7 @@ class ObjectReader:
         assert bits is not None
         return self._decoded((record.id, chunk), bits, keep=keep)
 
-    def _raw(self, record: Record, chunk: int, out: Bits | None) -> Bits:
+    def _raw(self, record: Raw, chunk: int, out: Bits | None) -> Bits:
         """Return the bits of one chunk of a raw object."""
         size = ITEM_SIZES[record.dtype]
         bits = empty(_chunk_size(record, chunk), f"u{size}") if out is None else out
@@ -362,7 +355,7 @@ class ObjectReader:
         return bits
 
     @staticmethod
-    def is_whole(record: Record, pack: memoryview, workers: int) -> bool:
+    def is_whole(record: Raw, pack: memoryview, workers: int) -> bool:
         """Return whether the chunks of a raw object match their checksums in its mapped pack."""
         size = ITEM_SIZES[record.dtype]
 
@@ -437,25 +430,25 @@ class ObjectReader:
         """
         from ckstore.codecs.integers import entropy_bits
 
-        if record.is_raw or record.patches:
+        if isinstance(record, Raw | Patches):
             return
         dtype = np.dtype(f"i{ITEM_SIZES[record.dtype]}" if record.is_exact else np.int32)
         for chunk, place in enumerate(self.index(record)):
             if place is None:
                 continue
             context = None
-            if record.kind == "codebook" and not record.additive and record.base is not None:
-                context = record.codebook.classes(self.indices(self.resolver.record(record.base), chunk))
-            if record.context and record.base is not None:
-                before = self.ordinals(self.resolver.record(record.base), chunk)
-                context = ordinal_classes(before, record.dtype)
+            base = None if record.base is None else self.resolver.record(record.base)
+            if isinstance(record, Codebook) and isinstance(base, Codebook) and not record.additive:
+                context = record.lattice.classes(self.indices(base, chunk))
+            if isinstance(record, Delta) and base is not None and record.context:
+                context = ordinal_classes(self.ordinals(base, chunk), record.dtype)
             stored = self._stored_integers(record, chunk, dtype, context)
             assert stored is not None
             yield entropy_bits(stored, context), place[1]
 
     def index(self, record: Record) -> list[tuple[int, int] | None]:
         """Return (offset, length) in the record's shard for each chunk; None if all its integers are zero."""
-        if record.patches:
+        if isinstance(record, Patches):
             return self._patches(record)
         if record.chunks == 1:
             return [(0, record.length) if record.length else None]
@@ -473,12 +466,12 @@ class ObjectReader:
             index = self._indexes.put(key, index)
         return index
 
-    def _patches(self, record: Record) -> list[tuple[int, int] | None]:
+    def _patches(self, record: Patches) -> list[tuple[int, int] | None]:
         key = (record.pack, record.offset)
         index = self._indexes.get(key)
         if index is None:
-            ends = accumulate(record.patches)
-            places = [(end - size, size) if size else None for end, size in zip(ends, record.patches, strict=True)]
+            ends = accumulate(record.sizes)
+            places = [(end - size, size) if size else None for end, size in zip(ends, record.sizes, strict=True)]
             index = self._indexes.put(key, places)
         return index
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import MANIFEST, BlobRef, LayoutDocument, VersionDocument
-from ckstore.objects.records import Record, record_from_json
+from ckstore.objects.records import Raw, Record, record_from_json
 from ckstore.runtime.forks import Lock, in_child
 from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
@@ -266,7 +266,7 @@ class CatalogResolver:
         """Return the ids of encoded objects, and those of objects that only hot versions have."""
         self.notice_collection()
         found = self._lookup(identities)
-        raw = {identity for identity, record in found.items() if record.is_raw}
+        raw = {identity for identity, record in found.items() if isinstance(record, Raw)}
         return found.keys() - raw, raw
 
     def prefetch(self, identities: Iterable[str]) -> None:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from ckstore.codecs.lattice import Kind
+from ckstore.objects.records import KINDS
 
 if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor
@@ -23,30 +23,6 @@ class StoredObject:
 
     unit: Unit
     record: Record
-
-    @property
-    def lattice_text(self) -> str:
-        """The kind of lattice and its step, if any; the smallest and largest step of rows and columns."""
-        from ckstore.codecs.lattice import LinearLattice
-        from ckstore.codecs.rounded import RoundedLattice
-
-        lattice = self.record.lattice
-        if isinstance(lattice, RoundedLattice):
-            return f"rounded 2^{lattice.shift}"
-        if not isinstance(lattice, LinearLattice):
-            return lattice.kind
-        low = high = lattice.step
-        for axis in (lattice.rows, lattice.cols):
-            if axis.size:
-                low, high = low + int(axis.min()), high + int(axis.max())
-        return f"linear 2^{low}" if low == high else f"linear 2^{low}..{high}"
-
-    @property
-    def form(self) -> str:
-        """`raw`, `base`, `delta` or `patched`."""
-        if self.record.is_raw:
-            return "raw"
-        return "base" if self.record.base is None else "patched" if self.record.patches else "delta"
 
 
 @dataclass(slots=True)
@@ -92,12 +68,12 @@ class StorageFacts:
         `here` counts the objects that this version added to the store.
         """
         unique = list({item.record.id: item for item in self.objects}.values())
-        forms, kinds = Counter(item.form for item in unique), Counter(item.record.kind for item in unique)
+        kinds = Counter(item.record.kind for item in unique)
         return {
             "objects": len(unique),
             "here": sum(item.record.pack == self.version.row.pack for item in unique),
-            **{form: forms[form] for form in ("raw", "base", "delta", "patched")},
-            **{kind: kinds[kind] for kind in get_args(Kind)},
+            **{kind: kinds[kind] for kind in KINDS},
+            "stored_against_others": sum(item.record.base is not None for item in unique),
             "coarse_bytes": sum(item.record.nbytes for item in unique if not item.record.is_exact),
             "exact_bytes": sum(item.record.nbytes for item in unique if item.record.is_exact),
         }
@@ -111,8 +87,7 @@ def tensor_storage(stored: StorageFacts, file: int, tensor: Tensor) -> dict[str,
     objects = stored.of_tensor(file, tensor)
     count = sum(item.unit.count for item in objects)
     return {
-        "lattice": "/".join(sorted({item.lattice_text for item in objects})) or None,
-        "form": "/".join(sorted({item.form for item in objects})) or None,
+        "form": "/".join(sorted({item.record.description for item in objects})) or None,
         "bundled": any(item.unit.is_bundle for item in objects),
         "depth": stored.depth(objects),
         "bits": 8 * sum(item.record.nbytes for item in objects) / count if count else None,

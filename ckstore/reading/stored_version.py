@@ -20,7 +20,7 @@ from ckstore.formats.paths import listed, path_to_text
 from ckstore.formats.shards import join
 from ckstore.formats.skeleton import fill_crcs
 from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
-from ckstore.objects.records import Record, check_cut
+from ckstore.objects.records import Raw, Record, check_cut
 from ckstore.policy import Fidelity
 from ckstore.repository import Address, Repository, opened
 from ckstore.runtime.cached import cached_property
@@ -276,7 +276,7 @@ class StoredVersion:
                 continue
             _, number, position = stretches[0]
             record = self.repository.resolver.record(self.document.objects[number])
-            if record.is_raw:
+            if isinstance(record, Raw):
                 try:
                     if record.pack not in packs:
                         packs[record.pack] = self.repository.packs.mapped(record.pack)

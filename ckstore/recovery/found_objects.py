@@ -34,7 +34,7 @@ class FoundObjects:
                 self._raw.setdefault(number, []).append(place)
                 continue
             places = self._encoded.setdefault(number, [])
-            base = None if record["base"] is None else key(record["base"])
+            base = key(record["base"]) if "base" in record else None
             places.insert(0 if document.get("rebase") else len(places), (place, base))
 
     def resolve(self, present: Iterable[Placement] = ()) -> None:

@@ -21,7 +21,7 @@ from ckstore.errors import IntegrityError
 from ckstore.objects.documents import BlobRef, VersionDocument
 from ckstore.objects.identity import MemberHasher
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Record
+from ckstore.objects.records import Codebook, Raw, Record
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.objects.units import Unit
 from ckstore.reading.stored_version import StoredVersion
@@ -94,18 +94,18 @@ class Missing:
             trusted.add(name)
         report = progress or (lambda count: None)
         for record in self.records.values():
-            writer.put(replace(record, pack=""), _stored(reader, record))
+            writer.put(_stored(reader, record))
             report(record.nbytes)
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            for record, encoded in in_order(pool, self._encoded, self.full, worker_count() + 1):
-                writer.put(record, encoded)
+            for encoded in in_order(pool, self._encoded, self.full, worker_count() + 1):
+                writer.put(encoded)
                 report(encoded.nbytes)
         for identity, (number, unit) in self.raw.items():
             writer.put_raw(identity, unit.dtype, unit.chunk, np.concatenate(self._values(identity, number, unit)))
             report(unit.nbytes)
         writer.begin_sync()
 
-    def _encoded(self, identity: str) -> tuple[Record, Encoded]:
+    def _encoded(self, identity: str) -> Encoded:
         """Check an exact object's values, and encode an object in full."""
         reader = self.version.repository.reader
         record = reader.resolver.record(identity)
@@ -206,7 +206,7 @@ class _Chains:
             seen |= wanted
             wanted -= self._target.known(wanted) | self._planned
             found = [self._source.record(identity) for identity in sorted(wanted)]
-            if any(record.is_raw for record in found):
+            if any(isinstance(record, Raw) for record in found):
                 number = self._version.row.number
                 raise IntegrityError(f"Version {number} needs an object that is lost; run `ckstore verify {number}`.")
             self._records |= {record.id: record for record in found}
@@ -225,7 +225,9 @@ class _Chains:
     def is_cheaper_in_full(self, identity: str, records: Sequence[Record]) -> bool:
         """Return whether an object takes fewer bytes in full than with its missing bases."""
         record = self._source.record(identity)
-        return not record.additive and 0 < record.alone < _WORTH_ENCODING * _size(records)
+        return not (isinstance(record, Codebook) and record.additive) and 0 < record.alone < _WORTH_ENCODING * _size(
+            records
+        )
 
 
 def _size(records: Iterable[Record]) -> int:
@@ -238,8 +240,10 @@ def _stored(reader: ObjectReader, record: Record) -> Encoded:
     payloads: list[memoryview | bytes | None] = [
         None if place is None else data[place[0] : place[0] + place[1]] for place in reader.index(record)
     ]
-    aside = [reader.aside(record, chunk) for chunk in range(record.chunks)] if record.aside else []
-    return Encoded(record.id, payloads, aside=aside, patched=bool(record.patches))
+    aside = []
+    if isinstance(record, Codebook) and record.lattice.protected:
+        aside = [reader.aside(record, chunk) for chunk in range(record.chunks)]
+    return Encoded(replace(record, pack=""), payloads, aside=aside)
 
 
 class _Blobs:

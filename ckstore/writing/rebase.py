@@ -14,6 +14,7 @@ from ckstore.encoding.reencode import in_full
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost
+from ckstore.objects.records import Codebook
 from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.threads import in_order, worker_count
@@ -107,8 +108,8 @@ def _rebase(
         reader, writer = repository.reader, ObjectWriter(pack)
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             todo = [reader.resolver.record(identity) for identity in sorted(chosen)]
-            for record, encoded in in_order(pool, partial(in_full, reader), todo, worker_count() + 1):
-                writer.put(record, encoded)
+            for encoded in in_order(pool, partial(in_full, reader), todo, worker_count() + 1):
+                writer.put(encoded)
         with Change(repository, writer) as change:
             change.finish()
             report.bytes = sum(pack.bytes for pack in change.packs)
@@ -144,7 +145,9 @@ def _beyond(
     allowed = (budget or 0.0) * (fixed + sum(cost(record.full_work) for record in records))
     total = fixed + sum(spent.values())
     wanted: set[str] = set()
-    sums = {record.id for record in records if record.additive and depth[record.id] > 0}
+    sums = {
+        record.id for record in records if isinstance(record, Codebook) and record.additive and depth[record.id] > 0
+    }
     left = sorted(depth.keys() - chosen, key=lambda identity: (depth[identity], identity))
     for identity in sorted(depth, key=lambda identity: (full[identity] - spent[identity], identity)):
         while left and left[-1] in wanted:

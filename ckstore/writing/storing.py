@@ -12,12 +12,11 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 from ckstore.encoding.budget import Budget
-from ckstore.encoding.estimate import Encoded, Estimate, Parent
+from ckstore.encoding.estimate import Encoded, Parent
 from ckstore.encoding.estimator import Estimator
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost
-from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.resolver import CatalogResolver
@@ -52,11 +51,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """An encoded object: its content id, estimate, choice and payloads."""
+    """An encoded object, with its unit and content id."""
 
     content: str
-    estimate: Estimate
-    choice: Choice
+    unit: Unit
     encoded: Encoded
 
 
@@ -92,13 +90,13 @@ def store_objects(
         for batch in _batches(_encoded(pool, estimator, windows, budget)):
             # Objects that the store knows by content id are not encoded. A second record of a coarse object could name
             # itself as its base.
-            known = resolver.known(job.encoded.identity for job in batch if job.encoded.identity != job.content)
+            known = resolver.known(job.encoded.record.id for job in batch if not job.encoded.record.is_exact)
             for job in batch:
-                if job.encoded.identity not in known:
-                    writer.add(job.estimate, job.choice, job.encoded)
-                objects.known[job.content] = Stored(job.encoded.identity, job.encoded.facts)
+                if job.encoded.record.id not in known:
+                    writer.put(job.encoded)
+                objects.known[job.content] = Stored(job.encoded.record.id, job.encoded.facts)
                 if progress is not None:
-                    progress(job.estimate.unit.nbytes)
+                    progress(job.unit.nbytes)
     writer.begin_sync()
     scanned.settle()
     return objects.known
@@ -172,14 +170,14 @@ def _encoded(
             estimates = [future.result() for future in upcoming]
             choices = budget.plan(estimates)
             encoding = deque(
-                (content, estimate, choice, pool.submit(estimator.encode, content, estimate, choice))
-                for (content, _), estimate, choice in zip(window, estimates, choices, strict=True)
+                (content, unit, pool.submit(estimator.encode, content, estimate, choice))
+                for (content, unit), estimate, choice in zip(window, estimates, choices, strict=True)
             )
             window = next(windows, None)
             upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
             while encoding:
-                content, estimate, choice, future = encoding.popleft()
-                yield _Job(content, estimate, choice, future.result())
+                content, unit, future = encoding.popleft()
+                yield _Job(content, unit, future.result())
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -250,7 +248,7 @@ def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:
     filled = 0
     for job in encoded:
         batch.append(job)
-        filled += job.estimate.unit.nbytes
+        filled += job.unit.nbytes
         if filled >= _BATCH:
             yield batch
             batch, filled = [], 0

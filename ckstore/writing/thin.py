@@ -302,11 +302,11 @@ class _Thinning:
                     return estimator.encode(objects[unit], estimate, choice)
 
                 done = in_order(pool, encoded, todo, worker_count() + 1)
-                for ((unit, estimate), choice), made in zip(todo, done, strict=True):
-                    if self.repository.resolver.find(made.identity) is None:
-                        writer.add(estimate, choice, made)
+                for ((unit, _), _), made in zip(todo, done, strict=True):
+                    if self.repository.resolver.find(made.record.id) is None:
+                        writer.put(made)
                     assert made.facts is not None
-                    objects[unit], facts[unit] = made.identity, made.facts
+                    objects[unit], facts[unit] = made.record.id, made.facts
                 if self.batch.progress is not None:
                     self.batch.progress(sum(units[unit].nbytes for unit in window))
         return objects, dict(sorted(facts.items()))
@@ -331,7 +331,7 @@ class _Thinning:
         kept = self.batch.claims.claimed
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             for again in in_order(pool, lambda record: without_lost(reader, record, kept), todo, worker_count() + 1):
-                writer.put(*again)
+                writer.put(again)
 
     def _parents(self) -> dict[tuple[str, str], Parent]:
         """Return the parent version's objects, after its own thinning, by key and signature."""

@@ -145,7 +145,7 @@ def test_invalid_arguments_are_refused(ckstore, filled: Path, arguments: list[st
 
 
 def test_a_damaged_store(ckstore, filled: Path) -> None:
-    pack = next(name for name in packs_of(filled / ".ckstore") if name.endswith(".exact.zip"))
+    pack = next(iter(packs_of(filled / ".ckstore")))
     change_pack(filled / ".ckstore", pack, None)
     before = listing(filled / ".ckstore")
     result = ckstore("thin", "--run", "gpt", "--keep-tagged", code=4)

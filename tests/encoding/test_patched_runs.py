@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ckstore.encoding.reencode import without_lost
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Candidates
-from ckstore.objects.records import Record
+from ckstore.objects.records import Patches, Record
 from ckstore.recovery.recover import recover
 from ckstore.storage.pack import PackWriter
 from tests.checkpoints import lose_catalog, scratch
@@ -87,7 +86,7 @@ def check(store: ckstore.Store, expected: list[bytes]) -> None:
 def test_every_version_comes_back(place: Path, dtype: str) -> None:
     store, expected = filled(place, dtype)
     with store:
-        assert all(record_of(store, step).patches for step in range(1, VERSIONS))
+        assert all(record_of(store, step).kind == "patches" for step in range(1, VERSIONS))
         check(store, expected)
     with ckstore.open(place / "store") as store:
         for step in reversed(range(VERSIONS)):
@@ -102,8 +101,9 @@ def test_a_chunk_that_is_as_before_takes_nothing(place: Path) -> None:
     with store:
         for step in range(2, VERSIONS):
             record = record_of(store, step)
-            assert len(record.patches) == record.chunks == 3
-            assert (record.patches[-1] == 0) == (step < VERSIONS - 1)
+            assert isinstance(record, Patches)
+            assert len(record.sizes) == record.chunks == 3
+            assert (record.sizes[-1] == 0) == (step < VERSIONS - 1)
 
 
 def test_the_size_of_versions_follows_their_changes(place: Path) -> None:
@@ -124,10 +124,9 @@ def test_versions_between_may_go(place: Path, dtype: str) -> None:
         store.gc()
         for step in (0, 1, 2, 5, 6, 7):
             assert bytes_of(store[f"r@{step}"].state_dict()["table"]) == expected[step]
-        assert record_of(store, 5).patches
+        assert record_of(store, 5).kind == "patches"
         store.rebase(["r@6"], budget=1)
-        assert record_of(store, 6).base is None
-        assert not record_of(store, 6).patches
+        assert record_of(store, 6).kind == "full"
         assert bytes_of(store["r@7"].state_dict()["table"]) == expected[7]
         assert store.verify().problems == []
     lose_catalog(place / "store")
@@ -142,7 +141,7 @@ def test_patches_outlast_a_thinned_version(place: Path) -> None:
     with store:
         store.thin(["r@5"])
         assert record_of(store, 5).kind == "linear"
-        assert record_of(store, 6).patches
+        assert record_of(store, 6).kind == "patches"
         store.gc(grace=0)
         for step in (4, 6, 7):
             assert bytes_of(store[f"r@{step}"].state_dict()["table"]) == expected[step]
@@ -154,12 +153,9 @@ def test_a_patch_is_made_again_against_an_ancestor(place: Path, dtype: str) -> N
     store, _ = filled(place, dtype)
     with store:
         before = record_of(store, 2).id
-        record, encoded = without_lost(store.reader, record_of(store, 4), {before})
-        assert encoded.patched
-        assert record.base == before
-        record, encoded = without_lost(store.reader, record_of(store, 4), set())
-        assert not encoded.patched
-        assert record.base is None
+        again = without_lost(store.reader, record_of(store, 4), {before}).record
+        assert (again.kind, again.base) == ("patches", before)
+        assert without_lost(store.reader, record_of(store, 4), set()).record.kind == "full"
 
 
 def test_the_cost_of_a_level_follows_its_changes(place: Path) -> None:
@@ -180,11 +176,11 @@ def test_the_parents_bits_under_another_id(tmp_path: Path) -> None:
         bits = np.concatenate([version.stored.chunk(0, chunk) for chunk in range(record.chunks)])
         estimate = Estimate(unit, Candidates(()), {}, 0.0, 0)
         way = Way(record, patched=True)
-        encoded = ObjectEncoder(store.reader).encode("d" * 40, estimate, way, lambda first, last: bits[first:last])
-        assert encoded.nbytes == 0
+        encoded = ObjectEncoder(store.reader).encode("d" * 40, estimate, way, lambda first, last: bits[first:last], 0)
+        assert (encoded.record.kind, encoded.nbytes) == ("delta", 0)
         with PackWriter(store.path, "encoded") as pack:
             writer = ObjectWriter(pack)
-            writer.put(replace(record, id="d" * 40, base=record.id), encoded)
+            writer.put(encoded)
             packs, _ = writer.finish(None, {})
             store.repository.packs.publish([pack.name for pack in packs])
             store.resolver.add(writer.placed(packs))

@@ -19,7 +19,7 @@ from ckstore.codecs.codebook import as_float32, differences
 from ckstore.codecs.schemes import dynaquant, lc
 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, Treatment
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import Record
+from ckstore.objects.records import Codebook, Record
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
@@ -74,7 +74,7 @@ def codebooks(version: Version) -> dict[str, tuple[Record, Unit]]:
     found = {}
     for unit, identity in zip(version.layout.units, version.document.objects, strict=True):
         record = version.stored.repository.resolver.record(identity)
-        if record.kind == "codebook":
+        if isinstance(record, Codebook):
             [member] = unit.members
             for path, (file, tensor) in version.paths.items():
                 if (file, tensor.extent) == (member.file, member.extent):
@@ -424,7 +424,7 @@ def test_damage_is_found(runs: dict[str, tuple[Path, list[Path]]], place: Path, 
     path = Path(shutil.copytree(runs["dynaquant-gpt"][0], place / "store"))
     with ckstore.open(path, "r") as store:
         tensor, (record, _) = next(iter(codebooks(store[2]).items()))
-    assert record.protected
+    assert record.lattice.protected
     assert record.aside[1] > 4
     places = {"protected": record.aside[0] + 9, "checksum": record.aside[0] + 1, "indices": record.offset + 50}
     damaged(path, record, places[part])

@@ -9,20 +9,33 @@ import numpy as np
 import pytest
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import Record
 from tests.crafted import read_record
 
 LINEAR: dict[str, Any] = {
     "id": "a" * 40, "kind": "linear", "dtype": "float32", "count": 1000, "chunk": 300,
     "base": "b" * 40, "at": [100, 500], "alone": 400, "step": -12, "width": 100, "origin": "c" * 40,
 }  # fmt: skip
-ORDINAL: dict[str, Any] = {
-    "id": "a" * 40, "kind": "ordinal", "dtype": "bfloat16", "count": 1000, "chunk": 300,
-    "base": "b" * 40, "at": [100, 500], "alone": 400, "context": True,
+DELTA: dict[str, Any] = {
+    "id": "a" * 40, "kind": "delta", "dtype": "bfloat16", "count": 1000, "chunk": 300,
+    "base": "b" * 40, "at": [100, 500], "alone": 400, "context": True, "debt": 7,
 }  # fmt: skip
 PATCHED: dict[str, Any] = {
-    "id": "a" * 40, "kind": "ordinal", "dtype": "bfloat16", "count": 1000, "chunk": 300,
-    "base": "b" * 40, "at": [100, 50], "alone": 400, "patches": [20, 0, 30, 0],
+    "id": "a" * 40, "kind": "patches", "dtype": "bfloat16", "count": 1000, "chunk": 300,
+    "base": "b" * 40, "at": [100, 50], "alone": 400, "sizes": [20, 0, 30, 0],
+}  # fmt: skip
+
+
+RAW: dict[str, Any] = {
+    "id": "a" * 40, "kind": "raw", "dtype": "bfloat16", "count": 1000, "chunk": 300, "at": [128, 2000], "alone": 2000,
+    "crcs": [1, 2, 3, 4],
+}  # fmt: skip
+FULL: dict[str, Any] = {
+    "id": "a" * 40, "kind": "full", "dtype": "int8", "count": 1000, "chunk": 300, "at": [100, 500], "alone": 500,
+}  # fmt: skip
+CODEBOOK: dict[str, Any] = {
+    "id": "a" * 40, "kind": "codebook", "dtype": "float32", "count": 1000, "chunk": 300, "at": [100, 500], "alone": 400,
+    "centroids": b64encode(np.array([-1, 0, 1, 2], "<f4").tobytes()).decode(), "protected": True,
+    "aside": [600, 10, 20, 10, 10],
 }  # fmt: skip
 
 
@@ -30,13 +43,16 @@ def exponents(*values: int) -> str:
     return b64encode(np.array(values, "<i2").tobytes()).decode()
 
 
-@pytest.mark.parametrize("document", [LINEAR, ORDINAL, PATCHED], ids=["linear", "ordinal", "patched"])
+@pytest.mark.parametrize(
+    "document", [LINEAR, RAW, FULL, DELTA, PATCHED, CODEBOOK], ids=lambda document: document["kind"]
+)
 def test_records_come_back(document: dict[str, Any]) -> None:
     assert read_record(document).to_json() == document
 
 
 def test_a_record_ends_behind_its_bytes() -> None:
-    assert Record.from_json(LINEAR, "p").end == 600
+    assert read_record(LINEAR).end == 600
+    assert read_record(CODEBOOK).end == 650
 
 
 @pytest.mark.parametrize(
@@ -57,7 +73,6 @@ def test_a_record_ends_behind_its_bytes() -> None:
         (LINEAR, {"rows": exponents(*[-115] * 10)}),
         (LINEAR, {"rows": exponents(*[60] * 10), "cols": exponents(*[60] * 100)}),
         (LINEAR, {"dtype": "int8"}),
-        (LINEAR, {"context": True}),
         (LINEAR, {"kind": "cubic"}),
         (LINEAR, {"at": [-1, 500]}),
         (LINEAR, {"at": [1, -500]}),
@@ -65,20 +80,24 @@ def test_a_record_ends_behind_its_bytes() -> None:
         (LINEAR, {"id": "short"}),
         (LINEAR, {"base": 7}),
         (LINEAR, {"origin": "../../../../etc/passwd"}),
-        (ORDINAL, {"dtype": "complex64"}),
-        (ORDINAL, {"dtype": "int32"}),
-        (ORDINAL, {"base": None}),
-        (ORDINAL, {"debt": 1.5}),
-        (PATCHED, {"patches": [20, 0, 30]}),
-        (PATCHED, {"patches": [20, 0, 31, 0]}),
-        (PATCHED, {"patches": [20, 0, 31, -1]}),
-        (PATCHED, {"patches": [50]}),
-        (PATCHED, {"patches": "all"}),
+        (DELTA, {"dtype": "complex64"}),
+        (DELTA, {"dtype": "int32"}),
+        (DELTA, {"base": None}),
+        (DELTA, {"debt": 1.5}),
+        (PATCHED, {"sizes": [20, 0, 30]}),
+        (PATCHED, {"sizes": [20, 0, 31, 0]}),
+        (PATCHED, {"sizes": [20, 0, 31, -1]}),
+        (PATCHED, {"sizes": [50]}),
+        (PATCHED, {"sizes": "all"}),
         (PATCHED, {"base": None}),
-        (PATCHED, {"context": True}),
-        (PATCHED, {"kind": "linear", "dtype": "float32", "step": -12, "width": 100}),
-        (PATCHED, {"kind": "rounded", "shift": 4, "level": 0, "width": 10}),
-        (PATCHED, {"kind": "codebook", "centroids": ""}),
+        (RAW, {"crcs": [1, 2, 3]}),
+        (RAW, {"crcs": [1, 2, 3, 1 << 32]}),
+        (RAW, {"at": [128, 1999]}),
+        (FULL, {"dtype": "complex64"}),
+        (CODEBOOK, {"aside": [600, 10, 20, 10]}),
+        (CODEBOOK, {"protected": False}),
+        (CODEBOOK, {"additive": True}),
+        (CODEBOOK, {"centroids": "AAAA"}),
     ],
     ids=lambda value: ",".join(f"{name}={str(said)[:12]}" for name, said in value.items()) if len(value) < 3 else "",
 )

@@ -127,7 +127,7 @@ def test_raw_arrays_can_be_mapped(directory: Path) -> None:
         document = store[store.ingest(state(1), hot=1).version.number].document
         for identity in document.objects:
             record = store.resolver.record(identity)
-            assert record.is_raw
+            assert record.kind == "raw"
             assert record.offset % 64 == 0
 
 
@@ -624,10 +624,10 @@ def test_an_object_that_is_encoded_between_two_looks_is_found(directory: Path) -
         row = store.ingest(state(1), run="r", step=1, hot=9).version
         with Repository(directory / "store") as other:
             objects = StoredVersion(other, row).document.objects
-            assert all(other.resolver.record(identity).is_raw for identity in objects)
+            assert all(other.resolver.record(identity).kind == "raw" for identity in objects)
             store.compact()
             other.resolver.forget()
-            assert not any(other.resolver.record(identity).is_raw for identity in objects)
+            assert not any(other.resolver.record(identity).kind == "raw" for identity in objects)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

@@ -123,7 +123,7 @@ def test_a_version_that_was_hot_when_it_was_looked_up(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         store.ingest({"w": values}, run="a", step=0)
         [identity] = store["a@0"].document.objects
-        assert store.resolver.record(identity).is_raw
+        assert store.resolver.record(identity).kind == "raw"
         with ckstore.open(store.place) as other:
             other.compact()
         assert store.rebase(["a@0"]).objects == 0
