@@ -378,8 +378,10 @@ def _decode_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
         return chunks, 0, "The integers differ from the stored ones."
     found = _values_id(unit, (reader.bits(ids.object, chunk) for chunk in range(chunks)))
     if found != (ids.decoded or ids.object):
-        what = "values differ from the stored ones" if record.is_exact else "coarse values differ from the first decode"
-        return chunks, 0, f"The {what}."
+        differ = (
+            "values differ from the stored ones" if record.is_exact else "coarse values differ from the first decode"
+        )
+        return chunks, 0, f"The {differ}."
     return chunks, unit.nbytes, ""
 
 

@@ -1,4 +1,4 @@
-"""`ckstore thin`: drop the exact layers of versions."""
+"""`ckstore thin`: make versions coarse."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Drop the exact layers of versions: lossy, for good.
+    """Make versions coarse, for good.
 
     The selected versions become coarse: weights come back rounded, by some percent of their root mean square, and the
     moments of an optimiser only roughly. --dry-run prints the errors before anything changes, and `ckstore show`
@@ -92,7 +92,7 @@ def command(
             f"{name_of(item.version)} (version {item.version.number})  {error}; none by more than {item.max_abs:.3g}"
         )
     if report.skipped:
-        print_line(f"{counted(len(report.skipped), 'version')} had no exact layer to drop.")
+        print_line(f"{counted(len(report.skipped), 'version')} had no exact values to drop.")
     if not report.versions:
         print_line("Nothing to do: every version that is named is kept or coarse already.")
         return

@@ -81,7 +81,6 @@ def test_a_record_ends_behind_its_bytes() -> None:
         (LINEAR, {"base": 7}),
         (LINEAR, {"origin": "../../../../etc/passwd"}),
         (DELTA, {"dtype": "complex64"}),
-        (DELTA, {"dtype": "int32"}),
         (DELTA, {"base": None}),
         (DELTA, {"debt": 1.5}),
         (PATCHED, {"sizes": [20, 0, 30]}),

@@ -575,7 +575,7 @@ def interposed(patch: pytest.MonkeyPatch, change: Callable[[], object]) -> list[
 def test_a_version_that_the_target_thins_during_a_push(
     origin: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version is stored against exact layers that another one gives up before the commit."""
+    """A version is stored against exact objects that another one gives up before the commit."""
     source, target = origin / "store", directory / "store"
     ckstore.init(target).close()
     pushed(source, target, ["gpt@3"])

@@ -43,7 +43,7 @@ def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, direc
         with ckstore.open(URL, cache=directory / f"b{row.number}") as store:
             assert_same(store[row.number].state_dict(), torch.load(path, weights_only=False))
             assert read_by(store[row.number].stored) < 1.1 * row.original_bytes
-        # Besides, manifests of packs of integers and of exact layers, and partly used blocks.
+        # Besides, manifests of packs, and partly used blocks.
         assert server.bytes["read"] < 1.1 * row.original_bytes + 4 * (1 + row.depth) * BLOCK
 
 
