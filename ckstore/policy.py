@@ -136,7 +136,7 @@ class Policy:
     Attributes
     ----------
     fidelity
-        `exact`: every bit is restored. `coarse`: no exact layer is written.
+        `exact`: every bit is restored. `coarse`: weights and moments are rounded.
     scheme
         For coarse versions: `lattice` (the default), or one of the published ones, `lc` and `dynaquant`.
     quality
@@ -225,7 +225,7 @@ class Policy:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether exact layers are left out."""
+        """Whether weights and moments are rounded."""
         return self.fidelity == "coarse"
 
     @property

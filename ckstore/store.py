@@ -592,7 +592,7 @@ class Store(Mapping[str | int, "Version"]):
         dry_run: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> ThinReport:
-        """Thin versions: drop their exact layers for good. `gc` then frees most of their bytes.
+        """Make versions coarse, for good. `gc` then frees most of their bytes.
 
         Their values become approximate; `Version.deviations` tells the errors. All other versions stay bit-exact.
 
@@ -601,7 +601,7 @@ class Store(Mapping[str | int, "Version"]):
         versions, run, keep_last, keep_every, keep_tagged
             The versions to thin; see `forget`.
         quality
-            Quality of the coarse layers of objects that have none: moments and 16-bit floats.
+            Quality of the coarse objects.
         dry_run
             Change nothing; only report.
         progress
@@ -610,7 +610,7 @@ class Store(Mapping[str | int, "Version"]):
         Raises
         ------
         ConflictError
-            A version that would lose its exact layers is tagged; remove the tag first, or keep it with `keep_tagged`.
+            A version that would lose its exact values is tagged; remove the tag first, or keep it with `keep_tagged`.
         """
         from ckstore.writing.compact import compact
         from ckstore.writing.thin import thin

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 class Version(Mapping[str, "LazyTensor"]):
     """A version of a store: a mapping of tensor paths to lazy tensors. Made by `Store.__getitem__`.
 
-    Two versions are equal when they are the same version of the same store, read at the same fidelity.
+    Two versions are equal when they are the same version of the same store, with the same fidelity.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class Version(Mapping[str, "LazyTensor"]):
 
     @property
     def fidelity(self) -> Fidelity:
-        """Fidelity of the values that are read: `exact`, or `coarse` for a coarse version or after `at_fidelity`."""
+        """Fidelity of the values: `exact` or `coarse`."""
         return self.stored.fidelity
 
     @property
@@ -171,21 +171,6 @@ class Version(Mapping[str, "LazyTensor"]):
         """Scheme and settings of a coarse version, with the results of its search; None for an exact version."""
         coarse = self.document.coarse
         return None if coarse is None else {"scheme": coarse.scheme, **coarse.parameters}
-
-    def at_fidelity(self, fidelity: Fidelity) -> Version:
-        """Return the same version, read exactly or from its coarse layers alone.
-
-        Coarse values of an exact version are those of its linear lattices. Objects that have an exact layer alone
-        (moments, 16-bit floats, small tensors) stay exact.
-
-        Raises
-        ------
-        UsageError
-            The fidelity is neither `exact` nor `coarse`.
-        CkstoreError
-            The version is coarse and has no exact values.
-        """
-        return Version(self.stored.at_fidelity(fidelity))
 
     def deviations(self) -> dict[str, Deviation]:
         """Return the errors of the tensors of a coarse version by path, without the tensors that are exact.
@@ -199,9 +184,9 @@ class Version(Mapping[str, "LazyTensor"]):
     def storage(self, path: str | None = None) -> dict[str, Any]:
         """Return how the version, or the tensor at a path, is stored; nothing is decoded.
 
-        Of a version: the number of objects and how many of them this version added (`here`), objects by kind (`base`,
-        `delta`; `linear`, `rounded`, `codebook`, `ordinal`; `own`, `chained`, `patched`), and `coarse_bytes` and
-        `exact_bytes`. Of a tensor: `lattice`, `layers`, `bundled`, `depth`, and `bits` an element by layer.
+        Of a version: the number of objects and how many of them this version added (`here`), objects by kind (exact:
+        `raw`, `full`, `delta`, `patches`; coarse: `linear`, `rounded`, `codebook`), those `stored_against_others`, and
+        `coarse_bytes` and `exact_bytes`. Of a tensor: `form`, `bundled`, `depth`, and `bits` an element.
 
         Raises
         ------

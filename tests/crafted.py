@@ -32,8 +32,7 @@ SECONDS, BYTES = 2.0, 512 << 20
 
 def read_record(document: dict[str, Any], pack: str = "p") -> Record:
     """Return a record as it comes out of a manifest."""
-    kind = "exact" if document["layer"] == "exact" else "coarse"
-    said = {"kind": kind, "number": 1, "created": "2026-07-01T12:00:00.000000Z", "records": [document]}
+    said = {"kind": "encoded", "number": 1, "created": "2026-07-01T12:00:00.000000Z", "records": [document]}
     manifest, _ = decode_manifest(encode_manifest(said, {}), MANIFEST)
     return record_from_json(manifest["records"][0], pack)
 

@@ -32,6 +32,9 @@ DTYPES = {
 }  # fmt: skip
 COMPLEX = {"complex64": 8}
 
+#: Kinds of records of exact objects.
+EXACT = ("raw", "full", "delta", "patches")
+
 #: Payloads of up to this many integers are decoded in plain Python.
 PLAIN = 5000
 
@@ -207,34 +210,6 @@ def ordinal_classes(bits: Array, dtype: str) -> Array:
     return np.clip(top - levels, 0, limit)
 
 
-def times(bits: Array, dtype: str, factor: float) -> Array:
-    """Return the values times a factor."""
-    if factor == 1.0:
-        return bits
-    if dtype == "bfloat16":
-        singles = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    else:
-        singles = bits.view(dtype)
-    with np.errstate(all="ignore"):
-        product = singles.astype(np.float64) * factor
-        tiny = 2.0**-1022 if dtype == "float64" else 2.0**-126
-        fits = np.abs(product) > tiny if dtype == "float64" else np.abs(product) >= tiny
-        fits &= {
-            "float32": np.abs(product) < 3.4028234e38,
-            "float64": np.isfinite(product),
-            "bfloat16": np.abs(product) < 3.3e38,
-        }[dtype]
-        field = exponent_field(bits, dtype)
-        fits &= (field != 0) & (field != (1 << DTYPES[dtype][2]) - 1)
-        if dtype == "bfloat16":
-            words = product.astype(np.float32).view(np.uint32).astype(np.uint64)
-            rounded = (words + 0x7FFF + (words >> 16 & 1)) >> 16
-            result = rounded.astype(np.uint16)
-        else:
-            result = product.astype(dtype).view(bits.dtype)
-    return np.where(fits, result, bits)
-
-
 class Reader:
     """A store without its catalog.
 
@@ -242,7 +217,7 @@ class Reader:
     ----------
     versions
         (Pack, version document) by number.
-    lattices, contents
+    objects
         (Pack, record) by id.
     """
 
@@ -252,16 +227,12 @@ class Reader:
         self.packs = {former: pack for pack in packs for former in pack.document.get("stands_for", [])}
         self.packs |= {pack.name: pack for pack in packs}
         self.versions: dict[int, tuple[Pack, dict[str, Any]]] = {}
-        self.lattices: dict[str, tuple[Pack, dict[str, Any]]] = {}
-        self.contents: dict[str, tuple[Pack, dict[str, Any]]] = {}
+        self.objects: dict[str, tuple[Pack, dict[str, Any]]] = {}
         self.log = [self._log_record(path) for path in sorted((store / "log").glob("[0-9]*"))]
         for pack in sorted(packs, key=lambda pack: pack.kind == "raw"):
-            table = self.contents if pack.kind == "exact" else self.lattices
             for record in pack.document["records"]:
-                if pack.kind == "raw" and record["id"] in self.contents:
-                    continue
-                if pack.document.get("rebase") or record["id"] not in table:
-                    table[record["id"]] = pack, record
+                if record["id"] not in self.objects or (pack.document.get("rebase") and pack.kind != "raw"):
+                    self.objects[record["id"]] = pack, record
             if "version" in pack.document:
                 self.versions[pack.document["number"]] = pack, pack.document["version"]
 
@@ -315,8 +286,8 @@ class Reader:
 
     @staticmethod
     def _patch(pack: Pack, record: dict[str, Any], chunk: int) -> bytes:
-        start = record["at"][0] + sum(record["patches"][:chunk])
-        return pack.data[start : start + record["patches"][chunk]]
+        start = record["at"][0] + sum(record["sizes"][:chunk])
+        return pack.data[start : start + record["sizes"][chunk]]
 
     def _payload(self, pack: Pack, record: dict[str, Any], chunk: int) -> Payload | None:
         start, length = record["at"]
@@ -345,23 +316,15 @@ class Reader:
         axes = (("rows", places // record["width"]), ("cols", places % record["width"]))
         return sum((exponents_of(record, name)[index] for name, index in axes if name in record), np.zeros(1, np.int64))
 
-    def integers(self, lattice: str, chunk: int) -> Array:
+    def integers(self, identity: str, chunk: int) -> Array:
         """Return the integers of a chunk of an object on a linear or rounded lattice."""
-        pack, record = self.lattices[lattice]
-        if "patches" in record:
-            base = self.lattices[record["base"]][1]
-            assert [record.get(name) for name in ("step", "rows", "cols")] == [
-                base.get(name) for name in ("step", "rows", "cols")
-            ]
-            below = self.integers(record["base"], chunk)
-            data = self._patch(pack, record, chunk)
-            return patched(below.astype(np.int32), data, "int32").astype(np.int64) if data else below
+        pack, record = self.objects[identity]
         payload = self._payload(pack, record, chunk)
         stored = 0 if payload is None else payload.natural(None).astype(np.int64)
-        if record["base"] is None:
+        if "base" not in record:
             return stored + np.zeros(self._length(record, chunk), np.int64)
         below = self.integers(record["base"], chunk)
-        base = self.lattices[record["base"]][1]
+        base = self.objects[record["base"]][1]
         shift = self.exponents(record, chunk) - self.exponents(base, chunk)
         right, left = np.minimum(np.maximum(shift, 1), 40), np.minimum(np.maximum(-shift, 0), 30)
         projected = np.where(
@@ -371,23 +334,22 @@ class Reader:
         )
         return projected + stored
 
-    def ordinal_bits(self, lattice: str, chunk: int) -> Array:
+    def ordinal_bits(self, identity: str, chunk: int) -> Array:
         """Return the values of a chunk of an object on an ordinal lattice, as bits."""
-        pack, record = self.lattices[lattice]
+        pack, record = self.objects[identity]
         size = DTYPES[record["dtype"]][0]
-        if "crcs" in record:
+        if record["kind"] == "raw":
             first = record["at"][0] + chunk * record["chunk"] * size
             assert record["at"][0] % 64 == 0
             data = pack.data[first : first + self._length(record, chunk) * size]
             assert zlib.crc32(data) == record["crcs"][chunk]
             return np.frombuffer(data, f"<u{size}")
-        if "patches" in record:
+        if record["kind"] == "patches":
             before, data = self.ordinal_bits(record["base"], chunk), self._patch(pack, record, chunk)
             return patched(before, data, record["dtype"]) if data else before
         predicted = np.zeros(self._length(record, chunk), f"u{size}")
-        if record["base"] is not None:
+        if "base" in record:
             predicted = self.ordinal_bits(record["base"], chunk)
-            predicted = times(predicted, record["dtype"], record.get("factor", 1.0))
         payload = self._payload(pack, record, chunk)
         if payload is None:
             return predicted
@@ -395,67 +357,12 @@ class Reader:
         residuals = payload.natural(classes).view(f"u{size}")
         return bits_of(ordinals(predicted, record["dtype"]) + residuals, record["dtype"])
 
-    def exact_bits(self, content: str, chunk: int) -> Array:
-        """Return the values of a chunk of an object on a linear lattice, as bits."""
-        pack, record = self.contents[content]
-        lattice = self.lattices[record["lattice"]][1]
-        dtype = lattice["dtype"]
-        if record["mode"] == "patched":
-            start, length = record["at"] + sum(record["lengths"][:chunk]), record["lengths"][chunk]
-            bits = self.bits(record["parent"], chunk)
-            if length:
-                bits = patched(bits, pack.data[start + 4 : start + length], dtype)
-                assert zlib.crc32(bits.tobytes()) == int.from_bytes(pack.data[start : start + 4], "little")
-            return bits
-        integers = self.integers(record["lattice"], chunk)
-        exponents = self.exponents(lattice, chunk)
-        if record["mode"] == "own":
-            axes = [exponents_of(lattice, name) for name in ("rows", "cols") if name in lattice]
-            lowest = lattice["step"] + sum(int(axis.min()) for axis in axes)
-            predicted, classes = self._own(integers, exponents, lowest, dtype)
-        else:
-            parent = self.bits(record["parent"], chunk)
-            parent = times(parent, dtype, record.get("factor", 1.0))
-            predicted, classes = self._chained(parent, integers, exponents, dtype)
-        start = record["at"] + sum(record["lengths"][:chunk])
-        frame = pack.data[start : start + record["lengths"][chunk]]
-        residuals = Payload(frame[4:]).natural(classes).view(predicted.dtype)
-        bits = bits_of(ordinals(predicted, dtype) + residuals, dtype)
-        assert zlib.crc32(bits.tobytes()) == int.from_bytes(frame[:4], "little")
-        return bits
-
-    @staticmethod
-    def _own(integers: Array, exponents: Array, lowest: int, dtype: str) -> tuple[Array, Array]:
-        with np.errstate(over="ignore"):
-            values = np.ldexp(integers.astype(np.float64), exponents).astype(dtype)
-        magnitude = np.abs(integers)
-        lengths = np.frexp(magnitude.astype(np.float64))[1]
-        above = 11 + np.frexp(np.minimum(magnitude >> 11, 2047).astype(np.float64))[1]
-        classes = np.where(magnitude < 2048, lengths, above)
-        classes = np.where(integers == 0, 32 + np.minimum(exponents - lowest, 31), classes)
-        return np.where(integers == 0, np.zeros((), dtype), values).view(f"u{values.itemsize}"), classes
-
-    @staticmethod
-    def _chained(parent: Array, integers: Array, exponents: Array, dtype: str) -> tuple[Array, Array]:
-        _, _, width = DTYPES[dtype]
-        field = exponent_field(parent, dtype)
-        value = np.where(field == 0, 0.0, parent.view(dtype).astype(np.float64))
-        low, high = np.ldexp(integers - 0.5, exponents), np.ldexp(integers + 0.5, exponents)
-        finite = field != (1 << width) - 1
-        with np.errstate(invalid="ignore"):
-            side = np.where(finite & (value < low), 1, np.where(finite & (value > high), 2, 0))
-        rim = np.where(side == 1, low, high)
-        rim = np.where(np.abs(rim) < float(np.finfo(dtype).tiny), 0.0, rim).astype(dtype)
-        predicted = np.where(side == 0, parent, rim.view(parent.dtype))
-        level = exponent_field(predicted, dtype) - ((1 << width - 1) - 1) - exponents + 8
-        return predicted, 21 * side + np.clip(level, 0, 20)
-
-    def coarse_bits(self, lattice: str, chunk: int) -> Array:
+    def coarse_bits(self, identity: str, chunk: int) -> Array:
         """Return the values of a chunk of an object on its lattice alone, as bits."""
-        record = self.lattices[lattice][1]
+        record = self.objects[identity][1]
         dtype = record["dtype"]
         size, mantissa, width = DTYPES[dtype]
-        integers = self.integers(lattice, chunk)
+        integers = self.integers(identity, chunk)
         sign, largest = 1 << 8 * size - 1, (((1 << width) - 1) << mantissa) - 1
         if record["kind"] == "rounded":
             places = chunk * record["chunk"] + np.arange(integers.size)
@@ -473,30 +380,29 @@ class Reader:
         overflown = (bits & bits.dtype.type(sign - 1)) > largest
         return np.where(overflown, bits & bits.dtype.type(sign) | bits.dtype.type(largest), bits)
 
-    def bits(self, content: str, chunk: int) -> Array:
+    def bits(self, identity: str, chunk: int) -> Array:
         """Return the values of a chunk of an object, as bits."""
-        return self.exact_bits(content, chunk) if content in self.contents else self.ordinal_bits(content, chunk)
+        is_exact = self.objects[identity][1]["kind"] in EXACT
+        return self.ordinal_bits(identity, chunk) if is_exact else self.coarse_bits(identity, chunk)
 
     def files(self, number: int) -> Iterator[tuple[str, bytes]]:
         """Yield the files of a version as (path, bytes), except files with dropped tensors."""
         pack, version = self.versions[number]
         layout = json.loads(self.blob(pack, version["layout"]))
         extents: dict[tuple[int, int], bytearray] = {}
-        decoded = {unit: identity for unit, identity, *_ in version.get("coarse", {"units": []})["units"]}
+        decoded = {unit: values for unit, values, *_ in version.get("coarse", {"units": []})["units"]}
         coarse = set()
         held: dict[tuple[int, int], int] = {}
-        for unit, ((key, _, dtype, shape, _, members), (lattice, content)) in enumerate(
+        for unit, ((key, _, dtype, shape, _, members), identity) in enumerate(
             zip(layout["units"], version["objects"], strict=True)
         ):
             chunk = chunk_length(shape)
             count = int(np.prod(shape))
             chunks = range(-(-count // chunk))
-            if content is None:
+            if unit in decoded:
                 coarse |= {file for file, *_ in members}
-                whole = b"".join(self.coarse_bits(lattice, index).tobytes() for index in chunks)
-            else:
-                whole = b"".join(self.bits(content, index).tobytes() for index in chunks)
-            self._check_ids(lattice, content or decoded[unit], dtype, chunk, count, whole, layout, members)
+            whole = b"".join(self.bits(identity, index).tobytes() for index in chunks)
+            self._check_ids(identity, decoded.get(unit, identity), dtype, chunk, count, whole, layout, members)
             at = 0
             for file, extent, first, length in members:
                 item = item_bytes(layout["files"][file]["extents"][extent][1])
@@ -536,7 +442,7 @@ class Reader:
                 yield path, bytes(data)
 
     def _check_ids(
-        self, lattice: str, content: str, dtype: str, chunk: int, count: int, whole: bytes, layout: Any, members: Any
+        self, identity: str, content: str, dtype: str, chunk: int, count: int, whole: bytes, layout: Any, members: Any
     ) -> None:
         text = f"{dtype}|{chunk}|".encode()
         at = 0
@@ -545,18 +451,18 @@ class Reader:
             text += blake(whole[at : at + size], 32)
             at += size
         assert identifier(text) == content
-        if lattice == content:  # It is ordinal, or was stored raw; it may be encoded since.
+        record = self.objects[identity][1]
+        assert (record["kind"] in EXACT) == (identity == content)
+        if identity == content:
             return
-        record = self.lattices[lattice][1]
-        assert record["kind"] != "ordinal"
         if record["kind"] == "rounded":
             text = f"rounded|{dtype}|{record['shift']}|{record['level']}|{record['width']}|{count}|{chunk}|".encode()
         else:
             text = f"linear|{dtype}|{record['step']}|{record['width']}|{count}|{chunk}|".encode()
         text += b"|".join(exponents_of(record, name).astype("<i2").tobytes() for name in ("rows", "cols"))
         for index in range(-(-count // chunk)):
-            text += blake(self.integers(lattice, index).astype("<i4").tobytes(), 20)
-        assert identifier(text) == lattice
+            text += blake(self.integers(identity, index).astype("<i4").tobytes(), 20)
+        assert identifier(text) == identity
 
 
 def exponents_of(record: dict[str, Any], name: str) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import torch
 
 import ckstore
 from ckstore.codecs.lattice import floats
-from ckstore.errors import CkstoreError, IntegrityError, UsageError
+from ckstore.errors import IntegrityError
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import record_from_json
 from ckstore.policy import SCHEMES, Policy, Scheme
@@ -26,7 +25,7 @@ from ckstore.recovery.recover import recover
 from ckstore.storage.root import CATALOG
 
 from .checkpoints import draw, flip, lose_catalog, scratch, sha256, write_safetensors
-from .coarse_checks import check_deviations, loaded, same_bits, stored, tensors_of, values_of
+from .coarse_checks import check_deviations, loaded, same_bits, stored, values_of
 from .crafted import read_record
 from .format_reader import Reader
 
@@ -265,7 +264,7 @@ def test_a_flipped_bit_in_a_coarse_pack_is_found(written: Path, place: Path) -> 
     shutil.copytree(written / "store", place / "copy")
     with ckstore.open(place / "copy", "r") as store:
         version = store["r@0"]
-        record = store.resolver.lattice(version.document.objects[0][0])
+        record = store.resolver.record(version.document.objects[0])
     flip(place / "copy", record.pack, lambda _: record.offset + 40)
     with ckstore.open(place / "copy", "r") as store:
         assert store.verify().problems
@@ -368,41 +367,12 @@ def test_the_same_values_after_themselves_keep_their_integers(store: ckstore.Sto
     assert said is None or said.rms <= version.deviations()["w"].rms * 1.01
 
 
-@pytest.mark.encoded
-def test_coarse_values_of_an_exact_version(store: ckstore.Store, place: Path) -> None:
-    path = saved(place, 2)
-    version = store[store.ingest(path, run="r").version.number]
-    coarse = version.at_fidelity("coarse")
-    assert (version.fidelity, coarse.fidelity) == ("exact", "coarse")
-    before = loaded(path)
-    assert same_bits(version["model/weight"].torch(), before["model/weight"])
-    off = (coarse["model/weight"].torch() - before["model/weight"]).abs().max()
-    assert 0 < float(off) < 0.2
-    assert same_bits(coarse["model/bias"].torch(), before["model/bias"])
-    coarse.checkout(place / "coarse.pt")
-    with zipfile.ZipFile(place / "coarse.pt") as archive:
-        assert archive.testzip() is None
-    assert same_bits(loaded(place / "coarse.pt")["model/weight"], coarse["model/weight"].torch())
-    assert dict(tensors_of(coarse.state_dict()))["model/weight"].equal(coarse["model/weight"].torch())
-    with pytest.raises(UsageError):
-        version.at_fidelity("fuzzy")  # type: ignore[arg-type]
-
-
-def test_a_coarse_version_has_no_exact_values(written: Path) -> None:
-    with ckstore.open(written / "store", "r") as store:
-        with pytest.raises(CkstoreError, match="coarse"):
-            store["r@1"].at_fidelity("exact")
-        plain, asked = store["r@1"], store["r@1"].at_fidelity("coarse")
-        assert all(same_bits(plain[path].torch(), asked[path].torch()) for path in plain)
-
-
 def test_objects_that_a_coarse_version_holds_exactly_are_read_exactly(store: ckstore.Store) -> None:
-    """Such objects may have a linear lattice below their exact layer."""
     weight = draw(300, 256)
     store.ingest({"w": weight}, run="r", step=0)
     version = stored(store, {"w": weight, "v": draw(300, 256, seed=1)}, run="r", step=1)
-    for read in (version, version.at_fidelity("coarse")):
-        assert same_bits(read["w"].torch(), weight)
+    assert same_bits(version["w"].torch(), weight)
+    assert version.deviations().keys() == {"v"}
 
 
 # Views.
@@ -419,16 +389,6 @@ def test_zarr_views_hold_the_coarse_values(written: Path) -> None:
         assert np.array_equal(version["model/weight"][10:20, 3], after["model/weight"].numpy()[10:20, 3])
 
 
-@pytest.mark.encoded
-def test_a_pickled_view_keeps_its_fidelity(store: ckstore.Store, place: Path) -> None:
-    version = store[store.ingest(saved(place, 1), run="r").version.number]
-    for fidelity in ("exact", "coarse"):
-        view = version.at_fidelity(fidelity).arrays
-        again = pickle.loads(pickle.dumps(view))
-        assert np.array_equal(again["model/weight"][...], view["model/weight"][...])
-        assert np.array_equal(view["model/weight"][...], version["model/weight"][...]) == (fidelity == "exact")
-
-
 def test_exports_hold_the_coarse_values(written: Path, place: Path) -> None:
     with ckstore.open(written / "store", "r") as store:
         store["r@1"].checkout(place / "w.npz", format="npz", include=["model/*"])
@@ -439,8 +399,8 @@ def test_exports_hold_the_coarse_values(written: Path, place: Path) -> None:
 # Documents that no ingest could have written.
 
 ROUNDED: dict[str, Any] = {
-    "layer": "coarse", "id": "a" * 40, "kind": "rounded", "dtype": "float32", "count": 1000, "chunk": 300,
-    "base": None, "at": [100, 500], "alone": [400, 2000], "shift": 23, "level": 400, "width": 100,
+    "id": "a" * 40, "kind": "rounded", "dtype": "float32", "count": 1000, "chunk": 300,
+    "at": [100, 500], "alone": 400, "shift": 23, "level": 400, "width": 100,
     "rows": "PPPPOPQPPP", "cols": "Q" * 100,
 }  # fmt: skip
 
@@ -478,8 +438,6 @@ def test_exponents_come_back_as_text_or_as_numbers(reach: int) -> None:
         {"level": "400"},
         {"width": 0},
         {"width": 99},
-        {"context": True},
-        {"factor": 0.5},
         {"rows": "PPP"},
         {"rows": "PPPP\\QPPPP"},
         {"rows": "PPPP PPPPP"},
@@ -497,7 +455,6 @@ def test_exponents_come_back_as_text_or_as_numbers(reach: int) -> None:
         {"rows": 7},
         {"cols": [0] * 101},
         {"kind": ["rounded"]},
-        {"base": "b" * 40},
         {"at": None},
         {"at": [1]},
         {"alone": {}},
@@ -517,25 +474,11 @@ def test_integers_of_any_size_decode_to_finite_numbers() -> None:
     assert np.isfinite(bits.view(np.float32)).all()
 
 
-def test_an_exact_layer_above_a_lattice_without_one_is_refused(store: ckstore.Store, place: Path) -> None:
-    """A manifest may say anything; kernels of 64 bits would read the 16 of such a lattice."""
-    version = stored(store, {"w": draw(300, 256).bfloat16()})
-    [(lattice, content)] = version.document.objects
-    assert content is None
-    record = record_from_json(
-        {"layer": "exact", "id": "c" * 40, "lattice": lattice, "mode": "own", "at": 0, "lengths": [100]},
-        store.resolver.lattice(lattice).pack,
-    )
-    store.resolver.add([record])
-    with pytest.raises(IntegrityError):
-        store.reader.bits("c" * 40, 0)
-
-
 @pytest.mark.local
 def test_a_reader_written_from_the_format_reads_coarse_versions(written: Path) -> None:
     reader = Reader(written / "store")
-    kinds = {(record["kind"], record["base"] is None) for _, record in reader.lattices.values()}
-    assert kinds >= {("rounded", True), *((kind, full) for kind in ("linear", "ordinal") for full in (True, False))}
+    kinds = {(record["kind"], "base" not in record) for _, record in reader.objects.values()}
+    assert kinds >= {("rounded", True), ("full", True), ("delta", False), ("linear", True), ("linear", False)}
     for number in reader.versions:
         [(_, data)] = reader.files(number)
         assert data == (written / "out" / str(number)).read_bytes()
@@ -554,7 +497,7 @@ def test_that_reader_reads_coarse_values_of_every_float(store: ckstore.Store, pl
         version = stored(store, tree | {"small": draw(9)}, step=step)
         version.checkout(place / str(version.row.number))
     reader = Reader(store.path)
-    assert any("cols" in record for _, record in reader.lattices.values()) or dtype != torch.bfloat16
+    assert any("cols" in record for _, record in reader.objects.values()) or dtype != torch.bfloat16
     for number in reader.versions:
         [(_, data)] = reader.files(number)
         assert data == (place / str(number)).read_bytes()
@@ -566,10 +509,8 @@ def test_coarse_objects_are_plain_zarr_arrays(written: Path) -> None:
 
     with ckstore.open(written / "store", "r") as store:
         version = store["r@0"]
-        for lattice, content in version.document.objects:
-            if content is not None:
-                continue
-            record = store.resolver.lattice(lattice)
+        for number in version.document.coarse_units:
+            record = store.resolver.record(version.document.objects[number])
             archive = zarr.storage.ZipStore(written / "store" / "packs" / record.pack, mode="r")
             array = zarr.open_group(archive, mode="r")[array_name(record.id)]
             assert array.attrs["ckstore"]["kind"] == record.kind

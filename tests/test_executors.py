@@ -75,11 +75,9 @@ def test_versions_and_runs_pickle(filled: Path) -> None:
         assert sum_of(pickle.loads(pickle.dumps(version))) == sum_of(version)
         tensor = pickle.loads(pickle.dumps(version["model/b"]))
         np.testing.assert_array_equal(tensor[:5], version["model/b"][:5])
-        coarse = pickle.loads(pickle.dumps(version.at_fidelity("coarse")))
-        assert coarse.fidelity == "coarse"
         run = pickle.loads(pickle.dumps(store.run("gpt")[1:]))
         assert (run.name, run.steps) == ("gpt", [1, 2, 3])
-        assert len({id(each.stored.repository) for each in [*run, coarse]}) == 1
+        assert len({id(each.stored.repository) for each in run}) == 1
         text = pickle.dumps(version)
         store.forget(["gpt@2"])
         with pytest.raises(NotFoundError, match="Version 3 no longer exists in the store"):

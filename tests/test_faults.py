@@ -300,10 +300,9 @@ def test_leftovers_of_a_killed_ingest_are_removed_by_the_next(store: ckstore.Sto
 
 
 @pytest.mark.encoded
-@pytest.mark.parametrize("layer", ["lattices", "contents"])
 @pytest.mark.parametrize("known", [True, False], ids=["known", "parent"])
 def test_objects_that_go_before_the_commit(
-    store: ckstore.Store, paths: list[Path], layer: str, known: bool, monkeypatch: pytest.MonkeyPatch
+    store: ckstore.Store, paths: list[Path], known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that refers to them, or has objects stored against them, is not committed."""
     commit = Change.commit
@@ -311,10 +310,7 @@ def test_objects_that_go_before_the_commit(
     def interposed(self: Change, *arguments: Any, **options: Any) -> None:
         with Catalog(store.path, "a") as other:
             for pack in other.packs():
-                if layer == "lattices":
-                    other.remove_lattices([place for place, _ in other.lattices_in(pack.name)])
-                else:
-                    other.remove_contents([place for place, _ in other.contents_in(pack.name)])
+                other.remove_objects([place for place, _ in other.objects_in(pack.name)])
         commit(self, *arguments, **options)
 
     monkeypatch.setattr(Change, "commit", interposed)

@@ -206,7 +206,7 @@ except ckstore.CkstoreError:
 def test_a_child_does_not_refer_to_uncommitted_objects_of_its_parent(store: ckstore.Store) -> None:
     with store.repository.resolver.under_way() as hold:
         store.repository.resolver.forget()
-        found = store.repository.resolver.lattice(store["a@0"].stored.document.objects[0][0])
+        found = store.repository.resolver.record(store["a@0"].stored.document.objects[0])
         hold([found])
 
         def work() -> None:

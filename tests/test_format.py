@@ -84,22 +84,14 @@ def test_the_reader_restores_a_hot_version(tmp_path: Path) -> None:
         assert data == (tmp_path / path).read_bytes()
 
 
-def test_the_store_takes_every_layer_that_the_format_describes(written: Path):
+def test_the_store_takes_every_form_that_the_format_describes(written: Path):
     reader = Reader(written / "store")
     records = [record for pack in reader.packs.values() for record in pack.document["records"]]
-    lattices = [record for record in records if record["layer"] == "coarse"]
-    contents = [record for record in records if record["layer"] == "exact"]
-    assert {(record["kind"], record["base"] is None) for record in lattices} == {
-        ("linear", True), ("linear", False), ("ordinal", True), ("ordinal", False),
-    }  # fmt: skip
-    assert {record["mode"] for record in contents} == {"own", "chained", "patched"}
-    patched = [record for record in lattices if "patches" in record]
-    assert {record["dtype"] for record in patched} >= {"float32", "float16", "int64"}
-    assert any(record.get("context") for record in lattices)
-    assert {record["dtype"] for record in lattices if "factor" in record} >= {"float32", "bfloat16"}
+    assert {record["kind"] for record in records} == {"full", "delta", "patches"}
+    patched = {record["dtype"] for record in records if record["kind"] == "patches"}
+    assert patched >= {"float32", "float16", "int64"}
+    assert any(record.get("context") for record in records)
     assert any(pack.document.get("rebase") for pack in reader.packs.values())
-    steps = {record["id"]: record["step"] for record in lattices if record["kind"] == "linear"}
-    assert any(record["base"] in steps and steps[record["base"]] != record.get("step") for record in lattices)
     blobs = [version["files"][0][5] for _, version in reader.versions.values()]
     assert any("against" in reference for reference in blobs)
 
@@ -110,12 +102,11 @@ def test_ids_and_places_in_the_catalog_follow_the_format(written: Path):
         assert catalog.execute("PRAGMA application_id").fetchone() == (0x434B5354,)
         assert catalog.execute("PRAGMA user_version").fetchone() == (1,)
         names = dict(catalog.execute("SELECT id, name FROM packs"))
-        for table, records in (("lattices", reader.lattices), ("contents", reader.contents)):
-            placed = {key: (names[pack], slot) for key, pack, slot in catalog.execute(f"SELECT * FROM {table}")}
-            assert placed == {
-                int(key[:16], 16) >> 1: (pack.name, pack.document["records"].index(record))
-                for key, (pack, record) in records.items()
-            }
+        placed = {key: (names[pack], slot) for key, pack, slot in catalog.execute("SELECT * FROM objects")}
+        assert placed == {
+            int(key[:16], 16) >> 1: (pack.name, pack.document["records"].index(record))
+            for key, (pack, record) in reader.objects.items()
+        }
         rows = catalog.execute("SELECT number, uid, pack, manifest_offset FROM versions").fetchall()
     for number, uid, pack, offset in rows:
         held, version = reader.versions[number]

@@ -34,7 +34,7 @@ def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) 
         yield str(error)
     yield from _packs(repository)
     yield from _places(repository)
-    companions = _companion_packs(repository)
+    companions = _raw_packs(repository)
     present = {row.number for row in repository.catalog.versions()}
     for version in versions:
         try:
@@ -61,7 +61,7 @@ def _wrong_fields(
     written_as = _written_as(repository, row)
     commit = written_as, repository.resolver.manifest(row.pack).document["created"]
     packs = [companions[commit]] if commit in companions else []
-    packs.append(PackInfo(row.pack, repository.packs.size(row.pack), "coarse"))
+    packs.append(PackInfo(row.pack, repository.packs.size(row.pack), "encoded"))
     expected = version_row(document, packs, repository.packs.find_entry(row.pack, manifest.MEMBER))
     taken = expected.step is not None and repository.catalog.at_step(row.run, expected.step) is not None
     if row.step is None and taken:
@@ -92,14 +92,14 @@ def _written_as(repository: Repository, row: VersionRow) -> int:
     return number
 
 
-def _companion_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
-    """Return the pack of exact layers, or of raw objects, of each commit, by its number and time."""
+def _raw_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
+    """Return the pack of raw objects of each commit, by its number and time."""
     found = {}
     for pack in repository.catalog.packs():
-        if pack.kind != "coarse":
+        if pack.kind == "raw":
             try:
                 document = repository.resolver.manifest(pack.name).document
-                info = PackInfo(pack.name, repository.packs.size(pack.name), "exact")
+                info = PackInfo(pack.name, repository.packs.size(pack.name), "raw")
                 found[document["number"], document["created"]] = info
             except CkstoreError:
                 continue  # Packs are checked separately.
@@ -131,15 +131,14 @@ def _packs(repository: Repository) -> Iterator[str]:
 
 def _places(repository: Repository) -> Iterator[str]:
     """Compare the catalog's places of objects with the manifests."""
-    for places in (repository.catalog.placed_lattices(), repository.catalog.placed_contents()):
-        for pack, slots in places.items():
-            try:
-                records = repository.resolver.manifest(pack).document["records"]
-            except CkstoreError:
-                continue
-            wrong = [slot for slot, number in slots.items() if not _is_at(records, slot, number)]
-            if wrong:
-                yield f"The catalog has wrong places for {len(wrong)} objects in pack {pack}; run `ckstore recover`."
+    for pack, slots in repository.catalog.placed_objects().items():
+        try:
+            records = repository.resolver.manifest(pack).document["records"]
+        except CkstoreError:
+            continue
+        wrong = [slot for slot, number in slots.items() if not _is_at(records, slot, number)]
+        if wrong:
+            yield f"The catalog has wrong places for {len(wrong)} objects in pack {pack}; run `ckstore recover`."
 
 
 def _is_at(records: Sequence[Mapping[str, Any]], slot: int, number: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.codecs.integer_header import overhead_bytes
-from ckstore.objects.records import ContentRecord, LatticeRecord
+from ckstore.objects.records import Patches, Raw
 from ckstore.storage import manifest
 from ckstore.storage.root import CATALOG, LOG
 from ckstore.storage.rows import key
@@ -19,9 +19,6 @@ _HEAD = 64
 #: Bytes of a chunk's place in a shard index, and of the index's checksum.
 _PLACE, _CHECKSUM = 16, 4
 
-#: Bytes of the checksum in front of each chunk of an exact layer.
-_FRAME = 4
-
 CAUSES = (
     "coarse", "exact", "raw", "tables", "indexes", "records", "layouts", "skeletons", "zip and Zarr metadata",
     "held", "superseded", "unreferenced packs", "log", "catalog", "other files",
@@ -31,9 +28,10 @@ CAUSES = (
 def ledger(repository: Repository) -> dict[str, int]:
     """Return bytes by cause; they add up to the size of all files of the store.
 
-    `coarse` and `exact` are coded integers, `raw` unencoded values, `tables` data for decoding (code lengths,
-    checksums), `indexes` the places of chunks, `records` the manifests' documents, `held` layers of forgotten versions
-    that present versions are stored against, `superseded` layers that a rebase replaced.
+    `coarse` and `exact` are coded integers and patches of coarse and of exact objects, `raw` unencoded values, `tables`
+    data for decoding (code lengths, checksums), `indexes` the places of chunks, `records` the manifests' documents,
+    `held` objects of forgotten versions that present versions are stored against, `superseded` objects that were stored
+    again.
     """
     causes = dict.fromkeys(CAUSES, 0)
     known = {pack.name: pack.bytes for pack in repository.catalog.packs()}
@@ -45,10 +43,10 @@ def ledger(repository: Repository) -> dict[str, int]:
         elif name not in known:
             causes["unreferenced packs" if place == "packs" else "other files"] += size
     documents = map(repository.resolver.document, repository.catalog.versions())
-    own = {key(found) for document in documents for item in document.objects for found in item if found is not None}
+    own = {key(identity) for document in documents for identity in document.objects}
     for name, size in known.items():
         rest = size - _manifest(repository, name, causes)
-        placed = repository.catalog.lattices_in(name) + repository.catalog.contents_in(name)
+        placed = repository.catalog.objects_in(name)
         live = {slot for _, slot in placed}
         owned = {slot for found, slot in placed if found in own}
         for slot in range(len(repository.resolver.manifest(name).document["records"])):
@@ -71,39 +69,22 @@ def _manifest(repository: Repository, pack: str, causes: dict[str, int]) -> int:
 
 def _record(repository: Repository, pack: str, slot: int, unneeded: str | None, causes: dict[str, int]) -> int:
     record = repository.resolver.manifest(pack).record(slot)
-    if isinstance(record, LatticeRecord) and record.is_raw:
-        causes[unneeded or "raw"] += record.length
-        return record.length
-    if isinstance(record, LatticeRecord):
-        length = record.nbytes
-        places = [place for place in repository.reader.index(record) if place is not None]
-        payloads = [(record.offset + offset, size) for offset, size in places]
-        index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 and not record.patches else 0
-        cause = "coarse"
-    else:
-        length = sum(record.lengths)
-        payloads = []
-        offset = record.offset
-        for size in record.lengths:
-            payloads.append((offset + _FRAME, size - _FRAME))
-            offset += size
-        index = _FRAME * sum(map(bool, record.lengths))
-        cause = "exact"
-    is_patched = record.mode == "patched" if isinstance(record, ContentRecord) else bool(record.patches)
+    length = record.nbytes
     if unneeded is not None:
         causes[unneeded] += length
-        return length
-    tables = (
-        0
-        if is_patched
-        else sum(
-            overhead_bytes(repository.packs.pread(record.pack, offset, min(_HEAD, size)), size)
-            for offset, size in payloads
+    elif isinstance(record, Raw):
+        causes["raw"] += length
+    else:
+        is_coded = not isinstance(record, Patches)
+        index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 and is_coded else 0
+        places = [place for place in repository.reader.index(record) if place is not None] if is_coded else []
+        tables = sum(
+            overhead_bytes(repository.packs.pread(pack, record.offset + offset, min(_HEAD, size)), size)
+            for offset, size in places
         )
-    )
-    causes["indexes"] += index
-    causes["tables"] += tables
-    causes[cause] += length - index - tables
+        causes["indexes"] += index
+        causes["tables"] += tables
+        causes["exact" if record.is_exact else "coarse"] += length - index - tables
     return length
 
 
@@ -133,9 +114,7 @@ def order0_bits(repository: Repository) -> tuple[float, int]:
     entropy = 0.0
     stored = 0
     for pack in repository.catalog.packs():
-        contents = {slot for _, slot in repository.catalog.contents_in(pack.name)}
-        lattices = {slot for _, slot in repository.catalog.lattices_in(pack.name)}
-        for slot in sorted(contents | lattices):
+        for slot in sorted(slot for _, slot in repository.catalog.objects_in(pack.name)):
             for bits, nbytes in repository.reader.entropies(repository.resolver.manifest(pack.name).record(slot)):
                 entropy += bits
                 stored += 8 * nbytes

@@ -19,7 +19,7 @@ from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.formats.paths import listed
 from ckstore.objects.identity import MemberHasher, digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import LatticeRecord
+from ckstore.objects.records import Coarse, Codebook, Linear, Rounded
 from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.units import Unit
 from ckstore.reading.stored_version import StoredVersion
@@ -299,18 +299,16 @@ def _check_pack(repository: Repository, name: str) -> str:
 
 
 class _Ids(NamedTuple):
-    """The ids of one object in a version: lattice id, content id, and content id of its coarse values."""
+    """The ids of one object in a version: its own, and the content id of its values if it is coarse."""
 
-    lattice: str
-    content: str | None
+    object: str
     decoded: str | None
 
 
 def _ids(version: StoredVersion, number: int) -> _Ids:
     """Return the ids of a unit."""
-    coarse = version.document.coarse
-    facts = None if coarse is None else coarse.units.get(number)
-    return _Ids(*version.document.objects[number], None if facts is None else facts.decoded)
+    facts = version.document.coarse_units.get(number)
+    return _Ids(version.document.objects[number], None if facts is None else facts.decoded)
 
 
 class _Place(NamedTuple):
@@ -369,32 +367,34 @@ def _check_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
 
 def _decode_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
     chunks = -(-unit.count // unit.chunk)
-    record = reader.resolver.lattice(ids.lattice)
+    record = reader.resolver.record(ids.object)
     if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
-        return 0, 0, f"Object {ids.lattice} is cut into other chunks than the layout says."
-    if not record.is_exact and _lattice_id(reader, record) != record.id:
+        return 0, 0, f"Object {ids.object} is cut into other chunks than the layout says."
+    if record.is_exact != (ids.decoded is None):
+        return 0, 0, f"Object {ids.object} has another fidelity than the manifest says."
+    if isinstance(record, Coarse) and _lattice_id(reader, record) != record.id:
         return chunks, 0, "The integers differ from the stored ones."
-    content = ids.content
-    if content is not None:
-        found = _values_id(unit, (reader.bits(content, chunk) for chunk in range(chunks)))
-        if found != content:
-            return chunks, 0, "The values differ from the stored ones."
-    if ids.decoded is not None:
-        found = _values_id(unit, (reader.values(record, chunk) for chunk in range(chunks)))
-        if found != ids.decoded:
-            return chunks, 0, "The coarse values differ from the first decode."
+    found = _values_id(unit, (reader.bits(ids.object, chunk) for chunk in range(chunks)))
+    if found != (ids.decoded or ids.object):
+        differ = (
+            "values differ from the stored ones" if record.is_exact else "coarse values differ from the first decode"
+        )
+        return chunks, 0, f"The {differ}."
     return chunks, unit.nbytes, ""
 
 
-def _lattice_id(reader: ObjectReader, record: LatticeRecord) -> str:
+def _lattice_id(reader: ObjectReader, record: Coarse) -> str:
     """Return the lattice id of a record's decoded integers."""
-    if record.kind == "codebook":
-        digests = [digest(reader.indices(record, chunk)) for chunk in range(record.chunks)]
-        if record.protected:
-            digests += [digest(reader.aside(record, chunk)) for chunk in range(record.chunks)]
+    chunks = range(record.chunks)
+    base = ""
+    if isinstance(record, Codebook):
+        digests = [digest(reader.indices(record, chunk)) for chunk in chunks]
+        if record.lattice.protected:
+            digests += [digest(reader.aside(record, chunk)) for chunk in chunks]
+        base = (record.base or "") if record.additive else ""
     else:
-        digests = [digest(reader.integers(record, chunk).view(np.uint8)) for chunk in range(record.chunks)]
-    base = record.base or "" if record.additive else ""
+        assert isinstance(record, Linear | Rounded)
+        digests = [digest(reader.integers(record, chunk).view(np.uint8)) for chunk in chunks]
     return lattice_id(record.lattice, record.count, record.chunk, list(map(bytes.fromhex, digests)), base)
 
 

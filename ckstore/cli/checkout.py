@@ -15,7 +15,6 @@ from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats.directory import is_relative
-from ckstore.policy import FIDELITIES, Fidelity
 
 if TYPE_CHECKING:
     from ckstore.objects.documents import FileEntry
@@ -35,7 +34,6 @@ _STDOUT = "-"
     ("ckstore checkout hf@500 -o model/ --include '*.safetensors'", "restore some files of a directory"),
     ("ckstore checkout best -o - | sha256sum", "pipe it to another program"),
     ("ckstore checkout best -o rest --salvage", "recover the intact parts of a damaged version"),
-    ("ckstore checkout gpt@300 --fidelity coarse -o approx.pt", "export the coarse values of an exact version"),
     exit_codes=[4, 12, 13],
 )
 @click.argument("version", type=VersionName())
@@ -57,11 +55,6 @@ _STDOUT = "-"
 @option("--exclude GLOB", "Skip matching tensors or files.", multiple=True)
 @option("--strip", "Write one subtree of tensors, under their names in it.")
 @option("--force", "Overwrite TARGET; a directory is replaced as a whole.")
-@option(
-    "--fidelity",
-    "Write exact values, or those of the coarse layers.  [default: exact where stored]",
-    type=click.Choice(FIDELITIES),
-)
 @option("--salvage", "Recover the intact parts of a damaged version; exit code 4 if parts are lost.")
 @option("--require-exact", "Fail with exit code 4 if the version is coarse.")
 @click.pass_context
@@ -74,7 +67,6 @@ def command(
     exclude: tuple[str, ...],
     strip: bool,
     force: bool,
-    fidelity: Fidelity | None,
     require_exact: bool,
     salvage: bool,
 ) -> None:
@@ -97,8 +89,6 @@ def command(
     """
     from ckstore.reading.subtree import format_for, left_out_text
 
-    if require_exact and fidelity == "coarse":
-        raise UsageError("--require-exact and --fidelity coarse contradict each other; leave one of them out.")
     to_stdout = str(output) == _STDOUT
     if to_stdout and (strip or form not in (None, _ORIGINAL)):
         raise UsageError("Tensors need a file to write to; name one with -o.")
@@ -109,14 +99,11 @@ def command(
     with open_store(ctx) as store:
         found = version_of(store, version) if to_stdout else store[version]
         form = format_for(found.stored, output, form, globs=bool(include or exclude), strip=strip)
-        if found.row.fidelity != "exact" and (require_exact or fidelity == "exact"):
+        if require_exact and found.row.fidelity != "exact":
             raise IntegrityError(
-                f"Version {found.row.number} is coarse: it has no exact values; choose another version, or leave "
-                f"{'--require-exact' if require_exact else '--fidelity exact'} out."
+                f"Version {found.row.number} is coarse: it has no exact values; choose another version, or leave"
+                " --require-exact out."
             )
-        fidelity = "exact" if require_exact else fidelity
-        if fidelity is not None:
-            found = found.at_fidelity(fidelity)
         was_exact = found.fidelity == "exact"
         if not was_exact:
             print_line(f"ckstore: {_warning(found)}", err=True)
@@ -179,8 +166,6 @@ def _warning(version: Version) -> str:
     from ckstore.objects.units import role_of
 
     number = version.row.number
-    if version.row.fidelity == "exact":
-        return f"These are the coarse values of version {number}, which also has exact ones."
     off = {path: item.relative for path, item in version.deviations().items()}
     weights = max((part for path, part in off.items() if not role_of(version.paths[path][1].path)), default=0.0)
     return (

@@ -29,8 +29,8 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     GLOB selects paths: * matches any characters, including /, and ? matches one. A GLOB that matches a path also
     matches everything below it.
 
-    -l adds the lattice, whether the integers are a base or a delta, the mode of the exact layer, the number of deltas
-    back to a base, and stored bytes an element. Small tensors show the figures of their bundle.
+    -l adds the form (exact: raw, full, delta or patches; coarse: a lattice), the number of deltas back to an object in
+    full, and stored bits an element. Small tensors show the figures of their bundle.
 
     stderr lists files, or parts of files, that are opaque bytes, and why.
     """
@@ -49,8 +49,8 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
         return
     headings, right = ["dtype", "shape", "elements"], [2]
     if is_long:
-        headings += ["lattice", "layers", "depth", "bytes/el"]
-        right += [5, 6]
+        headings += ["form", "depth", "bits"]
+        right += [4, 5]
     # Paths come last: they are long, and vary most in length.
     print_table([*headings, "path"], [(*_cells(item, is_long), item["path"]) for item in tensors], right)
 
@@ -76,7 +76,6 @@ def _first(items: list[str]) -> str:
 def _cells(item: dict[str, Any], is_long: bool) -> list[object]:
     cells = [item["dtype"], "x".join(map(str, item["shape"])) or "()", f"{item['elements']:,}"]
     if is_long:
-        rate = item["bytes_per_element"]
-        layers = f"{item['layers']} (bundle)" if item["bundled"] else item["layers"]
-        cells += [item["lattice"], layers, item["depth"], None if rate is None else f"{rate:.3f}"]
+        form = f"{item['form']} (bundle)" if item["bundled"] else item["form"]
+        cells += [form, item["depth"], None if item["bits"] is None else f"{item['bits']:.3f}"]
     return cells

@@ -35,7 +35,7 @@ def command(ctx: click.Context, version: str, as_json: bool) -> None:
     """Show details of a version.
 
     Prints files with their SHA-256, metrics, tags, parent and children, and how the objects are stored. For each tensor
-    it prints the lattice and its step, stored bits an element by layer, and the errors of a coarse version: maximal,
+    it prints the form and a step, stored bits an element, and the errors of a coarse version: maximal,
     root mean square, and relative to the root mean square of the values.
     """
     with open_store(ctx) as store:
@@ -51,9 +51,9 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
     row = version.row
     storage = shown["storage"]
     kind = "hot" if row.hot else "base" if row.base else f"delta, {row.depth} deep"
-    layers = f"{storage['base']} in full, {storage['delta']} as deltas"
-    modes = ", ".join(f"{storage[mode]} {mode}" for mode in ("own", "chained", "patched"))
-    exact = f"{modes}, {storage['ordinal']} exact by themselves"
+    against = storage["stored_against_others"]
+    exact = sum(storage[kind] for kind in ("raw", "full", "delta", "patches"))
+    coarse = storage["objects"] - exact
     print_facts([
         ("version", f"{row.number}  ({name_of(row)})"),
         ("id", row.uid),
@@ -68,9 +68,9 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         ("dropped", _dropped_text(version)),
         ("coarse", None if shown["coarse"] is None else ", ".join(f"{k} {v}" for k, v in shown["coarse"].items())),
         ("restore cost", f"{row.cost:.2f}x of a full version"),
-        ("objects", f"{storage['objects']}, {storage['here']} of them added by this version"),
-        ("integers", f"{layers}, {size_text(storage['coarse_bytes'])}"),
-        ("exact layers", f"{exact}, {size_text(storage['exact_bytes'])}"),
+        ("objects", f"{storage['objects']}, {storage['here']} of them added by this version, {against} against others"),
+        ("exact objects", f"{exact}, {size_text(storage['exact_bytes'])}"),
+        ("coarse objects", f"{coarse}, {size_text(storage['coarse_bytes'])}" if coarse else None),
         *((f"metric {name}", _metric(shown, name, value)) for name, value in row.metrics.items()),
     ])  # fmt: skip
     print_line()
@@ -86,8 +86,8 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         print_line(f"{path} -> {target}")
     if shown["tensors"]:
         print_line()
-        headings = ["lattice", "layers", "coarse bits", "exact bits", "max error", "rms error", "relative", "path"]
-        print_table(headings, map(_cells, shown["tensors"]), right=range(2, 7))
+        headings = ["form", "bits", "max error", "rms error", "relative", "path"]
+        print_table(headings, map(_cells, shown["tensors"]), right=range(1, 5))
 
 
 def _metric(shown: dict[str, Any], name: str, value: object) -> object:
@@ -105,9 +105,8 @@ def _dropped_text(version: Version) -> str | None:
 
 def _cells(item: dict[str, Any]) -> list[object]:
     bits, error = item["bits"], item["error"]
-    layers = f"{item['layers']} (bundle)" if item["bundled"] else item["layers"]
-    cells = [item["lattice"], layers]
-    cells += [None, None] if bits is None else [f"{bits['coarse']:.3f}", f"{bits['exact']:.3f}"]
+    form = f"{item['form']} (bundle)" if item["bundled"] else item["form"]
+    cells = [form, None if bits is None else f"{bits:.3f}"]
     if error is None:
         cells += ["0", "0", "0"]
     else:

@@ -1,4 +1,4 @@
-"""`ckstore thin`: drop the exact layers of versions."""
+"""`ckstore thin`: make versions coarse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ckstore.policy import QUALITY
 def command(
     ctx: click.Context, /, versions: tuple[str, ...], quality: float, dry_run: bool, as_json: bool, **selection: Any
 ) -> None:
-    """Drop the exact layers of versions: lossy, for good.
+    """Make versions coarse, for good.
 
     The selected versions become coarse: weights come back rounded, by some percent of their root mean square, and the
     moments of an optimiser only roughly. --dry-run prints the errors before anything changes, and `ckstore show`
@@ -79,7 +79,7 @@ def command(
             f"{name_of(item.version)} (version {item.version.number})  {error}; none by more than {item.max_abs:.3g}"
         )
     if report.skipped:
-        print_line(f"{counted(len(report.skipped), 'version')} had no exact layer to drop.")
+        print_line(f"{counted(len(report.skipped), 'version')} had no exact values to drop.")
     if not report.versions:
         print_line("Nothing to do: every version that is named is kept or coarse already.")
         return

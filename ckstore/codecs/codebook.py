@@ -7,12 +7,12 @@ returns bits of the elements' dtype. Decoding is a table lookup and at most one 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.lattice import FLOATS, Kind
+from ckstore.codecs.lattice import FLOATS
 from ckstore.codecs.short_floats import narrowed, widened
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.blocks import empty, fixed
@@ -50,8 +50,6 @@ class CodebookLattice:
     UsageError
         If the centroids break these rules, or make more than 256 levels.
     """
-
-    kind: ClassVar[Kind] = "codebook"
 
     dtype: str
     centroids: Floats

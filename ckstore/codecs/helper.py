@@ -16,14 +16,7 @@ import numpy as np
 
 from ckstore.codecs.integer_plan import Plan, sort_elements, workspace
 from ckstore.codecs.integers import decode_integers, write_directory, write_streams
-from ckstore.codecs.lattice import (
-    LinearLattice,
-    ordinal_classes,
-    ordinal_correct,
-    ordinal_difference,
-    scaled,
-    statistics_of,
-)
+from ckstore.codecs.lattice import LinearLattice, ordinal_classes, ordinal_correct, ordinal_difference
 from ckstore.codecs.rounded import RoundedLattice
 from ckstore.runtime.blocks import fixed
 from ckstore.runtime.compiling import READS
@@ -38,32 +31,27 @@ _CLASSES = fixed(np.array([0, 1, 0, 1, 0, 1, 0], np.uint8))
 
 def _steps(helped: str) -> list[Callable[[], object]]:
     """Return the steps of exact versions of float32 weights with Adam's moments, the last steps of a verb first."""
-    lattice = LinearLattice("float32", -5, 7)
     decoding: list[Callable[[], object]] = [
         partial(_reorder, 2),
         partial(_reorder, 4),
         lambda: ordinal_correct(_BITS, _INTEGERS, "float32"),
-        lambda: scaled(_BITS, "float32", 0.5),
-        lambda: lattice.chained(_BITS, _INTEGERS, 0),
-        lambda: lattice.project(LinearLattice("float32", -4, 7), _INTEGERS, 0),
         lambda: ordinal_classes(_BITS, "float32"),
-        lambda: lattice.own(_INTEGERS, 0),
     ]
     if helped == READS:
-        rounded = RoundedLattice("float32", 24, 0, 7)
-        return [lambda: lattice.values(_INTEGERS, 0), lambda: rounded.values(_INTEGERS, 0), *decoding]
+        lattice, rounded = LinearLattice("float32", -5, 7), RoundedLattice("float32", 24, 0, 7)
+        return [
+            lambda: lattice.values(_INTEGERS, 0),
+            lambda: rounded.values(_INTEGERS, 0),
+            lambda: lattice.project(LinearLattice("float32", -4, 7), _INTEGERS, 0),
+            *decoding,
+        ]
     return [
         _write,
         lambda: write_directory(_nothing(), 32, grouped=False),
         _sort,
         lambda: ordinal_difference(_BITS, _BITS, "float32"),
-        lambda: lattice.own(_INTEGERS, 0),
-        lambda: lattice.chained(_BITS, _INTEGERS, 0),
         lambda: decode_integers(_PLAIN, _INTEGERS.copy()),
         *decoding,
-        lambda: statistics_of(_BITS, "float32"),
-        lambda: lattice.distance(_BITS, _INTEGERS, 0),
-        lambda: lattice.quantise(_BITS, 0, _INTEGERS),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The integer grids of coarse layers: linear lattices for float weights, ordinal ones for everything exact.
+"""The linear lattices of coarse objects, and the ordinals of exact ones.
 
 Both are pure functions of arrays. Original values are passed as unsigned integers of the item's width (`bits`), so that
 NaN payloads, signed zeros and subnormals survive.
@@ -7,7 +7,7 @@ NaN payloads, signed zeros and subnormals survive.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from ckstore.codecs.short_floats import SHORT, narrowed, widened
 from ckstore.errors import IntegrityError
 from ckstore.runtime.blocks import empty, fixed
 
-Kind = Literal["linear", "ordinal", "rounded", "codebook"]
 Bits = npt.NDArray[Any]
 Integers = npt.NDArray[Any]
 Classes = npt.NDArray[np.uint8]
@@ -47,13 +46,6 @@ STEP_RANGE: dict[str, tuple[int, int]] = {
     "float16": (-48, 5),
 }
 
-#: dtypes whose values can be predicted as a multiple of their parents.
-SCALED = ("float32", "float64", "bfloat16")
-
-#: Elements that a common factor is computed from, and the minimal part of the change's energy that it must explain.
-_RATIOS = 2048
-_LEAST_EXPLAINED = 0.001
-
 #: Binary orders of magnitude below the largest that have a class of their own: more save nothing and take time.
 _OCTAVES = 10
 
@@ -63,13 +55,6 @@ NO_EXPONENTS.flags.writeable = False
 
 _NOTHING: npt.NDArray[np.uint8] = np.zeros(8 * CHUNK, np.uint8)
 _NOTHING.flags.writeable = False
-_NO_INTEGERS: npt.NDArray[np.int32] = np.empty(0, np.int32)
-
-#: An element keeps the projected integer of its base while it lies within this many steps of it.
-HYSTERESIS = 0.6
-
-#: Half the width in steps of an integer's cell, for the prediction of a chained exact layer.
-REACH = 0.5
 
 
 def part_dtype(dtype: str) -> str:
@@ -92,21 +77,6 @@ def chunk_length(shape: tuple[int, ...]) -> int:
     return inner * max(1, CHUNK // inner)
 
 
-@dataclass(frozen=True, slots=True)
-class OrdinalLattice:
-    """Order-preserving integers of the elements' own bits: exact by itself.
-
-    Attributes
-    ----------
-    dtype
-        Of the elements.
-    """
-
-    kind: ClassVar[Kind] = "ordinal"
-
-    dtype: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearLattice:
     """Integers n with values ``n * 2 ** (step + rows[i] + cols[j])``.
@@ -124,8 +94,6 @@ class LinearLattice:
         int16 exponents of rows and of columns, or empty.
     """
 
-    kind: ClassVar[Kind] = "linear"
-
     dtype: str
     step: int
     width: int
@@ -136,19 +104,12 @@ class LinearLattice:
     def _exponents(self) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
         return fixed(self.rows), fixed(self.cols)
 
-    def quantise(self, bits: Bits, start: int, predicted: Integers | None = None) -> Integers:
-        """Return the integers (int32) of a chunk of values that begins at element `start`.
-
-        With `predicted` (the projected integers of a base) an element keeps its prediction within `HYSTERESIS` steps.
-        """
+    def quantise(self, bits: Bits, start: int) -> Integers:
+        """Return the nearest integers (int32) of a chunk of values that begins at element `start`."""
         from ckstore.kernels import lattice as kernels
 
-        check_sizes(bits, predicted)
         out = empty(bits.size, np.int32)
-        prediction = _NO_INTEGERS if predicted is None else predicted
-        kernels.linear_quantise(
-            floats(bits, self.dtype), fixed(prediction), self.step, *self._exponents, self.width, start, HYSTERESIS, out
-        )
+        kernels.linear_quantise(floats(bits, self.dtype), self.step, *self._exponents, self.width, start, out)
         return out
 
     def dithered(self, bits: Bits, start: int) -> Integers:
@@ -203,79 +164,6 @@ class LinearLattice:
         kernels.linear_values(fixed(integers), self.step, *self._exponents, self.width, start, values)
         return narrowed(carrier, self.dtype, out) if is_short else carrier
 
-    def distance(self, bits: Bits, integers: Integers, start: int) -> tuple[float, int]:
-        """Return the sum of squared differences of finite values and lattice values, and the number of values."""
-        from ckstore.kernels import lattice as kernels
-
-        check_sizes(bits, integers)
-        result: tuple[float, int] = kernels.linear_distance(
-            floats(bits, self.dtype), fixed(integers), self.step, *self._exponents, self.width, start
-        )
-        return result
-
-    def own(self, integers: Integers, start: int) -> tuple[Bits, Classes]:
-        """Return the bits of the lattice values, and the classes that code an own exact layer."""
-        return self._own(integers, start, None)
-
-    def chained(self, parent: Bits, integers: Integers, start: int) -> tuple[Bits, Classes]:
-        """Return bits of the parent's exact values moved into the integers' cells, and classes of a chained layer."""
-        return self._chained(parent, integers, start, None)
-
-    def residuals(
-        self, bits: Bits, integers: Integers, start: int, parent: Bits | None = None
-    ) -> tuple[Integers, Classes]:
-        """Return the residuals and classes of an exact layer, chained if there is a `parent`: `ordinal_difference`."""
-        check_sizes(bits, integers)
-        if parent is None:
-            found, classes = self._own(integers, start, bits)
-        else:
-            found, classes = self._chained(parent, integers, start, bits)
-        return found.view(f"i{found.itemsize}"), classes
-
-    def _own(self, integers: Integers, start: int, bits: Bits | None) -> tuple[Bits, Classes]:
-        """Return the predictions, or with `bits` the differences to them; and classes."""
-        from ckstore.kernels import lattice as kernels
-
-        out = empty(integers.size, _unsigned(self.dtype))
-        classes = empty(integers.size, np.uint8)
-        if self._is_flat32 and -126 <= self.step < 103:
-            kernels.own_flat32(fixed(integers), _optional(bits, out), self.step, out, classes)
-            return out, classes
-        kernels.own_predict(fixed(integers), self.step, *self._exponents, self.width, start, out, classes)
-        return self._difference(bits, out), classes
-
-    def _chained(self, parent: Bits, integers: Integers, start: int, bits: Bits | None) -> tuple[Bits, Classes]:
-        """Return the same for a chained layer."""
-        from ckstore.kernels import lattice as kernels
-
-        check_sizes(integers, parent)
-        parent, integers = fixed(parent), fixed(integers)
-        out = empty(parent.size, parent.dtype)
-        classes = empty(parent.size, np.uint8)
-        if (
-            self._is_flat32
-            and -125 <= self.step <= 103
-            and kernels.chained_flat32(parent, integers, _optional(bits, out), self.step, out, classes)
-        ):
-            return out, classes
-        kernels.chained_predict(parent, integers, self.step, *self._exponents, self.width, start, REACH, out, classes)
-        return self._difference(bits, out), classes
-
-    @property
-    def _is_flat32(self) -> bool:
-        """Whether all elements are float32 and have one step."""
-        return self.dtype == "float32" and not self.rows.size and not self.cols.size
-
-    def _difference(self, bits: Bits | None, predicted: Bits) -> Bits:
-        if bits is None:
-            return predicted
-        return ordinal_difference(bits, predicted, self.dtype).view(predicted.dtype)
-
-
-def _optional(bits: Bits | None, like: Bits) -> Bits:
-    """Return the bits, or an empty array for a kernel whose argument is optional."""
-    return fixed(like[:0] if bits is None else bits)
-
 
 def _exponent_difference(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
     if own is base or own.size == base.size == 0 or (own.size == base.size and np.array_equal(own, base)):
@@ -316,58 +204,6 @@ def step_exponent(step: float, largest: float, dtype: str) -> int:
     if largest > 0:
         exponent = max(exponent, int(np.floor(np.log2(largest))) - 21)
     return min(max(exponent, lowest), highest)
-
-
-def scaled(bits: Bits, dtype: str, factor: float) -> Bits:
-    """Return the bits of values times `factor`: the effect of weight decay and running averages on all elements.
-
-    For the dtypes of `SCALED`; values that are not normal numbers, before or after, keep their bits.
-    """
-    if factor == 1.0:
-        return bits
-    from ckstore.kernels.lattice import scale
-
-    out = empty(bits.size, bits.dtype)
-    scale(fixed(bits), factor, out)
-    return out
-
-
-def common_factor(values: Bits, parent: Bits, dtype: str) -> float:
-    """Return the median ratio of values to their parents, over the larger half of these, as a float32 value.
-
-    It is 1.0 without such parents, or if a factor would explain next to nothing of the change.
-    """
-    if dtype not in SCALED or values.size < _RATIOS:
-        return 1.0
-    stride = values.size // _RATIOS
-    now, before = (_doubles(bits[::stride], dtype) for bits in (values, parent))
-    usable = np.isfinite(now) & np.isfinite(before) & (before != 0)
-    if np.count_nonzero(usable) < _RATIOS // 2:
-        return 1.0
-    now, before = now[usable], before[usable]
-    magnitudes = np.abs(before)
-    large = magnitudes >= _median(magnitudes)
-    with np.errstate(over="ignore", invalid="ignore"):
-        ratios = now[large] / before[large]
-        factor = float(np.float32(_median(ratios)))
-        change = now - before
-        explained = (factor - 1.0) ** 2 * float(before @ before)
-        worth_it = explained > _LEAST_EXPLAINED * float(change @ change)
-    return factor if 0.25 <= factor <= 4.0 and worth_it else 1.0
-
-
-def _median(values: npt.NDArray[np.float64]) -> float:
-    """Return the median, as `np.median` does in twice the time for few values."""
-    ordered = np.sort(values)
-    return float((ordered[(ordered.size - 1) // 2] + ordered[ordered.size // 2]) / 2)
-
-
-def _doubles(bits: Bits, dtype: str) -> npt.NDArray[np.float64]:
-    if dtype == "bfloat16":
-        bits = bits.astype(np.uint32) << np.uint32(16)
-        dtype = "float32"
-    with np.errstate(invalid="ignore"):
-        return np.ascontiguousarray(bits).view(dtype).astype(np.float64)
 
 
 def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:

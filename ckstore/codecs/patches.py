@@ -68,15 +68,8 @@ class Changes:
     places: Array
     numbers: Array
 
-    @classmethod
-    def by(cls, places: Array, differences: Array) -> Changes:
-        """Return the changes of signed integers by differences; these may be 0."""
-        changed = differences != 0
-        differences = differences[changed]
-        return cls(places[changed], (2 * (np.abs(differences) - 1) + (differences > 0)).astype(np.uint64))
-
-    def patch(self, before: bytes = b"") -> bytes | None:
-        """Return the patch after the bytes of `before`; None without changes."""
+    def patch(self) -> bytes | None:
+        """Return the patch; None without changes."""
         if not self.places.size:
             return None
         from ckstore.kernels.patches import write_patch
@@ -84,7 +77,7 @@ class Changes:
         payload = scratch("patch", 19 * self.places.size + 96, np.uint8)
         size = write_patch(self.places, self.numbers, self.places.size, payload)
         body = payload[_CHECKSUM:size]
-        return before + crc32(body).to_bytes(_CHECKSUM, "little") + body.tobytes()
+        return crc32(body).to_bytes(_CHECKSUM, "little") + body.tobytes()
 
 
 def find_changes(after: Array, before: Array, *, is_float: bool) -> Changes:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.lattice import FLOATS, NO_EXPONENTS, Bits, Integers, Kind, check_sizes
+from ckstore.codecs.lattice import FLOATS, NO_EXPONENTS, Bits, Integers, check_sizes
 from ckstore.runtime.blocks import empty, fixed
 
 #: dtypes whose ordinals can be rounded: differences of ordinals and models fit 64 bits.
@@ -36,8 +35,6 @@ class RoundedLattice:
     rows, cols
         int16 quarter octaves of rows and of columns, or empty.
     """
-
-    kind: ClassVar[Kind] = "rounded"
 
     dtype: str
     shift: int

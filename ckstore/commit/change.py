@@ -83,9 +83,8 @@ class Change:
         """
         catalog = self.repository.catalog
         raw = set(catalog.raw_packs())
-        lattices = catalog.find_lattices(key(record.id) for record in self.writer.lattices)
-        contents = catalog.find_contents(key(record.id) for record in self.writer.contents)
-        if contents or any(pack not in raw for pack, _ in lattices.values()):
+        objects = catalog.find_objects(key(record.id) for record in self.writer.encoded_records)
+        if any(pack not in raw for pack, _ in objects.values()):
             raise ConflictError("Another process has encoded some of these objects; try again.")
 
     def register_pending(self) -> None:
@@ -93,16 +92,8 @@ class Change:
 
         Objects that are stored again keep their old records for other readers.
         """
-        resolver = self.repository.resolver
-        lattices = resolver.known_lattices(record.id for record in self.writer.lattices)
-        contents = resolver.known(record.id for record in self.writer.contents)
-        self._hold(
-            [
-                *(record for record in self.writer.lattices if record.id not in lattices),
-                *(record for record in self.writer.contents if record.id not in contents),
-                *self.writer.raw,
-            ]
-        )
+        known = self.repository.resolver.known(record.id for record in self.writer.encoded_records)
+        self._hold(record for record in self.writer.records if record.id not in known)
 
     def finish(
         self,
@@ -142,7 +133,7 @@ class Change:
         self,
         record: Mapping[str, Any] | None = None,
         *,
-        needs: tuple[Iterable[str], Iterable[str]] = ((), ()),
+        needs: Iterable[str] = (),
         replace: bool = False,
         heals: bool = False,
         costs: Costs | None = None,
@@ -158,7 +149,7 @@ class Change:
         record
             The log record, without the names of packs; None for a new version.
         needs
-            Ids of lattices and of exact layers that must still exist.
+            Ids of objects that must still exist.
         replace
             The new version replaces the one at its run and step.
         heals
@@ -183,8 +174,8 @@ class Change:
             The existing version was forgotten since.
         """
         catalog = self.repository.catalog
-        lattices, contents, raw = self.writer.places(self.packs)
-        bases = self._bases(lattices, contents)
+        objects, raw = self.writer.places(self.packs)
+        bases = self._bases(objects)
         references = set() if self._document is None else self._document.blob_packs()
         lost = self._lost_pack() if heals else None
         self.repository.packs.publish([pack.name for pack in self.packs])
@@ -211,25 +202,24 @@ class Change:
                 catalog.commit_version(
                     row,
                     self.packs,
-                    lattices,
-                    contents,
+                    objects,
                     raw=raw,
                     references=references,
                     replace=replace,
-                    requires_lattices=_keys(needs[0], [*lattices, *raw]),
-                    requires_contents=_keys(needs[1], contents),
+                    requires=_keys(needs, [*objects, *raw]),
                 )
                 self._set_tags(tags, row.number)
                 if lost is not None and any(pack.name == lost for pack in catalog.unreferenced_packs()):
                     catalog.remove_packs([lost])
                 self.row = row
             else:
-                catalog.require(*bases)
+                catalog.require(bases)
                 catalog.add_packs(self.packs)
-                catalog.move_lattices(lattices)
-                catalog.move_contents(contents)
+                catalog.move_objects(objects)
                 if row is not None:
-                    catalog.replace_version(row, references=references)
+                    # A `gc` of another mirror may have rewritten packs since; it keeps the blobs of this version.
+                    moved = catalog.moved_packs(references)
+                    catalog.replace_version(row, references={moved.get(name, name) for name in references})
             raw_packs = RawPacks({}, ()) if frees is None else frees()
             freed = [
                 gone
@@ -247,19 +237,15 @@ class Change:
         self._committed = True
         remove_files(self.repository, freed)
 
-    def _bases(self, lattices: Iterable[Placement], contents: Iterable[Placement]) -> tuple[list[int], list[int]]:
-        """Return the keys of older lattices and exact layers that the change depends on.
+    def _bases(self, objects: Iterable[Placement]) -> list[int]:
+        """Return the keys of older objects that the change depends on.
 
         A lease protects them from this mirror's `gc`, but not from another mirror's.
         """
-        find = self.repository.resolver.content
-        below = {record.lattice for record in self.writer.contents}
-        below |= {record.base for record in self.writer.lattices if record.base is not None}
-        parents = {record.parent for record in self.writer.contents if record.parent is not None}
+        needed = {record.base for record in self.writer.encoded_records if record.base is not None}
         if self._document is not None and self._again:
-            below |= {lattice for lattice, _ in self._document.objects}
-            parents |= {content for _, content in self._document.objects if content is not None and find(content)}
-        return _keys(below, lattices), _keys(parents, contents)
+            needed |= set(self._document.objects)
+        return _keys(needed, objects)
 
     def _under_free_number(self, row: VersionRow) -> VersionRow:
         """Return the row, renumbered if another mirror has taken its number."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.documents import Object
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
@@ -50,7 +49,7 @@ def write_costs(catalog: Catalog, costs: Costs) -> None:
     catalog.commit(change)
 
 
-def restore_cost(version: StoredVersion, objects: Iterable[Object] | None = None) -> tuple[float, int]:
+def restore_cost(version: StoredVersion, objects: Iterable[str] | None = None) -> tuple[float, int]:
     """Return the restore cost of a version or some of its objects, as a multiple of a full restore, and the depth."""
     reader = version.repository.reader
     objects = set(version.document.objects if objects is None else objects)

@@ -1,4 +1,4 @@
-"""Encodes an object's values as a coarse layer without an exact layer, and measures the deviation."""
+"""Encodes an object's values as a coarse object, and measures the deviation."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ckstore.codecs.lattice import (
     step_exponent,
 )
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
-from ckstore.encoding.common_step import CONCENTRATED, CoarseParent
+from ckstore.encoding.common_step import CONCENTRATED
 from ckstore.encoding.comparison import Comparison
-from ckstore.encoding.estimate import Encoded, Estimate, ReadUnit, Sample, Way, nearby_ancestors
+from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.encoding.magnitudes import LogModel, row_width, whole
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import LatticeRecord, check_cut
+from ckstore.objects.records import Full, Linear, Rounded, check_cut, exact_work
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 
@@ -53,9 +53,6 @@ _LARGEST_STEP = 2.0
 
 #: Exponents stay the parent's while they are within this distance of the target.
 SLACK = 0.75
-
-#: Bytes of an exact layer for each byte of values, which a version stored in full would need besides its integers.
-EXACT_SHARE = 0.75
 
 
 class Steps(NamedTuple):
@@ -99,7 +96,7 @@ class CoarseEncoder:
         self,
         unit: Unit,
         read: ReadUnit,
-        parent: CoarseParent | None,
+        parent: Parent | None,
         steps: Callable[[], Steps],
         size: Callable[[], float],
     ) -> Estimate | None:
@@ -127,7 +124,7 @@ class CoarseEncoder:
         if finite < unit.count or not isfinite(total):
             return None
 
-        def against(parent: CoarseParent | None) -> Estimate | None:
+        def against(parent: Parent | None) -> Estimate | None:
             if unit.role == "second":
                 return self._estimate_second_moment(unit, bits)
             if self.policy.is_bounded:
@@ -142,36 +139,39 @@ class CoarseEncoder:
             estimate = against(None)  # A run continues after damage.
         return None if estimate is None or _is_clamped(bits, largest, estimate.lattice) else estimate
 
-    def encode(self, estimate: Estimate, plan: Way, read: ReadUnit) -> Encoded:
-        """Return the coarse layer of an object under `plan`, and cache its integers for the next version."""
+    def encode(self, estimate: Estimate, plan: Way, read: ReadUnit, debt: int) -> Encoded:
+        """Return an object under `plan`, and cache its integers for the next version."""
         unit, lattice = estimate.unit, estimate.lattice
         assert isinstance(lattice, LinearLattice | RoundedLattice)
-        encoded = Encoded("", [], [])
+        payloads = []
         comparison = Comparison(unit)
         coded: list[Integers] = []
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             bits = read(start, min(start + unit.chunk, unit.count))
             predicted = None
-            if plan.base is not None and isinstance(lattice, LinearLattice):
-                predicted = lattice.project(plan.base.linear, self.reader.integers(plan.base, chunk), start)
+            if isinstance(plan.base, Linear) and isinstance(lattice, LinearLattice):
+                predicted = lattice.project(plan.base.lattice, self.reader.integers(plan.base, chunk), start)
             integers = _quantised(lattice, bits, start, dithered=estimate.dithered)
             delta = integers if predicted is None else integers - predicted
-            encoded.coarse.append(encode_changes(delta))
+            payloads.append(encode_changes(delta))
             comparison.add(
                 bits, lattice.values(integers, start), lattice if isinstance(lattice, LinearLattice) else None
             )
             coded.append(integers)
         digests = [bytes.fromhex(digest(integers.view(np.uint8))) for integers in coded]
-        encoded.identity = lattice_id(lattice, unit.count, unit.chunk, digests)
-        encoded.facts = comparison.result()
+        identity = lattice_id(lattice, unit.count, unit.chunk, digests)
         if unit.role == "weight":
             # The next version will be stored against these; moments would only evict them.
             for chunk, integers in enumerate(coded):
-                self.reader.cache.put((encoded.identity, chunk), integers)
-        return encoded
+                self.reader.cache.put((identity, chunk), integers)
+        common = Full(id=identity, dtype=unit.dtype, count=unit.count, chunk=unit.chunk, alone=estimate.alone).common
+        if isinstance(lattice, RoundedLattice):
+            return Encoded(Rounded(**common, lattice=lattice), [*payloads], comparison.result())
+        record = Linear(**common, lattice=lattice, base=plan.base_id, debt=debt, origin=estimate.origin)
+        return Encoded(record, [*payloads], comparison.result())
 
     def _estimate_bounded(
-        self, unit: Unit, bits: Bits, largest: float, parent: CoarseParent | None, size: Callable[[], float]
+        self, unit: Unit, bits: Bits, largest: float, parent: Parent | None, size: Callable[[], float]
     ) -> Estimate | None:
         """Estimate a linear lattice with one step, small enough for the bound."""
         if unit.is_bundle:
@@ -192,12 +192,10 @@ class CoarseEncoder:
                 return None
         return self._planned(unit, bits, lattice, record)
 
-    def _estimate_weight(
-        self, unit: Unit, bits: Bits, largest: float, parent: CoarseParent | None, steps: Steps
-    ) -> Estimate:
+    def _estimate_weight(self, unit: Unit, bits: Bits, largest: float, parent: Parent | None, steps: Steps) -> Estimate:
         record = None if parent is None or not steps.is_related else self._record(unit, parent)
         if steps.is_still and record is not None:
-            lattice = record.linear
+            lattice = record.lattice
         else:
             lattice = _settled(unit, steps, _limits(unit, bits), largest, record)
         sample = Sample.of(unit, lambda first, last: bits[first:last])
@@ -231,18 +229,18 @@ class CoarseEncoder:
         # In full: the residuals after rows and columns are as small as their change since the parent.
         return self._planned(unit, bits, lattice, None)
 
-    def _record(self, unit: Unit, parent: CoarseParent | None) -> LatticeRecord | None:
+    def _record(self, unit: Unit, parent: Parent | None) -> Linear | None:
         """Return the parent's record if its lattice is linear, else that of the nearest coarse ancestor."""
-        for identity in () if parent is None else (parent.lattice, parent.coarse):
+        for identity in () if parent is None else (parent.id, parent.other):
             if identity is not None:
-                record = self.reader.resolver.lattice(identity)
+                record = self.reader.resolver.record(identity)
                 check_cut(record, unit)
-                if record.kind == "linear":
+                if isinstance(record, Linear):
                     return record
         return None
 
     def _planned(
-        self, unit: Unit, bits: Bits, lattice: Grid, record: LatticeRecord | None, *, dithered: bool = False
+        self, unit: Unit, bits: Bits, lattice: Grid, record: Linear | None, *, dithered: bool = False
     ) -> Estimate:
         """Return options for `bits` on `lattice`: in full, or against the object of `record` and its ancestors."""
         sample = Sample.of(unit, lambda first, last: bits[first:last])
@@ -250,26 +248,25 @@ class CoarseEncoder:
         quantised = _quantised(lattice, sample.bits, sample.start, dithered=dithered)
         base = sample.nbytes(quantised)
         work = layer(chunks, unit.count, int(base), grouped=False)
-        exact = int(EXACT_SHARE * unit.nbytes)
-        full_cost = cost(work.plus(layer(chunks, unit.count, exact, grouped=True)))
+        full_cost = cost(exact_work(unit.count, unit.chunk, unit.dtype))
         options = [Option("base", base, cost(work), is_base=True)]
         plans = {"base": Way(None)}
         debt = 0.0
-        if record is not None and isinstance(lattice, LinearLattice) and record.width == lattice.width:
+        if record is not None and isinstance(lattice, LinearLattice) and record.lattice.width == lattice.width:
             debt = record.debt
             for place, ancestor in nearby_ancestors(self.reader.chain(record)):
+                assert isinstance(ancestor, Linear)
                 name = f"delta-{place}"
                 integers = sample.cut(self.reader.integers(ancestor, sample.chunk))
-                predicted = lattice.project(ancestor.linear, integers, sample.start)
+                predicted = lattice.project(ancestor.lattice, integers, sample.start)
                 stored = sample.nbytes(quantised - predicted)
                 price = layer(chunks, unit.count, int(stored), grouped=False, delta=True).plus(
-                    self.reader.lattice_work(ancestor)
+                    self.reader.work(ancestor)
                 )
                 options.append(Option(name, stored, cost(price), is_base=False))
                 plans[name] = Way(ancestor)
-        alone = int(base), exact
         candidates = Candidates(tuple(options), debt)
-        return Estimate(unit, candidates, plans, full_cost, alone, lattice, is_coarse=True, dithered=dithered)
+        return Estimate(unit, candidates, plans, full_cost, int(base), lattice, is_coarse=True, dithered=dithered)
 
 
 def _limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
@@ -289,12 +286,12 @@ def _limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
 
 
 def _settled(
-    unit: Unit, steps: Steps, limits: npt.NDArray[np.float64], largest: float, record: LatticeRecord | None
+    unit: Unit, steps: Steps, limits: npt.NDArray[np.float64], largest: float, record: Linear | None
 ) -> LinearLattice:
     """Return the lattice of these steps; nearby exponents of the parent stay, so that its integers fit."""
     lowest, highest = STEP_RANGE[unit.dtype]
     smallest = step_exponent(0.0, largest, unit.dtype)
-    before = None if record is None else record.linear
+    before = None if record is None else record.lattice
     cols = steps.cols
     rows = np.minimum(steps.level + (steps.rows if steps.rows.size else np.zeros(1)), limits - _reach(cols))
     rows = np.clip(rows, smallest, highest)

@@ -21,16 +21,14 @@ from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import Bits, Integers
 from ckstore.codecs.schemes import dynaquant, lc
 from ckstore.codecs.schemes.dynaquant import Treatment
-from ckstore.encoding.coarse import EXACT_SHARE
-from ckstore.encoding.common_step import CoarseParent
 from ckstore.encoding.comparison import Comparison
-from ckstore.encoding.estimate import Encoded, Estimate, ReadUnit, Sample, Way
+from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import LatticeRecord, check_cut
+from ckstore.objects.records import Codebook, Record, check_cut, exact_work
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 from ckstore.runtime.checksum import crc32
@@ -55,7 +53,7 @@ class CodebookEncoder:
         self.policy = policy
 
     def estimate(
-        self, unit: Unit, read: ReadUnit, parent: CoarseParent | None, treatment: Callable[[], Treatment]
+        self, unit: Unit, read: ReadUnit, parent: Parent | None, treatment: Callable[[], Treatment]
     ) -> Estimate | None:
         """Return options of `unit`; None without a codebook: other dtypes, bundles, values that are not finite.
 
@@ -76,8 +74,10 @@ class CodebookEncoder:
             return self._estimate_changes(unit, bits, record)
         return self._estimate_levels(unit, bits, record, treatment())
 
-    def encode(self, estimate: Estimate, plan: Way, read: ReadUnit, treatment: Callable[[], Treatment]) -> Encoded:
-        """Return the coarse layer of an object under `plan`."""
+    def encode(
+        self, estimate: Estimate, plan: Way, read: ReadUnit, treatment: Callable[[], Treatment], debt: int
+    ) -> Encoded:
+        """Return an object under `plan`."""
         unit = estimate.unit
         lattice = plan.lattice
         assert isinstance(lattice, CodebookLattice)
@@ -87,7 +87,7 @@ class CodebookEncoder:
             aside = np.empty(0, np.uint16)
         else:
             _, indices, aside = dynaquant.treated(as_float32(bits, unit.dtype), treatment(), unit.dtype)
-        encoded = Encoded("", [], [])
+        payloads, frames = [], []
         comparison = Comparison(unit)
         digests = []
         taken = 0
@@ -101,19 +101,22 @@ class CodebookEncoder:
                 kept = aside[taken : taken + protected]
                 taken += protected
                 frame = kept.astype("<u2").tobytes()
-                encoded.aside.append(crc32(kept).to_bytes(4, "little") + frame)
+                frames.append(crc32(kept).to_bytes(4, "little") + frame)
             delta, classes = self._against(lattice, part, None if plan.additive else plan.base, chunk)
-            encoded.coarse.append(encode_changes(delta, classes))
+            payloads.append(encode_changes(delta, classes))
             before = None if not plan.additive or plan.base is None else self.reader.values(plan.base, chunk)
             decoded = lattice.values(part, kept) if before is None else lattice.add(before, part)
             comparison.add(bits[start : start + unit.chunk], decoded)
         base = plan.base.id if plan.additive and plan.base is not None else ""
-        digests += [bytes.fromhex(digest(frame)) for frame in encoded.aside]
-        encoded.identity = lattice_id(lattice, unit.count, unit.chunk, digests, base)
-        encoded.facts = comparison.result()
-        return encoded
+        digests += [bytes.fromhex(digest(frame)) for frame in frames]
+        record = Codebook(
+            id=lattice_id(lattice, unit.count, unit.chunk, digests, base), dtype=unit.dtype, count=unit.count,
+            chunk=unit.chunk, alone=estimate.alone, lattice=lattice, base=plan.base_id, debt=debt,
+            additive=plan.additive,
+        )  # fmt: skip
+        return Encoded(record, [*payloads], comparison.result(), frames)
 
-    def _estimate_changes(self, unit: Unit, bits: Bits, record: LatticeRecord | None) -> Estimate:
+    def _estimate_changes(self, unit: Unit, bits: Bits, record: Codebook | None) -> Estimate:
         """Estimate LC-Checkpoint: a codebook of the changes since the parent or its base, or of the first values.
 
         Values differ between these ways, but the planner compares bytes and cost alone. So two ways are not offered: a
@@ -140,12 +143,12 @@ class CodebookEncoder:
             del plans["base"]
         return self._planned(unit, plans, sizes, record)
 
-    def _estimate_levels(self, unit: Unit, bits: Bits, record: LatticeRecord | None, treatment: Treatment) -> Estimate:
+    def _estimate_levels(self, unit: Unit, bits: Bits, record: Codebook | None, treatment: Treatment) -> Estimate:
         """Estimate Inshrinkerator: one codebook, its indices in full or against the parent's."""
         sample = Sample.of(unit, lambda first, last: bits[first:last])
         lattice, indices, aside = dynaquant.treated(as_float32(bits, unit.dtype), treatment, unit.dtype)
         part = indices[sample.start : sample.start + sample.bits.size]
-        ways: dict[str, LatticeRecord | None] = {"base": None, **({} if record is None else {"delta": record})}
+        ways: dict[str, Codebook | None] = {"base": None, **({} if record is None else {"delta": record})}
         plans = {}
         sizes = {}
         for name, base in ways.items():
@@ -158,34 +161,31 @@ class CodebookEncoder:
             plans[name] = Way(base, lattice=lattice)
         return self._planned(unit, plans, sizes, record)
 
-    def _planned(
-        self, unit: Unit, plans: dict[str, Way], sizes: dict[str, float], record: LatticeRecord | None
-    ) -> Estimate:
+    def _planned(self, unit: Unit, plans: dict[str, Way], sizes: dict[str, float], record: Codebook | None) -> Estimate:
         chunks = -(-unit.count // unit.chunk)
-        exact = int(EXACT_SHARE * unit.nbytes)
-        work = layer(chunks, unit.count, int(sizes["base"]), grouped=False)
         options = []
         for name, plan in plans.items():
             own = layer(chunks, unit.count, int(sizes[name]), grouped=plan.base is not None and not plan.additive)
-            total = own if plan.base is None else own.plus(self.reader.lattice_work(plan.base))
+            total = own if plan.base is None else own.plus(self.reader.work(plan.base))
             options.append(Option(name, sizes[name], cost(total), is_base=plan.base is None))
-        full_cost = cost(work.plus(layer(chunks, unit.count, exact, grouped=True)))
+        full_cost = cost(exact_work(unit.count, unit.chunk, unit.dtype))
         debt = 0.0 if record is None else float(record.debt)
-        alone = int(sizes["base"]), exact
-        return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, alone, is_coarse=True)
+        candidates = Candidates(tuple(options), debt)
+        return Estimate(unit, candidates, plans, full_cost, int(sizes["base"]), is_coarse=True)
 
-    def _record(self, unit: Unit, parent: CoarseParent | None) -> LatticeRecord | None:
+    def _record(self, unit: Unit, parent: Parent | None) -> Codebook | None:
         """Return the parent's record if the scheme continues it; one that cannot be decoded counts as none."""
         if parent is None:
             return None
         try:
-            record = self.reader.resolver.lattice(parent.lattice)
+            record = self.reader.resolver.record(parent.id)
             check_cut(record, unit)
             self.reader.values(record, 0)
         except IntegrityError:
             return None
-        fits = record.kind == "codebook" and record.additive == (self.policy.scheme == "lc")
-        return record if fits else None
+        if isinstance(record, Codebook) and record.additive == (self.policy.scheme == "lc"):
+            return record
+        return None
 
     def _changes(self, unit: Unit, bits: Bits, plan: Way) -> Floats:
         """Return the input of LC-Checkpoint: values, their changes since the decoded base, or merged changes."""
@@ -197,16 +197,16 @@ class CodebookEncoder:
         change = lc.lc_quantise(differences(bits, previous, unit.dtype), self.policy.lc_bits, unit.dtype)
         return lc.merged_changes(self._decoded(plan.base), previous, change)
 
-    def _decoded(self, record: LatticeRecord) -> Bits:
+    def _decoded(self, record: Record) -> Bits:
         """Return the values of an object, all its chunks."""
         chunks = [self.reader.values(record, chunk) for chunk in range(record.chunks)]
         return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
     def _against(
-        self, lattice: CodebookLattice, indices: Indices, base: LatticeRecord | None, chunk: int
+        self, lattice: CodebookLattice, indices: Indices, base: Record | None, chunk: int
     ) -> tuple[Integers, npt.NDArray[np.uint8] | None]:
         """Return the stored form of a chunk's indices, and the classes that code it."""
-        if base is None:
+        if not isinstance(base, Codebook):
             return indices.astype(np.int32) - np.int32(lattice.zero), None
         before = self.reader.indices(base, chunk)
         return lattice.delta(indices, before), lattice.classes(before)

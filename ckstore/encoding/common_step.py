@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import Bits, LinearLattice, floats
-from ckstore.encoding.estimate import Sample
+from ckstore.encoding.estimate import Parent, Sample
 from ckstore.encoding.magnitudes import row_width, whole
 from ckstore.encoding.sensitivity import Sensitivity
 from ckstore.errors import IntegrityError
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import LatticeRecord, check_cut
+from ckstore.objects.records import Linear, Record, check_cut
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import fixed
 from ckstore.runtime.threads import worker_count
@@ -47,28 +47,6 @@ _SUSPECT = 0.05
 #: Beyond this mean cosine of their distances from lattice values, values lie near them. A normal distribution of half a
 #: step has 0.007, and rounds without bias.
 CONCENTRATED = 0.03
-
-#: The assumed mean square of the error of a lattice value in steps, if none is recorded.
-SPREAD = 1 / 12
-
-
-@dataclass(frozen=True, slots=True)
-class CoarseParent:
-    """The parent version's object of the same key and signature.
-
-    Attributes
-    ----------
-    lattice
-        Its lattice id.
-    spread
-        Mean square of the errors of its lattice values, in units of each element's own step; see `CoarseUnit`.
-    coarse
-        Lattice id of the object in the nearest coarse ancestor of an exact parent.
-    """
-
-    lattice: str
-    spread: float = SPREAD
-    coarse: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +99,7 @@ class _Measured:
 
 
 def common_step(
-    units: Sequence[tuple[Unit, Sensitivity, CoarseParent | None]],
+    units: Sequence[tuple[Unit, Sensitivity, Parent | None]],
     read: Callable[[Unit, int, int], Bits],
     reader: ObjectReader,
     quality: float,
@@ -136,16 +114,16 @@ def common_step(
         Returns the bits of a unit from one element to before another.
     """
 
-    def measured(item: tuple[Unit, Sensitivity, CoarseParent | None]) -> _Measured:
+    def measured(item: tuple[Unit, Sensitivity, Parent | None]) -> _Measured:
         unit, shape, parent = item
         sample = Sample.of(unit, lambda first, last: read(unit, first, last))
         if parent is not None:
             try:
-                record = reader.resolver.lattice(parent.lattice)
+                record = reader.resolver.record(parent.id)
                 check_cut(record, unit)
                 if record.is_exact:
                     return _exactly(unit, sample, shape, record, reader)
-                if record.kind == "linear" and record.width == row_width(unit):
+                if isinstance(record, Linear) and record.lattice.width == row_width(unit):
                     return _against(unit, sample, shape, parent.spread, record, read, reader)
             except IntegrityError:
                 pass  # A run continues after damage.
@@ -179,11 +157,11 @@ def _against(
     sample: Sample,
     shape: Sensitivity,
     spread: float,
-    record: LatticeRecord,
+    record: Linear,
     read: Callable[[Unit, int, int], Bits],
     reader: ObjectReader,
 ) -> _Measured:
-    lattice = record.linear
+    lattice = record.lattice
     distance = _distance(unit, lattice, sample.bits, sample.cut(reader.integers(record, sample.chunk)), sample.start)
     distance /= max(sample.bits.size, 1)
     size = _square(unit, sample, shape, None)
@@ -199,14 +177,14 @@ def _against(
     if is_restored:
         spread = 0.0
     change = max(distance - spread, _LEAST_CHANGE * distance)
-    origin = record if record.origin is None else reader.resolver.lattice(record.origin)
+    origin = record if record.origin is None else reader.resolver.record(record.origin)
     check_cut(origin, record)
     travelled = _square(unit, sample, shape, sample.cut(reader.values(origin, sample.chunk)))
     level = lattice.step - _mean(shape.rows) - _mean(shape.cols) + _mean(lattice.rows) + _mean(lattice.cols)
     return _Measured(unit.count, size, travelled, change, level, is_restored=is_restored)
 
 
-def _exactly(unit: Unit, sample: Sample, shape: Sensitivity, record: LatticeRecord, reader: ObjectReader) -> _Measured:
+def _exactly(unit: Unit, sample: Sample, shape: Sensitivity, record: Record, reader: ObjectReader) -> _Measured:
     """Measure against a parent whose lattice is exact: the run effectively begins there."""
     change = _square(unit, sample, shape, sample.cut(reader.values(record, sample.chunk)))
     size = _square(unit, sample, shape, None)

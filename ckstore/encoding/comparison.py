@@ -1,4 +1,4 @@
-"""Compares original values with decoded values of a coarse layer: records deviations, and hashes the decoded values."""
+"""Compares original values with decoded ones of a coarse object: records deviations, and hashes the decoded values."""
 
 from __future__ import annotations
 

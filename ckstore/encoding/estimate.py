@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,10 @@ import numpy.typing as npt
 from ckstore.codecs.integers import payload_bits
 from ckstore.codecs.lattice import Bits, Integers
 from ckstore.codecs.patches import Changes
-from ckstore.lineage.planner import Candidates, Choice
-from ckstore.lineage.predictions import Layer, Predictions
+from ckstore.lineage.planner import Candidates
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.identity import Lattice
-from ckstore.objects.records import ContentRecord, LatticeRecord
+from ckstore.objects.records import Record
 from ckstore.objects.units import Unit
 
 #: Elements of an object that its sizes are estimated from: the maximum; of small objects a part, and at least ...
@@ -24,88 +23,103 @@ SAMPLE = 1 << 15
 _SAMPLED = 8
 _LEAST_SAMPLE = 1 << 13
 
-#: Layers with estimates, besides those against ancestors further up the chain: integers in full and against the
-#: parent's, and an exact layer by itself.
-BASE: Layer = ("base", 0)
-DELTA: Layer = ("delta", 0)
-OWN: Layer = ("own", 0)
-
-#: Patches of the parent's values, and of its integers.
-PATCHED: Layer = ("patched", 0)
-MOVED: Layer = ("moved", 0)
-
 ReadUnit = Callable[[int, int], Bits]
-Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
+
+#: The assumed mean square of the error of a lattice value in steps, if none is recorded.
+SPREAD = 1 / 12
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The parent version's object of the same key and signature.
+
+    Attributes
+    ----------
+    id
+        Its id.
+    spread
+        Mean square of the errors of a coarse object's lattice values, in units of each element's own step; see
+        `CoarseUnit`.
+    other
+        Id of the object in the nearest ancestor of the other fidelity.
+    """
+
+    id: str
+    spread: float = SPREAD
+    other: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to store an object: the base of its integers, and the kind of its exact layer.
+    """One way to store an object.
 
-    `patched` stores patches, of the integers and of the exact values. `lattice` is set if ways differ in it. `additive`
-    is the lattice of a codebook whose values are added to the base's. `merged` is the end of the chain above the base
-    that the way replaces.
+    Attributes
+    ----------
+    base
+        Record of the object that it is stored against, or None.
+    context
+        In context order (classes from the base).
+    patched
+        As patches of the base.
+    lattice
+        Set if ways differ in it.
+    additive
+        `lattice` is a codebook whose values are added to the base's.
+    merged
+        End of the chain above the base that the way replaces.
     """
 
-    base: LatticeRecord | None
-    parent: ContentRecord | None = None
+    base: Record | None
     context: bool = False
     patched: bool = False
-    factor: float = 1.0
     lattice: Lattice | None = None
     additive: bool = False
-    merged: LatticeRecord | None = None
+    merged: Record | None = None
+
+    @property
+    def base_id(self) -> str | None:
+        """Id of the base."""
+        return None if self.base is None else self.base.id
 
 
 @dataclass(slots=True)
 class Estimate:
-    """The facts about one object for the planner's choice, and for the encoder that carries it out.
-
-    `predictions` serve the object that will be stored against this one.
-    """
+    """The facts about one object for the planner's choice, and for the encoder that carries it out."""
 
     unit: Unit
     candidates: Candidates
     plans: dict[str, Way]
     full_cost: float
-    alone: tuple[int, int]
+    alone: int
     lattice: Lattice | None = None
     origin: str | None = None
     is_coarse: bool = False
     dithered: bool = False
-    predictions: Predictions | None = None
-
-    def layers(self, choice: Choice, encoded: Encoded) -> list[tuple[float, float]]:
-        """Return the actual and the predicted bytes of each layer."""
-        coarse, exact = encoded.nbytes
-        if not encoded.exact:
-            return [(coarse, choice.option.stored)]
-        assert self.predictions is not None
-        way = self.plans[choice.option.name]
-        integers = self.predictions.sizes[MOVED if way.patched else BASE if choice.option.is_base else DELTA]
-        return [(coarse, integers), (exact, choice.option.stored - integers)]
 
 
 @dataclass(slots=True)
 class Encoded:
-    """An object's layers, ready to be written: payloads of chunks, None if all integers are zero.
+    """An object ready to be written: its record, without a place, and the payloads of its chunks.
 
-    `facts` are recorded by a coarse version; such an object has no exact layer. `aside` holds, for each chunk, the
-    values that a codebook does not code. Payloads of `patched` layers are patches; those of the exact layer are empty
-    without changes.
+    Attributes
+    ----------
+    payloads
+        None if nothing changes.
+    facts
+        Recorded by a version with a coarse object.
+    aside
+        For each chunk, the values that a codebook does not code.
     """
 
-    identity: str
-    coarse: list[memoryview | bytes | None]
-    exact: list[memoryview | bytes]
+    record: Record
+    payloads: list[memoryview | bytes | None]
     facts: CoarseUnit | None = None
     aside: list[bytes] = field(default_factory=list)
-    patched: bool = False
 
     @property
-    def nbytes(self) -> tuple[int, int]:
-        """The bytes of all payloads of integers, and of the exact layer."""
-        return sum(map(len, filter(None, self.coarse))), sum(map(len, self.exact))
+    def nbytes(self) -> int:
+        """The bytes of all payloads."""
+        return sum(map(len, filter(None, self.payloads))) + sum(map(len, self.aside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +174,7 @@ class Sample:
         return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
 
 
-def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[int, Ancestor]]:
+def nearby_ancestors(chain: list[Record]) -> list[tuple[int, Record]]:
     """Return the possible bases of a delta, by place: the chain's end, the parent's base, the parent.
 
     In this order each is decoded from the one before, which is still in memory.

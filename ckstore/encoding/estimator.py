@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from types import MappingProxyType
@@ -18,14 +17,14 @@ from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, statistics_of
 from ckstore.codecs.schemes.dynaquant import RankStatistics, Treatment, moment_sensitivity
 from ckstore.encoding.coarse import CoarseEncoder, Steps
 from ckstore.encoding.codebooks import CodebookEncoder
-from ckstore.encoding.common_step import SPREAD, CoarseParent, CommonStep, common_step
-from ckstore.encoding.estimate import Encoded, Estimate, ReadUnit
+from ckstore.encoding.common_step import CommonStep, common_step
+from ckstore.encoding.estimate import SPREAD, Encoded, Estimate, Parent, ReadUnit
 from ckstore.encoding.exact import ObjectEncoder
 from ckstore.encoding.layer_types import layer_type
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
 from ckstore.errors import UsageError
 from ckstore.formats.layout import FileLayout
-from ckstore.lineage.planner import Choice, plan
+from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.units import Unit
@@ -48,20 +47,10 @@ _ALONE = 1 << 17
 _KEPT = 1.4
 
 
-@dataclass(frozen=True, slots=True)
-class ParentObject:
-    """An object of the parent version: its ids, and the error of a coarse one; see `CoarseParent`."""
-
-    lattice: str
-    content: str | None
-    spread: float = SPREAD
-    coarse: str | None = None
-
-
 def parent_objects(
-    units: Sequence[Unit], objects: Sequence[tuple[str, str | None]], facts: Mapping[int, CoarseUnit]
-) -> dict[tuple[str, str], ParentObject]:
-    """Return the objects of a version, each (lattice id, content id or None), by key and signature of their units.
+    units: Sequence[Unit], objects: Sequence[str], facts: Mapping[int, CoarseUnit]
+) -> dict[tuple[str, str], Parent]:
+    """Return the objects of a version, given by id, by key and signature of their units.
 
     Parameters
     ----------
@@ -69,9 +58,9 @@ def parent_objects(
         The facts that the version records about its coarse units, by number of the unit.
     """
     found = {}
-    for number, (unit, (lattice, content)) in enumerate(zip(units, objects, strict=True)):
+    for number, (unit, identity) in enumerate(zip(units, objects, strict=True)):
         spread = facts[number].spread if number in facts else SPREAD
-        found[unit.key, unit.signature] = ParentObject(lattice, content, spread)
+        found[unit.key, unit.signature] = Parent(identity, spread)
     return found
 
 
@@ -119,7 +108,7 @@ class Estimator:
         reader: ObjectReader,
         values: Values,
         policy: Policy,
-        parents: dict[tuple[str, str], ParentObject],
+        parents: dict[tuple[str, str], Parent],
         gradients: Mapping[str, Floats] = MappingProxyType({}),
     ) -> None:
         sizes = {_tensor(unit): 0 for unit in values.units if not unit.is_bundle}
@@ -161,14 +150,10 @@ class Estimator:
             estimate = self.coarse_estimate(unit)
             if estimate is not None:
                 return estimate
-        read = partial(self._values.read, unit)
-        parent = self._parents.get((unit.key, unit.signature))
-        if parent is None:
-            return self._exact.estimate(unit, read, None)
-        return self._exact.estimate(unit, read, parent.content, parent.lattice)
+        return self._exact.estimate(unit, partial(self._values.read, unit), self._parent(unit))
 
     def coarse_estimate(self, unit: Unit) -> Estimate | None:
-        """Return the options of a unit without an exact layer; None if it must stay exact."""
+        """Return the options of a unit as a coarse object; None if it must stay exact."""
         if not self.may_be_coarse(unit):
             return None
         read = partial(self._values.read, unit)
@@ -179,38 +164,24 @@ class Estimator:
                 return estimate
         return self._coarse.estimate(unit, read, before, lambda: self._steps(unit), lambda: self._size(unit))
 
-    def encode(self, content: str, estimate: Estimate, choice: Choice) -> tuple[Estimate, Choice, Encoded]:
-        """Return the layers of an object as planned; plan it again if its size is far off.
+    def encode(self, content: str, estimate: Estimate, choice: Choice) -> Encoded:
+        """Return an object as planned.
 
         Raises
         ------
         InputError
             Its bytes changed since they were hashed.
         """
-        with self._turn(estimate.unit):
-            return self._encode(content, estimate, choice)
-
-    def _encode(self, content: str, estimate: Estimate, choice: Choice) -> tuple[Estimate, Choice, Encoded]:
         unit = estimate.unit
-        read = self._values.checked(unit)
-        way = estimate.plans[choice.option.name]
-        if self._codebooks is not None and way.lattice is not None:
-            coarse = self._codebooks.encode(estimate, way, read, lambda: self._treatment(unit))
-            return estimate, choice, coarse
-        if estimate.is_coarse:
-            return estimate, choice, self._coarse.encode(estimate, way, read)
-        parent = self._parents.get((unit.key, unit.signature))
-        replaced = [] if parent is None else [one for one in (parent.lattice, parent.content) if one is not None]
-        layers = self._exact.encode(content, estimate, way, read, replaced)
-        if estimate.predictions is not None and estimate.predictions.is_exceeded(estimate.layers(choice, layers)):
-            assert parent is not None  # Predictions come from the parent.
-            fresh = self._exact.estimate(unit, read, parent.content, parent.lattice, fresh=True)
-            other = plan([fresh.candidates], choice.option.cost)[0]
-            if other.option.stored < sum(layers.nbytes):
-                estimate, choice = fresh, other
-                layers = self._exact.encode(content, estimate, estimate.plans[choice.option.name], read, replaced)
-        self._exact.remember(content, estimate, choice, layers)
-        return estimate, choice, layers
+        way, debt = estimate.plans[choice.option.name], round(choice.debt)
+        with self._turn(unit):
+            read = self._values.checked(unit)
+            if self._codebooks is not None and way.lattice is not None:
+                return self._codebooks.encode(estimate, way, read, lambda: self._treatment(unit), debt)
+            if estimate.is_coarse:
+                return self._coarse.encode(estimate, way, read, debt)
+            parent = self._parent(unit)
+            return self._exact.encode(content, estimate, way, read, debt, [] if parent is None else [parent.id])
 
     def may_be_coarse(self, unit: Unit) -> bool:
         """Return whether a unit may become coarse: norms, biases, counters and complex numbers never do."""
@@ -253,9 +224,8 @@ class Estimator:
         items = [(unit, shapes.get(unit.key, Sensitivity()), self._parent(unit)) for unit in weights]
         return shapes, common_step(items, self._values.read, self._reader, self._policy.quality)
 
-    def _parent(self, unit: Unit) -> CoarseParent | None:
-        parent = self._parents.get((unit.key, unit.signature))
-        return None if parent is None else CoarseParent(parent.lattice, parent.spread, parent.coarse)
+    def _parent(self, unit: Unit) -> Parent | None:
+        return self._parents.get((unit.key, unit.signature))
 
     def _finer(self, unit: Unit) -> float:
         """Return the octaves by which the step of small weights differs from that of others."""

@@ -19,7 +19,7 @@ from ckstore.storage.pack import PackInfo
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
-    from ckstore.storage.catalog import Placement, VersionRow
+    from ckstore.storage.catalog import VersionRow
 
 #: Seconds for which an unreferenced file must be unmodified before it is deleted.
 GRACE = 3600.0
@@ -223,8 +223,7 @@ class _Collection:
             catalog.note({"change": "gc", **record, "versions": plan.gone(known)})
             # Before the commit: otherwise `recover` could restore a version from them that lacks objects.
             self._unlink(info.name for info in files)
-            catalog.remove_lattices(plan.survey.dead_lattices)
-            catalog.remove_contents(plan.survey.dead_contents)
+            catalog.remove_objects(plan.survey.dead)
             rows = catalog.versions() if going else []  # Otherwise their sizes do not change.
             for name, copy in copies.items():
                 self._move(plan.survey.packs[name], copy)
@@ -250,9 +249,9 @@ class _Collection:
         """Point the catalog's entries for a pack at its copy."""
         catalog = self._repository.catalog
         catalog.replace_pack(contents.name, copy.pack, copy.manifest)
-        placed = catalog.contents_in if contents.kind == "exact" else catalog.lattices_in
-        places: list[Placement] = [(number, copy.pack.name, copy.slots[slot]) for number, slot in placed(contents.name)]
-        (catalog.move_contents if contents.kind == "exact" else catalog.move_lattices)(places)
+        catalog.move_objects(
+            [(number, copy.pack.name, copy.slots[slot]) for number, slot in catalog.objects_in(contents.name)]
+        )
 
     def _write_sizes(self, rows: Iterable[VersionRow], plan: GcPlan, copies: dict[str, Copy]) -> None:
         """Update each version's remaining size in the catalog."""
@@ -262,19 +261,19 @@ class _Collection:
             for pack in plan.survey.packs.values()
             if pack.name in copies or pack.name in present
         }
-        exact = {
+        raw = {
             (pack.number, pack.created): sizes[pack.name]
             for pack in plan.survey.packs.values()
-            if pack.kind != "coarse" and pack.name in sizes
+            if pack.kind == "raw" and pack.name in sizes
         }
         for row in rows:
             if row.pack not in plan.survey.packs:
                 continue  # It was committed after the plan: nothing of it is removed.
             pack = plan.survey.packs[row.pack]
-            stored = sizes[pack.name] + exact.get((pack.number, pack.created), 0)
+            stored = sizes[pack.name] + raw.get((pack.number, pack.created), 0)
             if stored == row.stored_bytes or pack.stored_bytes is not None:
                 continue
-            # A thinned version stores its size in its summary: its layers are in several packs.
+            # A thinned version stores its size in its summary: its objects are in several packs.
             if "stored_bytes" not in self._repository.resolver.document(row).summary:
                 self._repository.catalog.update_version(row.number, stored_bytes=stored)
 

@@ -68,8 +68,7 @@ class GcPlan:
     @property
     def is_empty(self) -> bool:
         """Whether the transaction would change nothing."""
-        survey = self.survey
-        return not (self.removed or self.rewritten or self.files or survey.dead_lattices or survey.dead_contents)
+        return not (self.removed or self.rewritten or self.files or self.survey.dead)
 
     @property
     def told(self) -> set[str]:
@@ -126,7 +125,7 @@ class GcPlan:
             known = {*packs, *written, *(info.name for info in self.state.files)}
             if any(info.name not in known for info in self._repository.packs.list_packs()):
                 return False
-        dead = {*self.survey.dead_lattices, *self.survey.dead_contents}
+        dead = set(self.survey.dead)
         came = packs - self._sound_packs
         unread = set()
         for name in came:
@@ -138,15 +137,14 @@ class GcPlan:
         resolver.prefetch_manifests(unread)
         for name in unread:
             for record in resolver.manifest(name).document["records"]:
-                ids = [record.get(field) for field in ("id", "base", "origin", "lattice", "parent")]
+                ids = [record.get(field) for field in ("id", "base", "origin")]
                 if not dead.isdisjoint(key(identity) for identity in ids if identity is not None):
                     return False
         self._sound_packs |= came
         fresh = [described for described in catalog.described() if described not in self._sound_rows]
         for row in [catalog.version(number) for number, _, pack, _ in fresh if pack in unread or pack not in came]:
             document = resolver.document(row)
-            ids = [identity for pair in document.objects for identity in pair]
-            if not dead.isdisjoint(key(identity) for identity in ids if identity is not None):
+            if not dead.isdisjoint(map(key, document.objects)):
                 return False
             if row.pack in going and not going[row.pack].is_present:
                 return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ class State:
         Identity of the catalog.
     versions, packs
         Rows of the catalog.
-    lattices, contents
+    objects
         Keys of the objects in each slot of each pack, by the pack's name.
     files
         Unreferenced packs that are not recorded as gone.
@@ -43,8 +43,7 @@ class State:
     catalog: str
     versions: list[VersionRow]
     packs: list[PackRow]
-    lattices: dict[str, dict[int, int]]
-    contents: dict[str, dict[int, int]]
+    objects: dict[str, dict[int, int]]
     files: list[PackInfo]
 
     @classmethod
@@ -53,14 +52,14 @@ class State:
         catalog = repository.catalog
         while True:
             identity, packs, described = catalog.identity(), catalog.packs(), catalog.described()
-            versions, lattices, contents = catalog.versions(), catalog.placed_lattices(), catalog.placed_contents()
+            versions, objects = catalog.versions(), catalog.placed_objects()
             # Objects move only if packs were added. A retry, unlike a lock, does not block writers for this long.
             if (catalog.identity(), catalog.packs(), catalog.described()) == (identity, packs, described):
                 break
         # Packs that are recorded as gone are deleted in due time anyway.
         known = {pack.name for pack in packs} | catalog.gone().keys()
         files = [info for info in repository.packs.list_packs() if info.name not in known]
-        return cls(identity, versions, packs, lattices, contents, files)
+        return cls(identity, versions, packs, objects, files)
 
 
 @dataclass(slots=True)
@@ -70,7 +69,7 @@ class PackContents:
     Attributes
     ----------
     name, kind, bytes
-        File name; `coarse`, `exact` or `raw`; size.
+        File name; `encoded` or `raw`; size.
     number, created, is_rebase
         The pack's commit, from its manifest.
     sizes
@@ -121,15 +120,14 @@ class Survey:
     ----------
     packs
         By name.
-    dead_lattices, dead_contents
+    dead
         Keys of placed objects that nothing needs.
     present
         Ids and numbers, from their manifests, of the current versions.
     """
 
     packs: dict[str, PackContents]
-    dead_lattices: list[int]
-    dead_contents: list[int]
+    dead: list[int]
     present: set[tuple[str, int]]
 
 
@@ -160,15 +158,9 @@ def survey(repository: Repository, state: State, uncommitted: Sequence[ScannedPa
         _need_uncommitted(repository, pack, contents, needs)
     for row in {row.run: row for row in rows}.values():
         _need_origins(repository, row, graph, needs)
-    for name, (slots, kind) in graph.placed.items():
-        needed = needs.contents if kind == "exact" else needs.lattices
-        contents[name].slots = {slot for slot, number in slots.items() if number in needed}
-    return Survey(
-        contents,
-        [number for number in graph.bases if number not in needs.lattices],
-        [number for number in graph.layers if number not in needs.contents],
-        present,
-    )
+    for name, slots in graph.placed.items():
+        contents[name].slots = {slot for slot, number in slots.items() if number in needs.objects}
+    return Survey(contents, [number for number in graph.bases if number not in needs.objects], present)
 
 
 @dataclass(slots=True)
@@ -177,22 +169,18 @@ class _Graph:
 
     bases: dict[int, int | None] = field(default_factory=dict)
     origins: dict[int, int] = field(default_factory=dict)
-    layers: dict[int, tuple[int, int | None]] = field(default_factory=dict)
-    #: By name of the pack: the key in each placed slot, and the pack's kind.
-    placed: dict[str, tuple[dict[int, int], str]] = field(default_factory=dict)
+    #: By name of the pack: the key in each placed slot.
+    placed: dict[str, dict[int, int]] = field(default_factory=dict)
 
-    def add(self, pack: str, kind: str, slots: Mapping[int, int], records: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, pack: str, slots: Mapping[int, int], records: Sequence[Mapping[str, Any]]) -> None:
         for slot, number in slots.items():
             record = records[slot] if slot < len(records) else {}
             if not record or key(record["id"]) != number:
                 raise IntegrityError(f"Pack {pack} has no record {slot}; run `ckstore recover`.")
-            if kind != "exact":
-                self.bases[number] = _key(record["base"])
-                if record.get("origin") is not None:
-                    self.origins[number] = key(record["origin"])
-            else:
-                self.layers[number] = key(record["lattice"]), _key(record.get("parent"))
-        self.placed[pack] = dict(slots), kind
+            self.bases[number] = _key(record.get("base"))
+            if record.get("origin") is not None:
+                self.origins[number] = key(record["origin"])
+        self.placed[pack] = dict(slots)
 
 
 class _LostError(Exception):
@@ -204,32 +192,14 @@ class _Needs:
 
     def __init__(self, graph: _Graph) -> None:
         self._graph = graph
-        self.lattices: set[int] = set()
-        self.contents: set[int] = set()
+        self.objects: set[int] = set()
 
-    def lattice(self, number: int | None) -> None:
-        while number is not None and number not in self.lattices:
+    def add(self, number: int | None) -> None:
+        while number is not None and number not in self.objects:
             if number not in self._graph.bases:
-                if number not in self._graph.layers:
-                    raise _LostError
-                self.content(number)  # It was stored raw before.
-                return
-            self.lattices.add(number)
-            number = self._graph.bases[number]
-
-    def content(self, number: int | None) -> None:
-        while number is not None and number not in self.contents:
-            if number not in self._graph.layers:
                 raise _LostError
-            self.contents.add(number)
-            lattice, number = self._graph.layers[number]
-            self.lattice(lattice)
-
-    def object(self, lattice: str, content: str | None) -> None:
-        self.lattice(key(lattice))
-        # An object without exact layer is exact by itself, on an ordinal lattice of the same id.
-        if content is not None and (content != lattice or key(content) in self._graph.layers):
-            self.content(key(content))
+            self.objects.add(number)
+            number = self._graph.bases[number]
 
 
 def _read_packs(repository: Repository, state: State, graph: _Graph) -> dict[str, PackContents]:
@@ -241,8 +211,7 @@ def _read_packs(repository: Repository, state: State, graph: _Graph) -> dict[str
         try:
             size = repository.packs.size(pack.name)
             found[pack.name] = _contents(pack.name, pack.kind, size, document, manifest.blobs)
-            placed = state.contents if pack.kind == "exact" else state.lattices
-            graph.add(pack.name, pack.kind, placed.get(pack.name, {}), document["records"])
+            graph.add(pack.name, state.objects.get(pack.name, {}), document["records"])
         except IntegrityError:
             raise
         except (KeyError, TypeError, ValueError) as error:
@@ -285,8 +254,8 @@ def _need_version(
     try:
         if holder is None or holder.version is None:
             raise _LostError
-        for lattice, content in document.objects:
-            needs.object(lattice, content)
+        for identity in document.objects:
+            needs.add(key(identity))
         _need_blobs(document, row.pack, packs)
     except _LostError:
         raise IntegrityError(
@@ -309,21 +278,15 @@ def _need_uncommitted(
     repository: Repository, pack: ScannedPack, packs: Mapping[str, PackContents], needs: _Needs
 ) -> None:
     """Mark the references of an uncommitted pack, as far as they exist."""
-
-    def need(ask: Callable[[int | None], None], identity: str | None) -> None:
+    document = described_version(pack.document["version"]) if "version" in pack.document else None
+    for identity in [record.get("base") for record in pack.document["records"]] + list(
+        document.objects if document else ()
+    ):
         # A missing object is in the pack itself, or in another uncommitted pack.
         with suppress(_LostError):
-            ask(_key(identity))
-
-    for record in pack.document["records"]:
-        for ask, name in ((needs.lattice, "base"), (needs.lattice, "lattice"), (needs.content, "parent")):
-            need(ask, record.get(name))
-    document = described_version(pack.document["version"]) if "version" in pack.document else None
+            needs.add(_key(identity))
     if document is None:
         return
-    for lattice, content in document.objects:
-        need(needs.lattice, lattice)
-        need(needs.content, content)
     moved = repository.catalog.moved_packs(document.blob_packs())
     for ref in document.with_packs(moved).blobs():
         if ref.pack is not None and ref.pack in packs:
@@ -331,11 +294,9 @@ def _need_uncommitted(
 
 
 def _need_origins(repository: Repository, row: VersionRow, graph: _Graph, needs: _Needs) -> None:
-    for lattice, _ in repository.resolver.document(row).objects:
-        try:
-            needs.lattice(graph.origins.get(key(lattice)))
-        except _LostError:
-            continue  # The encoder can do without it.
+    for identity in repository.resolver.document(row).objects:
+        with suppress(_LostError):  # The encoder can do without it.
+            needs.add(graph.origins.get(key(identity)))
 
 
 def _key(identity: str | None) -> int | None:

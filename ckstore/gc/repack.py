@@ -84,6 +84,5 @@ def _copy(
     for part in layer_parts(record):
         data = repository.packs.pread(pack, part.offset, part.length)
         place = writer.add_copy(part.array, metadata[part.array], data).offset
-        # In a list, the lengths follow the place.
-        copy[part.field] = [place, *record[part.field][1:]] if isinstance(record[part.field], list) else place
+        copy[part.field] = [place, *record[part.field][1:]]
     return copy

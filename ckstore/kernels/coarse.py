@@ -1,4 +1,4 @@
-"""Kernels of coarse layers: lattice values, rounded ordinals, deviations, and sums over rows and columns.
+"""Kernels of coarse objects: lattice values, rounded ordinals, deviations, and sums over rows and columns.
 
 As in `lattice.py`, decoding works on bits and does no arithmetic on subnormal numbers, so that every process decodes
 the same values. `tests/kernels/reference.py` has the same functions in NumPy.

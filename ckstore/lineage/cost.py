@@ -21,7 +21,7 @@ class Work(NamedTuple):
         or two bytes of numbers in full are raw, and so are all bytes of differences above one byte per element. Only
         the others are decoded bit by bit.
     grouped_chunks, grouped_elements, grouped_bytes
-        The same for layers in context order and for exact layers, with all of their bytes together.
+        The same for layers in context order, with all of their bytes together.
     patches, patch_bytes
         Patches applied to chunks, and their bytes.
     records

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from ckstore.codecs.lattice import PARTS
 from ckstore.dtypes import ITEM_SIZES
@@ -17,10 +17,10 @@ from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.formats.shards import fit_together, gather_shards
 from ckstore.formats.sources import PERMISSIONS
 from ckstore.objects.identity import digest
-from ckstore.objects.records import CONTENT_RECORDS, LATTICE_RECORDS
+from ckstore.objects.records import RECORDS
 from ckstore.objects.units import Unit
 from ckstore.policy import FIDELITIES, SCHEMES, Policy
-from ckstore.storage.pack import PACK_NAME
+from ckstore.storage.pack import PACK_NAME, PackKind
 from ckstore.storage.schema import (
     HIGHEST,
     ID,
@@ -29,7 +29,6 @@ from ckstore.storage.schema import (
     Schema,
     anything,
     both,
-    by,
     fields,
     flag,
     hexadecimal,
@@ -44,9 +43,6 @@ from ckstore.storage.schema import (
     text,
     whole,
 )
-
-#: An object of a version: lattice id, and content id or None.
-Object = tuple[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +208,9 @@ class VersionDocument:
     crcs
         Blob of the CRC-32 values of all checked stretches, file by file (little-endian).
     objects
-        (lattice id, content id or None) of each unit of the layout document.
+        Id of the object of each unit of the layout document: content id if it is exact, lattice id if it is coarse.
     coarse
-        The coarse objects (units without a content id); None for an exact version.
+        The coarse objects; None for an exact version.
     metrics, source, facts
         Metadata from the user and from the files.
     summary
@@ -240,7 +236,7 @@ class VersionDocument:
     directories: tuple[tuple[str, int], ...]
     layout: BlobRef
     crcs: BlobRef
-    objects: tuple[Object, ...]
+    objects: tuple[str, ...]
     metrics: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -258,6 +254,11 @@ class VersionDocument:
         """
         identity = [self.run, self.step, self.created, [[f.path, f.sha256] for f in self.files]]
         return digest(json.dumps(identity, separators=(",", ":")).encode())
+
+    @property
+    def coarse_units(self) -> Mapping[int, CoarseUnit]:
+        """The coarse objects, by number of their unit."""
+        return {} if self.coarse is None else self.coarse.units
 
     def blobs(self) -> list[BlobRef]:
         """Return references to the version's blobs, and to the blobs that these are deltas against."""
@@ -338,7 +339,7 @@ class VersionDocument:
             links=tuple((path, target) for path, target in document["links"]),
             directories=tuple((path, mode & PERMISSIONS) for path, mode in document["directories"]),
             layout=BlobRef.from_json(document["layout"]), crcs=BlobRef.from_json(document["crcs"]),
-            objects=tuple((lattice, content) for lattice, content in document["objects"]),
+            objects=tuple(document["objects"]),
             metrics=document["metrics"], source=document["source"], facts=document["facts"],
             summary=document["summary"], replaces=document["replaces"],
             coarse=CoarseFacts.from_json(document["coarse"]) if "coarse" in document else None,
@@ -519,7 +520,6 @@ def _check_sums(document: Mapping[str, Any]) -> None:
     """Raise `IntegrityError` if the numbers of a version document contradict each other."""
     number, parent, replaces = document["number"], document["parent"], document["replaces"]
     units = [unit[0] for unit in document["coarse"]["units"]] if "coarse" in document else []
-    without = [unit for unit, (_, content) in enumerate(document["objects"]) if content is None]
     wrong = [
         name
         for name, is_wrong in (
@@ -527,7 +527,7 @@ def _check_sums(document: Mapping[str, Any]) -> None:
             # The replaced version may have the higher number: it may have been begun later and committed earlier.
             ("replaces", replaces == number),
             ("original_bytes", sum(file[1] for file in document["files"]) != document["summary"]["original_bytes"]),
-            ("coarse", units != without or (document["fidelity"] == "coarse") != bool(units)),
+            ("coarse", not _are_places(units, document) or (document["fidelity"] == "coarse") != bool(units)),
         )
         if is_wrong
     ]
@@ -535,6 +535,11 @@ def _check_sums(document: Mapping[str, Any]) -> None:
         raise IntegrityError(
             f"The manifest of version {number} contradicts itself in {wrong[0]}; restore its pack from a copy."
         )
+
+
+def _are_places(units: Sequence[int], document: Mapping[str, Any]) -> bool:
+    """Return whether these are numbers of the document's units, in order."""
+    return units == sorted(set(units)) and (not units or units[-1] < len(document["objects"]))
 
 
 _PLAIN_BLOB = fields({"name": text(1, 255)}, {"pack": PACK_NAME})
@@ -552,7 +557,7 @@ VERSION = fields(
         "fidelity": one_of(*FIDELITIES), "directory": flag,
         "files": rows(anything, whole(), hexadecimal(64), optional(_MODE), optional(_NANOSECONDS), _BLOB),
         "links": rows(anything, anything), "directories": rows(anything, _MODE), "layout": _BLOB, "crcs": _BLOB,
-        "objects": rows(ID, optional(ID)), "metrics": plain_object, "source": text(), "facts": plain_object,
+        "objects": items(ID), "metrics": plain_object, "source": text(), "facts": plain_object,
         "summary": fields(
             {"original_bytes": whole(), "elements": whole(), "tensors": whole(), "depth": whole(), "cost": number(0),
              "base": flag},
@@ -597,17 +602,7 @@ LAYOUT = fields(
 )  # fmt: skip
 
 #: Schema of manifests without the version, which is checked separately: the rest may be intact if it is not.
-MANIFEST = both(
-    fields(
-        {"number": whole(), "created": TIME},
-        {"rebase": flag, "trial": flag, "stands_for": items(PACK_NAME), "nonce": hexadecimal(16)},
-    ),
-    by(
-        "kind",
-        {
-            "coarse": fields({"records": LATTICE_RECORDS}),
-            "exact": fields({"records": CONTENT_RECORDS}),
-            "raw": fields({"records": LATTICE_RECORDS}),
-        },
-    ),
+MANIFEST = fields(
+    {"number": whole(), "created": TIME, "kind": one_of(*get_args(PackKind)), "records": RECORDS},
+    {"rebase": flag, "trial": flag, "stands_for": items(PACK_NAME), "nonce": hexadecimal(16)},
 )

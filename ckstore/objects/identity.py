@@ -9,10 +9,10 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from ckstore.codecs.codebook import CodebookLattice
-from ckstore.codecs.lattice import LinearLattice, OrdinalLattice
+from ckstore.codecs.lattice import LinearLattice
 from ckstore.codecs.rounded import RoundedLattice
 
-Lattice = OrdinalLattice | LinearLattice | RoundedLattice | CodebookLattice
+Lattice = LinearLattice | RoundedLattice | CodebookLattice
 
 #: Characters of an id that name an array: enough for one pack, which has each name four times.
 _NAME = 16
@@ -46,8 +46,6 @@ def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], b
     `base` is the lattice id of the object to which a codebook's values are added. The digests of protected elements
     follow those of the integers.
     """
-    if isinstance(lattice, OrdinalLattice):
-        raise TypeError("Ordinals have their content id: they are exact.")
     if isinstance(lattice, CodebookLattice):
         head = f"codebook|{lattice.dtype}|{int(lattice.protected)}|{count}|{chunk}|{base}|".encode()
         return digest(head, lattice.centroids.astype("<f4").tobytes(), *digests)

@@ -22,8 +22,6 @@ class Part:
 def layer_parts(record: Mapping[str, Any]) -> list[Part]:
     """Return the parts of a layer."""
     name = array_name(record["id"])
-    if record["layer"] == "exact":
-        return [Part("at", name, record["at"], sum(record["lengths"]))]
     parts = [Part("at", name, *record["at"])]
     if "aside" in record:
         offset, *lengths = record["aside"]

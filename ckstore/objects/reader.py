@@ -1,10 +1,10 @@
-"""Reads objects: resolves their chains of integers and exact layers, and decodes them chunk by chunk."""
+"""Reads objects: resolves their chains, and decodes them chunk by chunk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import wraps
+from contextlib import contextmanager
+from functools import reduce, wraps
 from itertools import accumulate
 from threading import Lock
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -12,26 +12,21 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.codebook import CodebookLattice, Indices
+from ckstore.codecs.codebook import Indices
 from ckstore.codecs.integers import add_integers, decode_integers
 from ckstore.codecs.lattice import (
     FLOATS,
     Bits,
     Integers,
-    OrdinalLattice,
     ordinal_classes,
     ordinal_correct,
-    ordinal_difference,
-    scaled,
 )
 from ckstore.codecs.patches import apply_patch
-from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
-from ckstore.lineage.cost import Work, layer, patches
-from ckstore.lineage.predictions import Predictions
+from ckstore.lineage.cost import Work
 from ckstore.objects.cache import ChunkCache
-from ckstore.objects.records import ContentRecord, LatticeRecord, Record, check_cut
+from ckstore.objects.records import Codebook, Delta, Linear, Patches, Raw, Record, Rounded, check_cut
 from ckstore.runtime import forks
 from ckstore.runtime.blocks import empty
 from ckstore.runtime.checksum import crc32
@@ -44,8 +39,8 @@ from ckstore.storage.pack_reader import read_shard_index
 _INDEX_ENTRY = 16
 _INDEX_CHECKSUM = 4
 
-#: Bytes of the checksum before each chunk of an exact layer.
-FRAME = 4
+#: Bytes of the checksum before each chunk of protected elements.
+_FRAME = 4
 
 #: Payloads up to this many bytes are read into a reused buffer.
 _PAYLOAD = 4 << 20
@@ -60,12 +55,8 @@ _PASSING = 64 << 20
 _INDEXES = 1 << 13
 _CHAINS = 1 << 13
 
-#: Objects with predictions.
-_PREDICTIONS = 1 << 14
-
 P = ParamSpec("P")
 T = TypeVar("T")
-Level = TypeVar("Level", LatticeRecord, ContentRecord)
 
 
 class Resolver(Protocol):
@@ -78,14 +69,8 @@ class Resolver(Protocol):
     def settled(self, look: Callable[[], T]) -> T:
         """Return the result of `look`; repeat it if a concurrent change fails it."""
 
-    def lattice(self, identity: str) -> LatticeRecord:
-        """Return the record of a lattice id; raise `IntegrityError` if it is lost."""
-
-    def content(self, identity: str) -> ContentRecord | None:
-        """Return the record of a content id's exact layer; None for ordinal content."""
-
-    def content_now(self, identity: str) -> ContentRecord | None:
-        """Return the same, ignoring cached absences."""
+    def record(self, identity: str) -> Record:
+        """Return the record of an id; raise `IntegrityError` if it is lost."""
 
 
 class Blocks(Protocol):
@@ -125,11 +110,6 @@ class ObjectReader:
         Limit of the cache of decoded chunks.
     keeps
         Whether the chunks of a version that is being stored stay cached for its successor.
-
-    Attributes
-    ----------
-    predictions
-    Predicted sizes of recently stored objects, by content id, for objects stored against them.
     """
 
     def __init__(self, resolver: Resolver, blocks: Blocks, cache_bytes: int = 64 << 20, *, keeps: bool = True) -> None:
@@ -138,10 +118,8 @@ class ObjectReader:
         self.cache = ChunkCache(cache_bytes)
         self.keeps = keeps
         self.decoded_chunks = 0
-        self.predictions: Lru[str, Predictions] = Lru(_PREDICTIONS)
         self._indexes: Lru[tuple[str, int], list[tuple[int, int] | None]] = Lru(_INDEXES)
-        self._chains: Lru[str, tuple[int, list[LatticeRecord]]] = Lru(_CHAINS)
-        self._content_chains: Lru[str, tuple[int, list[ContentRecord]]] = Lru(_CHAINS)
+        self._chains: Lru[str, tuple[int, list[Record]]] = Lru(_CHAINS)
         self._locks: dict[tuple[str, int, int], tuple[Lock, int]] = {}
         self._lock = forks.Lock()
 
@@ -149,7 +127,7 @@ class ObjectReader:
         """Return a reader of the same objects with a small cache of its own, for work that is done once."""
         return ObjectReader(self.resolver, self.blocks, min(self.cache.limit, _PASSING), keeps=False)
 
-    def chain(self, record: LatticeRecord) -> list[LatticeRecord]:
+    def chain(self, record: Record) -> list[Record]:
         """Return the records from `record` back to its base.
 
         Raises
@@ -157,115 +135,37 @@ class ObjectReader:
         IntegrityError
             A record is lost, is its own ancestor, or has another kind or cut than the record above it.
         """
-        return self._to_end(self._chains, record, self._base)
-
-    def content_chain(self, record: ContentRecord) -> list[ContentRecord]:
-        """Return the records from `record` back to the first exact layer of mode `own`.
-
-        Raises
-        ------
-        IntegrityError
-            A record is lost, is its own ancestor, or has another cut than the record above it.
-        """
-        return self._to_end(self._content_chains, record, self._parent)
-
-    def _to_end(
-        self,
-        known: Lru[str, tuple[int, list[Level]]],
-        record: Level,
-        below: Callable[[Level], Level | None],
-    ) -> list[Level]:
-        """Return the records from `record` to the first without `below`; cache them in `known`."""
         generation = self.resolver.generation
-        found = known.get(record.id)
+        found = self._chains.get(record.id)
         if found is not None and found[0] == generation and found[1][0] is record:
             return found[1]
         records = [record]
         seen = {record.id}
-        while (before := below(records[-1])) is not None:
-            if before.id in seen:
+        while (base := self._base(records[-1])) is not None:
+            if base.id in seen:
                 raise IntegrityError(f"The chain of object {record.id} is a cycle; run `ckstore recover`.")
-            seen.add(before.id)
-            records.append(before)
-        known.drop(record.id)
-        known.put(record.id, (generation, records))
+            seen.add(base.id)
+            records.append(base)
+        self._chains.drop(record.id)
+        self._chains.put(record.id, (generation, records))
         return records
 
-    def _base(self, record: LatticeRecord) -> LatticeRecord | None:
+    def _base(self, record: Record) -> Record | None:
         if record.base is None:
             return None
-        base = self.resolver.lattice(record.base)
+        base = self.resolver.record(record.base)
         check_cut(base, record)
-        if (base.kind, base.additive, base.width) != (record.kind, record.additive, record.width):
+        if not record.fits_on(base):
             raise IntegrityError(f"Object {record.id} cannot be a delta against {base.id}; run `ckstore recover`.")
-        if record.patches and record.kind == "linear" and record.linear.shift_from(base.linear) != 0:
-            raise IntegrityError(f"Object {record.id} cannot be a patch of {base.id}; run `ckstore recover`.")
         return base
 
-    def _parent(self, record: ContentRecord) -> ContentRecord | None:
-        lattice = self._lattice_of(record)
-        if record.mode == "own":
-            return None
-        parent = self.resolver.content(record.parent or "")
-        if parent is None:
-            raise IntegrityError(f"Object {record.id} needs an exact layer that is lost; run `ckstore recover`.")
-        check_cut(self._lattice_of(parent), lattice)
-        return parent
-
-    def _lattice_of(self, record: ContentRecord) -> LatticeRecord:
-        """Return the record of the integers that an exact layer corrects; check that their chunks agree."""
-        lattice = self.resolver.lattice(record.lattice)
-        if lattice.kind != "linear" or lattice.dtype in SHORT or lattice.chunks != len(record.lengths):
-            raise IntegrityError(
-                f"The exact layer of object {record.id} does not fit its integers; run `ckstore verify`."
-            )
-        return lattice
-
-    @_settled
-    def exact_layer(self, lattice: str, content: str | None) -> ContentRecord | None:
-        """Return the record of an object's exact layer; None if it has none or its lattice is exact.
-
-        Raises
-        ------
-        IntegrityError
-            The exact layer is lost.
-        """
-        record = None if content is None else self.resolver.content(content)
-        if record is None and content not in (None, lattice) and (record := self.resolver.content_now(content)) is None:
-            raise IntegrityError(f"The store has lost the exact layer of object {content}; run `ckstore recover`.")
-        return None if record is not None and lattice == content and self._is_raw(lattice) else record
-
-    def _is_raw(self, lattice: str) -> bool:
-        """Return whether an object is still stored raw: one hot version has it raw, another one encoded."""
-        with suppress(IntegrityError):
-            return self.resolver.lattice(lattice).is_raw
-        return False
-
-    @_settled
-    def records(self, lattice: str, content: str | None) -> list[Record]:
+    def records(self, identity: str) -> list[Record]:
         """Return all records that restore an object; raise `IntegrityError` if one is lost."""
-        record = self.exact_layer(lattice, content)
-        if record is None:
-            return list(self.chain(self.resolver.lattice(lattice)))
-        levels = self.content_chain(record)
-        return [*levels, *(below for level in levels for below in self.chain(self._lattice_of(level)))]
-
-    @_settled
-    def decoded(self, lattice: str, content: str | None) -> list[Record]:
-        """Return the records that a restore decodes, each once: patches need no integers."""
-        record = self.exact_layer(lattice, content)
-        if record is None:
-            return list(self.chain(self.resolver.lattice(lattice)))
-        levels = self.content_chain(record)
-        found: dict[int, Record] = {id(level): level for level in levels}
-        for level in levels:
-            if level.mode != "patched":
-                found |= {id(below): below for below in self.chain(self._lattice_of(level))}
-        return list(found.values())
+        return list(self.resolver.settled(lambda: self.chain(self.resolver.record(identity))))
 
     def index_ranges(self, record: Record, chunks: Collection[int] | None) -> list[tuple[int, int]]:
         """Return the place of a record's index, as (offset, length), if `ranges` needs it for these chunks."""
-        if chunks is None or isinstance(record, ContentRecord) or not self._is_picked(record) or record.patches:
+        if chunks is None or not self._is_picked(record) or isinstance(record, Patches):
             return []
         length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
         return [(record.offset + max(record.length - length, 0), min(length, record.length))]
@@ -275,20 +175,18 @@ class ObjectReader:
 
         A small record is one range.
         """
-        if chunks is not None and isinstance(record, ContentRecord):
-            before = list(accumulate(record.lengths, initial=0))
-            return [(record.offset + before[chunk], record.lengths[chunk]) for chunk in chunks]
-        if chunks is None or isinstance(record, ContentRecord) or not self._is_picked(record):
+        if chunks is None or not self._is_picked(record):
             return [(record.start, record.end - record.start)]
         places = [self.index(record)[chunk] for chunk in chunks]
         return [(record.offset + place[0], place[1]) for place in places if place is not None]
 
     @staticmethod
-    def _is_picked(record: LatticeRecord) -> bool:
+    def _is_picked(record: Record) -> bool:
         """Return whether single chunks of a record are fetched by its index."""
-        return record.end - record.start > _SMALL and record.chunks > 1 and not record.is_raw and not record.protected
+        is_indexed = not isinstance(record, Raw) and not (isinstance(record, Codebook) and record.aside)
+        return is_indexed and record.length > _SMALL and record.chunks > 1
 
-    def _undecoded(self, chain: Sequence[Level], chunk: int) -> tuple[list[Level], Level | None, Bits | None]:
+    def _undecoded(self, chain: Sequence[Record], chunk: int) -> tuple[list[Record], Record | None, Bits | None]:
         """Return the levels of a chain to decode, lowest first, and the cached level below them with its chunk."""
         for place, level in enumerate(chain):
             cached = self.cache.get((level.id, chunk))
@@ -296,57 +194,34 @@ class ObjectReader:
                 return list(reversed(chain[:place])), level, cached
         return list(reversed(chain)), None, None
 
-    def lattice_work(self, record: LatticeRecord) -> Work:
-        """Return work of decoding all integers of `record` along its chain."""
-        work = Work()
-        for level in self.chain(record):
-            if level.is_raw:
-                return Work(records=1)
-            if level.patches:
-                work = work.plus(patches(sum(map(bool, level.patches)), level.nbytes))
-                continue
-            is_delta = level.base is not None
-            work = work.plus(layer(level.chunks, level.count, level.nbytes, grouped=level.context, delta=is_delta))
-        return work
-
-    def content_work(self, record: ContentRecord) -> Work:
-        """Return the work of decoding all exact values of `record`, with their integers."""
-        work = Work()
-        for level in self.content_chain(record):
-            if level.mode == "patched":
-                work = work.plus(patches(sum(map(bool, level.lengths)), sum(level.lengths)))
-                continue
-            lattice = self.resolver.lattice(level.lattice)
-            exact = layer(lattice.chunks, lattice.count, sum(level.lengths), grouped=True)
-            work = work.plus(exact).plus(self.lattice_work(lattice))
-        return work
+    @_settled
+    def work(self, record: Record) -> Work:
+        """Return the work of decoding all values of `record` along its chain."""
+        return reduce(Work.plus, (level.work for level in self.chain(record)))
 
     # Decoded chunks are cached unless `keep` is false, as for a sequential read. Values are decoded into `out` if
     # given, unless they are cached or another buffer already holds them: callers use the returned array.
 
-    def integers(self, record: LatticeRecord, chunk: int, *, keep: bool = True) -> Integers:
-        """Return the integers (int32) of one chunk of a non-ordinal object, read-only."""
+    def integers(self, record: Linear | Rounded, chunk: int, *, keep: bool = True) -> Integers:
+        """Return the integers (int32) of one chunk of an object on a lattice, read-only."""
         pending, below, integers = self._undecoded(self.chain(record), chunk)
         for level in pending:
-            if below is None or integers is None:
+            if isinstance(level, Linear) and isinstance(below, Linear) and integers is not None:
+                integers = self._moved(level, below, integers, chunk)
+            else:
                 integers = self._stored_integers(level, chunk, np.dtype(np.int32), None)
                 if integers is None:
                     integers = np.zeros(_chunk_size(level, chunk), np.int32)
-            else:
-                integers = self._moved(level, below, integers, chunk)
             below = level
         assert integers is not None
         return self._decoded((record.id, chunk), integers, keep=keep)
 
-    def _moved(self, level: LatticeRecord, below: LatticeRecord, integers: Integers, chunk: int) -> Integers:
+    def _moved(self, level: Linear, below: Linear, integers: Integers, chunk: int) -> Integers:
         """Return the integers of `level` from those of `below`, in place if these are writeable."""
         place = self.index(level)[chunk]
-        if level.patches:
-            payload = None if place is None else self._payload(level.pack, level.offset + place[0], place[1])
-            return self._patched(payload, integers, None, is_float=False)
-        shift = None if place is None else level.linear.shift_from(below.linear)
+        shift = None if place is None else level.lattice.shift_from(below.lattice)
         if shift is None:
-            integers = level.linear.project(below.linear, integers, chunk * level.chunk)
+            integers = level.lattice.project(below.lattice, integers, chunk * level.chunk)
             shift = 0
         if place is None:
             return integers
@@ -380,25 +255,25 @@ class ObjectReader:
             array.flags.writeable = False
         return array
 
-    def values(self, record: LatticeRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Return the bits of one chunk's lattice values, without an exact layer."""
-        lattice = record.lattice
-        if isinstance(lattice, OrdinalLattice):
-            return self.ordinals(record, chunk, keep=keep, out=out)
-        if isinstance(lattice, CodebookLattice):
+    def values(self, record: Record, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
+        """Return the bits of one chunk's values, read-only."""
+        if isinstance(record, Linear | Rounded):
+            return record.lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk, out)
+        if isinstance(record, Codebook):
             return self._added(record, chunk) if record.additive else self._looked_up(record, chunk)
-        return lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk, out)
+        return self.ordinals(record, chunk, keep=keep, out=out)
 
-    def indices(self, record: LatticeRecord, chunk: int) -> Indices:
+    def indices(self, record: Codebook, chunk: int) -> Indices:
         """Return the codebook indices (uint8) of one chunk, read-only."""
         if record.additive:
             return self._stored_indices(record, chunk)
         pending, _, indices = self._undecoded(self.chain(record), chunk)
         for level in pending:
+            assert isinstance(level, Codebook)
             if indices is None:
                 indices = self._stored_indices(level, chunk)
                 continue
-            lattice = level.codebook
+            lattice = level.lattice
             stored = self._stored_integers(level, chunk, np.dtype(np.int32), lattice.classes(indices))
             zeros = np.zeros(_chunk_size(level, chunk), np.int32)
             indices = lattice.apply(indices, zeros if stored is None else stored)
@@ -406,58 +281,58 @@ class ObjectReader:
         self.cache.put((record.id, chunk), indices)
         return indices
 
-    def _stored_indices(self, record: LatticeRecord, chunk: int) -> Indices:
+    def _stored_indices(self, record: Codebook, chunk: int) -> Indices:
         """Return the indices of a chunk that is stored in full, relative to the index of 0."""
         stored = self._stored_integers(record, chunk, np.dtype(np.int32), None)
-        zero = record.codebook.zero
+        zero = record.lattice.zero
         if stored is None:
             return np.full(_chunk_size(record, chunk), zero, np.uint8)
         indices = stored + np.int32(zero)
-        if indices.min(initial=0) < 0 or indices.max(initial=0) >= record.codebook.levels:
+        if indices.min(initial=0) < 0 or indices.max(initial=0) >= record.lattice.levels:
             raise IntegrityError(f"Object {record.id} has indices outside its codebook; run `ckstore verify`.")
         return indices.astype(np.uint8)
 
-    def _looked_up(self, record: LatticeRecord, chunk: int) -> Bits:
+    def _looked_up(self, record: Codebook, chunk: int) -> Bits:
         aside = None
-        if record.protected:
+        if record.lattice.protected:
             frame = self.aside(record, chunk)
-            aside = np.frombuffer(frame, "<u2", offset=FRAME)
-            if crc32(aside) != int.from_bytes(frame[:FRAME], "little"):
+            aside = np.frombuffer(frame, "<u2", offset=_FRAME)
+            if crc32(aside) != int.from_bytes(frame[:_FRAME], "little"):
                 raise IntegrityError(f"Chunk {chunk} of object {record.id} has damaged protected elements.")
-        return record.codebook.values(self.indices(record, chunk), aside)
+        return record.lattice.values(self.indices(record, chunk), aside)
 
-    def aside(self, record: LatticeRecord, chunk: int) -> bytes:
+    def aside(self, record: Codebook, chunk: int) -> bytes:
         """Return the frame of one chunk's protected elements: checksum and bits."""
         offset = sum(record.aside[: 1 + chunk])
         return self.blocks.pread(record.pack, offset, record.aside[1 + chunk])
 
-    def _added(self, record: LatticeRecord, chunk: int) -> Bits:
+    def _added(self, record: Codebook, chunk: int) -> Bits:
         pending, _, bits = self._undecoded(self.chain(record), chunk)
         for level in pending:
+            assert isinstance(level, Codebook)
             indices = self._stored_indices(level, chunk)
-            bits = level.codebook.values(indices) if bits is None else level.codebook.add(bits, indices)
+            bits = level.lattice.values(indices) if bits is None else level.lattice.add(bits, indices)
         assert bits is not None
         self.cache.put((record.id, chunk), bits)
         return bits
 
-    def ordinals(self, record: LatticeRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Return the bits of one chunk of an object on an ordinal lattice, read-only."""
+    def ordinals(self, record: Record, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
+        """Return the bits of one chunk of an exact object, read-only."""
         size = ITEM_SIZES[record.dtype]
         pending, _, bits = self._undecoded(self.chain(record), chunk)
         # Patches are applied in place: if only patches follow, the values are already in `out`.
-        target = next((level for level in reversed(pending) if not level.patches), None)
+        target = next((level for level in reversed(pending) if not isinstance(level, Patches)), None)
         for level in pending:
-            if level.is_raw:
+            if isinstance(level, Raw):
                 bits = self._raw(level, chunk, out if level is target else None)
                 continue
-            if level.patches and bits is not None:
+            if isinstance(level, Patches) and bits is not None:
                 place = self.index(level)[chunk]
                 patch = None if place is None else self._payload(level.pack, level.offset + place[0], place[1])
                 bits = self._patched(patch, bits, out if target is None else None, is_float=level.dtype in FLOATS)
                 continue
-            if bits is not None:
-                bits = scaled(bits, level.dtype, level.factor)
-            classes = ordinal_classes(bits, level.dtype) if level.context and bits is not None else None
+            in_context = isinstance(level, Delta) and level.context and bits is not None
+            classes = ordinal_classes(bits, level.dtype) if in_context and bits is not None else None
             stored = self._stored_integers(level, chunk, np.dtype(f"i{size}"), classes)
             if stored is None:
                 bits = np.zeros(_chunk_size(level, chunk), f"u{size}") if bits is None else bits
@@ -466,7 +341,7 @@ class ObjectReader:
         assert bits is not None
         return self._decoded((record.id, chunk), bits, keep=keep)
 
-    def _raw(self, record: LatticeRecord, chunk: int, out: Bits | None) -> Bits:
+    def _raw(self, record: Raw, chunk: int, out: Bits | None) -> Bits:
         """Return the bits of one chunk of a raw object."""
         size = ITEM_SIZES[record.dtype]
         bits = empty(_chunk_size(record, chunk), f"u{size}") if out is None else out
@@ -476,7 +351,7 @@ class ObjectReader:
         return bits
 
     @staticmethod
-    def is_whole(record: LatticeRecord, pack: memoryview, workers: int) -> bool:
+    def is_whole(record: Raw, pack: memoryview, workers: int) -> bool:
         """Return whether the chunks of a raw object match their checksums in its mapped pack."""
         size = ITEM_SIZES[record.dtype]
 
@@ -486,46 +361,24 @@ class ObjectReader:
 
         return all(shared(agrees, range(len(record.crcs)), workers))
 
-    def exact(self, record: ContentRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Return the bits of one chunk's original values, for an object on a linear lattice; read-only."""
-        pending, _, bits = self._undecoded(self.content_chain(record), chunk)
-        whole = [level for level in pending if level.mode != "patched"]
-        check = None
-        for level in pending:
-            if level.mode != "patched" or bits is None:
-                # The next level is stored against the integers of this one.
-                target = out if level is whole[-1] else None
-                lattice = self.resolver.lattice(level.lattice)
-                bits = self._exact_level(level, lattice, bits, chunk, keep=keep or len(whole) > 1, out=target)
-                check = None
-            elif level.lengths[chunk]:
-                frame = self._frame(level, chunk)
-                check = int.from_bytes(frame[:FRAME], "little")
-                bits = self._patched(frame[FRAME:], bits, None if whole else out, is_float=True)
-        assert bits is not None
-        if check is not None and crc32(bits) != check:
-            raise _is_wrong(record.id, chunk)
-        return self._decoded((record.id, chunk), bits, keep=keep)
-
-    def bits(self, content: str, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Return the bits of one chunk by content id; other threads that want the same chunk wait."""
-        cached = self.cache.get((content, chunk))
+    def bits(self, identity: str, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
+        """Return the bits of one chunk of an object; of an exact one, other threads that want the same chunk wait."""
+        if not self.resolver.record(identity).is_exact:
+            return self._values(identity, chunk, keep=keep, out=out)
+        cached = self.cache.get((identity, chunk))
         if cached is not None:
             return cached
-        with self._decoding(content, chunk):
-            return self._bits(content, chunk, keep=keep, out=out)
+        with self._decoding(identity, chunk):
+            return self._values(identity, chunk, keep=keep, out=out)
 
     @_settled
-    def _bits(self, content: str, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
-        record = self.resolver.content(content)
-        if record is None:
-            return self.ordinals(self.resolver.lattice(content), chunk, keep=keep, out=out)
-        return self.exact(record, chunk, keep=keep, out=out)
+    def _values(self, identity: str, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
+        return self.values(self.resolver.record(identity), chunk, keep=keep, out=out)
 
     @contextmanager
-    def _decoding(self, content: str, chunk: int) -> Iterator[None]:
+    def _decoding(self, identity: str, chunk: int) -> Iterator[None]:
         """Admit one thread for each chunk. Chains are decoded without it, so threads never wait in a cycle."""
-        key = content, chunk, forks.generation()  # After a fork, no thread of the parent would release its lock.
+        key = identity, chunk, forks.generation()  # After a fork, no thread of the parent would release its lock.
         with self._lock:
             lock, users = self._locks.get(key, (Lock(), 0))
             self._locks[key] = lock, users + 1
@@ -541,63 +394,12 @@ class ObjectReader:
                     self._locks[key] = lock, users - 1
 
     @_settled
-    def record_of(self, content: str) -> LatticeRecord:
-        """Return the lattice record of a content id."""
-        record = self.resolver.content(content)
-        return self.resolver.lattice(content if record is None else record.lattice)
-
-    @_settled
-    def work(self, lattice: str, content: str | None) -> Work:
-        """Return the work of decoding all values of an object: the exact ones if it has a content id."""
-        record = self.exact_layer(lattice, content)
-        return self.lattice_work(self.resolver.lattice(lattice)) if record is None else self.content_work(record)
-
-    @_settled
-    def depth(self, lattice: str, content: str | None) -> int:
-        """Return the number of deltas in the longest chain that restoring the object takes."""
-        record = self.exact_layer(lattice, content)
-        if record is None:
-            return len(self.chain(self.resolver.lattice(lattice))) - 1
-        levels = self.content_chain(record)
-        deepest = max(len(self.chain(self.resolver.lattice(level.lattice))) - 1 for level in levels)
-        return max(deepest, len(levels) - 1)
-
-    def _exact_level(
-        self,
-        level: ContentRecord,
-        lattice: LatticeRecord,
-        parent: Bits | None,
-        chunk: int,
-        *,
-        keep: bool,
-        out: Bits | None,
-    ) -> Bits:
-        integers = self.integers(lattice, chunk, keep=keep)
-        predicted, classes = self._predict(level, lattice, integers, parent, chunk)
-        frame = self._frame(level, chunk)
-        self.decoded_chunks += 1
-        residuals = empty(integers.size, f"i{predicted.itemsize}")
-        decode_integers(frame[FRAME:], residuals, classes)
-        bits = ordinal_correct(predicted, residuals, lattice.dtype, out)
-        if crc32(bits) != int.from_bytes(frame[:FRAME], "little"):
-            raise _is_wrong(level.id, chunk)
-        return bits
-
-    def _frame(self, level: ContentRecord, chunk: int) -> memoryview:
-        """Return one chunk of an exact layer: checksum and payload."""
-        return self._payload(level.pack, level.offset + sum(level.lengths[:chunk]), level.lengths[chunk])
-
-    @staticmethod
-    def _predict(
-        record: ContentRecord, lattice: LatticeRecord, integers: Integers, parent: Bits | None, chunk: int
-    ) -> tuple[Bits, npt.NDArray[np.uint8]]:
-        start = chunk * lattice.chunk
-        if record.mode == "own" or parent is None:
-            return lattice.linear.own(integers, start)
-        return lattice.linear.chained(scaled(parent, lattice.dtype, record.factor), integers, start)
+    def depth(self, record: Record) -> int:
+        """Return the number of deltas in the chain that restoring the object takes."""
+        return len(self.chain(record)) - 1
 
     def _stored_integers(
-        self, record: LatticeRecord, chunk: int, dtype: np.dtype[Any], classes: npt.NDArray[np.uint8] | None
+        self, record: Record, chunk: int, dtype: np.dtype[Any], classes: npt.NDArray[np.uint8] | None
     ) -> Integers | None:
         """Return the stored integers of one chunk; None if all are zero."""
         place = self.index(record)[chunk]
@@ -618,42 +420,31 @@ class ObjectReader:
         return target
 
     def entropies(self, record: Record) -> Iterator[tuple[float, int]]:
-        """Yield the order-0 entropy in bits and the payload's bytes of each stored chunk of a layer.
+        """Yield the order-0 entropy in bits and the payload's bytes of each stored chunk of an object.
 
         Patches have none: they are not entropy-coded.
         """
         from ckstore.codecs.integers import entropy_bits
 
-        if isinstance(record, ContentRecord):
-            if record.mode == "patched":
-                return
-            lattice = self.resolver.lattice(record.lattice)
-            for chunk, length in enumerate(record.lengths):
-                parent = None if record.parent is None else self.bits(record.parent, chunk)
-                integers = self.integers(lattice, chunk)
-                predicted, classes = self._predict(record, lattice, integers, parent, chunk)
-                residuals = ordinal_difference(self.exact(record, chunk), predicted, lattice.dtype)
-                yield entropy_bits(residuals, classes), length - FRAME
-            return
-        if record.is_raw or record.patches:
+        if isinstance(record, Raw | Patches):
             return
         dtype = np.dtype(f"i{ITEM_SIZES[record.dtype]}" if record.is_exact else np.int32)
         for chunk, place in enumerate(self.index(record)):
             if place is None:
                 continue
             context = None
-            if record.kind == "codebook" and not record.additive and record.base is not None:
-                context = record.codebook.classes(self.indices(self.resolver.lattice(record.base), chunk))
-            if record.context and record.base is not None:
-                before = self.ordinals(self.resolver.lattice(record.base), chunk)
-                context = ordinal_classes(scaled(before, record.dtype, record.factor), record.dtype)
+            base = None if record.base is None else self.resolver.record(record.base)
+            if isinstance(record, Codebook) and isinstance(base, Codebook) and not record.additive:
+                context = record.lattice.classes(self.indices(base, chunk))
+            if isinstance(record, Delta) and base is not None and record.context:
+                context = ordinal_classes(self.ordinals(base, chunk), record.dtype)
             stored = self._stored_integers(record, chunk, dtype, context)
             assert stored is not None
             yield entropy_bits(stored, context), place[1]
 
-    def index(self, record: LatticeRecord) -> list[tuple[int, int] | None]:
+    def index(self, record: Record) -> list[tuple[int, int] | None]:
         """Return (offset, length) in the record's shard for each chunk; None if all its integers are zero."""
-        if record.patches:
+        if isinstance(record, Patches):
             return self._patches(record)
         if record.chunks == 1:
             return [(0, record.length) if record.length else None]
@@ -671,12 +462,12 @@ class ObjectReader:
             index = self._indexes.put(key, index)
         return index
 
-    def _patches(self, record: LatticeRecord) -> list[tuple[int, int] | None]:
+    def _patches(self, record: Patches) -> list[tuple[int, int] | None]:
         key = (record.pack, record.offset)
         index = self._indexes.get(key)
         if index is None:
-            ends = accumulate(record.patches)
-            places = [(end - size, size) if size else None for end, size in zip(ends, record.patches, strict=True)]
+            ends = accumulate(record.sizes)
+            places = [(end - size, size) if size else None for end, size in zip(ends, record.sizes, strict=True)]
             index = self._indexes.put(key, places)
         return index
 
@@ -685,7 +476,7 @@ def _is_wrong(identity: str, chunk: int) -> IntegrityError:
     return IntegrityError(f"Chunk {chunk} of object {identity} does not restore the stored values.")
 
 
-def _chunk_size(record: LatticeRecord, chunk: int) -> int:
+def _chunk_size(record: Record, chunk: int) -> int:
     return min(record.chunk, record.count - chunk * record.chunk)
 
 

@@ -1,144 +1,126 @@
-"""Records: how one object is stored. A lattice record has its integers, a content record its exact layer."""
+"""Records: how one object is stored. Each kind declares its fields, its work and its description.
+
+An exact object is `raw`, `full`, a `delta` or `patches`; a coarse one is `linear`, `rounded` or a `codebook`. The
+records of a manifest are checked against the declarations of their kinds before any `Record` is made.
+"""
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice
 from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
-from ckstore.codecs.lattice import (
-    CHUNK,
-    PARTS,
-    SCALED,
-    STEP_RANGE,
-    Kind,
-    LinearLattice,
-    OrdinalLattice,
-)
+from ckstore.codecs.lattice import CHUNK, PARTS, STEP_RANGE, LinearLattice
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.lineage.cost import Work, layer
+from ckstore.lineage.cost import Work, layer, patches
 from ckstore.objects.identity import Lattice
 from ckstore.storage.schema import (
     ID,
     LIMIT,
-    anything,
+    Schema,
     both,
     by,
     either,
     fields,
     flag,
     items,
-    number,
     one_of,
-    optional,
     row,
     text,
     whole,
 )
 
-Mode = Literal["own", "chained", "patched"]
+#: Schemas of fields, by name.
+Fields = Mapping[str, Schema]
+
+#: The expected bytes of an exact object in full, as a part of its values'.
+EXACT_SHARE = 0.85
+
+_DEBT = whole(-LIMIT, LIMIT)
+_EXPONENT = whole(-(1 << 15), (1 << 15) - 1)
+_EXPONENTS = either(text(), items(_EXPONENT))
+_AXES: Fields = {"rows": _EXPONENTS, "cols": _EXPONENTS}
+
+R = TypeVar("R", bound="Record")
 
 
-@dataclass(frozen=True, slots=True)
-class LatticeRecord:
-    """The integers of one object, stored in full or against another object's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One object of the store.
 
     Attributes
     ----------
+    kind
+        Name of the class in documents.
+    is_exact
+        Whether the values are the original ones.
+    dtypes
+        dtypes of the elements that the kind supports.
+    required, optional
+        Schemas of the fields of the kind in a document, besides those of all records.
     id
-        Lattice id. For an ordinal lattice, which is exact, it equals the content id.
-    lattice
-        The meaning of the integers. Its dtype is that of the coded elements: for complex numbers, of their parts.
+        Content id of an exact object, lattice id of a coarse one.
+    dtype
+        Of the coded elements: for complex numbers, of their parts.
     count, chunk
         Number of elements, and of elements in a chunk.
-    base
-        Lattice id of the object whose projected integers were subtracted, or None.
-    pack, offset, length
-        Place of the shard of chunks: name of the pack, bytes.
-    context
-        For an ordinal delta: chunks are coded in context order (classes from the base).
-    factor
-        For an ordinal delta: factor of the base's values before they are subtracted.
-    additive
-        For a codebook: values, not indices, are added to those of the base.
-    aside
-        For a codebook with protected elements: offset of their bits in the pack, then the bytes of each chunk.
-    origin
-        Lattice id of the first object of this one's run; None if it is the first.
     alone
-        Bytes of integers and of the exact layer, had the object been stored in full (estimated if it was not). Restore
-        costs are relative to it.
-    debt
-        Bytes spent beyond the cheapest choice since the last base; a large debt makes a new base due.
-    patches
-        For a delta that is stored as patches: bytes of each chunk's patch, 0 for an unchanged chunk.
-    crcs
-        For an object that is stored raw: CRC-32 of each chunk. Its lattice is ordinal.
+        Bytes of the object, had it been stored in full (estimated if it was not).
+    pack, offset, length
+        Place of the data: name of the pack, bytes.
     """
 
+    kind: ClassVar[str]
+    is_exact: ClassVar[bool] = True
+    dtypes: ClassVar[frozenset[str]] = frozenset(ITEM_SIZES.keys() - PARTS.keys())
+    required: ClassVar[Fields] = {}
+    optional: ClassVar[Fields] = {}
+
     id: str
-    lattice: Lattice
+    dtype: str
     count: int
     chunk: int
-    base: str | None
+    alone: int = 0
+    pack: str = ""
     offset: int = 0
     length: int = 0
-    pack: str = ""
-    context: bool = False
-    factor: float = 1.0
-    additive: bool = False
-    aside: tuple[int, ...] = ()
-    origin: str | None = None
-    alone: tuple[int, int] = (0, 0)
-    debt: int = 0
-    patches: tuple[int, ...] = ()
-    crcs: tuple[int, ...] = ()
 
     @property
-    def kind(self) -> Kind:
-        """`linear`, `ordinal` (exact), `rounded` (ordinal, coarse) or `codebook`."""
-        return self.lattice.kind
+    def base(self) -> str | None:
+        """Id of the object that this one is stored against, or None."""
+        return None
 
     @property
-    def dtype(self) -> str:
-        """Dtype of the coded elements."""
-        return self.lattice.dtype
-
-    @property
-    def width(self) -> int:
-        """Length of a row of the lattice; 1 without rows."""
-        return self.lattice.width if isinstance(self.lattice, LinearLattice | RoundedLattice) else 1
-
-    @property
-    def is_raw(self) -> bool:
-        """Whether the object's bits are stored as they are."""
-        return bool(self.crcs)
-
-    @property
-    def protected(self) -> bool:
-        """Whether protected elements are stored apart."""
-        return isinstance(self.lattice, CodebookLattice) and self.lattice.protected
+    def debt(self) -> int:
+        """Bytes spent beyond the cheapest choice since the last base; a large debt makes a new base due."""
+        return 0
 
     @property
     def start(self) -> int:
         """The first byte of the record's data in its pack."""
-        return min(self.offset, *self.aside[:1]) if self.aside else self.offset
+        return self.offset
 
     @property
     def end(self) -> int:
         """The first byte after the record's data in its pack."""
-        return max(self.offset + self.length, sum(self.aside))
+        return self.offset + self.length
 
     @property
     def nbytes(self) -> int:
         """Bytes of the record's data."""
-        return self.length + sum(self.aside[1:])
+        return self.length
+
+    @property
+    def nbytes_of_values(self) -> int:
+        """Bytes of the object's values."""
+        return self.count * ITEM_SIZES[self.dtype]
 
     @property
     def chunks(self) -> int:
@@ -146,234 +128,397 @@ class LatticeRecord:
         return -(-self.count // self.chunk)
 
     @property
+    def work(self) -> Work:
+        """Work of decoding the record, without that of its base."""
+        return layer(self.chunks, self.count, self.nbytes, grouped=False, delta=self.base is not None)
+
+    @property
+    def alone_work(self) -> Work:
+        """Work of decoding the object, had it been stored in full."""
+        return layer(self.chunks, self.count, self.alone, grouped=False)
+
+    @property
     def full_work(self) -> Work:
-        """Work of decoding the object, had it been stored exactly and in full."""
-        coarse, exact = self.alone
-        work = layer(self.chunks, self.count, coarse, grouped=False)
-        if self.is_exact:
-            return work
-        return work.plus(layer(self.chunks, self.count, exact, grouped=True))
+        """Work of decoding the object, had it been stored exactly and in full: restore costs are relative to it."""
+        return self.alone_work
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the lattice's values are the original ones, without an exact layer."""
-        return isinstance(self.lattice, OrdinalLattice)
+    def description(self) -> str:
+        """The form of the object, for users."""
+        return self.kind
 
     @property
-    def codebook(self) -> CodebookLattice:
-        """The codebook of the record's indices; `IntegrityError` if it has none."""
-        if not isinstance(self.lattice, CodebookLattice):
-            raise IntegrityError(f"Object {self.id} has no codebook; run `ckstore verify`.")
-        return self.lattice
+    def common(self) -> dict[str, Any]:
+        """The fields of the object itself, for a record of another kind."""
+        return {name: getattr(self, name) for name in ("id", "dtype", "count", "chunk", "alone")}
 
-    @property
-    def linear(self) -> LinearLattice:
-        """The linear lattice of the integers; `IntegrityError` if it is another kind."""
-        if not isinstance(self.lattice, LinearLattice):
-            raise IntegrityError(f"Object {self.id} has no linear lattice; run `ckstore verify`.")
-        return self.lattice
+    def fits_on(self, base: Record) -> bool:
+        """Return whether the object can be stored against another one of its dtype, count and cut."""
+        return False
 
     def to_json(self) -> dict[str, Any]:
         """Return the record without the pack's name; defaults are left out."""
-        document: dict[str, Any] = {
-            "layer": "coarse", "id": self.id, "kind": self.kind, "dtype": self.dtype, "count": self.count,
-            "chunk": self.chunk, "base": self.base, "at": [self.offset, self.length], "alone": list(self.alone),
-            **_lattice_to_json(self.lattice),
+        return {
+            "kind": self.kind, "id": self.id, "dtype": self.dtype, "count": self.count, "chunk": self.chunk,
+            "at": [self.offset, self.length], "alone": self.alone, **self._to_json(),
         }  # fmt: skip
-        document |= {name: True for name in ("context", "additive") if getattr(self, name)}
-        if self.factor != 1.0:
-            document["factor"] = self.factor
-        if self.aside:
-            document["aside"] = list(self.aside)
-        if self.origin is not None:
-            document["origin"] = self.origin
-        if self.debt:
-            document["debt"] = self.debt
-        if self.patches:
-            document["patches"] = list(self.patches)
-        if self.crcs:
-            document["crcs"] = list(self.crcs)
-        return document
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], pack: str) -> LatticeRecord:
-        """Decode a result of `to_json`; raise `IntegrityError` for an impossible record."""
+    def from_json(cls: type[R], document: dict[str, Any], pack: str) -> R:
+        """Decode a result of `to_json`, which fits the schema; raise `IntegrityError` for an impossible record."""
         offset, length = document["at"]
         record = cls(
-            id=document["id"], lattice=_lattice_from_json(document), count=document["count"], chunk=document["chunk"],
-            base=document["base"], offset=offset, length=length, pack=pack, context=document.get("context", False),
-            factor=document.get("factor", 1.0), additive=document.get("additive", False),
-            aside=tuple(document.get("aside", ())), origin=document.get("origin"),
-            alone=(document["alone"][0], document["alone"][1]), debt=document.get("debt", 0),
-            patches=tuple(document.get("patches", ())), crcs=tuple(document.get("crcs", ())),
+            id=document["id"], dtype=document["dtype"], count=document["count"], chunk=document["chunk"],
+            alone=document["alone"], pack=pack, offset=offset, length=length, **cls._from_json(document),
         )  # fmt: skip
-        record._check()
+        # Kernels do not check the fields.
+        if record.dtype not in cls.dtypes or not record._is_possible():
+            raise IntegrityError(
+                f"The record of object {record.id} is out of bounds; restore its pack from a copy, or run"
+                " `ckstore recover`."
+            )
         return record
 
-    def _check(self) -> None:
-        """Raise `IntegrityError` for fields without a defined meaning; the kernels do not check them."""
-        ordinal, codebook = self.is_exact, isinstance(self.lattice, CodebookLattice)
-        _require(
-            self.id,
-            self.dtype in _DTYPES[self.kind],
-            not (self.context and (not ordinal or self.base is None)),
-            self.factor == 1.0 or (ordinal and self.dtype in SCALED),
-            codebook or not self.additive,
-            not self.patches or self._fits_patches,
-            not self.crcs or (ordinal and self.base is None and self._fits_raw),
-        )
-        if isinstance(self.lattice, CodebookLattice):
-            protected = self.lattice.protected
-            _require(
-                self.id,
-                not (protected and self.additive),
-                len(self.aside) == (1 + self.chunks if protected else 0),
-            )
-        elif not isinstance(self.lattice, OrdinalLattice):
-            self._check_plane(self.lattice)
+    def _to_json(self) -> dict[str, Any]:
+        """Return the fields of the kind."""
+        return {}
 
-    @property
-    def _fits_patches(self) -> bool:
-        return (
-            self.kind in ("ordinal", "linear")
-            and self.base is not None
-            and not self.context
-            and self.factor == 1.0
-            and len(self.patches) == self.chunks
-            and self.length == sum(self.patches)
-        )
+    @classmethod
+    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        """Decode the fields of the kind."""
+        return {}
 
-    @property
-    def _fits_raw(self) -> bool:
-        return len(self.crcs) == self.chunks and self.length == self.count * ITEM_SIZES[self.dtype]
-
-    def _check_plane(self, lattice: LinearLattice | RoundedLattice) -> None:
-        _require(
-            self.id,
-            not self.aside,
-            lattice.rows.size in (0, -(-self.count // lattice.width)) and lattice.cols.size in (0, lattice.width),
-        )
-        if isinstance(lattice, RoundedLattice):
-            _require(self.id, self.base is None)
-            return
-        lowest, highest = STEP_RANGE[self.dtype]
-        axes = [axis.astype(np.int64) for axis in (lattice.rows, lattice.cols) if axis.size]
-        _require(
-            self.id,
-            lattice.step + sum(int(axis.min()) for axis in axes) >= lowest,
-            lattice.step + sum(int(axis.max()) for axis in axes) <= highest,
-        )
+    def _is_possible(self) -> bool:
+        """Return whether the fields agree with one another."""
+        return True
 
 
-@dataclass(frozen=True, slots=True)
-class ContentRecord:
-    """The exact layer of one object on a linear lattice.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raw(Record):
+    """Values as they are; of a hot version.
 
     Attributes
     ----------
-    id
-        Content id.
-    lattice
-        Lattice id of the integers that it corrects.
-    mode
-        `own`: predicted from the object's own lattice values; `chained`: from the exact values of `parent`; `patched`:
-        patches of the parent's exact values, without integers.
-    parent
-        Content id of the object that a chained or patched layer needs, or None.
-    pack, offset, lengths
-        Place of the chunks, in order: name of the pack, first byte, bytes of each chunk. 0 bytes mark a patched chunk
-        that equals the parent's.
-    factor
-        For a chained layer: factor of the parent's values before they predict.
-    debt
-        See `LatticeRecord`.
+    crcs
+        CRC-32 of each chunk.
     """
 
-    id: str
-    lattice: str
-    mode: Mode
-    parent: str | None
-    offset: int
-    lengths: tuple[int, ...]
-    pack: str = ""
-    factor: float = 1.0
-    debt: int = 0
+    kind = "raw"
+    required: ClassVar[Fields] = {"crcs": items(whole(0, (1 << 32) - 1), 1)}
+
+    crcs: tuple[int, ...]
+
+    @property
+    def work(self) -> Work:
+        """Work of looking up the record: copying values costs next to nothing."""
+        return Work(records=1)
+
+    def _to_json(self) -> dict[str, Any]:
+        return {"crcs": list(self.crcs)}
+
+    @classmethod
+    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        return {"crcs": tuple(document["crcs"])}
+
+    def _is_possible(self) -> bool:
+        return len(self.crcs) == self.chunks and self.length == self.nbytes_of_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full(Record):
+    """The ordinals of values."""
+
+    kind = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Based(Record):
+    """An object that may be stored against another one, its base."""
+
+    base: str | None = field(default=None)
+    debt: int = field(default=0)
+
+    def fits_on(self, base: Record) -> bool:
+        """Return whether the object can be stored against another one of its dtype, count and cut."""
+        return base.is_exact
+
+    def _to_json(self) -> dict[str, Any]:
+        return {} if self.base is None else {"base": self.base} | ({"debt": self.debt} if self.debt else {})
+
+    @classmethod
+    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        return {"base": document.get("base"), "debt": document.get("debt", 0)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta(_Based):
+    """Differences of ordinals to those of the base.
+
+    Attributes
+    ----------
+    context
+        Chunks are coded in context order (classes from the base).
+    """
+
+    kind = "delta"
+    required: ClassVar[Fields] = {"base": ID}
+    optional: ClassVar[Fields] = {"debt": _DEBT, "context": flag}
+
+    context: bool = False
+
+    @property
+    def work(self) -> Work:
+        """Work of decoding the differences in their order."""
+        return layer(self.chunks, self.count, self.nbytes, grouped=self.context, delta=True)
+
+    def _to_json(self) -> dict[str, Any]:
+        return _Based._to_json(self) | ({"context": True} if self.context else {})
+
+    @classmethod
+    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        return _Based._from_json(document) | {"context": document.get("context", False)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patches(_Based):
+    """A patch of each chunk of the base.
+
+    Attributes
+    ----------
+    sizes
+        Bytes of each chunk's patch, 0 for an unchanged chunk.
+    """
+
+    kind = "patches"
+    required: ClassVar[Fields] = {"base": ID, "sizes": items(whole(), 1)}
+    optional: ClassVar[Fields] = {"debt": _DEBT}
+
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def work(self) -> Work:
+        """Work of applying the patches."""
+        return patches(sum(map(bool, self.sizes)), self.nbytes)
+
+    def _to_json(self) -> dict[str, Any]:
+        return _Based._to_json(self) | {"sizes": list(self.sizes)}
+
+    @classmethod
+    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        return _Based._from_json(document) | {"sizes": tuple(document["sizes"])}
+
+    def _is_possible(self) -> bool:
+        return len(self.sizes) == self.chunks and self.length == sum(self.sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coarse(_Based):
+    """An object of quantised values.
+
+    Attributes
+    ----------
+    lattice
+        The meaning of the integers.
+    """
+
+    is_exact = False
+
+    lattice: Lattice
+
+    @property
+    def full_work(self) -> Work:
+        """Expected work of decoding the object, had it been stored exactly and in full."""
+        return exact_work(self.count, self.chunk, self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear(Coarse):
+    """Integers on a linear lattice, in full or less the projected integers of the base.
+
+    Attributes
+    ----------
+    origin
+        Id of the first object of this one's run; None if it is the first.
+    """
+
+    kind = "linear"
+    dtypes = frozenset(STEP_RANGE)
+    required: ClassVar[Fields] = {"step": whole(-LIMIT, LIMIT), "width": whole(1)}
+    optional: ClassVar[Fields] = {"base": ID, "debt": _DEBT, "origin": ID, **_AXES}
+
+    lattice: LinearLattice
+    origin: str | None = None
+
+    @property
+    def description(self) -> str:
+        """The smallest and largest step of rows and columns."""
+        low = high = self.lattice.step
+        for axis in (self.lattice.rows, self.lattice.cols):
+            if axis.size:
+                low, high = low + int(axis.min()), high + int(axis.max())
+        steps = f"linear 2^{low}" if low == high else f"linear 2^{low}..{high}"
+        return steps if self.base is None else f"{steps} delta"
+
+    def fits_on(self, base: Record) -> bool:
+        """Return whether the integers of the other object can be projected."""
+        return isinstance(base, Linear) and base.lattice.width == self.lattice.width
+
+    def _to_json(self) -> dict[str, Any]:
+        lattice = {"step": self.lattice.step, "width": self.lattice.width, **_axes_to_json(self.lattice)}
+        return _Based._to_json(self) | lattice | ({} if self.origin is None else {"origin": self.origin})
+
+    @classmethod
+    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        lattice = LinearLattice(document["dtype"], document["step"], document["width"], **_axes_from_json(document))
+        return _Based._from_json(document) | {"lattice": lattice, "origin": document.get("origin")}
+
+    def _is_possible(self) -> bool:
+        lattice = self.lattice
+        lowest, highest = STEP_RANGE[self.dtype]
+        axes = [axis.astype(np.int64) for axis in (lattice.rows, lattice.cols) if axis.size]
+        return (
+            _fits_axes(lattice, self.count)
+            and lattice.step + sum(int(axis.min()) for axis in axes) >= lowest
+            and lattice.step + sum(int(axis.max()) for axis in axes) <= highest
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounded(Coarse):
+    """Integers on a rounded lattice, in full."""
+
+    kind = "rounded"
+    dtypes = frozenset(ROUNDED)
+    required: ClassVar[Fields] = {"shift": whole(1, 31), "level": _EXPONENT, "width": whole(1)}
+    optional: ClassVar[Fields] = _AXES
+
+    lattice: RoundedLattice
+
+    @property
+    def description(self) -> str:
+        """The binary logarithm of a step, in units in the last place."""
+        return f"rounded 2^{self.lattice.shift}"
+
+    def _to_json(self) -> dict[str, Any]:
+        lattice = self.lattice
+        return {"shift": lattice.shift, "level": lattice.level, "width": lattice.width, **_axes_to_json(lattice)}
+
+    @classmethod
+    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        sizes = document["shift"], document["level"], document["width"]
+        return {"lattice": RoundedLattice(document["dtype"], *sizes, **_axes_from_json(document))}
+
+    def _is_possible(self) -> bool:
+        return _fits_axes(self.lattice, self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codebook(Coarse):
+    """Indices of a codebook, in full or coded by those of the base.
+
+    Attributes
+    ----------
+    additive
+        Values, not indices, are added to those of the base.
+    aside
+        With protected elements: offset of their bits in the pack, then the bytes of each chunk.
+    """
+
+    kind = "codebook"
+    dtypes = frozenset(CODEBOOK_DTYPES)
+    required: ClassVar[Fields] = {"centroids": text()}
+    optional: ClassVar[Fields] = {
+        "base": ID,
+        "debt": _DEBT,
+        "protected": flag,
+        "additive": flag,
+        "aside": items(whole(), 1),
+    }
+
+    lattice: CodebookLattice
+    additive: bool = False
+    aside: tuple[int, ...] = ()
 
     @property
     def start(self) -> int:
-        """The first byte of the record's chunks in its pack."""
-        return self.offset
+        """The first byte of the indices and of the protected elements."""
+        return min(self.offset, *self.aside[:1]) if self.aside else self.offset
 
     @property
     def end(self) -> int:
-        """The first byte after the record's chunks in its pack."""
-        return self.offset + sum(self.lengths)
+        """The first byte after both."""
+        return max(self.offset + self.length, sum(self.aside))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the record without the pack's name."""
-        document: dict[str, Any] = {
-            "layer": "exact", "id": self.id, "lattice": self.lattice, "mode": self.mode, "at": self.offset,
-            "lengths": list(self.lengths),
-        }  # fmt: skip
-        if self.parent is not None:
-            document["parent"] = self.parent
-        if self.factor != 1.0:
-            document["factor"] = self.factor
-        if self.debt:
-            document["debt"] = self.debt
-        return document
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.length + sum(self.aside[1:])
+
+    @property
+    def description(self) -> str:
+        """The kind, and whether the indices are stored against others."""
+        return self.kind if self.base is None else f"{self.kind} delta"
+
+    def fits_on(self, base: Record) -> bool:
+        """Return whether the other object has indices, or values to add to, as this one needs."""
+        return isinstance(base, Codebook) and base.additive == self.additive
+
+    def _to_json(self) -> dict[str, Any]:
+        centroids = b64encode(self.lattice.centroids.astype("<f4").tobytes()).decode()
+        found = _Based._to_json(self) | {"centroids": centroids}
+        found |= {name: True for name in ("additive",) if self.additive}
+        if self.lattice.protected:
+            found |= {"protected": True, "aside": list(self.aside)}
+        return found
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], pack: str) -> ContentRecord:
-        """Decode a result of `to_json`; raise `IntegrityError` for an impossible record."""
-        record = cls(
-            id=document["id"], lattice=document["lattice"], mode=document["mode"], parent=document.get("parent"),
-            offset=document["at"], lengths=tuple(document["lengths"]), pack=pack,
-            factor=document.get("factor", 1.0), debt=document.get("debt", 0),
-        )  # fmt: skip
-        _require(
-            record.id,
-            (record.mode != "own") == (record.parent is not None),
-            record.mode != "patched" or record.factor == 1.0,
-        )
-        return record
+    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        try:
+            centroids = np.frombuffer(b64decode(document["centroids"]), "<f4")
+            lattice = CodebookLattice(document["dtype"], centroids, document.get("protected", False))
+        except UsageError as error:
+            raise IntegrityError(f"The codebook of object {document['id']} is damaged: {error}") from error
+        additive, aside = document.get("additive", False), tuple(document.get("aside", ()))
+        return _Based._from_json(document) | {"lattice": lattice, "additive": additive, "aside": aside}
+
+    def _is_possible(self) -> bool:
+        protected = self.lattice.protected
+        return not (protected and self.additive) and len(self.aside) == (1 + self.chunks if protected else 0)
 
 
-Record = LatticeRecord | ContentRecord
+KINDS: Mapping[str, type[Record]] = {kind.kind: kind for kind in (Raw, Full, Delta, Patches, Linear, Rounded, Codebook)}
 
-#: Schemas of the records in coarse and in exact packs.
-_EXPONENT_LIST = either(text(), items(whole(-(1 << 15), (1 << 15) - 1)))
-_KINDS = {
-    "linear": fields(
-        {"step": whole(-LIMIT, LIMIT), "width": whole(1)}, {"rows": _EXPONENT_LIST, "cols": _EXPONENT_LIST}
-    ),
-    "ordinal": anything,
-    "rounded": fields(
-        {"shift": whole(1, 31), "level": whole(-(1 << 15), (1 << 15) - 1), "width": whole(1)},
-        {"rows": _EXPONENT_LIST, "cols": _EXPONENT_LIST},
-    ),
-    "codebook": fields({"centroids": text()}, {"protected": flag}),
-}
-_DEBT = {"factor": number(), "debt": whole(-LIMIT, LIMIT)}
-LATTICE_RECORDS = items(
+#: Schema of the records of a pack.
+RECORDS = items(
     both(
         fields(
-            {"layer": one_of("coarse"), "id": ID, "dtype": one_of(*ITEM_SIZES), "count": whole(1),
-             "chunk": whole(1, CHUNK), "base": optional(ID), "at": row(whole(), whole()),
-             "alone": row(whole(), whole())},
-            {"context": flag, "additive": flag, "aside": items(whole(), 1), "origin": ID, **_DEBT,
-             "patches": items(whole(), 1), "crcs": items(whole(0, (1 << 32) - 1), 1)},
+            {"id": ID, "dtype": one_of(*ITEM_SIZES), "count": whole(1), "chunk": whole(1, CHUNK),
+             "at": row(whole(), whole()), "alone": whole()}
         ),
-        by("kind", _KINDS),
+        by("kind", {name: fields(kind.required, kind.optional) for name, kind in KINDS.items()}),
     )
 )  # fmt: skip
-CONTENT_RECORDS = items(
-    fields(
-        {"layer": one_of("exact"), "id": ID, "lattice": ID, "mode": one_of(*get_args(Mode)), "at": whole(),
-         "lengths": items(whole())},
-        {"parent": ID, **_DEBT},
-    )
-)  # fmt: skip
+
+
+def record_from_json(document: dict[str, Any], pack: str) -> Record:
+    """Return the record in `document`, which fits the schema.
+
+    Raises
+    ------
+    IntegrityError
+        The record contradicts itself.
+    """
+    try:
+        return KINDS[document["kind"]].from_json(document, pack)
+    except IntegrityError:
+        raise
+    except (ArithmeticError, ValueError, LookupError) as error:
+        raise IntegrityError(f"Pack {pack} has a damaged record ({error}); run `ckstore recover`.") from error
+
+
+def exact_work(count: int, chunk: int, dtype: str) -> Work:
+    """Return the expected work of decoding an object that is stored exactly and in full."""
+    return layer(-(-count // chunk), count, int(EXACT_SHARE * count * ITEM_SIZES[dtype]), grouped=False)
 
 
 class Cut(Protocol):
@@ -392,75 +537,21 @@ class Cut(Protocol):
         """Elements of each chunk."""
 
 
-def check_cut(record: LatticeRecord, other: Cut) -> None:
+def check_cut(record: Record, other: Cut) -> None:
     """Raise `IntegrityError` unless a record and its owner have the same dtype, count and chunks."""
     if (record.dtype, record.count, record.chunk) != (other.dtype, other.count, other.chunk):
         raise IntegrityError(f"Object {record.id} is cut into other chunks than its owner; run `ckstore verify`.")
 
 
-def record_from_json(document: dict[str, Any], pack: str) -> Record:
-    """Return the record in `document`, which fits one of the schemas.
-
-    Raises
-    ------
-    IntegrityError
-        The record contradicts itself.
-    """
-    try:
-        if document["layer"] == "coarse":
-            return LatticeRecord.from_json(document, pack)
-        return ContentRecord.from_json(document, pack)
-    except IntegrityError:
-        raise
-    except (ArithmeticError, ValueError, LookupError) as error:
-        raise IntegrityError(f"Pack {pack} has a damaged record ({error}); run `ckstore recover`.") from error
-
-
-#: dtypes of the elements of each kind of lattice.
-_DTYPES = {
-    "linear": STEP_RANGE.keys(),
-    "ordinal": ITEM_SIZES.keys() - PARTS.keys(),
-    "rounded": set(ROUNDED),
-    "codebook": set(CODEBOOK_DTYPES),
-}
-
-
-def _require(identity: object, *conditions: bool) -> None:
-    if not all(conditions):
-        raise IntegrityError(
-            f"The record of object {identity} is out of bounds; restore its pack from a copy, or run `ckstore recover`."
-        )
-
-
-def _lattice_to_json(lattice: Lattice) -> dict[str, Any]:
-    """Return the fields of a lattice in its record, without kind and dtype."""
-    if isinstance(lattice, OrdinalLattice):
-        return {}
-    if isinstance(lattice, CodebookLattice):
-        centroids = b64encode(lattice.centroids.astype("<f4").tobytes()).decode()
-        return {"centroids": centroids} | ({"protected": True} if lattice.protected else {})
-    own = (
-        {"shift": lattice.shift, "level": lattice.level}
-        if isinstance(lattice, RoundedLattice)
-        else {"step": lattice.step}
-    )
+def _axes_to_json(lattice: LinearLattice | RoundedLattice) -> dict[str, Any]:
     axes = {"rows": lattice.rows, "cols": lattice.cols}
-    exponents = {name: exponents_to_text(axis) for name, axis in axes.items() if axis.size}
-    return {**own, "width": lattice.width, **exponents}
+    return {name: exponents_to_text(axis) for name, axis in axes.items() if axis.size}
 
 
-def _lattice_from_json(document: dict[str, Any]) -> Lattice:
-    """Decode a lattice from its record; combinations of numbers are not checked yet."""
-    kind, dtype = document["kind"], document["dtype"]
-    if kind == "ordinal":
-        return OrdinalLattice(dtype)
-    if kind == "codebook":
-        try:
-            centroids = np.frombuffer(b64decode(document["centroids"]), "<f4")
-            return CodebookLattice(dtype, centroids, document.get("protected", False))
-        except UsageError as error:
-            raise IntegrityError(f"The codebook of object {document['id']} is damaged: {error}") from error
-    rows, cols = (exponents_from_text(document.get(name)) for name in ("rows", "cols"))
-    if kind == "rounded":
-        return RoundedLattice(dtype, document["shift"], document["level"], document["width"], rows, cols)
-    return LinearLattice(dtype, document["step"], document["width"], rows, cols)
+def _axes_from_json(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: exponents_from_text(document.get(name)) for name in ("rows", "cols")}
+
+
+def _fits_axes(lattice: LinearLattice | RoundedLattice, count: int) -> bool:
+    """Return whether the exponents of rows and columns are as many as these."""
+    return lattice.rows.size in (0, -(-count // lattice.width)) and lattice.cols.size in (0, lattice.width)

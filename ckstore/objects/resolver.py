@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import MANIFEST, BlobRef, LayoutDocument, VersionDocument
-from ckstore.objects.records import ContentRecord, LatticeRecord, Record, record_from_json
+from ckstore.objects.records import Raw, Record, record_from_json
 from ckstore.objects.skeleton_delta import expand_against
 from ckstore.runtime.forks import Lock, in_child
 from ckstore.runtime.lru import Lru
@@ -67,8 +67,7 @@ class CatalogResolver:
         self.catalog = catalog
         self.packs = packs
         self._lock = Lock()
-        self._lattices: dict[str, LatticeRecord] = {}
-        self._contents: dict[str, ContentRecord | None] = {}
+        self._records: dict[str, Record] = {}
         self._under_way: dict[object, list[Record]] = {}
         self._looking = local()
         self._generation = 0
@@ -239,11 +238,7 @@ class CatalogResolver:
     def add(self, records: Iterable[Record]) -> None:
         """Add records that the catalog does not have yet."""
         with self._lock:
-            for record in records:
-                if isinstance(record, LatticeRecord):
-                    self._lattices[record.id] = record
-                else:
-                    self._contents[record.id] = record
+            self._records.update((record.id, record) for record in records)
             self._generation += 1  # Last: it invalidates chains that mix old and new records.
 
     @contextmanager
@@ -265,8 +260,7 @@ class CatalogResolver:
     def forget(self) -> None:
         """Empty the caches because the catalog may have changed; records in flight stay."""
         with self._lock:
-            self._lattices.clear()
-            self._contents.clear()
+            self._records.clear()
             self._generation += 1
             self._forgotten += 1
             for records in self._under_way.values():
@@ -287,133 +281,79 @@ class CatalogResolver:
             self.forget()
             self.packs.close()
 
-    def known(self, contents: Iterable[str]) -> dict[str, str]:
-        """Return lattice ids by content id, for the contents that the store has encoded exactly."""
-        return self.stored(contents)[0]
+    def known(self, identities: Iterable[str]) -> set[str]:
+        """Return the ids among `identities` of objects that the store has encoded."""
+        return self.stored(identities)[0]
 
-    def stored(self, contents: Iterable[str]) -> tuple[dict[str, str], set[str]]:
-        """Return the same, and the set of contents that only hot versions have."""
-        wanted = list(contents)
+    def stored(self, identities: Iterable[str]) -> tuple[set[str], set[str]]:
+        """Return the ids of encoded objects, and those of objects that only hot versions have."""
         self.notice_collection()
-        lattices, exact = self._lookup(wanted, wanted)
-        found: dict[str, str] = {}
-        raw = set()
-        for content in wanted:
-            record = exact[content]
-            if record is not None:
-                found[content] = record.lattice
-            elif content in lattices and lattices[content].is_raw:
-                raw.add(content)
-            elif content in lattices:
-                found[content] = content
-        return found, raw
+        found = self._lookup(identities)
+        raw = {identity for identity, record in found.items() if isinstance(record, Raw)}
+        return found.keys() - raw, raw
 
-    def prefetch(self, lattices: Iterable[str], contents: Iterable[str]) -> None:
+    def prefetch(self, identities: Iterable[str]) -> None:
         """Look up many ids at once, and their chains level by level; absent ids are ignored.
 
         If a pack is lost, stop: later lookups resolve each id separately.
         """
         self.notice_collection()
-        coarse, exact = set(lattices), set(contents)
+        wanted = set(identities)
         seen: set[str] = set()
-        while coarse or exact:
-            seen |= coarse | exact
+        while wanted:
+            seen |= wanted
             try:
-                found, layers = self._lookup(coarse, exact)
+                found = self._lookup(wanted)
             except IntegrityError:
                 return
-            above = [layer for layer in layers.values() if layer is not None]
-            coarse = {record.base for record in found.values() if record.base is not None}
-            coarse |= {layer.lattice for layer in above}
-            exact = {layer.parent for layer in above if layer.parent is not None}
-            coarse -= seen
-            exact -= seen
+            wanted = {record.base for record in found.values() if record.base is not None} - seen
 
-    def _lookup(
-        self, lattices: Iterable[str], contents: Iterable[str]
-    ) -> tuple[dict[str, LatticeRecord], dict[str, ContentRecord | None]]:
+    def _lookup(self, identities: Iterable[str]) -> dict[str, Record]:
         """Return the records of many ids; cache them unless `forget` was called during the lookup.
 
         The catalog is queried without the lock: a thread that holds the catalog may be waiting for the lock.
         """
+        wanted = list(identities)
         with self._lock:
             forgotten = self._forgotten
-            coarse = {identity: self._lattices.get(identity) for identity in lattices}
-            exact: dict[str, ContentRecord | None] = {}
-            wanted = {}
-            for identity in contents:
-                if identity in self._contents:
-                    exact[identity] = self._contents[identity]
-                else:
-                    wanted[identity] = key(identity)
-        missing = {identity: key(identity) for identity, record in coarse.items() if record is None}
-        placed = self._placed(self.catalog.find_lattices, missing)
-        coarse |= {identity: found for identity, found in placed.items() if isinstance(found, LatticeRecord)}
-        placed = self._placed(self.catalog.find_contents, wanted)
-        exact |= {identity: found if isinstance(found, ContentRecord) else None for identity, found in placed.items()}
-        known = {identity: record for identity, record in coarse.items() if record is not None}
+            found = {identity: self._records[identity] for identity in wanted if identity in self._records}
+        placed = self._placed({identity: key(identity) for identity in wanted if identity not in found})
         with self._lock:
             if forgotten == self._forgotten:
                 # Records that an ingest added during the lookup are newer.
-                for identity, lattice in known.items():
-                    self._lattices.setdefault(identity, lattice)
-                for identity, content in exact.items():
-                    if self._contents.get(identity) is None:
-                        self._contents[identity] = content
-        return known, exact
+                for identity, record in placed.items():
+                    self._records.setdefault(identity, record)
+        return found | placed
 
-    def lattice(self, identity: str) -> LatticeRecord:
-        """Return the record of a lattice id, or of the current lattice of a content id that was stored raw before."""
-        return self._lattices.get(identity) or self.settled(partial(self._lattice, identity))
+    def record(self, identity: str) -> Record:
+        """Return the record of an id; raise `IntegrityError` if it is lost."""
+        return self._records.get(identity) or self.settled(partial(self._record, identity))
 
-    def _lattice(self, identity: str) -> LatticeRecord:
-        record = self._lattices.get(identity) or self.known_lattice(identity)
-        if record is None:
-            content = self.content_now(identity)
-            record = None if content is None else self.known_lattice(content.lattice)
+    def _record(self, identity: str) -> Record:
+        record = self.find(identity)
         if record is None:
             raise IntegrityError(f"The store has lost object {identity}; run `ckstore recover`, then `ckstore verify`.")
         return record
 
-    def known_lattices(self, identities: Iterable[str]) -> set[str]:
-        """Return the lattice ids that the store has encoded."""
-        return {identity for identity, record in self._lookup(identities, [])[0].items() if not record.is_raw}
+    def find(self, identity: str) -> Record | None:
+        """Return the record of an id, or None."""
+        return self._records.get(identity) or self._lookup([identity]).get(identity)
 
-    def known_lattice(self, identity: str) -> LatticeRecord | None:
-        """Return the record of a lattice id, or None."""
-        record = self._lattices.get(identity)
-        return self._lookup([identity], [])[0].get(identity) if record is None else record
-
-    def content(self, identity: str) -> ContentRecord | None:
-        """Return the record of a content id's exact layer, or None."""
-        try:
-            return self._contents[identity]
-        except KeyError:
-            return self._lookup([], [identity])[1][identity]
-
-    def content_now(self, identity: str) -> ContentRecord | None:
-        """Return the same, ignoring a cached absence: an object that was raw may have been encoded since."""
-        with self._lock:
-            if self._contents.get(identity) is None:
-                self._contents.pop(identity, None)
-        return self.content(identity)
-
-    def _placed(
-        self, find: Callable[[Iterable[int]], dict[int, tuple[str, int]]], wanted: dict[str, int]
-    ) -> dict[str, Record | None]:
-        """Return the records of ids, given with their keys, in the catalog's slots; None for other ids."""
+    def _placed(self, wanted: dict[str, int]) -> dict[str, Record]:
+        """Return the records of ids, given with their keys, in the catalog's slots; leave out other ids."""
         if not wanted:
             return {}
+        find = self.catalog.find_objects
         try:
             records = self._at(find(wanted.values()))
         except MissingPackError:
             # `gc` removed a pack after the catalog was queried.
             records = self._at(find(wanted.values()))
-        found = {identity: records.get(number) for identity, number in wanted.items()}
         # Two ids may share a key.
         return {
-            identity: record if record is not None and record.id == identity else None
-            for identity, record in found.items()
+            identity: records[number]
+            for identity, number in wanted.items()
+            if number in records and records[number].id == identity
         }
 
     def _at(self, places: dict[int, tuple[str, int]]) -> dict[int, Record]:

@@ -22,22 +22,19 @@ def assembly_work(layouts: Sequence[FileLayout]) -> Work:
     )
 
 
-def restore_work(
-    reader: ObjectReader, objects: Iterable[tuple[str, str | None]], layouts: Sequence[FileLayout]
-) -> tuple[Work, Work]:
-    """Return the work of restoring files from objects (lattice id, content id or None), and of a full restore."""
+def restore_work(reader: ObjectReader, objects: Iterable[str], layouts: Sequence[FileLayout]) -> tuple[Work, Work]:
+    """Return the work of restoring files from objects, given by id, and of a full restore."""
     work = full = assembly_work(layouts)
     depth = 0
-    for lattice, content in objects:
-        work = work.plus(reader.work(lattice, content))
-        full = full.plus(reader.resolver.lattice(lattice).full_work)
-        depth = max(depth, reader.depth(lattice, content))
+    for identity in objects:
+        record = reader.resolver.record(identity)
+        work = work.plus(reader.work(record))
+        full = full.plus(record.full_work)
+        depth = max(depth, reader.depth(record))
     return work.plus(Work(levels=depth)), full
 
 
-def relative_cost(
-    reader: ObjectReader, objects: Iterable[tuple[str, str | None]], layouts: Sequence[FileLayout]
-) -> tuple[float, int]:
+def relative_cost(reader: ObjectReader, objects: Iterable[str], layouts: Sequence[FileLayout]) -> tuple[float, int]:
     """Return the cost of restoring files, as a multiple of a full restore, and the deltas of the longest chain."""
     work, full = restore_work(reader, objects, layouts)
     return round(cost(work) / cost(full), 4) if cost(full) else 1.0, work.levels - 1

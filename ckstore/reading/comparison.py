@@ -125,10 +125,9 @@ class _Side:
         """The units of each extent, with the content ids of their decoded values."""
         found: dict[tuple[int, int], list[tuple[Unit, str]]] = {}
         document = self.stored.document
-        coarse = {} if document.coarse is None else document.coarse.units
+        coarse = document.coarse_units
         for number, unit in enumerate(self.stored.layout.units):
-            lattice, content = document.objects[number]
-            identity = content or (coarse[number].decoded if number in coarse else lattice)
+            identity = coarse[number].decoded if number in coarse else document.objects[number]
             for place in {(member.file, member.extent): None for member in unit.members}:
                 found.setdefault(place, []).append((unit, identity))
         return found

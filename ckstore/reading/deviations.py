@@ -8,9 +8,8 @@ from ckstore.reading.stored_version import StoredVersion
 
 def tensor_deviations(version: StoredVersion) -> dict[str, Deviation]:
     """Return the deviations of a version's tensors, by path; see `Version.deviations`."""
-    coarse = version.document.coarse
     parts: dict[tuple[int, int], list[tuple[int, Deviation]]] = {}
-    for number, facts in ({} if coarse is None else coarse.units).items():
+    for number, facts in version.document.coarse_units.items():
         for member, deviation in zip(version.layout.units[number].members, facts.deviations, strict=True):
             parts.setdefault((member.file, member.extent), []).append((member.count, deviation))
     found = {}

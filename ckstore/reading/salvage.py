@@ -61,7 +61,7 @@ def salvage(
     Parameters
     ----------
     version
-        The version; if it is read as coarse, lost exact layers do not count.
+        The version.
     target
         The file or directory to write.
     force

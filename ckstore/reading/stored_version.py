@@ -13,7 +13,7 @@ import numpy as np
 
 from ckstore.codecs.lattice import PARTS, Bits
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
+from ckstore.errors import ConflictError, IntegrityError, NotFoundError
 from ckstore.formats.detect import parse
 from ckstore.formats.layout import FileLayout, Path, Tensor
 from ckstore.formats.paths import listed, path_to_text
@@ -21,27 +21,23 @@ from ckstore.formats.shards import join
 from ckstore.formats.skeleton import fill_crcs
 from ckstore.formats.sources import CompositeSource
 from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
-from ckstore.objects.records import Record, check_cut
-from ckstore.policy import FIDELITIES, Fidelity
+from ckstore.objects.records import Raw, Record, check_cut
+from ckstore.policy import Fidelity
 from ckstore.repository import Address, Repository, opened
 from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import worker_count
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.pack import EXACT
 from ckstore.storage.pack_reader import MissingPackError
 
 #: Bytes that take no longer than another request. Small packs are fetched along with manifests up to this sum;
 #: smaller sets of layers are fetched whole, without reading their indexes first.
 _SMALL = 4 << 20
 
-#: Bytes of its own packs that are fetched at once for a full read; for a coarse version, of its whole chain.
+#: Bytes of its whole chain that are fetched at once for a full read.
 _BEGUN = 8 << 20
 
-#: Number of ancestors that usually have exact layers below its own.
-_EXACT_LEVELS = 3
-
-#: Size from which layers are fetched in pieces, each with those of the object's other layers.
+#: Size from which the levels of a chain are fetched in pieces, each with those of the other levels.
 _PIECE = 1 << 20
 
 T = TypeVar("T")
@@ -60,19 +56,14 @@ class StoredVersion:
         Repository of the version.
     row
         Row of the version in the catalog.
-    fidelity
-        Fidelity of the values; by default the version's own.
     is_committed
         Whether the catalog has the version.
     """
 
-    def __init__(
-        self, repository: Repository, row: VersionRow, fidelity: Fidelity | None = None, *, is_committed: bool = True
-    ) -> None:
+    def __init__(self, repository: Repository, row: VersionRow, *, is_committed: bool = True) -> None:
         self._is_committed = is_committed
         self.repository = repository
         self.row = row
-        self._fidelity = fidelity
         # Units whose object has been found to match the layout.
         self._fitting: set[int] = set()
         self._foreseen = False
@@ -80,53 +71,24 @@ class StoredVersion:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the address and the id: another process opens the store once."""
-        return stored_version, (self.repository.address, self.row.uid, self.row.number, self._fidelity)
+        return stored_version, (self.repository.address, self.row.uid, self.row.number)
 
     @property
     def fidelity(self) -> Fidelity:
-        """Fidelity of the values: `exact`, or `coarse` for a coarse version or if requested."""
-        return self._fidelity or ("coarse" if self.document.fidelity == "coarse" else "exact")
+        """Fidelity of the values: `exact` or `coarse`."""
+        return "coarse" if self.document.fidelity == "coarse" else "exact"
 
     @property
     def identity(self) -> tuple[str, str, str]:
         """The store's address, the version's id, and the fidelity of the values."""
-        return self.repository.address.place, self.row.uid, self._fidelity or self.row.fidelity
-
-    @property
-    def _is_lowered(self) -> bool:
-        """Whether coarse values are read although exact ones exist."""
-        return self._fidelity == "coarse" and self.document.fidelity == "exact"
-
-    def at_fidelity(self, fidelity: Fidelity) -> StoredVersion:
-        """Return the same version, read exactly or from its coarse layers alone.
-
-        Coarse values of an exact version are those of its linear lattices; objects with only an exact layer (moments,
-        16-bit floats, small tensors) are returned exactly. A coarse version is read as usual: its exact objects are
-        returned exactly.
-
-        Raises
-        ------
-        UsageError
-            The fidelity is unknown.
-        CkstoreError
-            The version has no exact values.
-        """
-        if fidelity not in FIDELITIES:
-            raise UsageError(f"Unknown fidelity {fidelity}; choose one of {', '.join(FIDELITIES)}.")
-        if fidelity == "exact" and self.document.fidelity != "exact":
-            raise CkstoreError(
-                f"Version {self.row.number} is coarse and has no exact values; read it with fidelity coarse, "
-                "or ingest its files again."
-            )
-        return StoredVersion(self.repository, self.row, fidelity)
+        return self.repository.address.place, self.row.uid, self.row.fidelity
 
     def present(self) -> StoredVersion:
         """Return the version as it is now; raise `NotFoundError` if it was forgotten or replaced."""
         rows = self.repository.catalog.with_uid(self.row.uid)
         if not rows:
             raise NotFoundError(f"Version {self.row.number} no longer exists; choose another one.")
-        again = StoredVersion(self.repository, rows[0])
-        return again if self._fidelity is None else again.at_fidelity(self._fidelity)
+        return StoredVersion(self.repository, rows[0])
 
     @cached_property
     def document(self) -> VersionDocument:
@@ -141,17 +103,14 @@ class StoredVersion:
         if not self._is_whole:
             resolver.prefetch_manifests(catalog.chain_packs(self.row.number), _SMALL)
             return
-        names = catalog.chain_packs(self.row.number, _EXACT_LEVELS)
+        names = catalog.chain_packs(self.row.number)
         resolver.prefetch_manifests(names)
-        if "coarse" in (self._fidelity, self.row.fidelity):
-            sizes = {}
-            for name in names:
-                with suppress(IntegrityError):
-                    sizes[name] = 0 if name.endswith(EXACT) else packs.size(name)
-            share = min(_BEGUN / max(sum(sizes.values()), 1), 1.0)
-            packs.prefetch(_in_turn([(name, 0, int(share * size)) for name, size in sizes.items()]))
-        else:
-            packs.prefetch((name, 0, _BEGUN) for name in catalog.own_packs(self.row.number))
+        sizes = {}
+        for name in names:
+            with suppress(IntegrityError):
+                sizes[name] = packs.size(name)
+        share = min(_BEGUN / max(sum(sizes.values()), 1), 1.0)
+        packs.prefetch(_in_turn([(name, 0, int(share * size)) for name, size in sizes.items()]))
 
     @cached_property
     @collection_seldom()
@@ -159,8 +118,7 @@ class StoredVersion:
         """The layout of its files."""
         layout = self._settled(lambda: self.repository.resolver.layout(self.document.layout, self.row.pack))
         check_layout(layout, self.document)
-        contents = [content for _, content in self.document.objects if content is not None]
-        self.repository.resolver.prefetch([lattice for lattice, _ in self.document.objects], contents)
+        self.repository.resolver.prefetch(self.document.objects)
         return layout
 
     def foresee(self, places: Iterable[tuple[int, int]] | None = None) -> None:
@@ -180,9 +138,8 @@ class StoredVersion:
             chunks.add(chunk)
         wanted: list[list[tuple[Record, set[int] | None]]] = []
         for number, chunks in chosen.items():
-            lattice, content = self.document.objects[number]
             with suppress(IntegrityError):
-                records = reader.decoded(lattice, None if self._is_lowered else content)
+                records = reader.records(self.document.objects[number])
                 wanted.append([(record, chunks) for record in records])
         indexed = [record for layers in wanted for record, chunks in layers if reader.index_ranges(record, chunks)]
         if sum(record.end - record.start for record in indexed) <= _SMALL:
@@ -319,8 +276,8 @@ class StoredVersion:
             if len(stretches) != 1 or (file, extent) in self.dropped:
                 continue
             _, number, position = stretches[0]
-            record = self.repository.resolver.lattice(self.document.objects[number][0])
-            if record.is_raw:
+            record = self.repository.resolver.record(self.document.objects[number])
+            if isinstance(record, Raw):
                 try:
                     if record.pack not in packs:
                         packs[record.pack] = self.repository.packs.mapped(record.pack)
@@ -436,9 +393,7 @@ class StoredVersion:
             return False
         again = StoredVersion(self.repository, present)
         before, after = self.document, again.document
-        # Coarse values of an exact version are those of its lattices, which encoding makes.
-        first = 0 if self._is_lowered else 1
-        kept = [ids[first:] for ids in before.objects] == [ids[first:] for ids in after.objects]
+        kept = before.objects == after.objects
         if present.uid != row.uid or not kept or before.dropped != after.dropped:
             raise ChangedVersionError(
                 f"Version {self.row.number} was thinned, encoded as coarse or replaced during the read; read it again."
@@ -449,7 +404,7 @@ class StoredVersion:
 
     def _distrust(self, number: int) -> bool:
         """Drop local copies of a unit's packs; return whether to read them again."""
-        records = self.repository.reader.records(*self.document.objects[number])
+        records = self.repository.reader.records(self.document.objects[number])
         return self.repository.packs.distrust({record.pack for record in records})
 
     def _concerning(self, number: int, error: IntegrityError) -> IntegrityError:
@@ -469,18 +424,14 @@ class StoredVersion:
     def _chunk(self, number: int, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
         if number not in self._fitting:
             self._fit(number)
-        lattice, content = self.document.objects[number]
-        reader = self.repository.reader
-        if content is None or self._is_lowered:
-            record = reader.resolver.lattice(lattice)
-            if self._is_lowered and record.id != lattice:
-                raise ChangedVersionError(f"Version {self.row.number} was encoded during the read; read it again.")
-            return reader.values(record, chunk, keep=keep, out=out)
-        return reader.bits(content, chunk, keep=keep, out=out)
+        return self.repository.reader.bits(self.document.objects[number], chunk, keep=keep, out=out)
 
     def _fit(self, number: int) -> None:
         """Raise `IntegrityError` unless the object of a unit exists and matches the layout."""
-        check_cut(self.repository.resolver.lattice(self.document.objects[number][0]), self.layout.units[number])
+        record = self.repository.resolver.record(self.document.objects[number])
+        check_cut(record, self.layout.units[number])
+        if record.is_exact == (number in self.document.coarse_units):
+            raise IntegrityError(f"Object {record.id} has another fidelity than its version; run `ckstore verify`.")
         self._fitting.add(number)
 
     def require(self, file: int, extent: int) -> None:
@@ -496,14 +447,8 @@ class StoredVersion:
         """Return whether a restored file would differ from the original: values are coarse or dropped."""
         if any(place[0] == file for place in self.dropped):
             return True
-        objects = self.document.objects
-        for unit, (lattice, content) in zip(self.layout.units, objects, strict=True):
-            if any(member.file == file for member in unit.members):
-                if content is None:
-                    return True
-                if self._is_lowered and not self.repository.resolver.lattice(lattice).is_exact:
-                    return True
-        return False
+        units = self.layout.units
+        return any(member.file == file for unit in self.document.coarse_units for member in units[unit].members)
 
     def skeleton(self, file: int) -> bytes:
         """Return all bytes of a file that are not tensor data."""
@@ -575,7 +520,7 @@ def _in_turn(parts: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, int, 
             yield pack, offset + first, last - first
 
 
-def stored_version(address: Address, uid: str, number: int, fidelity: Fidelity | None = None) -> StoredVersion:
+def stored_version(address: Address, uid: str, number: int) -> StoredVersion:
     """Return a version of the store at an address, which this process opens once.
 
     Raises
@@ -590,4 +535,4 @@ def stored_version(address: Address, uid: str, number: int, fidelity: Fidelity |
         rows = repository.catalog.with_uid(uid)
     if not rows:
         raise NotFoundError(f"Version {number} no longer exists in the store {address.place}; choose another one.")
-    return StoredVersion(repository, rows[0], fidelity)
+    return StoredVersion(repository, rows[0])

@@ -8,7 +8,6 @@ found   = packs that are intact again after an earlier loss: their objects get t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 from ckstore.errors import IntegrityError
@@ -74,32 +73,24 @@ def _change(
     gone = catalog.gone()
     back = {name: info for name, info in back.items() if name not in gone}
     damaged = [name for name in damaged if name in known]
-    lattices, contents = _placements(catalog.placed_lattices()), _placements(catalog.placed_contents())
-    objects.resolve(
-        *([place for place in places.values() if place[1] not in damaged] for places in (lattices, contents))
-    )
+    present = _placements(catalog.placed_objects())
+    objects.resolve(place for place in present.values() if place[1] not in damaged)
     usable = known.difference(damaged).union(back)
-    changes = []
-    for present, found, move, remove in (
-        (lattices, objects.lattices, catalog.move_lattices, catalog.remove_lattices),
-        (contents, objects.contents, catalog.move_contents, catalog.remove_contents),
-    ):
-        # Dropped layers have no place although they can be decoded; lost ones get theirs back with their pack.
-        wanted = found.keys() if back else present.keys() & found.keys()
-        moved = [found[number] for number in wanted if found[number][1] in usable]
-        moved = [place for place in moved if present.get(place[0]) != place]
-        changes.append((moved, present.keys() - found.keys(), move, remove))
+    # Removed objects have no place although they can be decoded; lost ones get theirs back with their pack.
+    wanted = objects.places.keys() if back else present.keys() & objects.places.keys()
+    moved = [objects.places[number] for number in wanted if objects.places[number][1] in usable]
+    moved = [place for place in moved if present.get(place[0]) != place]
+    dead = present.keys() - objects.places.keys()
     fresh = [name for name in damaged if name not in lost]
-    if not fresh and not back and not any(moved or dead for moved, dead, *_ in changes):
+    if not (fresh or back or moved or dead):
         return
     if back:
         catalog.note({"change": "found", "packs": sorted(back)})
         catalog.add_packs([info for name, info in sorted(back.items()) if name not in known])
     if damaged:
         catalog.note({"change": "lost", "packs": sorted(damaged)})
-    for moved, dead, move, remove in changes:
-        remove(sorted(dead))
-        move(moved)
+    catalog.remove_objects(sorted(dead))
+    catalog.move_objects(moved)
     # The log names them, so a copy may replace them. Packs that versions refer to stay in the catalog.
     free = {pack.name for pack in catalog.unreferenced_packs()}
     catalog.remove_packs([name for name in damaged if name in free])
@@ -128,17 +119,10 @@ def _lacks(repository: Repository, row: VersionRow, damaged: Collection[str]) ->
     except IntegrityError:
         yield f"{version} cannot be read: its manifest is in a pack that is damaged or missing."
         return
-    lattices = repository.catalog.find_lattices(key(lattice) for lattice, _ in document.objects)
-    contents = repository.catalog.find_contents(
-        key(identity) for identity in chain.from_iterable(document.objects) if identity is not None
-    )
-    found = lattices.keys() | contents.keys()
-    missing = sum(
-        key(lattice) not in found or (content is not None and key(content) not in found)
-        for lattice, content in document.objects
-    )
+    found = repository.catalog.find_objects(map(key, document.objects))
+    missing = sum(key(identity) not in found for identity in document.objects)
     if missing:
-        yield f"{version} lacks layers of {missing} objects; its other objects are kept."
+        yield f"{version} lacks {missing} objects; its other objects are kept."
     for name in sorted(document.blob_packs().intersection(damaged) - {row.pack}):
         yield (
             f"{version} lacks data shared with pack {name}, which is damaged or missing: the layout of its files, or"

@@ -118,7 +118,7 @@ class _Builder:
         self.present = present
         self.report = report
         self.found: list[FoundVersion] = []
-        self.exact_packs: dict[tuple[int, str], PackInfo] = {}
+        self.raw_packs: dict[tuple[int, str], PackInfo] = {}
         self.packs: set[str] = set()
         # Packs that claim to replace a pack, by the replaced pack's name; and the chosen replacement.
         self.claims: dict[str, list[str]] = {}
@@ -136,8 +136,7 @@ class _Builder:
             else:
                 self._take_in(pack)
         self.objects.resolve()
-        self.catalog.move_lattices(self.objects.lattices.values())
-        self.catalog.move_contents(self.objects.contents.values())
+        self.catalog.move_objects(self.objects.places.values())
         records, problems = change_log.read_whole(self.storage)
         if not (self.path / root.LOG).is_dir():
             problems.append(f"The log is missing; {change_log.LOSS}.")
@@ -154,7 +153,7 @@ class _Builder:
             self.last_number = max(self.last_number, _last_number(self.present))
         versions = FoundVersions(self.found, records, rows, self.last_number)
         self.report.problems += versions.problems
-        if rows is None and any(pack.kind == "coarse" for pack in self.damaged):
+        if rows is None and any(pack.kind == "encoded" for pack in self.damaged):
             self.report.problems += [
                 f"No pack holds version {numbers}: its pack is damaged, or it was never committed."
                 for numbers in versions.unexplained()
@@ -217,8 +216,8 @@ class _Builder:
                 self.found.append(found_version(pack))
             except IntegrityError as error:
                 self.report.problems.append(f"{error} The version was left out.")
-        elif pack.info.kind != "coarse":
-            self.exact_packs[pack.document["number"], pack.document["created"]] = pack.info
+        elif pack.info.kind == "raw":
+            self.raw_packs[pack.document["number"], pack.document["created"]] = pack.info
 
     def _are_of_another_store(self, rows: Mapping[str, VersionRow], records: Sequence[dict[str, Any]]) -> bool:
         """Return whether packs and log exist, but none names a version of the catalog by its id."""
@@ -229,12 +228,12 @@ class _Builder:
 
     def _insert(self, version: FoundVersion, parent: int | None) -> None:
         pack, document = version.pack, version.document
-        exact = self.exact_packs.get((pack.document["number"], pack.document["created"]))
-        row = version_row(document, [pack.info] if exact is None else [exact, pack.info], pack.entry)
-        missing = sum(not self.objects.restores(lattice, content) for lattice, content in document.objects)
+        raw = self.raw_packs.get((pack.document["number"], pack.document["created"]))
+        row = version_row(document, [pack.info] if raw is None else [raw, pack.info], pack.entry)
+        missing = sum(not self.objects.restores(identity) for identity in document.objects)
         if missing:
             self.report.problems.append(
-                f"Version {row.number} ({version.name}) lacks layers of {missing} objects; its other objects are kept."
+                f"Version {row.number} ({version.name}) lacks {missing} objects; its other objects are kept."
             )
         references = {self.moved.get(name, name) for name in document.blob_packs()}
         for name in sorted(references - self.packs):
@@ -243,7 +242,7 @@ class _Builder:
                 " missing: the layout of its files, or the bytes between their tensors."
             )
         self.catalog.commit_version(
-            replace(row, step=version.step, parent=parent), [], [], [], references=references & self.packs
+            replace(row, step=version.step, parent=parent), [], [], references=references & self.packs
         )
         self.report.versions += 1
 

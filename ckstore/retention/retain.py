@@ -42,7 +42,7 @@ _GARBAGE = 0.1
 _PATIENCE = 2.0
 
 
-#: Ids of versions without exact layers, or, with globs, without matching tensors, for each repository: it takes
+#: Ids of versions without exact values to drop, or, with globs, without matching tensors, for each repository: it takes
 #: reading them to find out.
 _had_nothing: WeakKeyDictionary[Repository, set[str | tuple[str, ...]]] = WeakKeyDictionary()
 

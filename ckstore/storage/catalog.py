@@ -129,14 +129,12 @@ class Catalog(CatalogClaims):
         self,
         row: VersionRow,
         packs: Sequence[Any],
-        lattices: Iterable[Placement],
-        contents: Iterable[Placement],
+        objects: Iterable[Placement],
         *,
         raw: Iterable[Placement] = (),
         references: Iterable[str] = (),
         replace: bool = False,
-        requires_lattices: Sequence[int] = (),
-        requires_contents: Sequence[int] = (),
+        requires: Sequence[int] = (),
     ) -> None:
         """Make a version visible, in one transaction; do nothing if `recover` has already done so.
 
@@ -146,7 +144,7 @@ class Catalog(CatalogClaims):
             Its run is created if needed.
         packs : sequence of PackInfo
             New packs, whose files are already in the store.
-        lattices, contents : iterable of (key, pack name, slot)
+        objects : iterable of (key, pack name, slot)
             Places of this version's objects. An existing key keeps its place, unless that is raw.
         raw : iterable of (key, pack name, slot)
             Places of raw objects; they replace earlier raw places, but no encoded ones.
@@ -154,7 +152,7 @@ class Catalog(CatalogClaims):
             Names of other versions' packs that hold blobs of this one; the catalog must have them.
         replace : bool
             Forget the version at the same run and step; its children get its parent.
-        requires_lattices, requires_contents : sequence of int
+        requires : sequence of int
             Keys of older objects that this version refers to; they must still exist.
 
         Raises
@@ -190,20 +188,18 @@ class Catalog(CatalogClaims):
             if parent == standing.number:
                 parent = parent_row.parent
             self.forget_versions([standing.number])
-        self.require(requires_lattices, requires_contents)
+        self.require(requires)
         self.add_packs(packs)
         self._connection.execute("INSERT OR IGNORE INTO runs (name) VALUES (?)", [row.run])
         self._insert_version(row, parent)
         self._refer(row.number, {row.pack, *references})
-        self._place_encoded(list(lattices))
-        self._contents.place(contents, displace=False)
+        self._place_encoded(list(objects))
         self._place_raw(list(raw))
         self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
 
-    def require(self, lattices: Sequence[int], contents: Sequence[int]) -> None:
-        """Raise `ConflictError` unless all of these keys exist; raw objects may have been encoded since."""
-        self._contents.require({*lattices} - self._lattices.find(lattices).keys())
-        self._contents.require(contents)
+    def require(self, keys: Sequence[int]) -> None:
+        """Raise `ConflictError` unless all of these objects exist."""
+        self._objects.require(keys)
 
     @recorded
     def replace_version(self, row: VersionRow, references: Iterable[str]) -> None:
@@ -235,24 +231,14 @@ class Catalog(CatalogClaims):
         )
 
     @recorded
-    def move_lattices(self, placements: Iterable[Placement]) -> None:
-        """Set the places of lattices, new or existing (`rebase`)."""
-        self._lattices.place(placements, displace=True)
+    def move_objects(self, placements: Iterable[Placement]) -> None:
+        """Set the places of objects, new or existing."""
+        self._objects.place(placements, displace=True)
 
     @recorded
-    def move_contents(self, placements: Iterable[Placement]) -> None:
-        """Set the places of contents, new or existing (re-anchored exact layers)."""
-        self._contents.place(placements, displace=True)
-
-    @recorded
-    def remove_lattices(self, keys: Iterable[int]) -> int:
-        """Remove the places of lattices; return the number of removed keys."""
-        return self._lattices.remove(keys)
-
-    @recorded
-    def remove_contents(self, keys: Iterable[int]) -> int:
-        """Remove the places of contents (`thin`); return the number of removed keys."""
-        return self._contents.remove(keys)
+    def remove_objects(self, keys: Iterable[int]) -> int:
+        """Remove the places of objects; return the number of removed keys."""
+        return self._objects.remove(keys)
 
     @recorded
     def remove_packs(self, names: Iterable[str]) -> None:
@@ -271,15 +257,15 @@ class Catalog(CatalogClaims):
             self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
 
     @recorded
-    def free_packs(self, names: Sequence[str], lattices: Iterable[int], needed: Collection[int] = ()) -> list[str]:
-        """Remove the packs that hold no objects but these lattices; return their names.
+    def free_packs(self, names: Sequence[str], objects: Iterable[int], needed: Collection[int] = ()) -> list[str]:
+        """Remove the packs that hold no other objects than these; return their names.
 
-        A pack stays if it holds a blob of another version, or one of the `needed` lattices.
+        A pack stays if it holds a blob of another version, or one of the `needed` objects.
         """
-        inside = {number for number, (pack, _) in self.find_lattices(lattices).items() if pack in names}
+        inside = {number for number, (pack, _) in self.find_objects(objects).items() if pack in names}
         if not inside.isdisjoint(needed):
             return []
-        self.remove_lattices(inside)
+        self.remove_objects(inside)
         freed = []
         for name in names:
             used = "SELECT 1 FROM version_packs r JOIN packs p ON p.id = r.pack WHERE p.name = ? LIMIT 1"
@@ -296,7 +282,7 @@ class Catalog(CatalogClaims):
         Parameters
         ----------
         former : str
-            A pack in the catalog. It stays there until `move_lattices` and `move_contents` have moved its objects.
+            A pack in the catalog. It stays there until `move_objects` has moved its objects.
         pack : PackInfo
             A pack in the store.
         manifest : Entry
@@ -403,15 +389,15 @@ class Catalog(CatalogClaims):
 
     def _place_encoded(self, placements: Sequence[Placement]) -> None:
         """Set the places of encoded objects, which take precedence over raw ones."""
-        present = self.find_lattices(number for number, _, _ in placements)
-        self._lattices.remove(number for number, (pack, _) in present.items() if pack.endswith(RAW))
-        self._lattices.place(placements, displace=False)
+        present = self.find_objects(number for number, _, _ in placements)
+        self._objects.remove(number for number, (pack, _) in present.items() if pack.endswith(RAW))
+        self._objects.place(placements, displace=False)
 
     def _place_raw(self, placements: Sequence[Placement]) -> None:
         """Set the places of raw objects; of several hot versions the last counts, since it is encoded last."""
-        present = self.find_lattices(number for number, _, _ in placements)
+        present = self.find_objects(number for number, _, _ in placements)
         encoded = {number for number, (pack, _) in present.items() if not pack.endswith(RAW)}
-        self._lattices.place([place for place in placements if place[0] not in encoded], displace=True)
+        self._objects.place([place for place in placements if place[0] not in encoded], displace=True)
 
     def _refer(self, number: int, packs: set[str]) -> None:
         for pack in sorted(packs):

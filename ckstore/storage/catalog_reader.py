@@ -59,8 +59,7 @@ class CatalogReader:
     def __init__(self, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
         self._path = store / root.CATALOG
         self._connection = Connection(self._path, mode, timeout)
-        self._lattices = Placements(self._connection, "lattices")
-        self._contents = Placements(self._connection, "contents")
+        self._objects = Placements(self._connection)
 
     @classmethod
     def open(cls, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> Self:
@@ -191,29 +190,17 @@ class CatalogReader:
         found = self._connection.rows(f"SELECT COUNT(*) FROM packs WHERE name IN ({marks})", wanted)
         return bool(found[0][0] == len(wanted))
 
-    def find_lattices(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """Return pack name and slot of each known lattice id, by key."""
-        return self._lattices.find(keys)
+    def find_objects(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """Return pack name and slot of each known object, by key."""
+        return self._objects.find(keys)
 
-    def find_contents(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """Return pack name and slot of each known content id (exact layer or record), by key."""
-        return self._contents.find(keys)
+    def objects_in(self, pack: str) -> list[tuple[int, int]]:
+        """Return (key, slot) of every object in a pack. Reads the whole table."""
+        return self._objects.within(pack)
 
-    def lattices_in(self, pack: str) -> list[tuple[int, int]]:
-        """Return (key, slot) of every lattice in a pack. Reads the whole table."""
-        return self._lattices.within(pack)
-
-    def contents_in(self, pack: str) -> list[tuple[int, int]]:
-        """Return (key, slot) of every content in a pack. Reads the whole table."""
-        return self._contents.within(pack)
-
-    def placed_lattices(self) -> dict[str, dict[int, int]]:
-        """Return the keys of all lattices by slot, for each pack by name. Reads the whole table."""
-        return self._lattices.by_pack()
-
-    def placed_contents(self) -> dict[str, dict[int, int]]:
-        """Return the keys of all contents by slot, for each pack by name. Reads the whole table."""
-        return self._contents.by_pack()
+    def placed_objects(self) -> dict[str, dict[int, int]]:
+        """Return the keys of all objects by slot, for each pack by name. Reads the whole table."""
+        return self._objects.by_pack()
 
     def moved_packs(self, names: Iterable[str] | None) -> dict[str, str]:
         """Return the new names of packs that `gc` has rewritten; None asks for all."""
@@ -231,28 +218,25 @@ class CatalogReader:
 
     def own_packs(self, number: int) -> list[str]:
         """Return the names of the packs that a version was written to; the last one has its manifest."""
-        # The pack of its exact layers, or raw objects, was added immediately before.
+        # The pack of its raw objects was added immediately before.
         query = (
-            "SELECT p.name FROM packs p JOIN versions v ON p.id = v.pack OR p.id = v.pack - 1 AND p.kind <> 'coarse'"
+            "SELECT p.name FROM packs p JOIN versions v ON p.id = v.pack OR p.id = v.pack - 1 AND p.kind = 'raw'"
             " WHERE v.number = ? ORDER BY p.id"
         )
         return [name for (name,) in self._connection.rows(query, [number], _NAMES)]
 
-    def chain_packs(self, number: int, exact_levels: int = 0) -> set[str]:
+    def chain_packs(self, number: int) -> set[str]:
         """Return the names of the packs that restoring a version probably needs; others may be needed.
 
-        They are the packs of the version and its blobs, and of as many ancestors as its chains are long; for
-        exact layers, of `exact_levels` ancestors.
+        They are the packs of the version and its blobs, and of as many ancestors as its chains are long.
         """
         query = (
             "WITH RECURSIVE line(parent, pack, depth) AS (SELECT parent, pack, depth FROM versions WHERE number = ?1"
             " UNION ALL SELECT v.parent, v.pack, l.depth - 1 FROM line l JOIN versions v ON v.number = l.parent"
-            " WHERE l.depth > 0) SELECT p.name FROM packs p JOIN line l ON p.id = l.pack OR p.id = l.pack - 1"
-            " AND p.kind = 'exact' AND l.depth >= (SELECT depth FROM versions WHERE number = ?1) - ?2"
+            " WHERE l.depth > 0) SELECT p.name FROM packs p JOIN line l ON p.id = l.pack"
             " UNION SELECT p.name FROM packs p JOIN version_packs r ON r.pack = p.id WHERE r.version = ?1"
         )
-        found = self._connection.rows(query, [number, exact_levels], _NAMES)
-        return {name for (name,) in found} | set(self.own_packs(number))
+        return {name for (name,) in self._connection.rows(query, [number], _NAMES)} | set(self.own_packs(number))
 
     def manifest_offsets(self, names: Sequence[str]) -> dict[str, int]:
         """Return the offset of the manifest in each of these packs that has one, by name."""
@@ -285,11 +269,11 @@ class CatalogReader:
         return {key.removeprefix(POLICY): value for key, value in found}
 
     def unreferenced_packs(self) -> list[PackRow]:
-        """Return the packs without live data: no manifest, blob, lattice or content."""
+        """Return the packs without live data: no manifest, blob or object."""
         found = self._connection.rows(
             "SELECT name, kind, bytes FROM packs WHERE id NOT IN"
             " (SELECT pack FROM versions UNION SELECT pack FROM version_packs"
-            " UNION SELECT pack FROM lattices UNION SELECT pack FROM contents) ORDER BY id",
+            " UNION SELECT pack FROM objects) ORDER BY id",
             schema=PACK_ROWS,
         )
         return [PackRow(*row) for row in found]
@@ -305,7 +289,7 @@ class CatalogReader:
 
     def objects(self) -> int:
         """Return the number of objects."""
-        return self._lattices.count()
+        return self._objects.count()
 
     def check(self) -> list[str]:
         """Return a sentence for each problem that SQLite finds in the file. Reads all of it."""

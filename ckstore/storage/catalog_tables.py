@@ -55,16 +55,11 @@ CREATE TABLE version_packs (
 CREATE INDEX version_packs_pack ON version_packs (pack);
 CREATE TABLE tags (name TEXT PRIMARY KEY, version INTEGER NOT NULL REFERENCES versions) WITHOUT ROWID;
 CREATE INDEX tags_version ON tags (version);
-CREATE TABLE settled_lattices (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
-CREATE TABLE settled_contents (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
-CREATE TABLE recent_lattices (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
-CREATE TABLE recent_contents (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
-CREATE VIEW lattices AS
-    SELECT key, pack, slot FROM recent_lattices UNION ALL
-    SELECT key, pack, slot FROM settled_lattices WHERE key NOT IN (SELECT key FROM recent_lattices);
-CREATE VIEW contents AS
-    SELECT key, pack, slot FROM recent_contents UNION ALL
-    SELECT key, pack, slot FROM settled_contents WHERE key NOT IN (SELECT key FROM recent_contents);
+CREATE TABLE settled_objects (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
+CREATE TABLE recent_objects (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
+CREATE VIEW objects AS
+    SELECT key, pack, slot FROM recent_objects UNION ALL
+    SELECT key, pack, slot FROM settled_objects WHERE key NOT IN (SELECT key FROM recent_objects);
 CREATE TABLE reservations (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     pid INTEGER NOT NULL,

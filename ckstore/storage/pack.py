@@ -26,16 +26,16 @@ from ckstore.storage.zip_stream import ZipStream
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-PackKind = Literal["coarse", "exact", "raw"]
+PackKind = Literal["encoded", "raw"]
 #: The format version in the attributes of a pack's root group.
 FORMAT = 1
 
-#: Suffixes of the names of packs, by kind.
-EXACT, RAW = ".exact.zip", ".raw.zip"
+#: Suffix of the names of packs of raw objects.
+RAW = ".raw.zip"
 
-_SUFFIXES: dict[PackKind, str] = {"coarse": ".zip", "exact": EXACT, "raw": RAW}
+_SUFFIXES: dict[PackKind, str] = {"encoded": ".zip", "raw": RAW}
 _KINDS = {suffix: kind for kind, suffix in _SUFFIXES.items()}
-_PACK_NAME = re.compile(r"([0-9a-f]{40})((?:\.exact|\.raw)?\.zip)")
+_PACK_NAME = re.compile(r"([0-9a-f]{40})((?:\.raw)?\.zip)")
 #: Pattern of a pack's file name.
 PACK_NAME = matching(_PACK_NAME, "the name of a pack")
 _ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
@@ -67,10 +67,10 @@ class PackInfo:
     Attributes
     ----------
     name : str
-        File name below `packs/`: 40 hexadecimal characters and `.zip`, `.exact.zip` or `.raw.zip`.
+        File name below `packs/`: 40 hexadecimal characters and `.zip` or `.raw.zip`.
     bytes : int
         Size of the file.
-    kind : "coarse", "exact" or "raw"
+    kind : "encoded" or "raw"
     """
 
     name: str
@@ -100,7 +100,7 @@ class PackWriter:
     ----------
     store : Path
         The store's directory.
-    kind : "coarse", "exact" or "raw"
+    kind : "encoded" or "raw"
     """
 
     def __init__(self, store: Path, kind: PackKind) -> None:

@@ -1,4 +1,4 @@
-"""The places of objects: the two large tables of the catalog, each with a small table for recent rows."""
+"""The places of objects: the large table of the catalog, with a small table for recent rows."""
 
 from __future__ import annotations
 
@@ -24,23 +24,20 @@ class RemovedError(ConflictError):
 
 
 class Placements:
-    """Pack and slot by key, of lattices or of contents. Changes happen inside the caller's transaction.
+    """Pack and slot of every object, by key. Changes happen inside the caller's transaction.
 
     Parameters
     ----------
     connection : Connection
-    name : "lattices" or "contents"
-        Name of the view; the tables are `recent_<name>` and `settled_<name>`.
     """
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._name = name
 
     def find(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Return pack name and slot of each known key."""
         # Sorted, so that neighbouring keys find the same page in the cache.
-        found = self._of_many(f"SELECT key, pack, slot FROM {self._name} WHERE key", keys, _PLACED)
+        found = self._of_many("SELECT key, pack, slot FROM objects WHERE key", keys, _PLACED)
         names = dict(self._of_many("SELECT id, name FROM packs WHERE id", (pack for _, pack, _ in found), _NAMES))
         # Outside a transaction, a pack may be removed between the two queries.
         return {key: (names[pack], slot) for key, pack, slot in found if pack in names}
@@ -62,7 +59,7 @@ class Placements:
     def within(self, pack: str) -> list[tuple[int, int]]:
         """Return (key, slot) of every object in a pack, by slot. Reads the whole table."""
         return self._connection.rows(
-            f"SELECT key, slot FROM {self._name} WHERE pack = (SELECT id FROM packs WHERE name = ?) ORDER BY slot",
+            "SELECT key, slot FROM objects WHERE pack = (SELECT id FROM packs WHERE name = ?) ORDER BY slot",
             [pack],
             rows(KEY, whole()),
         )
@@ -71,7 +68,7 @@ class Placements:
         """Return the key of every object by slot, for each pack by name."""
         names = dict(self._connection.rows("SELECT id, name FROM packs", schema=_NAMES))
         found: dict[str, dict[int, int]] = {}
-        query = f"SELECT key, pack, slot FROM {self._name}"
+        query = "SELECT key, pack, slot FROM objects"
         for key, pack, slot in self._connection.rows(query, schema=_PLACED):
             # Outside a transaction, a pack may be added between the two queries.
             if pack in names:
@@ -82,8 +79,8 @@ class Placements:
         """Return the number of keys."""
         # The view would look up every row of the large table in the small one.
         [[count]] = self._connection.rows(
-            f"SELECT (SELECT COUNT(slot) FROM settled_{self._name}) + (SELECT COUNT(slot) FROM recent_{self._name}"
-            f" WHERE key NOT IN (SELECT key FROM settled_{self._name}))"
+            "SELECT (SELECT COUNT(slot) FROM settled_objects) + (SELECT COUNT(slot) FROM recent_objects"
+            " WHERE key NOT IN (SELECT key FROM settled_objects))"
         )
         return int(count)
 
@@ -113,11 +110,11 @@ class Placements:
         # Key order walks the tree once; any other order would search it for every row.
         placed.sort()
         if displace:
-            statement = f"INSERT OR REPLACE INTO recent_{self._name} VALUES (?, ?, ?)"
+            statement = "INSERT OR REPLACE INTO recent_objects VALUES (?, ?, ?)"
         else:
             statement = (
-                f"INSERT OR IGNORE INTO recent_{self._name} SELECT ?1, ?2, ?3"
-                f" WHERE NOT EXISTS (SELECT 1 FROM settled_{self._name} WHERE key = ?1)"
+                "INSERT OR IGNORE INTO recent_objects SELECT ?1, ?2, ?3"
+                " WHERE NOT EXISTS (SELECT 1 FROM settled_objects WHERE key = ?1)"
             )
         self._connection.execute_many(statement, placed)
         self._settle()
@@ -126,14 +123,13 @@ class Placements:
         """Remove the places of objects; return the number of removed keys."""
         known = [(key,) for key in sorted(self.find(keys))]
         for part in ("recent", "settled"):
-            self._connection.execute_many(f"DELETE FROM {part}_{self._name} WHERE key = ?", known)
+            self._connection.execute_many(f"DELETE FROM {part}_objects WHERE key = ?", known)
         return len(known)
 
     def _settle(self) -> None:
-        [[recent]] = self._connection.rows(f"SELECT COUNT(slot) FROM recent_{self._name}")
+        [[recent]] = self._connection.rows("SELECT COUNT(slot) FROM recent_objects")
         if recent > _LARGEST_RECENT:
             self._connection.execute(
-                f"INSERT OR REPLACE INTO settled_{self._name}"
-                f" SELECT key, pack, slot FROM recent_{self._name} ORDER BY key"
+                "INSERT OR REPLACE INTO settled_objects SELECT key, pack, slot FROM recent_objects ORDER BY key"
             )
-            self._connection.execute(f"DELETE FROM recent_{self._name}")
+            self._connection.execute("DELETE FROM recent_objects")

@@ -133,7 +133,7 @@ class PackRow:
     bytes: int
 
 
-PACK_ROWS = rows(PACK_NAME, one_of("coarse", "exact", "raw"), whole())
+PACK_ROWS = rows(PACK_NAME, one_of("encoded", "raw"), whole())
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,9 +236,9 @@ class _Transfer:
                     number = catalog.reserve_number()
                     lease = held.enter_context(catalog.lease(f"transfer {number}"))
                 missing = find_missing(version, target)
-                coarse = held.enter_context(PackWriter(target.path, "coarse"))
-                second = held.enter_context(PackWriter(target.path, "raw" if missing.raw else "exact"))
-                writer = ObjectWriter(coarse, second)
+                encoded = held.enter_context(PackWriter(target.path, "encoded"))
+                raw = held.enter_context(PackWriter(target.path, "raw")) if missing.raw else None
+                writer = ObjectWriter(encoded, raw)
                 share = _Share(self._progress, row.original_bytes, missing.nbytes)
                 missing.write(writer, self._trusted, share.done)
                 with Change(target, writer) as change:
@@ -315,8 +315,8 @@ class _Share:
 def _check(version: StoredVersion) -> None:
     """Raise `IntegrityError` unless a version is complete, in bounds, and cut as its layout requires."""
     repository = version.repository
-    for lattice, content in set(version.document.objects):
-        for record in repository.reader.records(lattice, content):
+    for identity in set(version.document.objects):
+        for record in repository.reader.records(identity):
             if record.end > repository.packs.size(record.pack):
                 raise IntegrityError(f"Pack {record.pack} is too short for object {record.id}; see `ckstore verify`.")
     for file, layout in enumerate(version.layout.files):

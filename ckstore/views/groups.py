@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,6 @@ from ckstore.reading.stored_version import StoredVersion, stored_version
 from ckstore.repository import Address
 from ckstore.views.nodes import ArrayNode, Hierarchy
 from ckstore.views.store import ViewStore
-
-if TYPE_CHECKING:
-    from ckstore.policy import Fidelity
 
 #: Name of the array of a tensor whose path is a prefix of other tensors' paths; no segment of a path has this form.
 TENSOR = "__tensor__"
@@ -45,7 +42,7 @@ def version_store(version: StoredVersion) -> ViewStore:
         arrays[name] = ArrayNode(tensor.dtype, tensor.shape, chunk, dimensions, _box_reader(version, path))
     row = version.row
     attributes = {"version": row.number, "run": row.run, "step": row.step, "id": row.uid}
-    identity = (_reopened_version, version.repository.address, row.uid, row.number, version.fidelity)
+    identity = (_reopened_version, version.repository.address, row.uid, row.number)
     return ViewStore(Hierarchy(arrays, attributes), identity)
 
 
@@ -153,9 +150,9 @@ def _common(versions: Sequence[StoredVersion]) -> tuple[set[str], dict[str, list
     }
 
 
-def _reopened_version(address: Address, uid: str, number: int, fidelity: Fidelity) -> ViewStore:
+def _reopened_version(address: Address, uid: str, number: int) -> ViewStore:
     """Return the Zarr store of a version, from a store that this process opens once: the target of a pickled view."""
-    return version_store(stored_version(address, uid, number).at_fidelity(fidelity))
+    return version_store(stored_version(address, uid, number))
 
 
 def _reopened_run(address: Address | None, name: str, versions: tuple[tuple[str, int], ...]) -> ViewStore:

@@ -6,79 +6,69 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 from ckstore.errors import NotFoundError
-from ckstore.objects.documents import Object
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.storage.catalog import VersionRow
 
 
 class Claims:
-    """Objects claimed by the versions that stay as they are, and their dependencies.
+    """Exact objects claimed by the versions that stay as they are, and their dependencies.
 
     Attributes
     ----------
-    contents
-        Content ids of the claimed objects.
+    claimed
+        Ids of the claimed objects.
     lost
-        Objects that were given up so far.
+        Ids of objects that were given up so far.
     """
 
     def __init__(self, repository: Repository, thinned: set[int]) -> None:
         self._repository = repository
-        self._objects: set[Object] = set()
-        # By content id of an unclaimed object: the claimed objects that need it.
-        self._dependents: dict[str, set[Object]] = {}
+        # By id of an unclaimed object: the claimed objects that need it.
+        self._dependents: dict[str, set[str]] = {}
         # Objects that were stored again, or would be after a dry run.
-        self._settled: set[Object] = set()
-        self.contents: set[str] = set()
-        self.lost: set[Object] = set()
-        objects = set()
+        self._settled: set[str] = set()
+        self.claimed: set[str] = set()
+        self.lost: set[str] = set()
+        objects: set[str] = set()
         for row in repository.catalog.versions():
             if row.number not in thinned:
-                objects |= _objects(repository, row)
+                objects |= _exact_objects(repository, row)
         self.add(objects)
 
-    def add(self, objects: Iterable[Object]) -> None:
+    def add(self, objects: Iterable[str]) -> None:
         """Add claimed objects."""
-        fresh = {item for item in objects if item[1] is not None} - self._objects
-        self._objects |= fresh
-        self.contents |= {content for _, content in fresh if content is not None}
-        for item in fresh:
-            for identity in self._below(item):
-                self._dependents.setdefault(identity, set()).add(item)
+        fresh = set(objects) - self.claimed
+        self.claimed |= fresh
+        for identity in fresh:
+            for below in self._below(identity):
+                self._dependents.setdefault(below, set()).add(identity)
 
-    def give_up(self, objects: set[Object], remaining: Iterable[Object]) -> tuple[set[Object], set[Object]]:
+    def give_up(self, objects: set[str], remaining: set[str]) -> tuple[set[str], set[str]]:
         """Give up objects of a version; return the lost objects, and the affected ones that need them.
 
         An object is affected if a lost object is between it and its nearest ancestor that stays.
         """
-        remaining = set(remaining)
         self.add(remaining)
-        lost = {item for item in objects if item[1] is not None and item[1] not in self.contents} - self.lost
+        lost = objects - self.claimed - self.lost
         self.lost |= lost
-        gone = {content for _, content in self.lost}
-        found = remaining & self._objects
-        for _, content in lost:
-            found |= self._dependents.pop(content or "", set())
-        affected = {item for item in found - self._settled if not gone.isdisjoint(self._below(item))}
+        found = set(remaining)
+        for identity in lost:
+            found |= self._dependents.pop(identity, set())
+        affected = {identity for identity in found - self._settled if not self.lost.isdisjoint(self._below(identity))}
         self._settled |= affected
         return lost, affected
 
-    def _below(self, item: Object) -> list[str]:
+    def _below(self, identity: str) -> list[str]:
         """Return the ids of an object's bases, down to the first claimed one."""
-        reader = self._repository.reader
-        lattice, content = item
-        layer = reader.exact_layer(lattice, content)
-        if layer is None:
-            chain = [record.id for record in reader.chain(reader.resolver.lattice(lattice))]
-        else:
-            chain = [record.id for record in reader.content_chain(layer)]
-        return list(takewhile(lambda identity: identity not in self.contents, chain[1:]))
+        chain = [record.id for record in self._repository.reader.records(identity)]
+        return list(takewhile(lambda other: other not in self.claimed, chain[1:]))
 
 
-def _objects(repository: Repository, row: VersionRow) -> set[Object]:
-    """Return the objects of a version; none if another process has forgotten it."""
+def _exact_objects(repository: Repository, row: VersionRow) -> set[str]:
+    """Return the exact objects of a version; none if another process has forgotten it."""
     try:
-        return set(StoredVersion(repository, row).document.objects)
+        document = StoredVersion(repository, row).document
     except NotFoundError:
         return set()
+    return {identity for unit, identity in enumerate(document.objects) if unit not in document.coarse_units}

@@ -143,9 +143,9 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
             raise ConflictError(f"Version {row.number} was compacted by another process.")
         scanned = _scanned_again(stored)
         request = _request(repository, row, before.hot)
-        with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "exact") as exact:
-            writer = ObjectWriter(coarse, exact)
-            objects = store_objects(writer, repository.reader, repository.resolver, scanned, request, progress)
+        with PackWriter(repository.path, "encoded") as pack:
+            writer = ObjectWriter(pack)
+            objects = store_objects(repository, writer, repository.reader, scanned, request, progress)
             with Change(repository, writer) as change:
                 change.check_unencoded()
                 change.register_pending()
@@ -183,14 +183,14 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
     Content that is encoded exactly is not needed raw. The objects of a version that becomes coarse exist only raw.
     """
     repository, resolver = version.repository, version.repository.resolver
-    exact = {content for _, content in encoded.objects if content is not None}
+    exact = {identity for unit, identity in enumerate(encoded.objects) if unit not in encoded.coarse_units}
     hot: set[tuple[int, str]] = set()
     needed: set[str] = set()
     for row in repository.catalog.versions():
         if row.hot and row.number != version.row.number:
             try:
                 hot.add(_commit(resolver.manifest(row.pack)))
-                needed |= {lattice for lattice, _ in resolver.document(row).objects}
+                needed |= set(resolver.document(row).objects)
             except IntegrityError:
                 return RawPacks({}, ())  # The needs of a damaged version are unknown; `gc` frees the packs later.
     packs: dict[str, Collection[int]] = {version.row.pack: ()}
@@ -237,7 +237,7 @@ def _scanned_again(stored: StoredVersion) -> ScannedVersion:
         directories=list(document.directories),
         is_directory=document.is_directory,
         units=layout.units,
-        contents=[content or "" for _, content in document.objects],
+        contents=list(document.objects),
         is_hashed=True,
         step=document.step,
         values=StoredValues(stored),

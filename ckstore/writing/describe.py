@@ -59,7 +59,7 @@ def describe(
         facts |= {name: value for name, value in file.layout.facts.items() if name in ("step", "epoch")}
     if request.read:
         facts["metrics"] = {name: list(found) for name, found in request.read.items()}
-    objects = tuple((item.lattice, item.content) for item in stored)
+    objects = tuple(item.id for item in stored)
     off = {index: item.facts for index, item in enumerate(stored) if item.facts is not None}
     coarse = CoarseFacts(request.policy.scheme, {**request.policy.parameters(), **found}, off) if off else None
     existing = None
@@ -97,12 +97,9 @@ def describe(
     return document, blobs.packed
 
 
-def _summary(
-    repository: Repository, scanned: ScannedVersion, objects: Sequence[tuple[str, str | None]]
-) -> dict[str, Any]:
+def _summary(repository: Repository, scanned: ScannedVersion, objects: Sequence[str]) -> dict[str, Any]:
     """Return counts, depth, relative restore cost, and whether the version needs no other."""
-    unique = set(objects)
-    cost, depth = relative_cost(repository.reader, unique, scanned.layouts)
+    cost, depth = relative_cost(repository.reader, set(objects), scanned.layouts)
     return {
         "original_bytes": scanned.size,
         "elements": sum(unit.count for unit in scanned.units),

@@ -16,7 +16,7 @@ from ckstore.commit.costs import restore_cost
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import ConflictError
 from ckstore.formats.paths import match_texts
-from ckstore.objects.documents import LayoutDocument, Object
+from ckstore.objects.documents import LayoutDocument
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.pack import PackWriter
 from ckstore.writing.describe import Blobs
@@ -103,7 +103,7 @@ def _left(version: StoredVersion, globs: Sequence[str]) -> list[int]:
 def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> tuple[str, ...]:
     """Reduce a version to these units; return the globs of all its dropped tensors."""
     repository, row, before = version.repository, version.row, version.document
-    facts = {} if before.coarse is None else before.coarse.units
+    facts = before.coarse_units
     facts = {place: facts[number] for place, number in enumerate(left) if number in facts}
     blobs = Blobs(repository, _nearest(repository, row))
     layout = LayoutDocument(version.layout.files, [version.layout.units[number] for number in left])
@@ -120,25 +120,21 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
     summary = {**before.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}
     document = replace(document, summary=summary)
     with (
-        PackWriter(repository.path, "coarse") as coarse,
-        PackWriter(repository.path, "exact") as exact,
-        Change(repository, ObjectWriter(coarse, exact)) as change,
+        PackWriter(repository.path, "encoded") as pack,
+        Change(repository, ObjectWriter(pack)) as change,
     ):
         change.finish(document, blobs.packed, again=True)
         change.commit({"change": "drop", "version": row.number}, before=row)
     return document.dropped
 
 
-def _own_bytes(version: StoredVersion, objects: Iterable[Object]) -> int:
+def _own_bytes(version: StoredVersion, objects: Iterable[str]) -> int:
     """Return the bytes of objects that were written for this version."""
-    resolver, reader = version.repository.resolver, version.repository.reader
-    total = 0
-    for lattice, content in objects:
-        layer = reader.exact_layer(lattice, content)
-        record = resolver.lattice(lattice)
-        sizes = [(record.pack, record.nbytes), *([] if layer is None else [(layer.pack, sum(layer.lengths))])]
-        total += sum(size for pack, size in sizes if resolver.manifest(pack).document["number"] == version.row.number)
-    return total
+    resolver = version.repository.resolver
+    records = [resolver.record(identity) for identity in objects]
+    return sum(
+        record.nbytes for record in records if resolver.manifest(record.pack).document["number"] == version.row.number
+    )
 
 
 def _nearest(repository: Repository, row: VersionRow) -> VersionRow:

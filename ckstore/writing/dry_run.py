@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ckstore.encoding.writer import ObjectWriter
-from ckstore.objects.records import LatticeRecord
+from ckstore.objects.records import Record
 from ckstore.repository import Repository
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.root import PACKS
@@ -46,14 +46,10 @@ class ScratchPacks:
     def _reader(self, pack: str) -> PackReader:
         return self._scratch if pack in self._names else self._repository.packs
 
-    def keep(self, writer: ObjectWriter, fresh: Sequence[LatticeRecord]) -> None:
-        """Make the new lattices of a thinned version known: its child's are derived from them."""
+    def keep(self, writer: ObjectWriter, fresh: Sequence[Record]) -> None:
+        """Make the new objects of a thinned version known: its child's are stored against them."""
         packs, _ = writer.finish(None, {})
-        for pack in packs:
-            if pack.kind == "exact":
-                (self.path / PACKS / pack.name).unlink()
-            else:
-                self._names.add(pack.name)
+        self._names |= {pack.name for pack in packs}
         wanted = {record.id for record in fresh}
         self._repository.resolver.add(record for record in writer.placed(packs) if record.id in wanted)
 

@@ -196,8 +196,8 @@ class _Ingestion:
 
     def _store_raw(self, request: Request, windows: Iterable[list[int]], *, share: bool) -> int:
         repository, scanned = self._repository, self._scanned
-        with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "raw") as raw:
-            writer = ObjectWriter(coarse, raw)
+        with PackWriter(repository.path, "encoded") as encoded, PackWriter(repository.path, "raw") as raw:
+            writer = ObjectWriter(encoded, raw)
             stored = store_raw(writer, repository.resolver, scanned, windows, self._progress, share=share)
             is_hot = any(item.is_raw for item in stored.values())
             with Change(repository, writer) as change:
@@ -257,9 +257,9 @@ class _Ingestion:
     ) -> Iterator[tuple[Change, dict[str, Stored], ObjectWriter]]:
         """Yield the version in finished packs, ready to be committed."""
         repository, scanned = self._repository, self._scanned
-        with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "exact") as exact:
-            writer = ObjectWriter(coarse, exact)
-            stored = store_objects(writer, self._reader, repository.resolver, scanned, request, progress)
+        with PackWriter(repository.path, "encoded") as pack:
+            writer = ObjectWriter(pack)
+            stored = store_objects(repository, writer, self._reader, scanned, request, progress)
             with Change(repository, writer) as change:
                 change.register_pending()
                 objects = [stored[content] for content in scanned.contents]
@@ -284,17 +284,13 @@ class _Ingestion:
         assert change.row is not None
         return change.row.number
 
-    def _needs(self, stored: Mapping[str, Stored], writer: ObjectWriter) -> tuple[set[str], set[str]]:
-        """Return ids of the lattices and exact layers of the version's objects and of their bases."""
-        lattices = {item.lattice for item in stored.values()}
-        lattices |= {record.base for record in writer.lattices if record.base is not None}
-        exact = [item.content for item in stored.values() if item.content is not None]
-        contents = {content for content in exact if self._repository.resolver.content(content) is not None}
-        contents |= {record.parent for record in writer.contents if record.parent is not None}
-        return lattices, contents
+    @staticmethod
+    def _needs(stored: Mapping[str, Stored], writer: ObjectWriter) -> set[str]:
+        """Return ids of the version's objects and of their bases."""
+        bases = {record.base for record in writer.encoded_records if record.base is not None}
+        return bases | {item.id for item in stored.values()}
 
 
 def _stored_bytes(writer: ObjectWriter) -> int:
     """Return the bytes of a version's objects; trials differ in the times and names of their manifests."""
-    coarse = sum(record.length + sum(record.aside) + _ENTRY for record in writer.lattices)
-    return coarse + sum(sum(record.lengths) + _ENTRY for record in writer.contents)
+    return sum(record.nbytes + _ENTRY for record in writer.encoded_records)

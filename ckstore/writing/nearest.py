@@ -55,7 +55,7 @@ def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionR
             unit = units[key]
             taken = min(_SAMPLE, unit.chunk, unit.count)
             try:
-                before = _values(repository, unit, *objects[key])[:taken]
+                before = _values(repository, unit, objects[key])[:taken]
             except IntegrityError:
                 bits = float("inf")
                 break
@@ -67,10 +67,7 @@ def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionR
     return None if best is None else best[1]
 
 
-def _values(repository: Repository, unit: Unit, lattice: str, content: str | None) -> Bits:
-    """Return the first chunk of an object: its exact values, or else its coarse ones."""
-    if content is not None:
-        return repository.reader.bits(content, 0)
-    record = repository.resolver.lattice(lattice)
-    check_cut(record, unit)
-    return repository.reader.values(record, 0)
+def _values(repository: Repository, unit: Unit, identity: str) -> Bits:
+    """Return the first chunk of an object."""
+    check_cut(repository.resolver.record(identity), unit)
+    return repository.reader.bits(identity, 0)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ckstore.codecs.integers import encode_changes
-from ckstore.codecs.lattice import ordinal_difference
 from ckstore.commit.change import Change
 from ckstore.commit.costs import present_costs
-from ckstore.encoding.estimate import Encoded
-from ckstore.encoding.exact import exact_frame
+from ckstore.encoding.reencode import in_full
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
-from ckstore.lineage.cost import cost, layer
-from ckstore.objects.documents import Object
-from ckstore.objects.records import LatticeRecord
+from ckstore.lineage.cost import cost
+from ckstore.objects.records import Codebook
 from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.threads import in_order, worker_count
@@ -48,7 +43,7 @@ class RebaseReport:
     objects
         Number of objects that were stored in full.
     bytes
-        Bytes that were added; `gc` frees the superseded layers.
+        Bytes that were added; `gc` frees the superseded objects.
     beyond
         Numbers of the versions that still exceed the budget. Objects of scheme `lc` are sums of deltas: they cannot be
         stored in full.
@@ -94,7 +89,7 @@ def rebase(
 def _rebase(
     repository: Repository, versions: Sequence[StoredVersion], budget: float | None, *, dry_run: bool
 ) -> RebaseReport:
-    chosen: set[Object] = set()
+    chosen: set[str] = set()
     numbers, beyond = [], []
     for version in versions:
         wanted, is_within = _beyond(repository.reader, version, budget, chosen)
@@ -108,15 +103,13 @@ def _rebase(
         return report
     with (
         repository.catalog.lease("rebase"),
-        PackWriter(repository.path, "coarse") as coarse,
-        PackWriter(repository.path, "exact") as exact,
+        PackWriter(repository.path, "encoded") as pack,
     ):
-        writer = ObjectWriter(coarse, exact)
+        reader, writer = repository.reader, ObjectWriter(pack)
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            todo = sorted(chosen, key=lambda item: (item[0], item[1] or ""))
-            done = in_order(pool, lambda item: encoded_in_full(repository.reader, item), todo, worker_count() + 1)
-            for (_, content), (record, layers) in zip(todo, done, strict=True):
-                writer.put(content, record, None, layers)
+            todo = [reader.resolver.record(identity) for identity in sorted(chosen)]
+            for encoded in in_order(pool, partial(in_full, reader), todo, worker_count() + 1):
+                writer.put(encoded)
         with Change(repository, writer) as change:
             change.finish()
             report.bytes = sum(pack.bytes for pack in change.packs)
@@ -138,57 +131,31 @@ def within_budget(repository: Repository, row: VersionRow, budget: float) -> Ver
 
 
 def _beyond(
-    reader: ObjectReader, version: StoredVersion, budget: float | None, chosen: set[Object]
-) -> tuple[set[Object], bool]:
+    reader: ObjectReader, version: StoredVersion, budget: float | None, chosen: set[str]
+) -> tuple[set[str], bool]:
     """Return the objects of a version to store in full, and whether the version is within the budget then.
 
     The objects that save most come first. Sums of deltas cannot be stored in full.
     """
-    objects = set(version.document.objects)
+    records = [reader.resolver.record(identity) for identity in sorted(set(version.document.objects))]
+    depth = {record.id: reader.depth(record) for record in records}
     fixed = cost(assembly_work(version.layout.files))
-    exact = {item: cost(reader.resolver.lattice(item[0]).full_work) for item in objects}
-    full = {item: _full_cost(reader, item) for item in objects}
-    spent = {item: full[item] if item in chosen else cost(reader.work(*item)) for item in objects}
-    allowed = (budget or 0.0) * (fixed + sum(exact.values()))
+    full = {record.id: cost(record.alone_work) for record in records}
+    spent = {record.id: full[record.id] if record.id in chosen else cost(reader.work(record)) for record in records}
+    allowed = (budget or 0.0) * (fixed + sum(cost(record.full_work) for record in records))
     total = fixed + sum(spent.values())
-    wanted: set[Object] = set()
-    sums = {item for item in objects if reader.depth(*item) > 0 and reader.resolver.lattice(item[0]).additive}
-    left = sorted(objects - chosen, key=lambda item: (reader.depth(*item), item[0]))
-    for item in sorted(objects, key=lambda item: (full[item] - spent[item], item[0])):
+    wanted: set[str] = set()
+    sums = {
+        record.id for record in records if isinstance(record, Codebook) and record.additive and depth[record.id] > 0
+    }
+    left = sorted(depth.keys() - chosen, key=lambda identity: (depth[identity], identity))
+    for identity in sorted(depth, key=lambda identity: (full[identity] - spent[identity], identity)):
         while left and left[-1] in wanted:
             left.pop()
-        if total + (LEVEL * reader.depth(*left[-1]) if left else 0.0) <= allowed:
+        if total + (LEVEL * depth[left[-1]] if left else 0.0) <= allowed:
             break
-        if item not in chosen and item not in sums and reader.depth(*item) > 0:
-            wanted.add(item)
-            total += full[item] - spent[item]
-    deepest = max((reader.depth(*item) for item in sums), default=0)
+        if identity not in chosen and identity not in sums and depth[identity] > 0:
+            wanted.add(identity)
+            total += full[identity] - spent[identity]
+    deepest = max((depth[identity] for identity in sums), default=0)
     return wanted, not sums or total + LEVEL * deepest <= allowed * _ROUNDING
-
-
-def _full_cost(reader: ObjectReader, item: Object) -> float:
-    record = reader.resolver.lattice(item[0])
-    if item[1] is not None:
-        return cost(record.full_work)
-    return cost(layer(record.chunks, record.count, record.alone[0], grouped=False))
-
-
-def encoded_in_full(reader: ObjectReader, item: Object) -> tuple[LatticeRecord, Encoded]:
-    """Encode an object in full under the same ids; it must not be a sum of deltas."""
-    lattice, content = item
-    record = reader.resolver.lattice(lattice)
-    layers = Encoded(lattice, [], [])
-    for chunk in range(record.chunks):
-        if record.is_exact:
-            integers = ordinal_difference(reader.ordinals(record, chunk), None, record.dtype)
-        elif record.kind == "codebook":
-            integers = reader.indices(record, chunk).astype(np.int32) - np.int32(record.codebook.zero)
-        else:
-            integers = reader.integers(record, chunk)
-        if content is not None and not record.is_exact:
-            bits = reader.bits(content, chunk)
-            layers.exact.append(exact_frame(record.linear, bits, integers, chunk * record.chunk))
-        if record.protected:
-            layers.aside.append(reader.aside(record, chunk))
-        layers.coarse.append(encode_changes(integers))
-    return replace(record, base=None, context=False, factor=1.0, debt=0, patches=()), layers

@@ -54,7 +54,7 @@ def _is_lost(repository: Repository, existing: VersionRow) -> bool:
     try:
         repository.resolver.document(existing)
     except IntegrityError:
-        return not repository.catalog.lattices_in(existing.pack)
+        return not repository.catalog.objects_in(existing.pack)
     return False
 
 
@@ -102,8 +102,8 @@ def _is_whole(repository: Repository, row: VersionRow) -> bool:
     try:
         for reference in (document.layout, document.crcs, *(file.skeleton for file in document.files)):
             resolver.blob(reference, row.pack)
-        for lattice, content in set(document.objects):
-            for record in reader.records(lattice, content):
+        for identity in set(document.objects):
+            for record in reader.records(identity):
                 if record.end > repository.packs.size(record.pack):
                     return False
     except IntegrityError:

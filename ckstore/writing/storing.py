@@ -6,29 +6,28 @@ While one window is encoded and written, the next is estimated and a third is re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
-from ckstore.dtypes import ITEM_SIZES
 from ckstore.encoding.budget import Budget
-from ckstore.encoding.estimate import Encoded, Estimate
-from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
+from ckstore.encoding.estimate import Encoded, Parent
+from ckstore.encoding.estimator import Estimator
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost
-from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.objects.units import Unit
+from ckstore.repository import Repository
 from ckstore.runtime.threads import in_turn, one_ahead, worker_count
 from ckstore.scanning.held import WINDOW
 from ckstore.scanning.scan import held_windows
 from ckstore.scanning.scanned import ScannedVersion
-from ckstore.storage.catalog import VersionRow
+from ckstore.writing.parents import parents_of
 from ckstore.writing.request import Request
 
 #: Objects that are estimated and planned together, with their content ids.
@@ -40,31 +39,29 @@ _BATCH = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One object of a version that is being stored: its lattice, and its content id or, if coarse, its facts.
+    """One object of a version that is being stored: its id and, if it is coarse, its facts.
 
     `is_raw` tells whether it is stored unencoded.
     """
 
-    lattice: str
-    content: str | None = None
+    id: str
     facts: CoarseUnit | None = None
     is_raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """An encoded object: its content id, estimate, choice and layers."""
+    """An encoded object, with its unit and content id."""
 
     content: str
-    estimate: Estimate
-    choice: Choice
-    layers: Encoded
+    unit: Unit
+    encoded: Encoded
 
 
 def store_objects(
+    repository: Repository,
     writer: ObjectWriter,
     reader: ObjectReader,
-    resolver: CatalogResolver,
     scanned: ScannedVersion,
     request: Request,
     progress: Callable[[int], None] | None,
@@ -79,10 +76,11 @@ def store_objects(
         A file changed since it was scanned.
     """
     progress = in_turn(progress)
-    parents = _parents(resolver, request.parent)
+    resolver = repository.resolver
+    parents = parents_of(repository, request.parent, coarse=request.policy.is_coarse)
     estimator = Estimator(reader, scanned, request.policy, parents, request.gradients)
     full = cost(assembly_work(scanned.layouts))
-    budget = Budget(full + LEVEL * (1 + _depth(reader, parents)), full, scanned.size, request.budget)
+    budget = Budget(full + LEVEL * (1 + deepest(reader, parents.values())), full, scanned.size, request.budget)
     objects = _Objects(reader, resolver, scanned)
     with (
         nullcontext() if scanned.is_hashed else one_ahead(held_windows(scanned, progress)) as stream,
@@ -90,17 +88,15 @@ def store_objects(
     ):
         windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
         for batch in _batches(_encoded(pool, estimator, windows, budget)):
-            # Objects that the store knows by content id are not encoded.
-            stored = resolver.known_lattices(
-                job.layers.identity for job in batch if job.layers.identity not in ("", job.content)
-            )
+            # Objects that the store knows by content id are not encoded. A second record of a coarse object could name
+            # itself as its base.
+            known = resolver.known(job.encoded.record.id for job in batch if not job.encoded.record.is_exact)
             for job in batch:
-                is_stored = job.layers.identity in stored
-                lattice = writer.add(job.content, job.estimate, job.choice, job.layers, stored=is_stored)
-                exact = job.content if job.layers.facts is None else None
-                objects.known[job.content] = Stored(lattice, exact, job.layers.facts)
+                if job.encoded.record.id not in known:
+                    writer.put(job.encoded)
+                objects.known[job.content] = Stored(job.encoded.record.id, job.encoded.facts)
                 if progress is not None:
-                    progress(job.estimate.unit.nbytes)
+                    progress(job.unit.nbytes)
     writer.begin_sync()
     scanned.settle()
     return objects.known
@@ -138,15 +134,15 @@ def store_raw(
         fresh = {scanned.contents[number]: scanned.units[number] for number in numbers}
         fresh = {content: unit for content, unit in fresh.items() if content not in known}
         encoded, raw = resolver.stored(fresh)
-        known |= {content: Stored(lattice, content) for content, lattice in encoded.items()}
+        known |= {content: Stored(content) for content in encoded}
         if share:
-            known |= {content: Stored(content, content, is_raw=True) for content in raw}
+            known |= {content: Stored(content, is_raw=True) for content in raw}
         for content, unit in fresh.items():
             if content not in known:
                 bits = scanned.read(unit, 0, unit.count)
                 scanned.check(unit, bits)
                 writer.put_raw(content, unit.dtype, unit.chunk, bits)
-                known[content] = Stored(content, content, is_raw=True)
+                known[content] = Stored(content, is_raw=True)
             if progress is not None:
                 progress(unit.nbytes)
     writer.begin_sync()
@@ -154,28 +150,12 @@ def store_raw(
     return known
 
 
-def _parents(resolver: CatalogResolver, parent: VersionRow | None) -> dict[tuple[str, str], ParentObject]:
-    """Return the objects of the parent version by key and signature of their units."""
-    if parent is None:
-        return {}
-    document = resolver.document(parent)
-    try:
-        layout = resolver.layout(document.layout, parent.pack)
-    except IntegrityError:
-        return {}  # Without its layout, nothing can be stored against the parent.
-    facts = {} if document.coarse is None else document.coarse.units
-    objects = parent_objects(layout.units, document.objects, facts)
-    contents = [item.content for item in objects.values() if item.content is not None]
-    resolver.prefetch((item.lattice for item in objects.values()), contents)
-    return objects
-
-
-def _depth(reader: ObjectReader, parents: Mapping[tuple[str, str], ParentObject]) -> int:
-    """Return the deltas of the longest chain of the parent's objects, as far as these exist."""
+def deepest(reader: ObjectReader, parents: Iterable[Parent]) -> int:
+    """Return the deltas of the longest chain of the parents' objects, as far as these exist."""
     longest = -1
-    for item in parents.values():
+    for item in parents:
         with suppress(IntegrityError):
-            longest = max(longest, reader.depth(item.lattice, item.content))
+            longest = max(longest, reader.depth(reader.resolver.record(item.id)))
     return longest
 
 
@@ -190,14 +170,14 @@ def _encoded(
             estimates = [future.result() for future in upcoming]
             choices = budget.plan(estimates)
             encoding = deque(
-                (content, pool.submit(estimator.encode, content, estimate, choice))
-                for (content, _), estimate, choice in zip(window, estimates, choices, strict=True)
+                (content, unit, pool.submit(estimator.encode, content, estimate, choice))
+                for (content, unit), estimate, choice in zip(window, estimates, choices, strict=True)
             )
             window = next(windows, None)
             upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
             while encoding:
-                content, future = encoding.popleft()
-                yield _Job(content, *future.result())
+                content, unit, future = encoding.popleft()
+                yield _Job(content, unit, future.result())
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -256,11 +236,10 @@ class _Objects:
 
     def _look_up(self, contents: Iterable[str], budget: Budget) -> None:
         """Look up contents in the store, and add the restore costs of known ones to the budget."""
-        for content, lattice in self._resolver.known(contents).items():
-            self.known[content] = Stored(lattice, content)
-            record = self._resolver.lattice(lattice)
-            spent = cost(self._reader.work(lattice, content))
-            budget.add(record.count * ITEM_SIZES[record.dtype], cost(record.full_work), spent)
+        for content in self._resolver.known(contents):
+            self.known[content] = Stored(content)
+            record = self._resolver.record(content)
+            budget.add(record.nbytes_of_values, cost(record.full_work), cost(self._reader.work(record)))
 
 
 def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:
@@ -269,7 +248,7 @@ def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:
     filled = 0
     for job in encoded:
         batch.append(job)
-        filled += job.estimate.unit.nbytes
+        filled += job.unit.nbytes
         if filled >= _BATCH:
             yield batch
             batch, filled = [], 0

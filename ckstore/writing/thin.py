@@ -1,39 +1,38 @@
-"""Thin: drops the exact layers of versions, and re-encodes the objects that were stored against them."""
+"""Thin: replaces the exact values of versions by coarse ones, and re-encodes the objects stored against them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
-from math import isfinite
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ckstore.codecs.lattice import STEP_RANGE, Bits, Integers, statistics_of
+from ckstore.codecs.lattice import STEP_RANGE
 from ckstore.commit.change import Change
 from ckstore.commit.costs import present_costs, write_costs
-from ckstore.encoding.comparison import Comparison
-from ckstore.encoding.estimate import Encoded, Estimate
-from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
-from ckstore.encoding.reanchor import reanchored
+from ckstore.encoding.budget import BUDGET, Budget
+from ckstore.encoding.estimate import Encoded, Estimate, Parent
+from ckstore.encoding.estimator import Estimator
+from ckstore.encoding.reencode import without_lost
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import ConflictError, IntegrityError
-from ckstore.lineage.planner import Choice, plan
-from ckstore.objects.documents import CoarseFacts, CoarseUnit, Deviation, Object, VersionDocument
+from ckstore.lineage.cost import cost
+from ckstore.lineage.planner import Choice
+from ckstore.objects.documents import CoarseFacts, CoarseUnit, Deviation, VersionDocument
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.restore_cost import relative_cost
-from ckstore.objects.units import Unit
+from ckstore.objects.restore_cost import LEVEL, assembly_work, relative_cost
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
 from ckstore.runtime.threads import in_order, worker_count
+from ckstore.scanning.held import WINDOW
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
 from ckstore.writing.claims import Claims
 from ckstore.writing.dry_run import ScratchPacks, scratch_packs
+from ckstore.writing.parents import parents_of
+from ckstore.writing.storing import deepest
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """One version whose exact layers were dropped; after a dry run, would be.
+    """One version whose exact values were dropped; after a dry run, would be.
 
     Attributes
     ----------
@@ -70,13 +69,13 @@ class ThinReport:
     versions
         The thinned versions.
     skipped
-        Numbers of versions without exact layers to drop.
+        Numbers of versions without exact values to drop.
     reanchored
         Number of objects of other versions that were stored again: their bases were dropped.
     freed
         Bytes that `gc` can free in addition.
     added
-        Bytes that were written: new coarse layers, and objects that were stored again.
+        Bytes that were written: coarse objects, and objects that were stored again.
     """
 
     versions: list[Thinned] = field(default_factory=list)
@@ -94,18 +93,18 @@ def thin(
     dry_run: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ThinReport:
-    """Drop the exact layers of versions, each in its own commit.
+    """Replace the exact values of versions by coarse ones, each in its own commit.
 
-    Objects on linear lattices keep their integers. Moments and 16-bit floats get new coarse layers, as in a coarse
-    ingest. Norms, biases and counters stay exact. If an object of another version is stored against a dropped layer,
-    the same commit stores it against another base.
+    Coarse objects are those of a coarse ingest, planned within the default restore budget. Norms, biases and counters
+    stay exact. If an object of another version is stored against a dropped one, the same commit stores it against
+    another base.
 
     Parameters
     ----------
     rows
         The versions.
     policy
-        Fidelity of new coarse layers.
+        Fidelity of the coarse objects.
     dry_run
         Do everything except the commit.
     progress
@@ -165,7 +164,7 @@ def _thin(
 def _exact_versions(
     repository: Repository, numbers: Sequence[int], report: ThinReport, *, dry_run: bool
 ) -> list[VersionRow]:
-    """Return the present rows of the versions that have exact layers; note the others in the report."""
+    """Return the present rows of the exact versions; note the others in the report."""
     chosen = []
     for number in numbers:
         # Read the row under the lease: others may have changed or moved the version before.
@@ -199,14 +198,14 @@ def _check_present(repository: Repository, row: VersionRow) -> None:
     version = StoredVersion(repository, row)
     for file in range(len(version.document.files)):
         version.skeleton(file)
-    for item in version.document.objects:
-        for record in repository.reader.records(*item):
+    for identity in version.document.objects:
+        for record in repository.reader.records(identity):
             if record.end > repository.packs.size(record.pack):
                 raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
 
 
 def may_have_any(version: StoredVersion, going: Collection[int] = ()) -> bool:
-    """Return whether a version may have exact layers to drop, except in the units `going`, by dtypes and roles alone.
+    """Return whether a version may have exact values to drop, except in the units `going`, by dtypes and roles alone.
 
     Values that are not finite stay exact in any case; only reading finds them.
     """
@@ -245,19 +244,7 @@ class _Batch:
         self.blocks = blocks
         self.progress = progress
         self.reader = repository.reader if blocks is None else ObjectReader(repository.resolver, blocks)
-        self.objects: dict[int, tuple[Sequence[Object], dict[int, CoarseUnit]]] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Coarse:
-    """An object of a thinned version in its new form, and its layers to write, if any."""
-
-    content: str
-    object: Object
-    facts: CoarseUnit | None = None
-    estimate: Estimate | None = None
-    choice: Choice | None = None
-    layers: Encoded | None = None
+        self.objects: dict[int, tuple[Sequence[str], dict[int, CoarseUnit]]] = {}
 
 
 class _Thinning:
@@ -271,15 +258,16 @@ class _Thinning:
 
     def run(self) -> None:
         """Write the new objects and commit them."""
-        estimator = Estimator(self.batch.reader, StoredValues(self.version), self.batch.policy, self._parents())
         place = self.repository.path if self.batch.blocks is None else self.batch.blocks.path
-        with PackWriter(place, "coarse") as coarse, PackWriter(place, "exact") as exact:
-            writer = ObjectWriter(coarse, exact)
-            objects, facts = self._coarse_objects(estimator, writer)
-            fresh = writer.lattices[:]
-            lost, affected = self.batch.claims.give_up(set(self.version.document.objects), objects)
+        with PackWriter(place, "encoded") as pack:
+            writer = ObjectWriter(pack)
+            objects, facts = self._coarse_objects(writer)
+            fresh = writer.encoded_records[:]
+            remaining = {identity for unit, identity in enumerate(objects) if unit not in facts}
+            lost, affected = self.batch.claims.give_up(set(self.version.document.objects), remaining)
             self._store_again(affected, writer)
-            freed = self._freed(lost | affected)
+            resolver = self.repository.resolver
+            freed = sum(resolver.record(identity).nbytes for identity in lost | affected)
             if facts or affected:
                 if self.batch.blocks is None:
                     self._commit(writer, objects, facts)
@@ -288,95 +276,71 @@ class _Thinning:
                 self.batch.objects[self.row.number] = objects, facts
             self._note(facts, freed, len(affected), writer)
 
-    def _coarse_objects(self, estimator: Estimator, writer: ObjectWriter) -> tuple[list[Object], dict[int, CoarseUnit]]:
-        """Return the version's new objects, and the facts of the coarse ones."""
-        result: list[Object] = []
+    def _coarse_objects(self, writer: ObjectWriter) -> tuple[list[str], dict[int, CoarseUnit]]:
+        """Write the version's coarse objects; return all its objects, and the facts of the coarse ones."""
+        reader, units = self.batch.reader, self.version.layout.units
+        parents = self._parents()
+        estimator = Estimator(reader, StoredValues(self.version), self.batch.policy, parents)
+        full = cost(assembly_work(self.version.layout.files))
+        size = sum(unit.nbytes for unit in units)
+        budget = Budget(full + LEVEL * (1 + deepest(reader, parents.values())), full, size, BUDGET)
+        objects = list(self.version.document.objects)
         facts: dict[int, CoarseUnit] = {}
-        numbers = range(len(self.version.layout.units))
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            coarse = partial(self._coarse_object, estimator)
-            for number, made in enumerate(in_order(pool, coarse, numbers, worker_count() + 1)):
-                if made.estimate is not None and made.choice is not None and made.layers is not None:
-                    stored = self.repository.resolver.known_lattice(made.layers.identity) is not None
-                    writer.add(made.content, made.estimate, made.choice, made.layers, stored=stored)
-                result.append(made.object)
-                if made.facts is not None:
-                    facts[number] = made.facts
+            for window in self._windows():
+                estimated = pool.map(estimator.coarse_estimate, [units[number] for number in window])
+                estimates = dict(zip(window, estimated, strict=True))
+                coarse = {unit: estimate for unit, estimate in estimates.items() if estimate is not None}
+                for unit in estimates.keys() - coarse.keys():
+                    record = reader.resolver.record(objects[unit])
+                    budget.add(record.nbytes_of_values, cost(record.full_work), cost(reader.work(record)))
+                choices = budget.plan(list(coarse.values()))
+                todo = list(zip(coarse.items(), choices, strict=True))
+
+                def encoded(item: tuple[tuple[int, Estimate], Choice]) -> Encoded:
+                    (unit, estimate), choice = item
+                    return estimator.encode(objects[unit], estimate, choice)
+
+                done = in_order(pool, encoded, todo, worker_count() + 1)
+                for ((unit, _), _), made in zip(todo, done, strict=True):
+                    if self.repository.resolver.find(made.record.id) is None:
+                        writer.put(made)
+                    assert made.facts is not None
+                    objects[unit], facts[unit] = made.record.id, made.facts
                 if self.batch.progress is not None:
-                    self.batch.progress(self.version.layout.units[number].nbytes)
-        return result, facts
+                    self.batch.progress(sum(units[unit].nbytes for unit in window))
+        return objects, dict(sorted(facts.items()))
 
-    def _coarse_object(self, estimator: Estimator, number: int) -> _Coarse:
-        """Return the new form of an object: unchanged, its integers alone, or a new coarse layer."""
-        unit, (lattice, content) = self.version.layout.units[number], self.version.document.objects[number]
-        assert content is not None
-        if self.repository.resolver.lattice(lattice).kind == "linear":
-            off = self._facts(number, unit) if estimator.may_be_coarse(unit) else None
-            return _Coarse(content, (lattice, content if off is None else None), off)
-        estimate = estimator.coarse_estimate(unit)
-        if estimate is None:
-            return _Coarse(content, (lattice, content))
-        choice = plan([estimate.candidates], float("inf"))[0]
-        estimate, choice, layers = estimator.encode(content, estimate, choice)
-        return _Coarse(content, (layers.identity, None), layers.facts, estimate, choice, layers)
+    def _windows(self) -> Iterator[list[int]]:
+        """Yield the numbers of the units that are estimated and planned together."""
+        window: list[int] = []
+        filled = 0
+        for number, unit in enumerate(self.version.layout.units):
+            window.append(number)
+            filled += unit.nbytes
+            if filled >= WINDOW:
+                yield window
+                window, filled = [], 0
+        if window:
+            yield window
 
-    def _facts(self, number: int, unit: Unit) -> CoarseUnit | None:
-        """Measure the errors of an object's lattice values; return None if it must stay exact."""
-        lattice, content = self.version.document.objects[number]
-        record = self.repository.resolver.lattice(lattice)
-        assert content is not None
-        comparison = Comparison(unit)
-        reader = self.repository.reader
-        for chunk in range(record.chunks):
-            bits = reader.bits(content, chunk)
-            if not _has_integers(bits, record.dtype, reader.integers(record, chunk)):
-                return None
-            comparison.add(bits, reader.values(record, chunk), record.linear)
-        return comparison.result()
-
-    def _store_again(self, items: set[Object], writer: ObjectWriter) -> None:
+    def _store_again(self, identities: set[str], writer: ObjectWriter) -> None:
         """Re-encode objects whose bases were dropped."""
-        kept = self.batch.claims.contents
-        todo = sorted(items, key=lambda item: (item[0], item[1] or ""))
+        reader = self.repository.reader
+        todo = [reader.resolver.record(identity) for identity in sorted(identities)]
+        kept = self.batch.claims.claimed
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            done = in_order(pool, lambda item: reanchored(self.repository.reader, item, kept), todo, worker_count() + 1)
-            for again in done:
-                writer.put(again.content, again.record, again.parent, again.layers, factor=again.factor)
+            for again in in_order(pool, lambda record: without_lost(reader, record, kept), todo, worker_count() + 1):
+                writer.put(again)
 
-    def _parents(self) -> dict[tuple[str, str], ParentObject]:
+    def _parents(self) -> dict[tuple[str, str], Parent]:
         """Return the parent version's objects, after its own thinning, by key and signature."""
         if self.row.parent is None:
             return {}
-        parent = StoredVersion(self.repository, self.repository.catalog.version(self.row.parent))
-        before = {} if parent.document.coarse is None else parent.document.coarse.units
-        objects, facts = self.batch.objects.get(self.row.parent, (parent.document.objects, before))
-        if parent.row.hot:
+        parent = self.repository.catalog.version(self.row.parent)
+        if parent.hot:
             return {}  # Its objects are raw, and its compaction deletes them.
-        coarse = self._nearest_coarse(parent.row)
-        found = parent_objects(parent.layout.units, objects, facts)
-        return {key: replace(item, coarse=coarse.get(key)) for key, item in found.items()}
-
-    def _nearest_coarse(self, row: VersionRow) -> dict[tuple[str, str], str]:
-        """Return the lattice ids of the coarse objects in the nearest such version, from `row` backwards."""
-        while row.fidelity == "exact" and row.number not in self.batch.objects:
-            if row.parent is None:
-                return {}
-            row = self.repository.catalog.version(row.parent)
-        version = StoredVersion(self.repository, row)
-        try:
-            objects, _ = self.batch.objects.get(row.number, (version.document.objects, {}))
-            found = parent_objects(version.layout.units, objects, {})
-        except IntegrityError:
-            return {}  # Damaged: nothing can be stored against it.
-        return {key: item.lattice for key, item in found.items() if item.content is None}
-
-    def _freed(self, superseded: set[Object]) -> int:
-        """Return the bytes of layers that are dropped or superseded."""
-        total = 0
-        for lattice, content in superseded:
-            layer = self.repository.reader.exact_layer(lattice, content)
-            total += self.repository.resolver.lattice(lattice).nbytes if layer is None else sum(layer.lengths)
-        return total
+        return parents_of(self.repository, parent, coarse=True, thinned=self.batch.objects)
 
     def _note(self, facts: dict[int, CoarseUnit], freed: int, reanchored: int, writer: ObjectWriter) -> None:
         """Add this version to the report."""
@@ -401,17 +365,16 @@ class _Thinning:
             report.skipped.append(self.row.number)
         report.reanchored += reanchored
         report.freed += freed
-        report.added += sum(record.nbytes for record in writer.lattices)
-        report.added += sum(sum(record.lengths) for record in writer.contents)
+        report.added += sum(record.nbytes for record in writer.encoded_records)
 
-    def _commit(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> None:
+    def _commit(self, writer: ObjectWriter, objects: list[str], facts: dict[int, CoarseUnit]) -> None:
         with Change(self.repository, writer) as change:
             if facts:
                 change.register_pending()
             change.finish(self._document(writer, objects, facts) if facts else None, again=True)
             change.commit({"change": "thin", "version": self.row.number}, before=self.row, untagged=bool(facts))
 
-    def _document(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> VersionDocument:
+    def _document(self, writer: ObjectWriter, objects: list[str], facts: dict[int, CoarseUnit]) -> VersionDocument:
         """Return the version's new document."""
         policy = self.batch.policy
         document = replace(
@@ -426,21 +389,12 @@ class _Thinning:
     def _summary(self, document: VersionDocument, writer: ObjectWriter) -> dict[str, object]:
         objects = set(document.objects)
         cost, depth = relative_cost(self.repository.reader, objects, self.version.layout.files)
-        written = {record.id for record in writer.lattices}
-        records = [self.repository.resolver.lattice(lattice) for lattice in {lattice for lattice, _ in objects}]
+        written = {record.id for record in writer.encoded_records}
         resolver, number = self.repository.resolver, self.row.number
         # By commit, not by the row's pack alone: dropping tensors gives the version another pack.
         stored = sum(
             record.nbytes
-            for record in records
+            for record in map(resolver.record, objects)
             if record.id in written or resolver.manifest(record.pack).document["number"] == number
         )
         return {**document.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}
-
-
-def _has_integers(bits: Bits, dtype: str, integers: Integers) -> bool:
-    """Return whether a chunk's values are finite and within the range of the integers."""
-    from ckstore.kernels.lattice import MAX_INTEGER
-
-    total, _, finite = statistics_of(bits, dtype)
-    return bool(finite == bits.size and isfinite(total) and np.abs(integers).max(initial=0) < MAX_INTEGER)

@@ -54,17 +54,15 @@ def warm_up() -> None:
 
 
 def _warm_rare() -> None:
-    """Call rarely used kernels: dithered values, and exact layers on lattices with varying steps."""
+    """Call a rarely used kernel: dithered values."""
     import numpy as np
 
     from ckstore.codecs.lattice import LinearLattice
     from ckstore.runtime.blocks import fixed
 
-    bits, integers = fixed(np.zeros(4, np.uint32)), fixed(np.zeros(4, np.int32))
-    lattice = LinearLattice("float32", -5, 2, np.zeros(2, np.int16), np.zeros(2, np.int16))
-    lattice.dithered(bits, 0)
-    lattice.own(integers, 0)
-    lattice.chained(bits, integers, 0)
+    LinearLattice("float32", -5, 2, np.zeros(2, np.int16), np.zeros(2, np.int16)).dithered(
+        fixed(np.zeros(4, np.uint32)), 0
+    )
 
 
 def _checkpoints() -> Iterator[dict[str, npt.NDArray[Any]]]:

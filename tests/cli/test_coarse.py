@@ -123,25 +123,12 @@ def test_the_weights_lead(ckstore, place: Path) -> None:
     assert thinned.index("weights by up to") < thinned.index("moments by up to")
 
 
-@pytest.mark.parametrize("options", [["--require-exact"], ["--fidelity", "exact"]], ids=" ".join)
-def test_checkout_refuses_coarse_versions(ckstore, coarse: Path, options: list[str]) -> None:
-    result = ckstore("checkout", "gpt@20", "-o", "out.pt", *options, code=4)
+def test_checkout_refuses_coarse_versions(ckstore, coarse: Path) -> None:
+    result = ckstore("checkout", "gpt@20", "-o", "out.pt", "--require-exact", code=4)
     assert "coarse" in result.sentence
-    assert options[0] in result.sentence
+    assert "--require-exact" in result.sentence
     assert result.out == ""
     assert not (coarse / "out.pt").exists()
-
-
-def test_checkout_of_coarse_values_of_an_exact_version(ckstore, filled: Path) -> None:
-    result = ckstore("checkout", "gpt@20", "--fidelity", "coarse", "-o", "coarse.pt")
-    assert "also has exact ones" in result.sentence
-    exact = weight_of(filled / "in" / "step20.pt")
-    assert 0 < (weight_of(filled / "coarse.pt") - exact).abs().max().item() < 0.2
-    assert ckstore("checkout", "gpt@20", "--fidelity", "exact", "-o", "exact.pt").err == ""
-    assert weight_of(filled / "exact.pt").equal(exact)
-    assert "--require-exact" in ckstore(
-        "checkout", "gpt@20", "--fidelity", "coarse", "--require-exact", "-o", "no.pt", code=2
-    ).err  # fmt: skip
 
 
 def test_stdout_holds_the_file_and_nothing_else(ckstore, coarse: Path) -> None:
@@ -168,10 +155,9 @@ def test_show_prints_the_loss_of_each_tensor(ckstore, coarse: Path) -> None:
     assert error["max_abs"] == pytest.approx(difference.max().item(), rel=2e-3)
     assert error["rms"] == pytest.approx(difference.square().mean().sqrt().item(), rel=2e-3)
     assert 0 < error["relative"] < 0.1
-    assert tensors["model/weight"]["lattice"].startswith("linear 2^")
-    assert tensors["model/weight"]["bits"]["exact"] == 0
+    assert tensors["model/weight"]["form"].startswith("linear 2^")
     assert tensors["model/bias"]["error"] is None
-    assert tensors["model/bias"]["lattice"] == "ordinal"
+    assert tensors["model/bias"]["form"] in ("full", "delta")
     assert tensors["model/bias"]["bundled"]
     text = ckstore("show", "gpt@10").out
     rows = {line.split()[-1]: line.split() for line in text.splitlines() if "/" in line}

@@ -46,14 +46,13 @@ def test_nothing_matches(ckstore, filled: Path) -> None:
 def test_long(ckstore, filled: Path) -> None:
     tensors = {item["path"]: item for item in ckstore("ls", "best", "-l", "--json").json}
     weight, bias, frozen = (tensors[f"model/{name}"] for name in ("weight", "bias", "frozen"))
-    assert weight["lattice"].startswith("linear 2^-")
     assert not weight["bundled"]
     assert bias["bundled"]
-    assert weight["layers"].startswith("delta+")
-    assert frozen["layers"].startswith("base")
+    assert weight["form"] == "delta"
+    assert frozen["form"] == "full"
     assert frozen["depth"] == 0
     assert 1 <= weight["depth"] <= 2
-    assert 0 < weight["bytes_per_element"] < 4
+    assert 0 < weight["bits"] < 32
 
 
 def test_table(ckstore, filled: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from ckstore import init as init_store
+from ckstore.objects.records import KINDS
 from ckstore.policy import Policy
 from tests.checkpoints import draw
 from tests.coarse_checks import stored
@@ -29,8 +30,8 @@ def test_json(ckstore, filled: Path) -> None:
         }
     ]
     storage = shown["storage"]
-    assert storage["base"] + storage["delta"] == storage["linear"] + storage["ordinal"]
-    assert storage["own"] + storage["chained"] + storage["patched"] == storage["linear"]
+    assert sum(storage[kind] for kind in KINDS) == storage["objects"]
+    assert storage["delta"] + storage["patches"] == storage["stored_against_others"] > 0
     # The frozen weight lies in an earlier version's pack.
     assert storage["here"] < storage["objects"]
     assert ckstore("show", "fork", "--json").json["metrics"] == {"loss": 1.5}
@@ -55,6 +56,6 @@ def test_values_outside_a_codebook_count(tmp_path: Path) -> None:
     with init_store(tmp_path / "store") as store:
         version = stored(store, {"w": draw(300, 256)}, policy=Policy("coarse", scheme="dynaquant"))
         said = version.storage()
-        record = store.resolver.lattice(version.document.objects[0][0])
+        record = store.resolver.record(version.document.objects[0])
         assert said["codebook"] == 1
         assert said["coarse_bytes"] == record.length + sum(record.aside[1:]) > record.length

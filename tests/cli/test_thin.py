@@ -85,7 +85,7 @@ def test_nothing_to_do(ckstore, filled: Path) -> None:
     (filled / "opaque.bin").write_bytes(bytes(range(256)) * 300)
     ckstore("ingest", "opaque.bin", "--run", "bytes")
     assert ckstore("thin", "bytes").out.splitlines() == [
-        "1 version had no exact layer to drop.",
+        "1 version had no exact values to drop.",
         "Nothing to do: every version that is named is kept or coarse already.",
     ]
     before = listing(filled / ".ckstore")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ import torch
 import ckstore
 from ckstore.encoding.estimate import Estimate, Way
 from ckstore.encoding.exact import ObjectEncoder
-from ckstore.encoding.reanchor import reanchored
-from ckstore.errors import IntegrityError
+from ckstore.encoding.reencode import without_lost
+from ckstore.encoding.writer import ObjectWriter
 from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Candidates
-from ckstore.objects.records import ContentRecord, LatticeRecord
+from ckstore.objects.records import Patches, Record
 from ckstore.recovery.recover import recover
+from ckstore.storage.pack import PackWriter
 from tests.checkpoints import lose_catalog, scratch
 
 ROWS, WIDTH, VERSIONS = 9000, 64, 8
@@ -72,13 +72,8 @@ def filled(place: Path, dtype: str, odd: Bits = ODD) -> tuple[ckstore.Store, lis
     return store, expected
 
 
-def layers(store: ckstore.Store, step: int) -> tuple[LatticeRecord, ContentRecord | None]:
-    [(lattice, content)] = store[f"r@{step}"].document.objects
-    return store.resolver.lattice(lattice), None if content is None else store.resolver.content(content)
-
-
-def is_patched(record: LatticeRecord, layer: ContentRecord | None) -> bool:
-    return bool(record.patches) if layer is None else layer.mode == "patched"
+def record_of(store: ckstore.Store, step: int) -> Record:
+    return store.resolver.record(store[f"r@{step}"].document.objects[0])
 
 
 def check(store: ckstore.Store, expected: list[bytes]) -> None:
@@ -91,7 +86,7 @@ def check(store: ckstore.Store, expected: list[bytes]) -> None:
 def test_every_version_comes_back(place: Path, dtype: str) -> None:
     store, expected = filled(place, dtype)
     with store:
-        assert all(is_patched(*layers(store, step)) for step in range(1, VERSIONS))
+        assert all(record_of(store, step).kind == "patches" for step in range(1, VERSIONS))
         check(store, expected)
     with ckstore.open(place / "store") as store:
         for step in reversed(range(VERSIONS)):
@@ -105,10 +100,10 @@ def test_a_chunk_that_is_as_before_takes_nothing(place: Path) -> None:
     store, _ = filled(place, "float32")
     with store:
         for step in range(2, VERSIONS):
-            record, layer = layers(store, step)
-            assert layer is not None
-            assert len(layer.lengths) == record.chunks == 3
-            assert (layer.lengths[-1] == 0) == (step < VERSIONS - 1)
+            record = record_of(store, step)
+            assert isinstance(record, Patches)
+            assert len(record.sizes) == record.chunks == 3
+            assert (record.sizes[-1] == 0) == (step < VERSIONS - 1)
 
 
 def test_the_size_of_versions_follows_their_changes(place: Path) -> None:
@@ -129,11 +124,9 @@ def test_versions_between_may_go(place: Path, dtype: str) -> None:
         store.gc()
         for step in (0, 1, 2, 5, 6, 7):
             assert bytes_of(store[f"r@{step}"].state_dict()["table"]) == expected[step]
-        assert is_patched(*layers(store, 5))
+        assert record_of(store, 5).kind == "patches"
         store.rebase(["r@6"], budget=1)
-        record, layer = layers(store, 6)
-        assert record.base is None
-        assert not is_patched(record, layer)
+        assert record_of(store, 6).kind == "full"
         assert bytes_of(store["r@7"].state_dict()["table"]) == expected[7]
         assert store.verify().problems == []
     lose_catalog(place / "store")
@@ -143,15 +136,13 @@ def test_versions_between_may_go(place: Path, dtype: str) -> None:
             assert bytes_of(store[f"r@{step}"].state_dict()["table"]) == expected[step]
 
 
-def test_a_version_that_is_thinned_reads_patched_integers(place: Path) -> None:
+def test_patches_outlast_a_thinned_version(place: Path) -> None:
     store, expected = filled(place, "float32", ODD[:0])
     with store:
         store.thin(["r@5"])
-        record, layer = layers(store, 5)
-        assert layer is None
-        assert record.patches
-        off = store["r@5"].state_dict()["table"].numpy() - np.frombuffer(expected[5], np.float32).reshape(ROWS, WIDTH)
-        assert np.abs(off).max() <= 0.6 * 2.0**record.linear.step
+        assert record_of(store, 5).kind == "linear"
+        assert record_of(store, 6).kind == "patches"
+        store.gc(grace=0)
         for step in (4, 6, 7):
             assert bytes_of(store[f"r@{step}"].state_dict()["table"]) == expected[step]
         assert store.verify().problems == []
@@ -161,47 +152,36 @@ def test_a_version_that_is_thinned_reads_patched_integers(place: Path) -> None:
 def test_a_patch_is_made_again_against_an_ancestor(place: Path, dtype: str) -> None:
     store, _ = filled(place, dtype)
     with store:
-        objects = [store[f"r@{step}"].document.objects[0] for step in range(VERSIONS)]
-        result = reanchored(store.reader, objects[4], {str(objects[2][1])})
-        assert result.layers.patched
-        assert result.parent == objects[2][1] or result.record.base == objects[2][1]
-        alone = reanchored(store.reader, objects[4], set())
-        assert not alone.layers.patched
-        assert alone.record.base is None or alone.parent is None
-        assert not alone.record.patches or dtype == "float32"
+        before = record_of(store, 2).id
+        again = without_lost(store.reader, record_of(store, 4), {before}).record
+        assert (again.kind, again.base) == ("patches", before)
+        assert without_lost(store.reader, record_of(store, 4), set()).record.kind == "full"
 
 
 def test_the_cost_of_a_level_follows_its_changes(place: Path) -> None:
     store, _ = filled(place, "float32")
     with store:
-        works = [store.reader.work(*store[f"r@{step}"].document.objects[0]) for step in (1, VERSIONS - 1)]
+        works = [store.reader.work(record_of(store, step)) for step in (1, VERSIONS - 1)]
         assert cost(works[1]) - cost(works[0]) < 0.25 * cost(works[0])
-        assert works[1].grouped_chunks == works[0].grouped_chunks
-
-
-def test_a_patch_of_integers_on_another_lattice_is_refused(place: Path) -> None:
-    store, _ = filled(place, "float32")
-    with store:
-        record, _ = layers(store, 2)
-        other = replace(record, lattice=replace(record.linear, step=record.linear.step + 1))
-        with pytest.raises(IntegrityError, match="cannot be a patch"):
-            store.reader.chain(other)
+        assert works[1].plain_chunks == works[0].plain_chunks
 
 
 def test_the_parents_bits_under_another_id(tmp_path: Path) -> None:
-    """A patched exact layer without a patch would have no bytes: it is chained."""
+    """Without a change there is no patch: it is a delta of zeros."""
     weight = torch.randn(300, 512, generator=torch.Generator().manual_seed(3))
     with ckstore.init(tmp_path / "store") as store:
         version = store[store.ingest({"weight": weight}, hot=0).version.number]
-        (unit,), ((lattice, content),) = version.layout.units, version.document.objects
-        record, parent = store.resolver.lattice(lattice), store.resolver.content(str(content))
+        (unit,), (identity,) = version.layout.units, version.document.objects
+        record = store.resolver.record(identity)
         bits = np.concatenate([version.stored.chunk(0, chunk) for chunk in range(record.chunks)])
-        estimate = Estimate(unit, Candidates(()), {}, 0.0, (0, 0), lattice=record.linear)
-        way = Way(record, parent, patched=True)
-        layers = ObjectEncoder(store.reader).encode("other", estimate, way, lambda first, last: bits[first:last])
-        assert not layers.patched
-        assert all(layers.exact)
-        moved = bits.copy()
-        moved[7] ^= 1
-        layers = ObjectEncoder(store.reader).encode("other", estimate, way, lambda first, last: moved[first:last])
-        assert layers.patched
+        estimate = Estimate(unit, Candidates(()), {}, 0.0, 0)
+        way = Way(record, patched=True)
+        encoded = ObjectEncoder(store.reader).encode("d" * 40, estimate, way, lambda first, last: bits[first:last], 0)
+        assert (encoded.record.kind, encoded.nbytes) == ("delta", 0)
+        with PackWriter(store.path, "encoded") as pack:
+            writer = ObjectWriter(pack)
+            writer.put(encoded)
+            packs, _ = writer.finish(None, {})
+            store.repository.packs.publish([pack.name for pack in packs])
+            store.resolver.add(writer.placed(packs))
+        assert np.array_equal(store.reader.bits("d" * 40, 0), version.stored.chunk(0, 0))

@@ -19,7 +19,7 @@ from ckstore.codecs.codebook import as_float32, differences
 from ckstore.codecs.schemes import dynaquant, lc
 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, Treatment
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import LatticeRecord
+from ckstore.objects.records import Codebook, Record
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
@@ -69,12 +69,12 @@ def bits_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.contiguous().reshape(-1).view(torch.uint32 if tensor.element_size() == 4 else torch.uint16).numpy()
 
 
-def codebooks(version: Version) -> dict[str, tuple[LatticeRecord, Unit]]:
+def codebooks(version: Version) -> dict[str, tuple[Record, Unit]]:
     """Return the record and the unit of every tensor with a codebook, by path."""
     found = {}
-    for unit, (lattice, _) in zip(version.layout.units, version.document.objects, strict=True):
-        record = version.stored.repository.resolver.lattice(lattice)
-        if record.kind == "codebook":
+    for unit, identity in zip(version.layout.units, version.document.objects, strict=True):
+        record = version.stored.repository.resolver.record(identity)
+        if isinstance(record, Codebook):
             [member] = unit.members
             for path, (file, tensor) in version.paths.items():
                 if (file, tensor.extent) == (member.file, member.extent):
@@ -101,10 +101,10 @@ class LcByHand:
 
     def __init__(self) -> None:
         self.states: list[np.ndarray] = []
-        self.records: list[LatticeRecord] = []
+        self.records: list[Record] = []
         self.ways: list[str] = []
 
-    def add(self, bits: np.ndarray, record: LatticeRecord, dtype: str) -> np.ndarray:
+    def add(self, bits: np.ndarray, record: Record, dtype: str) -> np.ndarray:
         """The state that a version decodes to whose base is that of its record."""
         if record.base is None:
             way = "base"
@@ -415,7 +415,7 @@ def test_odd_values(scheme: Any, dtype: torch.dtype, place: Path) -> None:
 # Damage
 
 
-def damaged(path: Path, record: LatticeRecord, offset: int) -> None:
+def damaged(path: Path, record: Record, offset: int) -> None:
     flip(path, record.pack, lambda _: offset)
 
 
@@ -424,7 +424,7 @@ def test_damage_is_found(runs: dict[str, tuple[Path, list[Path]]], place: Path, 
     path = Path(shutil.copytree(runs["dynaquant-gpt"][0], place / "store"))
     with ckstore.open(path, "r") as store:
         tensor, (record, _) = next(iter(codebooks(store[2]).items()))
-    assert record.protected
+    assert record.lattice.protected
     assert record.aside[1] > 4
     places = {"protected": record.aside[0] + 9, "checksum": record.aside[0] + 1, "indices": record.offset + 50}
     damaged(path, record, places[part])

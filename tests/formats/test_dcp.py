@@ -182,7 +182,7 @@ def test_whole_tensors_are_salvaged(saved: Path, store: ckstore.Store, tmp_path:
     version = store["a@7"].stored
     exact = store["a@7"]["columns"].torch()
     [number] = [number for number in range(len(version.layout.units)) if "rows" in version.names(number)]
-    record = version.repository.resolver.lattice(version.document.objects[number][0])
+    record = version.repository.resolver.record(version.document.objects[number])
     store.close()
     flip(store.place, record.pack, lambda _: record.offset + record.length // 2)
     with ckstore.open(store.place) as opened:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.codecs.lattice import (
-    HYSTERESIS,
-    REACH,
     LinearLattice,
-    _median,
-    common_factor,
     ordinal_correct,
     ordinal_difference,
-    scaled,
     step_exponent,
 )
 from ckstore.codecs.rounded import RoundedLattice
@@ -58,12 +51,11 @@ def cases(draw):
 
 
 @given(cases())
-def test_quantise_project_and_predict_equal_the_reference(case):
+def test_integers_and_values_equal_the_reference(case):
     dtype, parent, bits, lattice, start = case
     exponent = reference.exponents(bits.size, lattice.step, lattice.rows, lattice.cols, lattice.width, start)
-    none = np.empty(0, np.int32)
     before = lattice.quantise(parent, start)
-    assert np.array_equal(before, reference.linear_quantise(parent.view(dtype), none, exponent, HYSTERESIS))
+    assert np.array_equal(before, reference.linear_quantise(parent.view(dtype), exponent))
     coarser = LinearLattice(dtype, lattice.step + 2, lattice.width, lattice.rows, lattice.cols)
     finer = LinearLattice(dtype, lattice.step - 3, lattice.width, lattice.rows, lattice.cols)
     for other in (coarser, finer):
@@ -72,59 +64,11 @@ def test_quantise_project_and_predict_equal_the_reference(case):
     flat = LinearLattice(dtype, lattice.step, lattice.width)
     shift = flat.step - exponent
     assert np.array_equal(flat.project(lattice, before, start), reference.linear_project(before, shift))
-    integers = lattice.quantise(bits, start, before)
-    assert np.array_equal(integers, reference.linear_quantise(bits.view(dtype), before, exponent, HYSTERESIS))
-    own, classes = lattice.own(integers, start)
-    assert np.array_equal(own, reference.linear_values(integers, exponent, dtype))
-    assert classes.max(initial=0) < 64
-    moved, classes = lattice.chained(parent, integers, start)
-    assert np.array_equal(moved, reference.chained_values(parent, integers, exponent, dtype, REACH))
-    assert classes.max(initial=0) < 64
-    for predicted in (own, moved):
-        residuals = ordinal_difference(bits, predicted, dtype)
-        assert np.array_equal(residuals.view(bits.dtype), reference.ordinal_difference(bits, predicted))
-        assert np.array_equal(ordinal_correct(predicted, residuals, dtype), bits)
-    for exact, predicted in ((None, own), (parent, moved)):
-        residuals, by_classes = lattice.residuals(bits, integers, start, exact)
-        assert np.array_equal(residuals.view(bits.dtype), reference.ordinal_difference(bits, predicted))
-        assert np.array_equal(
-            by_classes, (lattice.own if exact is None else partial(lattice.chained, exact))(integers, start)[1]
-        )
-
-
-EDGES = [-126, -125, -124, 0, 102, 103, 104]
-
-
-@given(st.sampled_from(EDGES), st.sampled_from([1 << 4, 1 << 21, 1 << 23, 1 << 24]), st.integers(0, 2**32 - 1))
-def test_lattices_of_one_step_predict_as_any_others(step, largest, seed):
-    rng = np.random.default_rng(seed)
-    count = 200
-    integers = rng.integers(-largest, largest, count, endpoint=True).astype(np.int32)
-    integers[::7] = rng.choice(np.array([0, 1, -1, largest, -largest, largest - 1], np.int32), integers[::7].size)
-    bits, parent = (_near(integers, step, rng) for _ in range(2))
-    flat = LinearLattice("float32", step, count)
-    # The same steps, as those of any lattice are found.
-    other = LinearLattice("float32", step, count, cols=np.zeros(count, np.int16))
-    for exact in (None, parent):
-        wanted, classes = other.own(integers, 0) if exact is None else other.chained(exact, integers, 0)
-        predicted, found = flat.own(integers, 0) if exact is None else flat.chained(exact, integers, 0)
-        assert np.array_equal(predicted, wanted)
-        # Integers of more bits are none that a lattice has: `step_exponent` sees to that.
-        known = (np.abs(integers) < 1 << 22) if exact is None else np.ones(count, bool)
-        assert np.array_equal(found[known], classes[known])
-        residuals, by_classes = flat.residuals(bits, integers, 0, exact)
-        assert np.array_equal(residuals.view(np.uint32), reference.ordinal_difference(bits, wanted))
-        assert np.array_equal(by_classes, found)
-
-
-def _near(integers, step, rng):
-    """Bits of float32 values near those of the integers, some on the rims of their cells, and special ones."""
-    away = rng.choice([-1.5, -0.5, -0.25, 0.0, 0.25, 0.5, 1.5], integers.size)
-    with np.errstate(over="ignore"):
-        bits = np.ldexp(integers + away, step).astype(np.float32).view(np.uint32)
-    chosen = rng.random(integers.size) < 0.2
-    bits[chosen] = rng.choice(np.array(SPECIAL["float32"], np.uint32), int(chosen.sum()))
-    return bits
+    values = lattice.values(before, start)
+    assert np.array_equal(values, reference.linear_values(before, exponent, dtype))
+    residuals = ordinal_difference(bits, parent, dtype)
+    assert np.array_equal(residuals.view(bits.dtype), reference.ordinal_difference(bits, parent))
+    assert np.array_equal(ordinal_correct(parent, residuals, dtype), bits)
 
 
 @given(st.sampled_from(["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]), st.integers(0, 2**32 - 1))
@@ -139,28 +83,6 @@ def test_ordinals_of_small_floats_round_trip(dtype, seed):
     assert np.array_equal(ordinal_correct(None, ordinal_difference(bits, None, dtype), dtype), bits)
 
 
-@given(st.sampled_from(["float32", "float64", "bfloat16"]), st.integers(0, 2**32 - 1), st.floats(0.25, 4.0, width=32))
-def test_scaled_values_equal_the_reference(dtype, seed, factor):
-    rng = np.random.default_rng(seed)
-    if dtype == "bfloat16":
-        bits = rng.integers(0, 1 << 16, 500).astype(np.uint16)
-    else:
-        values = (rng.normal(size=500) * 10.0 ** rng.integers(-3, 4)).astype(dtype)
-        bits = values.view(f"u{values.itemsize}").copy()
-        bits[::5] = rng.choice(np.array(SPECIAL[dtype], bits.dtype), 100)
-    assert np.array_equal(scaled(bits, dtype, factor), reference.scaled_values(bits, dtype, factor))
-
-
-def test_a_product_at_the_least_normal_float64_counts_as_not_normal():
-    values = np.array([(2 - 2**-52) * 2.0**-1022, 2.0**-1021, (1 + 2**-52) * 2.0**-1021])
-    bits = values.view(np.uint64)
-    kept, exact, normal = scaled(bits, "float64", 0.5).view(np.float64)
-    assert kept == values[0], "half of it is a tie that is rounded up to 2^-1022 unless subnormals are flushed"
-    assert exact == values[1]
-    assert normal == values[2] / 2
-    assert np.array_equal(scaled(bits, "float64", 0.5), reference.scaled_values(bits, "float64", 0.5))
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int32"])
 @pytest.mark.parametrize("other", [0, 4, 6])
 def test_arrays_of_other_sizes_are_refused(dtype, other):
@@ -170,37 +92,6 @@ def test_arrays_of_other_sizes_are_refused(dtype, other):
         ordinal_difference(bits, predicted, dtype)
     with pytest.raises(IntegrityError):
         ordinal_correct(predicted, bits, dtype)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_linear_lattices_refuse_arrays_of_other_sizes(dtype):
-    lattice = LinearLattice(dtype, -10, 8)
-    bits, integers = np.zeros(5, dtype).view("u4" if dtype == "float32" else "u8"), np.zeros(6, np.int32)
-    for call in (lattice.quantise, lattice.distance):
-        with pytest.raises(IntegrityError):
-            call(bits, start=0, **{"predicted" if call == lattice.quantise else "integers": integers})
-    with pytest.raises(IntegrityError):
-        lattice.chained(bits, integers, 0)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_common_factor_of_decayed_weights_is_found(dtype):
-    values = np.random.default_rng(1).normal(size=50_000).astype(dtype)
-    bits = values.view(f"u{values.itemsize}")
-    decayed = (values * np.array(0.9975, dtype)).view(bits.dtype)
-    factor = common_factor(decayed, bits, dtype)
-    assert abs(factor - 0.9975) < 1e-6
-    assert common_factor(bits, bits, dtype) == 1.0
-    assert common_factor(np.zeros_like(bits), bits, dtype) == 1.0
-    nothing = np.full_like(bits, np.array(np.nan, dtype).view(bits.dtype))
-    assert common_factor(nothing, bits, dtype) == 1.0
-    assert common_factor(bits, nothing, dtype) == 1.0
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 2048, 2049])
-def test_the_median_is_that_of_numpy(count):
-    values = np.random.default_rng(count).normal(size=count)
-    assert _median(values) == np.median(values)
 
 
 def test_every_float16_keeps_its_order():
@@ -240,7 +131,7 @@ def test_elements_beyond_two_to_the_31_have_the_right_row():
     values = np.full(3, 1.0, np.float32)
     integers = lattice.quantise(values.view(np.uint32), start)
     assert integers.tolist() == [2 ** (10 - 4001 % 7)] * 3
-    bits, _ = lattice.own(integers, start)
+    bits = lattice.values(integers, start)
     assert bits.view(np.float32).tolist() == [1.0] * 3
 
 

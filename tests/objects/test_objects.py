@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,13 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore.codecs.lattice import LinearLattice, OrdinalLattice
+from ckstore.codecs.lattice import LinearLattice
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
 from ckstore.objects import reader as objects
 from ckstore.objects.cache import ChunkCache
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import ContentRecord, LatticeRecord
+from ckstore.objects.records import Full, Linear, Record
 
 pytestmark = pytest.mark.encoded
 
@@ -33,38 +33,43 @@ def state(step: int) -> dict[str, Any]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ckstore.Store]:
-    """Two versions, the second stored against the first, with a weight on either kind of lattice."""
+    """Two versions exactly and two coarsely, each second one stored against the first."""
     with ckstore.init(tmp_path / "store") as opened:
         for step in range(2):
             opened.ingest(state(step), run="a", step=step)
+        for step in range(2, 4):
+            opened.ingest(state(step), run="c", step=step, policy="coarse")
     with ckstore.open(tmp_path / "store") as opened:
         yield opened
 
 
-def ids(store: ckstore.Store, kind: str) -> tuple[str, str]:
-    """Return the lattice and content id of the second version's object of a kind."""
-    for lattice, content in store["a@1"].document.objects:
-        if store.resolver.lattice(lattice).kind == kind:
-            return lattice, content or ""
-    raise AssertionError(f"the version has no {kind} object")
+def second(store: ckstore.Store, kind: str) -> Record:
+    """Return the record of a second version's object of a kind."""
+    version = store["a@1" if kind == "delta" else "c@3"]
+    found = [record for record in map(store.resolver.record, version.document.objects) if record.kind == kind]
+    assert found[0].base is not None
+    return found[0]
 
 
-def pretend(store: ckstore.Store, record: LatticeRecord | ContentRecord) -> None:
+def pretend(store: ckstore.Store, record: Record) -> None:
     """Make the store's records contradict the stored bytes."""
     resolver = store.resolver
     resolver._under_way.setdefault("pretended", []).append(record)  # A second look has them, too.
     resolver.add([record])
 
 
-def otherwise(record: LatticeRecord, changes: dict[str, Any]) -> LatticeRecord:
-    """Return a record with other fields of its own, or of its lattice; `other` is a lattice of another kind."""
-    fields = {field.name for field in dataclasses.fields(record)}
-    lattice = record.lattice
-    if "other" in changes:
-        lattice = OrdinalLattice(record.dtype) if record.kind == "linear" else LinearLattice(record.dtype, 0, 1)
-    own = {name: value for name, value in changes.items() if name not in fields and name != "other"}
-    common = {name: value for name, value in changes.items() if name in fields}
-    return replace(record, lattice=replace(lattice, **own), **common)
+def otherwise(record: Record, changes: dict[str, Any]) -> Record:
+    """Return a record with other fields, or with `other` one of another fidelity."""
+    changes = dict(changes)
+    if changes.pop("other", False):
+        if record.is_exact:
+            return Linear(**record.common, lattice=LinearLattice(record.dtype, 0, 1))
+        return Full(**record.common)
+    width = changes.pop("width", None)
+    if width is not None:
+        assert isinstance(record, Linear)
+        return replace(record, lattice=replace(record.lattice, width=width))
+    return replace(record, **changes)
 
 
 CUTS: list[dict[str, Any]] = [
@@ -78,54 +83,35 @@ CUTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [*(("linear", changes) for changes in [*CUTS, {"width": 7}]), *(("ordinal", changes) for changes in CUTS)],
+    [*(("linear", changes) for changes in [*CUTS, {"width": 7}]), *(("delta", changes) for changes in CUTS)],
     ids=str,
 )
 def test_a_base_of_another_cut_or_kind_is_refused(store: ckstore.Store, kind: str, changes: dict[str, Any]) -> None:
-    lattice, content = ids(store, kind)
-    record = store.resolver.lattice(lattice)
-    base = store.resolver.lattice(record.base or "")
+    record = second(store, kind)
+    base = store.resolver.record(record.base or "")
     pretend(store, otherwise(base, changes))
     # Whatever is in the cache of the base's chunks must not be trusted either.
-    store.reader.cache.put((base.id, 0), np.zeros(1 << 20, np.int32 if kind == "linear" else np.uint16))
+    store.reader.cache.put((base.id, 0), np.zeros(1 << 20, f"i{ITEM_SIZES[record.dtype]}"))
     with pytest.raises(IntegrityError):
-        store.reader.bits(content, 0)
-
-
-@pytest.mark.parametrize("changes", [{"count": 1 << 24}, {"chunk": 30_000}, {"dtype": "float64"}], ids=str)
-def test_an_exact_layer_over_a_parent_of_another_cut_is_refused(store: ckstore.Store, changes: dict[str, Any]) -> None:
-    _, content = ids(store, "linear")
-    record = store.resolver.content(content)
-    assert record is not None
-    first = next(content for lattice, content in store["a@0"].document.objects if lattice != content)
-    parent = store.resolver.content(first or "")
-    assert parent is not None
-    other = store.resolver.lattice(parent.lattice)
-    pretend(store, replace(record, mode="chained", parent=parent.id))
-    other = otherwise(other, changes)
-    pretend(store, replace(other, id="0" * 40, base=None))
-    pretend(store, replace(parent, lattice="0" * 40, lengths=(10,) * other.chunks))
-    with pytest.raises(IntegrityError, match="cut into other chunks"):
-        store.reader.bits(content, 0)
-
-
-@pytest.mark.parametrize("lengths", [(), (100, 100)])
-def test_an_exact_layer_of_another_number_of_chunks_is_refused(store: ckstore.Store, lengths: tuple[int, ...]) -> None:
-    _, content = ids(store, "linear")
-    record = store.resolver.content(content)
-    assert record is not None
-    pretend(store, replace(record, lengths=lengths))
-    with pytest.raises(IntegrityError, match="does not fit"):
-        store.reader.bits(content, 0)
+        store.reader.bits(record.id, 0)
 
 
 @pytest.mark.parametrize("path", ["w", "half"])
 def test_an_object_whose_cut_contradicts_the_layout_is_refused(store: ckstore.Store, path: str) -> None:
     version = store["a@0"]
-    for lattice, _ in version.document.objects:
-        pretend(store, replace(store.resolver.lattice(lattice), chunk=30_000))
+    for identity in version.document.objects:
+        pretend(store, replace(store.resolver.record(identity), chunk=30_000))
     with pytest.raises(IntegrityError, match="cut into other chunks"):
         version[path][:]
+
+
+@pytest.mark.parametrize("spec", ["a@1", "c@3"])
+def test_an_object_of_another_fidelity_is_refused(store: ckstore.Store, spec: str) -> None:
+    version = store[spec]
+    pretend(store, otherwise(store.resolver.record(version.document.objects[0]), {"other": True}))
+    with pytest.raises(IntegrityError, match="another fidelity"):
+        version.stored.chunk(0, 0)
+    assert any("another fidelity" in problem for problem in store.verify([spec]).problems)
 
 
 def test_the_cache_keeps_no_more_in_memory_than_it_counts() -> None:
@@ -162,7 +148,7 @@ def test_shard_indexes_are_dropped_beyond_a_limit(tmp_path: Path, monkeypatch: p
         values = np.arange(600_000, dtype=np.float32).reshape(2, -1) + step
         store.ingest({"a": values, "b": -values}, run="a", step=step)
     reader = ObjectReader(store.resolver, store.packs)
-    records = [store.resolver.lattice(lattice) for row in (0, 1) for lattice, _ in store[f"a@{row}"].document.objects]
+    records = [store.resolver.record(one) for row in (0, 1) for one in store[f"a@{row}"].document.objects]
     assert len(records) > 2
     first = [reader.index(record) for record in records]
     assert len(reader._indexes) == 2
@@ -181,16 +167,12 @@ def test_dropped_chunks_no_longer_count() -> None:
     assert all(cache.get((str(number), 0)) is array for number, array in enumerate(arrays))
 
 
-@pytest.mark.parametrize("kind", ["linear", "ordinal"])
-@pytest.mark.parametrize("level", ["exact", "coarse"])
-def test_chunks_are_decoded_to_where_they_are_wanted(store: ckstore.Store, kind: str, level: str) -> None:
-    lattice, content = ids(store, kind)
-    record = store.resolver.lattice(lattice)
+@pytest.mark.parametrize("kind", ["linear", "delta"])
+def test_chunks_are_decoded_to_where_they_are_wanted(store: ckstore.Store, kind: str) -> None:
+    record = second(store, kind)
 
     def read(out: Any) -> Any:
-        if level == "exact":
-            return store.reader.bits(content, 0, keep=False, out=out)
-        return store.reader.values(record, 0, keep=False, out=out)
+        return store.reader.bits(record.id, 0, keep=False, out=out)
 
     expected = read(None).copy()
     out = np.full_like(expected, 77)

@@ -9,24 +9,33 @@ import numpy as np
 import pytest
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import ContentRecord, LatticeRecord
 from tests.crafted import read_record
 
 LINEAR: dict[str, Any] = {
-    "layer": "coarse", "id": "a" * 40, "kind": "linear", "dtype": "float32", "count": 1000, "chunk": 300,
-    "base": "b" * 40, "at": [100, 500], "alone": [400, 2000], "step": -12, "width": 100, "origin": "c" * 40,
+    "id": "a" * 40, "kind": "linear", "dtype": "float32", "count": 1000, "chunk": 300,
+    "base": "b" * 40, "at": [100, 500], "alone": 400, "step": -12, "width": 100, "origin": "c" * 40,
 }  # fmt: skip
-ORDINAL: dict[str, Any] = {
-    "layer": "coarse", "id": "a" * 40, "kind": "ordinal", "dtype": "bfloat16", "count": 1000, "chunk": 300,
-    "base": "b" * 40, "at": [100, 500], "alone": [400, 0], "context": True, "factor": 0.5,
+DELTA: dict[str, Any] = {
+    "id": "a" * 40, "kind": "delta", "dtype": "bfloat16", "count": 1000, "chunk": 300,
+    "base": "b" * 40, "at": [100, 500], "alone": 400, "context": True, "debt": 7,
 }  # fmt: skip
 PATCHED: dict[str, Any] = {
-    "layer": "coarse", "id": "a" * 40, "kind": "ordinal", "dtype": "bfloat16", "count": 1000, "chunk": 300,
-    "base": "b" * 40, "at": [100, 50], "alone": [400, 0], "patches": [20, 0, 30, 0],
+    "id": "a" * 40, "kind": "patches", "dtype": "bfloat16", "count": 1000, "chunk": 300,
+    "base": "b" * 40, "at": [100, 50], "alone": 400, "sizes": [20, 0, 30, 0],
 }  # fmt: skip
-EXACT: dict[str, Any] = {
-    "layer": "exact", "id": "a" * 40, "lattice": "b" * 40, "mode": "chained", "parent": "c" * 40, "at": 100,
-    "lengths": [10, 20, 30, 40], "factor": 0.5,
+
+
+RAW: dict[str, Any] = {
+    "id": "a" * 40, "kind": "raw", "dtype": "bfloat16", "count": 1000, "chunk": 300, "at": [128, 2000], "alone": 2000,
+    "crcs": [1, 2, 3, 4],
+}  # fmt: skip
+FULL: dict[str, Any] = {
+    "id": "a" * 40, "kind": "full", "dtype": "int8", "count": 1000, "chunk": 300, "at": [100, 500], "alone": 500,
+}  # fmt: skip
+CODEBOOK: dict[str, Any] = {
+    "id": "a" * 40, "kind": "codebook", "dtype": "float32", "count": 1000, "chunk": 300, "at": [100, 500], "alone": 400,
+    "centroids": b64encode(np.array([-1, 0, 1, 2], "<f4").tobytes()).decode(), "protected": True,
+    "aside": [600, 10, 20, 10, 10],
 }  # fmt: skip
 
 
@@ -34,14 +43,16 @@ def exponents(*values: int) -> str:
     return b64encode(np.array(values, "<i2").tobytes()).decode()
 
 
-@pytest.mark.parametrize("document", [LINEAR, ORDINAL, PATCHED, EXACT], ids=["linear", "ordinal", "patched", "exact"])
+@pytest.mark.parametrize(
+    "document", [LINEAR, RAW, FULL, DELTA, PATCHED, CODEBOOK], ids=lambda document: document["kind"]
+)
 def test_records_come_back(document: dict[str, Any]) -> None:
     assert read_record(document).to_json() == document
 
 
 def test_a_record_ends_behind_its_bytes() -> None:
-    assert LatticeRecord.from_json(LINEAR, "p").end == 600
-    assert ContentRecord.from_json(EXACT, "p").end == 200
+    assert read_record(LINEAR).end == 600
+    assert read_record(CODEBOOK).end == 650
 
 
 @pytest.mark.parametrize(
@@ -62,39 +73,30 @@ def test_a_record_ends_behind_its_bytes() -> None:
         (LINEAR, {"rows": exponents(*[-115] * 10)}),
         (LINEAR, {"rows": exponents(*[60] * 10), "cols": exponents(*[60] * 100)}),
         (LINEAR, {"dtype": "int8"}),
-        (LINEAR, {"context": True}),
-        (LINEAR, {"factor": 0.5}),
         (LINEAR, {"kind": "cubic"}),
         (LINEAR, {"at": [-1, 500]}),
         (LINEAR, {"at": [1, -500]}),
-        (LINEAR, {"alone": [-1, 0]}),
+        (LINEAR, {"alone": -1}),
         (LINEAR, {"id": "short"}),
         (LINEAR, {"base": 7}),
         (LINEAR, {"origin": "../../../../etc/passwd"}),
-        (ORDINAL, {"dtype": "complex64"}),
-        (ORDINAL, {"dtype": "int32"}),
-        (ORDINAL, {"factor": float("nan")}),
-        (ORDINAL, {"factor": "2"}),
-        (ORDINAL, {"base": None}),
-        (ORDINAL, {"debt": 1.5}),
-        (PATCHED, {"patches": [20, 0, 30]}),
-        (PATCHED, {"patches": [20, 0, 31, 0]}),
-        (PATCHED, {"patches": [20, 0, 31, -1]}),
-        (PATCHED, {"patches": [50]}),
-        (PATCHED, {"patches": "all"}),
+        (DELTA, {"dtype": "complex64"}),
+        (DELTA, {"base": None}),
+        (DELTA, {"debt": 1.5}),
+        (PATCHED, {"sizes": [20, 0, 30]}),
+        (PATCHED, {"sizes": [20, 0, 31, 0]}),
+        (PATCHED, {"sizes": [20, 0, 31, -1]}),
+        (PATCHED, {"sizes": [50]}),
+        (PATCHED, {"sizes": "all"}),
         (PATCHED, {"base": None}),
-        (PATCHED, {"context": True}),
-        (PATCHED, {"factor": 0.5}),
-        (PATCHED, {"kind": "rounded", "shift": 4, "level": 0, "width": 10}),
-        (PATCHED, {"kind": "codebook", "centroids": ""}),
-        (EXACT, {"mode": "patched"}),
-        (EXACT, {"at": -1}),
-        (EXACT, {"lengths": [10, -20, 30, 40]}),
-        (EXACT, {"factor": float("inf")}),
-        (EXACT, {"mode": "free"}),
-        (EXACT, {"mode": "own"}),
-        (EXACT, {"parent": None}),
-        (EXACT, {"lattice": ""}),
+        (RAW, {"crcs": [1, 2, 3]}),
+        (RAW, {"crcs": [1, 2, 3, 1 << 32]}),
+        (RAW, {"at": [128, 1999]}),
+        (FULL, {"dtype": "complex64"}),
+        (CODEBOOK, {"aside": [600, 10, 20, 10]}),
+        (CODEBOOK, {"protected": False}),
+        (CODEBOOK, {"additive": True}),
+        (CODEBOOK, {"centroids": "AAAA"}),
     ],
     ids=lambda value: ",".join(f"{name}={str(said)[:12]}" for name, said in value.items()) if len(value) < 3 else "",
 )

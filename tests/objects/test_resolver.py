@@ -19,7 +19,7 @@ from ckstore.objects.records import Record
 pytestmark = pytest.mark.encoded
 
 #: Methods that find records by id.
-LOOKUPS = ("known", "lattice", "known_lattice", "content")
+LOOKUPS = ("known", "stored", "record", "find")
 
 
 def test_records_are_found_whenever_another_thread_forgets_them(tmp_path: Path) -> None:
@@ -47,20 +47,19 @@ def test_records_are_found_whenever_another_thread_forgets_them(tmp_path: Path) 
         tracing = sys.gettrace()
         sys.settrace(interrupted)
         try:
-            known = store.resolver.known([content or "" for _, content in objects])
-            contents = [store.resolver.content(content or "") for _, content in objects]
-            lattices = [store.resolver.lattice(lattice).id for lattice, _ in objects]
+            known = store.resolver.known(objects)
+            found = [store.resolver.find(identity) for identity in objects]
+            records = [store.resolver.record(identity).id for identity in objects]
         finally:
             sys.settrace(tracing)
         assert interruptions
-        assert known == {content: lattice for lattice, content in objects}
-        assert sorted(content is None for content in contents) == [False, True]
-        assert lattices == [lattice for lattice, _ in objects]
+        assert known == set(objects)
+        assert [record and record.id for record in found] == records == list(objects)
 
 
 def test_records_found_before_forgetting_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ckstore.init(tmp_path / "store") as store:
-        resolver, find = store.resolver, store.catalog.find_contents
+        resolver, find = store.resolver, store.catalog.find_objects
         content = "a" * 40
 
         def interrupted(keys: list[int]) -> dict[int, tuple[str, int]]:
@@ -68,19 +67,17 @@ def test_records_found_before_forgetting_are_not_remembered(tmp_path: Path, monk
             resolver.forget()
             return found
 
-        monkeypatch.setattr(store.catalog, "find_contents", interrupted)
-        assert resolver.content(content) is None
+        monkeypatch.setattr(store.catalog, "find_objects", interrupted)
+        assert resolver.find(content) is None
         asked = []
 
         def counted(keys: list[int]) -> dict[int, tuple[str, int]]:
             asked.append(keys)
             return find(keys)
 
-        monkeypatch.setattr(store.catalog, "find_contents", counted)
-        assert resolver.content(content) is None
+        monkeypatch.setattr(store.catalog, "find_objects", counted)
+        assert resolver.find(content) is None
         assert asked, "records found before the catalog changed may be wrong after it"
-        assert resolver.content(content) is None
-        assert len(asked) == 1
 
 
 def test_a_generation_ends_when_all_records_are_changed(tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ def test_a_generation_ends_when_all_records_are_changed(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         version = store[store.ingest({"w": np.zeros((300, 300), "f4")}).version.number]
         resolver = store.resolver
-        record = resolver.lattice(version.document.objects[0][0])
+        record = resolver.record(version.document.objects[0])
         before, seen = resolver.generation, []
 
         def records() -> Iterator[Record]:

@@ -162,7 +162,7 @@ def test_a_pack_that_is_damaged(store: ckstore.Store, paths: list[Path]) -> None
 
 def test_foreign_files_are_left_alone(store: ckstore.Store) -> None:
     before = seen(store)
-    names = ["notes.txt", "0" * 40 + ".zip", ".tmp-1-abc", "0" * 40 + ".exact.zip"]
+    names = ["notes.txt", "0" * 40 + ".zip", ".tmp-1-abc", "0" * 40 + ".raw.zip"]
     for name in names:
         (store.path / "packs" / name).write_bytes(b"x")
     (store.path / "log" / "readme").write_text("x")
@@ -530,8 +530,8 @@ def test_a_pack_that_vanishes_during_a_recovery_is_ignored(
     small: Path, monkeypatch: pytest.MonkeyPatch, read: int
 ) -> None:
     """An ingest that fails removes its packs without a lock."""
-    with PackWriter(small, "coarse") as writer:
-        document = {"format": 1, "number": 0, "created": durable.timestamp(), "kind": "coarse", "records": []}
+    with PackWriter(small, "encoded") as writer:
+        document = {"format": 1, "number": 0, "created": durable.timestamp(), "kind": "encoded", "records": []}
         writer.add_bytes(manifest.NAME, manifest.encode_manifest(document, {}))
         pack = writer.finish()
     digest, find = PackReader.digest, PackReader.find_entry

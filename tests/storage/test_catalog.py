@@ -45,7 +45,7 @@ def test_a_committed_version_comes_back(catalog, store):
     [run] = catalog.runs()
     assert (run.name, run.versions, run.latest, run.step) == ("gpt", 1, 1, 100)
     [pack] = catalog.packs()
-    assert (pack.name, pack.kind, pack.bytes) == (row.pack, "coarse", row.stored_bytes)
+    assert (pack.name, pack.kind, pack.bytes) == (row.pack, "encoded", row.stored_bytes)
     assert catalog.objects() == 3
 
 
@@ -53,18 +53,17 @@ def test_an_empty_catalog_answers(catalog):
     assert catalog.versions() == catalog.runs() == catalog.packs() == catalog.reservations() == catalog.leases() == []
     assert catalog.latest() is None
     assert catalog.objects() == 0
-    assert catalog.find_lattices([]) == catalog.find_contents([1, 2]) == {}
+    assert catalog.find_objects([]) == catalog.find_objects([1, 2]) == {}
 
 
 def test_lookups_find_existing_records(filled):
     keys = {key(identifier(f"object {number} {slot}")): slot for number in (1, 2, 3) for slot in range(3)}
-    found = filled.find_lattices([*keys, 5, key("f" * 40)])
+    found = filled.find_objects([*keys, 5, key("f" * 40)])
     assert {item: slot for item, (_, slot) in found.items()} == keys
     assert {pack for pack, _ in found.values()} == {pack.name for pack in filled.packs()}
-    assert filled.find_contents(keys) == found
     pack = filled.version(2).pack
-    assert [slot for _, slot in filled.lattices_in(pack)] == [slot for _, slot in filled.contents_in(pack)] == [0, 1, 2]
-    assert filled.lattices_in("0" * 40 + ".zip") == []
+    assert [slot for _, slot in filled.objects_in(pack)] == [0, 1, 2]
+    assert filled.objects_in("0" * 40 + ".zip") == []
     with pytest.raises(NotFoundError):
         filled.versions("nobody")
     assert [version.number for version in filled.children(1)] == [2]
@@ -78,16 +77,14 @@ def test_keys_are_large_and_not_negative():
 def test_a_later_encoding_does_not_displace_a_known_one(filled, store):
     item = key(identifier("object 1 0"))
     with filled.transaction():
-        pack = PackInfo("0" * 40 + ".zip", 5, "coarse")
+        pack = PackInfo("0" * 40 + ".zip", 5, "encoded")
         filled.add_packs([pack, pack])
-        filled._lattices.place([(item, pack.name, 9)], displace=False)
-    assert filled.find_lattices([item])[item] == (filled.version(1).pack, 0)
-    filled.move_lattices([(item, pack.name, 9), (77, pack.name, 10)])
-    assert filled.find_lattices([item, 77]) == {item: (pack.name, 9), 77: (pack.name, 10)}
-    filled.move_contents([(item, pack.name, 11)])
-    assert filled.find_contents([item]) == {item: (pack.name, 11)}
+        filled._objects.place([(item, pack.name, 9)], displace=False)
+    assert filled.find_objects([item])[item] == (filled.version(1).pack, 0)
+    filled.move_objects([(item, pack.name, 9), (77, pack.name, 10)])
+    assert filled.find_objects([item, 77]) == {item: (pack.name, 9), 77: (pack.name, 10)}
     with pytest.raises(UsageError, match="is not in the catalog"):
-        filled.move_lattices([(item, "1" * 40 + ".zip", 0)])
+        filled.move_objects([(item, "1" * 40 + ".zip", 0)])
 
 
 def test_the_same_step_is_a_conflict(filled, store):
@@ -114,11 +111,9 @@ def test_replacing_hands_children_to_the_grandparent(filled, store):
 
 def test_a_commit_checks_its_requirements(filled, store):
     known = key(identifier("object 1 0"))
-    write_version(filled, store, "gpt", 300, requires_lattices=[known, known], requires_contents=[known])
+    write_version(filled, store, "gpt", 300, requires=[known, known])
     with pytest.raises(ConflictError, match="removed during the ingest"):
-        write_version(filled, store, "gpt", 400, requires_lattices=[known, 5])
-    with pytest.raises(ConflictError, match="removed during the ingest"):
-        write_version(filled, store, "gpt", 400, requires_contents=[5])
+        write_version(filled, store, "gpt", 400, requires=[known, 5])
     with pytest.raises(NotFoundError):
         write_version(filled, store, "gpt", 400, parent=99)
     assert filled.at_step("gpt", 400) is None
@@ -126,8 +121,8 @@ def test_a_commit_checks_its_requirements(filled, store):
 
 def test_removal(filled, store):
     item = key(identifier("object 1 0"))
-    assert filled.remove_contents([item, 5]) == 1
-    assert filled.find_contents([item]) == {}
+    assert filled.remove_objects([item, 5]) == 1
+    assert filled.find_objects([item]) == {}
     pack = filled.version(1).pack
     with pytest.raises(ConflictError, match="still referred to"):
         filled.remove_packs([pack])
@@ -136,8 +131,7 @@ def test_removal(filled, store):
     with pytest.raises(NotFoundError):
         filled.forget_versions([1])
     assert filled.unreferenced_packs() == []
-    filled.remove_lattices(item for item, _ in filled.lattices_in(pack))
-    filled.remove_contents(item for item, _ in filled.contents_in(pack))
+    filled.remove_objects(item for item, _ in filled.objects_in(pack))
     assert [row.name for row in filled.unreferenced_packs()] == [pack]
     filled.remove_packs([pack])
     assert len(filled.packs()) == 2
@@ -147,7 +141,7 @@ def test_placements_are_the_same_whether_settled_or_not(catalog, store, monkeypa
     """Against a dict, with small tables that are moved on after every few rows."""
     monkeypatch.setattr(placements, "_LARGEST_RECENT", 20)
     source = random.Random(0)
-    packs = [PackInfo(identifier(str(number)) + ".zip", 5, "coarse") for number in range(5)]
+    packs = [PackInfo(identifier(str(number)) + ".zip", 5, "encoded") for number in range(5)]
     catalog.add_packs(packs)
     expected: dict[int, tuple[str, int]] = {}
     for _ in range(60):
@@ -157,22 +151,22 @@ def test_placements_are_the_same_whether_settled_or_not(catalog, store, monkeypa
         action = source.randrange(3)
         if action == 0:
             with catalog.transaction():
-                catalog._contents.place(rows, displace=False)
+                catalog._objects.place(rows, displace=False)
             expected = {**places, **expected}
         elif action == 1:
-            catalog.move_contents(rows)
+            catalog.move_objects(rows)
             expected |= places
         else:
-            assert catalog.remove_contents(items) == sum(item in expected for item in set(items))
+            assert catalog.remove_objects(items) == sum(item in expected for item in set(items))
             expected = {item: place for item, place in expected.items() if item not in places}
-        assert catalog.find_contents(range(100)) == expected
-        assert catalog._contents.count() == len(expected)
+        assert catalog.find_objects(range(100)) == expected
+        assert catalog.objects() == len(expected)
         used = {name for name, _ in expected.values()}
         assert {row.name for row in catalog.unreferenced_packs()} == {pack.name for pack in packs} - used
         for pack in packs:
             placed = sorted((slot, item) for item, (name, slot) in expected.items() if name == pack.name)
-            assert sorted((slot, item) for item, slot in catalog.contents_in(pack.name)) == placed
-    assert catalog._connection.rows("SELECT COUNT(*) FROM settled_contents")[0][0] > 20
+            assert sorted((slot, item) for item, slot in catalog.objects_in(pack.name)) == placed
+    assert catalog._connection.rows("SELECT COUNT(*) FROM settled_objects")[0][0] > 20
 
 
 def test_updates(filled):
@@ -251,11 +245,11 @@ def test_a_commit_that_recover_was_ahead_of_is_no_conflict(filled, store):
     filled.set_tag("best", 2)
     before = filled.versions(), filled.packs(), filled.objects()
     for replaces in (False, True):
-        filled.commit_version(row, [], [], [], replace=replaces, requires_lattices=[5])
+        filled.commit_version(row, [], [], replace=replaces, requires=[5])
     assert (filled.version(2), filled.tags()) == (row, {"best": 2})
     assert (filled.versions(), filled.packs(), filled.objects()) == before
     with pytest.raises(ConflictError, match="ingest it again"):
-        filled.commit_version(dataclasses.replace(row, uid="0" * 40), [], [], [])
+        filled.commit_version(dataclasses.replace(row, uid="0" * 40), [], [])
 
 
 def test_a_pack_that_only_blobs_of_a_version_need_is_not_free(filled, store):
@@ -264,8 +258,7 @@ def test_a_pack_that_only_blobs_of_a_version_need_is_not_free(filled, store):
     with pytest.raises(ConflictError, match="ingest it again"):
         write_version(filled, store, "gpt", 400, references=["0" * 40 + ".zip"])
     filled.forget_versions([1])
-    filled.remove_lattices([item for item, _ in filled.lattices_in(pack)])
-    filled.remove_contents([item for item, _ in filled.contents_in(pack)])
+    filled.remove_objects([item for item, _ in filled.objects_in(pack)])
     assert filled.unreferenced_packs() == []
     filled.forget_versions([filled.at_step("gpt", 300).number])
     assert [row.name for row in filled.unreferenced_packs()] == [pack]
@@ -289,7 +282,7 @@ def test_transactions_are_all_or_nothing(filled):
     def change() -> None:
         with filled.transaction():
             filled.set_tag("best", 1)
-            filled.remove_contents([key(identifier("object 1 0"))])
+            filled.remove_objects([key(identifier("object 1 0"))])
             filled.forget_versions([3])
             raise ZeroDivisionError
 
@@ -448,7 +441,7 @@ def test_replacing_the_catalog(filled, store):
 
     def build(fresh: Catalog, present: Catalog | None) -> None:
         for row in rows[:2]:
-            fresh.commit_version(row, [PackInfo(row.pack, row.stored_bytes, "coarse")], [(row.number, row.pack, 0)], [])
+            fresh.commit_version(row, [PackInfo(row.pack, row.stored_bytes, "encoded")], [(row.number, row.pack, 0)])
 
     replace_catalog(store, build)
     # A connection that was open before sees the present file as soon as it writes.
@@ -463,7 +456,7 @@ def test_replacing_the_catalog(filled, store):
 
 def test_a_failed_replacement_changes_nothing(filled, store):
     def fail(fresh: Catalog, present: Catalog | None) -> None:
-        fresh.add_packs([PackInfo("0" * 40 + ".zip", 5, "coarse")])
+        fresh.add_packs([PackInfo("0" * 40 + ".zip", 5, "encoded")])
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -495,11 +488,10 @@ def test_rows_are_small(catalog, store, monkeypatch):
             {"loss": 2.345678, "accuracy": 0.123456, "epoch": number},
             f"/somewhere/checkpoints/step_{number}.pt",
         )
-        entries = [(key(identifier(f"{number} {slot}")), name, slot) for slot in range(1000)]
-        contents = [(key(identifier(f"{number}.{slot}")), name, slot) for slot in range(1000)]
-        catalog.commit_version(row, [PackInfo(name, 10**7, "coarse")], entries, contents)
+        entries = [(key(identifier(f"{number} {slot}")), name, slot) for slot in range(2000)]
+        catalog.commit_version(row, [PackInfo(name, 10**7, "encoded")], entries)
     assert (store / root.CATALOG).stat().st_size * 25 < 50e6
-    assert len(catalog.find_lattices([key(identifier(f"7 {slot}")) for slot in range(1500)])) == 1000
+    assert len(catalog.find_objects([key(identifier(f"7 {slot}")) for slot in range(2500)])) == 2000
 
 
 def test_reading_needs_only_the_standard_library(filled, store):
@@ -519,11 +511,10 @@ def test_a_pack_in_the_place_of_another(filled):
     write_version(filled, filled._path.parent, "gpt", 300, references=[first.pack])
     names = [f"{digit * 40}.zip" for digit in "ab"]
     for former, name in zip([first.pack, names[0]], names, strict=True):
-        keys = filled.lattices_in(former)
+        keys = filled.objects_in(former)
         with filled.transaction():
-            filled.replace_pack(former, PackInfo(name, 7, "coarse"), PackEntry(3, 4))
-            filled.move_lattices((number, name, slot + 1) for number, slot in keys)
-            filled.move_contents((number, name, slot + 1) for number, slot in filled.contents_in(former))
+            filled.replace_pack(former, PackInfo(name, 7, "encoded"), PackEntry(3, 4))
+            filled.move_objects((number, name, slot + 1) for number, slot in keys)
             filled.remove_packs([former])
     moved = filled.version(1)
     assert (moved.pack, moved.manifest_offset, moved.manifest_length) == (names[1], 3, 4)
@@ -531,12 +522,11 @@ def test_a_pack_in_the_place_of_another(filled):
     assert filled.moved_packs([first.pack, names[0], names[1], second.pack]) == dict.fromkeys(
         [first.pack, names[0]], names[1]
     )
-    assert filled.placed_lattices()[names[1]].keys() == filled.placed_contents()[names[1]].keys() == {2, 3, 4}
-    assert first.pack not in filled.placed_lattices()
+    assert filled.placed_objects()[names[1]].keys() == {2, 3, 4}
+    assert first.pack not in filled.placed_objects()
     # Version 4 refers to it, whichever version takes its place.
     filled.forget_versions([1])
-    filled.remove_lattices(number for number, _ in filled.lattices_in(names[1]))
-    filled.remove_contents(number for number, _ in filled.contents_in(names[1]))
+    filled.remove_objects(number for number, _ in filled.objects_in(names[1]))
     with pytest.raises(ConflictError, match="still referred to"):
         filled.remove_packs([names[1]])
     filled.forget_versions([4])

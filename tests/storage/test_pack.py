@@ -50,14 +50,14 @@ def test_zarr_reads_arrays_of_one_chunk_and_of_several(tmp_path_factory, count, 
         values[place % count] = place + 1
     payloads = chunks_of(values, min(chunk, count))
     codecs = BYTES if dtype != "uint8" else [{"name": "bytes"}]
-    with PackWriter(store, "exact") as writer:
+    with PackWriter(store, "encoded") as writer:
         entry = writer.add_array("0", count, chunk, dtype, codecs, {"id": "a"}, payloads)
         other = writer.add_bytes("other", [b"ab", bytearray(b"cde"), memoryview(b"f")])
         info = writer.finish()
     with zarr.storage.ZipStore(store / "packs" / info.name, mode="r") as zipped:
         group = zarr.open_group(zipped, mode="r")
         assert sorted(name for name, _ in group.arrays()) == ["0", "other"]
-        assert group.attrs["ckstore"] == {"format": 1, "kind": "exact"}
+        assert group.attrs["ckstore"] == {"format": 1, "kind": "encoded"}
         assert group["0"].attrs["id"] == "a"
         np.testing.assert_array_equal(group["0"][:], values)
         assert group["0"].dtype == dtype
@@ -78,7 +78,7 @@ def test_zarr_reads_arrays_of_one_chunk_and_of_several(tmp_path_factory, count, 
     assert reader.find_entry(info.name, "other/c/0") == other
 
 
-def write(store: Path, content: bytes = b"content", kind: pack_module.PackKind = "coarse") -> tuple[str, PackEntry]:
+def write(store: Path, content: bytes = b"content", kind: pack_module.PackKind = "encoded") -> tuple[str, PackEntry]:
     with PackWriter(store, kind) as writer:
         entry = writer.add_bytes("manifest", content)
         return writer.finish().name, entry
@@ -87,15 +87,15 @@ def write(store: Path, content: bytes = b"content", kind: pack_module.PackKind =
 def test_a_pack_is_named_by_its_bytes(store):
     first, _ = write(store)
     again, _ = write(store)
-    exact, _ = write(store, kind="exact")
+    raw, _ = write(store, kind="raw")
     data = (store / "packs" / first).read_bytes()
     assert first == again == blake3(data).hexdigest(length=20) + ".zip"
-    assert exact.endswith(".exact.zip")
+    assert raw.endswith(".raw.zip")
     reader = PackReader.of(store)
     assert reader.digest(first) + ".zip" == first
     assert reader.size(first) == len(data)
-    assert [info.name for info in reader.list_packs()] == sorted([first, exact])
-    assert sorted(os.listdir(store / "packs")) == sorted([first, exact])
+    assert [info.name for info in reader.list_packs()] == sorted([first, raw])
+    assert sorted(os.listdir(store / "packs")) == sorted([first, raw])
 
 
 def test_an_array_costs_little(store):
@@ -103,7 +103,7 @@ def test_an_array_costs_little(store):
 
     def size(arrays: int) -> int:
         codec = [{"name": "ckstore.huffman", "configuration": {"dtype": "int32", "groups": 1}}]
-        with PackWriter(store, "coarse") as writer:
+        with PackWriter(store, "encoded") as writer:
             for slot in range(arrays):
                 identifier = blake3(bytes([slot])).hexdigest(length=20)
                 writer.add_array(str(slot), 10**6 + slot, 2**18, "int32", codec, {"id": identifier}, [None] * 4)
@@ -125,27 +125,27 @@ def test_large_members_use_zip64(store, monkeypatch):
 
 
 def test_an_unfinished_pack_leaves_nothing(store):
-    with PackWriter(store, "coarse") as writer:
+    with PackWriter(store, "encoded") as writer:
         writer.add_bytes("a", b"x")
         assert len(os.listdir(store / "packs")) == 1
     assert os.listdir(store / "packs") == []
     with pytest.raises(UsageError):
         writer.add_bytes("b", b"x")
-    with pytest.raises(ZeroDivisionError), PackWriter(store, "coarse") as writer:
+    with pytest.raises(ZeroDivisionError), PackWriter(store, "encoded") as writer:
         raise ZeroDivisionError
     assert os.listdir(store / "packs") == []
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".", "zarr.json", "__x", "a", "ä"])
 def test_names_that_would_break_the_group_are_refused(store, name):
-    with PackWriter(store, "coarse") as writer:
+    with PackWriter(store, "encoded") as writer:
         writer.add_bytes("a", b"x")
         with pytest.raises(UsageError):
             writer.add_bytes(name, b"x")
 
 
 def test_empty_and_mismatched_arrays_are_refused(store):
-    with PackWriter(store, "coarse") as writer:
+    with PackWriter(store, "encoded") as writer:
         with pytest.raises(UsageError):
             writer.add_bytes("a", [])
         with pytest.raises(UsageError):
@@ -161,7 +161,7 @@ def test_a_limit_on_files_is_one_sentence_and_leaves_nothing(store):
         "from ckstore.errors import CkstoreError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "try:\n"
-        "    with PackWriter(Path(sys.argv[1]), 'exact') as writer:\n"
+        "    with PackWriter(Path(sys.argv[1]), 'encoded') as writer:\n"
         "        writer.add_bytes('a', bytes(int(sys.argv[2])))\n"
         "        writer.finish()\n"
         "except CkstoreError as error:\n"
@@ -186,7 +186,7 @@ def test_a_full_file_system(tmp_path):
         pytest.skip("no file system can be mounted here")
     try:
         (mounted / "packs").mkdir()
-        with pytest.raises(CkstoreError, match="2,097,152 more bytes are needed"), PackWriter(mounted, "exact") as full:
+        with pytest.raises(CkstoreError, match="2,097,152 more bytes are needed"), PackWriter(mounted, "raw") as full:
             full.add_bytes("a", bytes(2 << 20))
         assert os.listdir(mounted / "packs") == []
     finally:
@@ -251,7 +251,7 @@ def test_open_files_are_bounded_and_shared_by_threads(store):
 
 
 def test_every_flip_in_a_shard_index_is_found(store):
-    with PackWriter(store, "coarse") as writer:
+    with PackWriter(store, "encoded") as writer:
         entry = writer.add_array("0", 4, 2, "uint8", [{"name": "bytes"}], None, [b"ab", None])
         name = writer.finish().name
     shard = PackReader.of(store).pread(name, entry.offset, entry.length)
@@ -270,18 +270,18 @@ def test_every_flip_in_a_shard_index_is_found(store):
 
 def test_a_pack_that_cannot_be_begun(tmp_path):
     with pytest.raises(CkstoreError, match="No pack can be created"):
-        PackWriter(tmp_path / "nowhere", "coarse")
+        PackWriter(tmp_path / "nowhere", "encoded")
 
 
 def test_a_copied_array_is_the_same(tmp_path):
     (tmp_path / "packs").mkdir()
-    with PackWriter(tmp_path, "coarse") as writer:
+    with PackWriter(tmp_path, "encoded") as writer:
         writer.add_bytes("before", b"x" * 1000)
         first = writer.add_array("0", 5, 2, "int32", BYTES, {"id": "a"}, [b"\1" * 8, None, b"\2" * 8])
         source = writer.finish()
     reader = PackReader.of(tmp_path)
     metadata = reader.array_metadata(source.name, ["0"])
-    with PackWriter(tmp_path, "coarse") as writer:
+    with PackWriter(tmp_path, "encoded") as writer:
         entry = writer.add_copy("0", metadata["0"], reader.pread(source.name, first.offset, first.length))
         with pytest.raises(UsageError, match="taken"):
             writer.add_copy("0", metadata["0"], b"")
@@ -302,7 +302,7 @@ def test_a_copied_array_is_the_same(tmp_path):
 @pytest.mark.parametrize("exponents", ["ab" * (1 << 20), [-100] * (1 << 20)], ids=["letters", "numbers"])
 def test_metadata_with_exponents_of_many_rows(store: Path, exponents: str | list[int]) -> None:
     steps = {"name": "ckstore.quantized_residual", "configuration": {"step": 0, "rows": exponents, "width": 2}}
-    with PackWriter(store, "coarse") as writer:
+    with PackWriter(store, "encoded") as writer:
         writer.add_array("0", 4, 4, "float32", BYTES, None, [bytes(16)], filters=[steps])
         name = writer.finish().name
     assert PackReader.of(store).array_metadata(name, ["0"])["0"]["codecs"][0] == steps
@@ -310,7 +310,7 @@ def test_metadata_with_exponents_of_many_rows(store: Path, exponents: str | list
 
 def test_the_last_member_is_found_without_the_directory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of arrays; members before it, and zips with other ends, are found as usual."""
-    with PackWriter(store, "coarse") as writer:
+    with PackWriter(store, "encoded") as writer:
         entries = {f"a{number}": writer.add_bytes(f"a{number}", bytes([number]) * 50) for number in range(100)}
         entries["PK"] = writer.add_bytes("PK", b"PK\1\2" * 40)
         info = writer.finish()

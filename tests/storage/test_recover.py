@@ -49,7 +49,7 @@ def test_damaged_packs_are_reported_and_kept(filled, store):
 
 
 def test_a_pack_without_a_manifest_is_reported(store):
-    with PackWriter(store, "coarse") as writer:
+    with PackWriter(store, "encoded") as writer:
         writer.add_bytes("a", b"x")
         name = writer.finish().name
     [damaged] = scan_packs(store)
@@ -70,7 +70,7 @@ def test_a_compressed_manifest_is_refused(store):
 
 def test_a_later_format_stops_the_scan(store, monkeypatch):
     monkeypatch.setattr(manifest, "FORMAT", 2)
-    with PackWriter(store, "coarse") as writer:
+    with PackWriter(store, "encoded") as writer:
         writer.add_bytes(manifest.NAME, manifest.encode_manifest({}, {}))
         writer.finish()
     monkeypatch.undo()

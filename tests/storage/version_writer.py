@@ -25,7 +25,7 @@ def write_version(
     """Reserve a number, write a pack, commit; `replace` and fields of the row may be given."""
     number = catalog.reserve_number()
     document = {"number": number, "run": run, "step": step, "created": durable.timestamp()}
-    with PackWriter(store, "coarse") as writer:
+    with PackWriter(store, "encoded") as writer:
         for slot in range(objects):
             payloads = [bytes([number % 256, slot]), None, b"\7"]
             writer.add_array(str(slot), 5, 2, "uint8", [{"name": "bytes"}], None, payloads)
@@ -58,7 +58,7 @@ def write_version(
     }
     row = VersionRow(**{**fields, **changes})
     placements = [(key(identifier(f"object {number} {slot}")), pack.name, slot) for slot in range(objects)]
-    catalog.commit_version(row, [pack], placements, placements, **options)
+    catalog.commit_version(row, [pack], placements, **options)
     return row
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     with Catalog.open(Path(sys.argv[1]), "a") as catalog, catalog.transaction():
         # A cache of one page: the file itself is changed before the commit, and only its journal can undo that.
         catalog._connection.execute("PRAGMA cache_size = 1")
-        catalog.move_lattices((value * 7919, catalog.packs()[0].name, 0) for value in range(20_000))
+        catalog.move_objects((value * 7919, catalog.packs()[0].name, 0) for value in range(20_000))
 
 
 if __name__ == "__main__":

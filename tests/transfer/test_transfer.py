@@ -486,19 +486,13 @@ def test_hot_versions_share_encoded_objects_of_the_target(directory: Path) -> No
         assert torch.equal(other["a@1"].state_dict()["frozen"], frozen)
 
 
-@pytest.mark.parametrize("kind", ["coarse", "exact", "manifest"])
+@pytest.mark.parametrize("kind", ["objects", "manifest"])
 def test_damage_in_the_source_is_noticed_and_the_rest_arrives(origin: Path, directory: Path, kind: str) -> None:
     source, target = directory / "source", directory / "store"
     shutil.copytree(origin / "store", source)
     ckstore.init(target).close()
     with ckstore.open(source, "r") as store:
-        row = store["gpt@4"].row
-        document = store["gpt@4"].document
-        contents = [store.resolver.content(content or "") for _, content in document.objects]
-        packs = {record.pack for record in contents if record is not None and record.id != record.lattice}
-        commit = store.resolver.manifest(row.pack).document["created"]
-        [exact] = [name for name in packs if store.resolver.manifest(name).document["created"] == commit]
-    pack = exact if kind == "exact" else row.pack
+        pack = store["gpt@4"].row.pack
     if kind == "manifest":
         data = change_pack(source, pack, None)
         change_pack(source, pack, data[: data.rindex(b"CKM1")] + b"CKM0" + data[data.rindex(b"CKM1") + 4 :])
@@ -581,7 +575,7 @@ def interposed(patch: pytest.MonkeyPatch, change: Callable[[], object]) -> list[
 def test_a_version_that_the_target_thins_during_a_push(
     origin: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version is stored against exact layers that another one gives up before the commit."""
+    """A version is stored against exact objects that another one gives up before the commit."""
     source, target = origin / "store", directory / "store"
     ckstore.init(target).close()
     pushed(source, target, ["gpt@3"])

@@ -93,9 +93,9 @@ def test_a_hot_version_is_whole_at_once(directory: Path) -> None:
             row = store.ingest(path, run="r", step=step, hot=STEPS).version
             assert (row.hot, row.fidelity, row.depth, row.base) == (True, "exact", 0, True)
             version, before = store[row.number], [*store.catalog.versions()][-2:-1]
-            known = {content for other in before for _, content in store[other.number].document.objects}
-            contents = [content for _, content in version.document.objects]
-            shared = [unit for content, unit in zip(contents, version.layout.units, strict=True) if content in known]
+            known = {identity for other in before for identity in store[other.number].document.objects}
+            objects = zip(version.document.objects, version.layout.units, strict=True)
+            shared = [unit for identity, unit in objects if identity in known]
             assert bool(shared) == bool(step), "the frozen layer is stored once"
             expected = path.stat().st_size - sum(unit.nbytes for unit in shared)
             assert row.stored_bytes == pytest.approx(expected, rel=0.02)
@@ -125,9 +125,9 @@ def test_plain_zarr_shows_raw_values(directory: Path) -> None:
 def test_raw_arrays_can_be_mapped(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         document = store[store.ingest(state(1), hot=1).version.number].document
-        for lattice, _ in document.objects:
-            record = store.resolver.lattice(lattice)
-            assert record.is_raw
+        for identity in document.objects:
+            record = store.resolver.record(identity)
+            assert record.kind == "raw"
             assert record.offset % 64 == 0
 
 
@@ -620,15 +620,14 @@ def test_a_version_that_is_described_elsewhere_since_its_row_was_read(directory:
 
 
 def test_an_object_that_is_encoded_between_two_looks_is_found(directory: Path) -> None:
-    """First it has no exact layer, then no raw place any more."""
     with ckstore.init(directory / "store") as store:
         row = store.ingest(state(1), run="r", step=1, hot=9).version
         with Repository(directory / "store") as other:
             objects = StoredVersion(other, row).document.objects
-            assert all(other.reader.exact_layer(*item) is None for item in objects)
+            assert all(other.resolver.record(identity).kind == "raw" for identity in objects)
             store.compact()
-            for lattice, _ in objects:
-                assert not other.resolver.lattice(lattice).is_raw
+            other.resolver.forget()
+            assert not any(other.resolver.record(identity).kind == "raw" for identity in objects)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

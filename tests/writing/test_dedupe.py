@@ -148,10 +148,10 @@ def test_a_frozen_backbone(store: ckstore.Store, directory: Path) -> None:
 def test_a_trained_run_with_a_frozen_backbone(store: ckstore.Store, frozen_run: list[Path]) -> None:
     """In the trained test run, every version after the first costs its trainable part at most."""
     rows = [store.ingest(path, run="frozen").version for path in frozen_run]
-    contents = [{content for _, content in store[row.number].document.objects} for row in rows]
+    contents = [set(store[row.number].document.objects) for row in rows]
     for before, after, row in zip(contents, contents[1:], rows[1:], strict=False):
         units = dict(zip(store[row.number].document.objects, store[row.number].layout.units, strict=True))
-        moved = sum(unit.nbytes for (_, content), unit in units.items() if content not in before)
+        moved = sum(unit.nbytes for identity, unit in units.items() if identity not in before)
         assert after & before, "the backbone is the same objects"
         assert row.stored_bytes < 1.2 * moved + OVERHEAD
 
@@ -164,7 +164,7 @@ def test_another_storage_layout(store: ckstore.Store, shared_data: Path, directo
         alone = [other.ingest(path, run=path.name).version for path in paths]
     assert all(row.stored_bytes < 0.9 * single.stored_bytes for row, single in zip(rows[1:], alone[1:], strict=True))
     last = store[rows[-1].number]
-    bases = [store.resolver.lattice(lattice).base for lattice, _ in last.document.objects]
+    bases = [store.resolver.record(identity).base for identity in last.document.objects]
     weights = {unit.key: base for unit, base in zip(last.layout.units, bases, strict=True) if unit.count > 1000}
     assert any("state_dict" in key and base is not None for key, base in weights.items())
     assert store.verify().problems == []

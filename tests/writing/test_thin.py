@@ -20,7 +20,7 @@ import torch
 import ckstore
 from ckstore.commit import costs
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
-from ckstore.objects.records import ContentRecord, LatticeRecord
+from ckstore.objects.records import Record
 from ckstore.recovery.recover import recover
 from ckstore.storage import durable
 from ckstore.storage.catalog import Catalog
@@ -87,7 +87,7 @@ def filled(series: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="session")
 def generous(series: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a generous budget: long chains of exact layers, which cost much where objects are this small."""
+    """The same with a generous budget: long chains, which cost much where objects are this small."""
     return six_and_one(series, tmp_path_factory.mktemp("generous") / "store", budget=9)
 
 
@@ -173,14 +173,10 @@ def outlasts(path: Path, series: list[Path], thinned: set[str]) -> None:
     assert restored(path, by_format=True) == first
 
 
-def layers(store: ckstore.Store, number: int) -> list[LatticeRecord | ContentRecord]:
-    """Return the records of a version's own layers."""
+def objects(store: ckstore.Store, number: int) -> list[Record]:
+    """Return the records of a version's objects."""
     store.resolver.forget()
-    found: list[LatticeRecord | ContentRecord] = []
-    for lattice, content in store[number].document.objects:
-        layer = store.reader.exact_layer(lattice, content)
-        found.append(store.resolver.lattice(lattice) if layer is None else layer)
-    return found
+    return list(map(store.resolver.record, store[number].document.objects))
 
 
 # Removed and kept bytes
@@ -257,8 +253,6 @@ def test_views_hold_restored_values(store: ckstore.Store, directory: Path) -> No
         assert np.array_equal(arrays[name][...], after[name].numpy())
         assert np.array_equal(store.run("a").arrays[name][3], after[name].numpy())
     assert same_bits(store["a@3"]["model/half"].torch(), after["model/half"])
-    with pytest.raises(CkstoreError, match="coarse"):
-        store["a@3"].at_fidelity("exact")
 
 
 def test_options_keep_versions_exact(path: Path, series: list[Path]) -> None:
@@ -331,19 +325,17 @@ def test_children_are_stored_again_and_their_children_stay(chained: ckstore.Stor
     """Objects stored against a version that stays are left alone, though that version is stored again."""
     store = chained
     child, grandchild = store["a@4"].row.number, store["a@5"].row.number
-    before = {number: layers(store, number) for number in (child, grandchild)}
-    chained = [layer for layer in before[child] if isinstance(layer, ContentRecord) and layer.mode == "chained"]
-    assert chained
-    assert any(isinstance(layer, LatticeRecord) and layer.is_exact and layer.base for layer in before[child])
+    before = {number: objects(store, number) for number in (child, grandchild)}
+    assert any(record.kind == "delta" for record in before[child])
     report = store.thin(["a@3"])
-    after = {number: layers(store, number) for number in (child, grandchild)}
+    after = {number: objects(store, number) for number in (child, grandchild)}
     pairs = zip(before[child], after[child], strict=True)
     moved = {one.id for one, other in pairs if (one.pack, one.offset) != (other.pack, other.offset)}
     assert len(moved) == report.reanchored > 0
     assert after[grandchild] == before[grandchild]
 
 
-def test_shared_layers_stay_for_the_other_version(path: Path, series: list[Path], directory: Path) -> None:
+def test_shared_objects_stay_for_the_other_version(path: Path, series: list[Path], directory: Path) -> None:
     with ckstore.open(path) as store:
         twin = store.ingest(series[3], run="c").version
         assert twin.stored_bytes < 20_000
@@ -357,15 +349,15 @@ def test_shared_layers_stay_for_the_other_version(path: Path, series: list[Path]
     outlasts(path, series, {"a@3", "c@3"})
 
 
-def test_a_frozen_layer_is_deleted_with_the_last_version_that_claims_it(store: ckstore.Store) -> None:
+def test_a_frozen_object_is_deleted_with_the_last_version_that_claims_it(store: ckstore.Store) -> None:
     """Given up by all others, it can be had from any that keeps it."""
 
-    def frozen() -> ContentRecord | None:
+    def frozen() -> Record | None:
         store.resolver.forget()
-        return store.resolver.content(content)
+        return store.resolver.find(identity)
 
     [number] = [n for n, unit in enumerate(store["a@0"].layout.units) if unit.key.endswith("frozen")]
-    content = store["a@0"].document.objects[number][1] or ""
+    identity = store["a@0"].document.objects[number]
     store.thin(["a@0..a@4", "b"])
     store.gc(grace=0)
     assert frozen() is not None
@@ -385,23 +377,22 @@ def test_a_whole_run_keeps_its_coarse_chain(store: ckstore.Store) -> None:
 
 
 def test_versions_between_exact_ones_keep_a_coarse_chain(store: ckstore.Store) -> None:
-    """Short floats and small weights are exact by themselves: those of an exact parent are no base for coarse ones."""
+    """Objects of an exact parent are no bases of coarse ones."""
     store.thin(["a@1", "a@3", "a@5"])
     first, *others = (coarse_weights(store, step) for step in (1, 3, 5))
-    assert len(first) == 3
+    assert len(first) == 6
     for before, after in zip([first, *others], others, strict=False):
         for path, record in after.items():
             assert record.base == before[path].id, path
 
 
-def coarse_weights(store: ckstore.Store, step: int) -> dict[str, LatticeRecord]:
-    """Records of the weights of run a that have been exact by themselves, by key of their units."""
+def coarse_weights(store: ckstore.Store, step: int) -> dict[str, Record]:
+    """Records of the coarse weights of a version of run a, by key of their units."""
     store.resolver.forget()
     version = store[f"a@{step}"].stored
+    numbers = [number for number in version.document.coarse_units if version.layout.units[number].role == "weight"]
     return {
-        unit.key: store.resolver.lattice(lattice)
-        for unit, (lattice, content) in zip(version.layout.units, version.document.objects, strict=True)
-        if content is None and unit.role == "weight" and (unit.is_bundle or unit.dtype in ("bfloat16", "float16"))
+        version.layout.units[number].key: store.resolver.record(version.document.objects[number]) for number in numbers
     }
 
 
@@ -632,7 +623,7 @@ def unchanged(store: ckstore.Store) -> Callable[[], bool]:
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
 def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: str) -> None:
     with ckstore.open(path) as store:
-        layer = next(layer for layer in layers(store, 4) if isinstance(layer, ContentRecord))
+        layer = max(objects(store, 4), key=lambda record: record.length)
     whole = change_pack(path, layer.pack, None)
     if damage == "flipped":
         data = bytearray(whole)
@@ -653,9 +644,9 @@ def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: st
 
 
 def test_versions_before_a_damaged_one_are_thinned(path: Path, series: list[Path]) -> None:
-    """Each in a commit of its own; costs are those of the present layers."""
+    """Each in a commit of its own; costs are those of the present objects."""
     with ckstore.open(path) as store:
-        layer = next(layer for layer in layers(store, 4) if isinstance(layer, ContentRecord))
+        layer = max(objects(store, 4), key=lambda record: record.length)
     whole = change_pack(path, layer.pack, None)
     data = bytearray(whole)
     data[layer.offset + 100] ^= 8

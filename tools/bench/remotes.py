@@ -183,7 +183,7 @@ def _sizes(store: ckstore.Store) -> list[str]:
     rows, reader = store.versions(), store.repository.reader
     shares = []
     for row in rows:
-        records = {record for pair in store[row.number].document.objects for record in reader.records(*pair)}
+        records = {record for identity in store[row.number].document.objects for record in reader.records(identity)}
         nbytes = sum(length for record in records for _, length in reader.ranges(record, None))
         shares.append(nbytes / row.original_bytes)
     stored, original = sum(row.stored_bytes for row in rows), sum(row.original_bytes for row in rows)

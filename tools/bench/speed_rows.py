@@ -19,7 +19,7 @@ HOT, HOT_LIVE, COMPACT = "ingest, hot", "live ingest, hot", "compaction"
 INGEST, LIVE, COARSE_INGEST = "ingest", "live ingest", "coarse ingest"
 HOT_CHECKOUT, HOT_STATE_DICT = "checkout, hot version", "state_dict, hot version"
 CHECKOUT, STATE_DICT = "checkout", "state_dict"
-COARSE, LOWERED = "state_dict, coarse version", "state_dict, exact version read coarsely"
+COARSE = "state_dict, coarse version"
 
 #: Names of the processes of ckstore and torch.load.
 _OURS, _THEIRS = "ckstore", "torch"
@@ -118,11 +118,10 @@ def restoring(bench: Bench) -> Section:
     latest = len(bench.series())
     contenders = [
         Contender(HOT_CHECKOUT, partial(check_out, hot, latest, out), remove, _OURS),
-        Contender(HOT_STATE_DICT, partial(state_dict, hot, latest, None), apart=_OURS),
+        Contender(HOT_STATE_DICT, partial(state_dict, hot, latest), apart=_OURS),
         Contender(CHECKOUT, partial(check_out, root, number, out), remove, _OURS),
-        Contender(STATE_DICT, partial(state_dict, root, number, None), apart=_OURS),
-        Contender(COARSE, partial(state_dict, coarse, deepest(coarse), None), apart=_OURS),
-        Contender(LOWERED, partial(state_dict, root, number, "coarse"), apart=_OURS),
+        Contender(STATE_DICT, partial(state_dict, root, number), apart=_OURS),
+        Contender(COARSE, partial(state_dict, coarse, deepest(coarse)), apart=_OURS),
         *map(contender, packed),
     ]
     timings = race(contenders, range(bench.repeat))
@@ -137,7 +136,7 @@ def restoring(bench: Bench) -> Section:
         "The version with the longest chain, including the time to open the store: as a synced file (`checkout`, "
         "against `cp`), or as tensors in memory (`state_dict`, against `torch.load`; safetensors maps the file and "
         "reads nothing). The hot version is the latest of a run. Coarse versions come from a run ingested with "
-        "fidelity coarse; an exact version is read coarsely by `at_fidelity('coarse')`.",
+        "fidelity coarse.",
         [rows],
     )
 
@@ -196,7 +195,7 @@ def _warm(paths: list[Path], directory: Path, _: int) -> None:
         ckstore.init(root).close()
         for step, path in enumerate(paths):
             ingest(root, path, fidelity, step)
-        state_dict(root, len(paths), None, 0)
+        state_dict(root, len(paths), 0)
         check_out(root, len(paths), out, 0)
         out.unlink()
         shutil.rmtree(root)
@@ -220,11 +219,10 @@ def check_out(root: Path, number: int, target: Path, _: int) -> None:
         store[number].checkout(target)
 
 
-def state_dict(root: Path, number: int, fidelity: Fidelity | None, _: int) -> Any:
-    """Return a version as a state dict, from opening the store on; of a lower fidelity if given."""
+def state_dict(root: Path, number: int, _: int) -> Any:
+    """Return a version as a state dict, from opening the store on."""
     with ckstore.open(root, "r") as store:
-        version = store[number]
-        return (version if fidelity is None else version.at_fidelity(fidelity)).state_dict()
+        return store[number].state_dict()
 
 
 def _kept(name: str, packed: Path, target: Path, _: int) -> Any:

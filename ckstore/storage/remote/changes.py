@@ -29,7 +29,7 @@ from ckstore.storage.schema import (
 )
 
 _NUMBER, _SIZE, _KEYS = whole(1), whole(), items(KEY)
-_KIND = one_of("coarse", "exact", "raw")
+_KIND = one_of("encoded", "raw")
 _VERSION = row(
     _NUMBER, ID, text(1), optional(whole(LOWEST, HIGHEST)), optional(_NUMBER), TIME, PACK_NAME, _SIZE, _SIZE,
     _SIZE, _SIZE, _SIZE, _SIZE, _SIZE, _SIZE, number(0), flag, one_of("exact", "coarse"), flag, items(text()),
@@ -104,18 +104,15 @@ def _plainly(schema: Schema) -> Kind:
 CALLS: Mapping[str, Mapping[str, Kind]] = {
     "set_policy": {"run": _plainly(text()), "text": _plainly(optional(text()))},
     "commit_version": {
-        "row": _ROW, "packs": _PACK_LIST, "lattices": _PLACEMENTS, "contents": _PLACEMENTS, "raw": _PLACEMENTS,
-        "references": _PACK_NAMES, "replace": _plainly(flag), "requires_lattices": _KEY_LIST,
-        "requires_contents": _KEY_LIST,
+        "row": _ROW, "packs": _PACK_LIST, "objects": _PLACEMENTS, "raw": _PLACEMENTS,
+        "references": _PACK_NAMES, "replace": _plainly(flag), "requires": _KEY_LIST,
     },
     "replace_version": {"row": _ROW, "references": _PACK_NAMES},
     "add_packs": {"packs": _PACK_LIST},
-    "move_lattices": {"placements": _PLACEMENTS},
-    "move_contents": {"placements": _PLACEMENTS},
-    "remove_lattices": {"keys": _KEY_LIST},
-    "remove_contents": {"keys": _KEY_LIST},
+    "move_objects": {"placements": _PLACEMENTS},
+    "remove_objects": {"keys": _KEY_LIST},
     "remove_packs": {"names": _PACK_NAMES},
-    "free_packs": {"names": _PACK_NAMES, "lattices": _KEY_LIST, "needed": _KEY_LIST},
+    "free_packs": {"names": _PACK_NAMES, "objects": _KEY_LIST, "needed": _KEY_LIST},
     "replace_pack": {"former": _plainly(PACK_NAME), "pack": _ONE_PACK, "manifest": _ONE_ENTRY},
     "note_collected": {"when": _plainly(TIME)},
     "note_gone": {"names": _PACK_NAMES},

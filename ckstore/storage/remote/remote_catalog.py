@@ -41,8 +41,7 @@ _TABLES = {
     "references": "SELECT r.version, p.name FROM version_packs r JOIN packs p ON p.id = r.pack ORDER BY 1, 2",
     "tags": "SELECT name, version FROM tags ORDER BY 1",
     "runs": "SELECT name FROM runs ORDER BY 1",
-    "lattices": "SELECT l.key, p.name, l.slot FROM lattices l JOIN packs p ON p.id = l.pack ORDER BY 1",
-    "contents": "SELECT c.key, p.name, c.slot FROM contents c JOIN packs p ON p.id = c.pack ORDER BY 1",
+    "objects": "SELECT o.key, p.name, o.slot FROM objects o JOIN packs p ON p.id = o.pack ORDER BY 1",
     "policies and collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'mirror:head') ORDER BY 1",
 }
 #: Row of `meta` with the highest number of any committed version.
@@ -256,9 +255,9 @@ class RemoteCatalog(Catalog):
 
     def _notice(self, arguments: Mapping[str, Any]) -> None:
         """Remember the packs and keys that a version of others names."""
-        places = [place for kind in ("lattices", "contents", "raw") for place in arguments.get(kind, ())]
+        places = [place for kind in ("objects", "raw") for place in arguments.get(kind, ())]
         keys = {number for _, numbers, _ in places for number in numbers}
-        keys.update(arguments.get("requires_lattices", ()), arguments.get("requires_contents", ()))
+        keys.update(arguments.get("requires", ()))
         for pack, *_ in arguments["packs"]:
             self._named.put(pack, (keys, frozenset(arguments.get("references", ()))))
 

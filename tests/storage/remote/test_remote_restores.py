@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.objects.records import LatticeRecord
 from ckstore.reading import stored_version
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.remote import block_cache as cache_module
@@ -44,7 +43,7 @@ def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, direc
         with ckstore.open(URL, cache=directory / f"b{row.number}") as store:
             assert_same(store[row.number].state_dict(), torch.load(path, weights_only=False))
             assert read_by(store[row.number].stored) < 1.1 * row.original_bytes
-        # Besides, manifests of packs of integers and of exact layers, and partly used blocks.
+        # Besides, manifests of packs, and partly used blocks.
         assert server.bytes["read"] < 1.1 * row.original_bytes + 4 * (1 + row.depth) * BLOCK
 
 
@@ -87,50 +86,10 @@ def test_a_table_is_as_small_as_in_a_directory(server: SimulatedServer, director
     assert sum(row.stored_bytes for row in theirs) < 1.1 * sum(row.stored_bytes for row in ours)
 
 
-def test_coarse_values_take_no_exact_layers(server: SimulatedServer, directory: Path) -> None:
-    paths = series.write_versions(directory, 12, 2)
-    with ckstore.init(URL, cache=directory / "a") as store:
-        for step, path in enumerate(paths):
-            store.ingest(path, run="r", step=step, hot=0)
-        exact = [pack.bytes for pack in store.catalog.packs() if pack.kind == "exact"]
-    server.bytes.clear()
-    with ckstore.open(URL, cache=directory / "b") as store:
-        version = store[2].at_fidelity("coarse")
-        version.state_dict()
-        reader = store.repository.reader
-        integers = {record for lattice, _ in version.document.objects for record in reader.records(lattice, None)}
-        wanted = sum(record.end - record.start for record in integers)
-    # Besides, manifests, for the look-up of records of exact layers, and the other bytes at the beginnings of packs.
-    assert server.bytes["read"] < wanted + 12 * BLOCK < wanted + min(exact) / 2
-
-
-def test_integers_of_patched_values_are_not_fetched(server: SimulatedServer, directory: Path) -> None:
-    """Only integers of the base below the patches are fetched."""
-    table = draw(1 << 14, 64)
-    with ckstore.init(URL, cache=directory / "a") as store:
-        for step in range(6):
-            table[step::512] += 0.3 * draw(32, 64, seed=step)
-            store.ingest({"table": table}, run="r", step=step, hot=0)
-    fetched = set[str]()
-    with ckstore.open(URL, cache=directory / "b") as store:
-        version = store[6].stored
-        assert version.row.depth == 5
-        (pair,) = version.document.objects
-        records = store.repository.reader.records(*pair)
-        patches = {record.pack for record in records if isinstance(record, LatticeRecord) and record.patches}
-        assert len(patches) == 5
-        prefetch = store.repository.packs.prefetch
-        store.repository.packs.prefetch = lambda parts: fetched.update(part[0] for part in parts)  # type: ignore[method-assign]
-        version.foresee()
-        store.repository.packs.prefetch = prefetch  # type: ignore[method-assign]
-        assert fetched.isdisjoint(patches)
-        assert torch.equal(store[6].state_dict()["table"], table)
-
-
 def read_by(version: StoredVersion) -> int:
     """Return the bytes of all layers that a version takes."""
     reader = version.repository.reader
-    records = {record for pair in version.document.objects for record in reader.records(*pair)}
+    records = {record for identity in version.document.objects for record in reader.records(identity)}
     return sum(length for record in records for _, length in reader.ranges(record, None))
 
 

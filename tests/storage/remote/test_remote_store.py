@@ -505,7 +505,7 @@ def test_packs_that_others_put_do_not_keep_gc_from_its_change(
 
         def planned(*arguments: Any) -> Any:
             plans.append(plan_for(*arguments))
-            server.objects["packs/" + "0" * 38 + f"{len(plans):02}.exact.zip"] = b"a pack", server.now()
+            server.objects["packs/" + "0" * 38 + f"{len(plans):02}.zip"] = b"a pack", server.now()
             return plans[-1]
 
         monkeypatch.setattr(collect_module, "plan_for", planned)

@@ -1,0 +1,54 @@
+"""Encodes an object again, in full or against another base; its id and values stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from ckstore.codecs.integers import encode_changes
+from ckstore.encoding.estimate import Encoded, Way
+from ckstore.encoding.exact import CONTEXT_GAIN, PATCH_WORTH, encode_values, encoded_as
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import Codebook, Linear, Patches, Record, Rounded
+
+
+def in_full(reader: ObjectReader, record: Record) -> Encoded:
+    """Encode an object in full; it must not be a sum of deltas."""
+    chunks = range(record.chunks)
+    if isinstance(record, Codebook):
+        zero = np.int32(record.lattice.zero)
+        payloads = [encode_changes(reader.indices(record, chunk).astype(np.int32) - zero) for chunk in chunks]
+        aside = [reader.aside(record, chunk) for chunk in chunks] if record.lattice.protected else []
+        return Encoded(replace(record, base=None, debt=0), [*payloads], aside=aside)
+    if isinstance(record, Linear | Rounded):
+        payloads = [encode_changes(reader.integers(record, chunk)) for chunk in chunks]
+        return Encoded(replace(record, base=None, debt=0), [*payloads])
+    return _exactly(reader, record, Way(None))
+
+
+def without_lost(reader: ObjectReader, record: Record, kept: Collection[str]) -> Encoded:
+    """Encode an exact object against its nearest ancestor among the ids `kept`, or in full if that is smaller."""
+    best = in_full(reader, record)
+    ancestor = next((level for level in reader.chain(record)[1:] if level.id in kept), None)
+    if ancestor is None:
+        return best
+    for context in (False, True):
+        delta = _exactly(reader, record, Way(ancestor, context=context))
+        if delta.nbytes < (1 - CONTEXT_GAIN * context) * best.nbytes:
+            best = delta
+    if isinstance(record, Patches):
+        patched = _exactly(reader, record, Way(ancestor, patched=True))
+        if patched.nbytes <= PATCH_WORTH * best.nbytes:
+            best = patched
+    return best
+
+
+def _exactly(reader: ObjectReader, record: Record, way: Way) -> Encoded:
+    """Encode an exact object in one way."""
+    payloads = []
+    for chunk in range(record.chunks):
+        before = None if way.base is None else reader.ordinals(way.base, chunk)
+        payloads.append(encode_values(record.dtype, reader.ordinals(record, chunk), before, way))
+    return encoded_as(record, way, payloads)

@@ -1,0 +1,64 @@
+"""Finds the objects that the objects of a version may be stored against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from ckstore.encoding.estimate import Parent
+from ckstore.encoding.estimator import parent_objects
+from ckstore.errors import IntegrityError
+from ckstore.objects.documents import CoarseUnit
+from ckstore.repository import Repository
+from ckstore.storage.catalog import VersionRow
+
+#: Objects of versions that are thinned but perhaps not committed, with their coarse facts, by number of the version.
+Thinned = Mapping[int, tuple[Sequence[str], Mapping[int, CoarseUnit]]]
+
+
+def parents_of(
+    repository: Repository,
+    parent: VersionRow | None,
+    *,
+    coarse: bool,
+    thinned: Thinned = MappingProxyType({}),
+) -> dict[tuple[str, str], Parent]:
+    """Return the objects of the parent version by key and signature of their units; none if its layout is lost.
+
+    Exact objects are stored against exact ones, and coarse objects against coarse ones. So if the parent has another
+    fidelity, the nearest ancestor's objects are returned as well.
+
+    Parameters
+    ----------
+    coarse
+        Whether the new version is coarse.
+    """
+
+    def is_other(row: VersionRow) -> bool:
+        return (row.fidelity == "coarse" or row.number in thinned) != coarse
+
+    if parent is None:
+        return {}
+    found = _objects(repository, parent, thinned)
+    if is_other(parent):
+        rows = {row.number: row for row in repository.catalog.versions()}
+        nearest = rows.get(parent.number)
+        while nearest is not None and is_other(nearest):
+            nearest = None if nearest.parent is None else rows.get(nearest.parent)
+        others = {} if nearest is None else _objects(repository, nearest, thinned)
+        found = {key: replace(item, other=others[key].id) if key in others else item for key, item in found.items()}
+    identities = [identity for item in found.values() for identity in (item.id, item.other) if identity is not None]
+    repository.resolver.prefetch(identities)
+    return found
+
+
+def _objects(repository: Repository, row: VersionRow, thinned: Thinned) -> dict[tuple[str, str], Parent]:
+    """Return the objects of a version; none if its layout is lost: nothing can be stored against them."""
+    document = repository.resolver.document(row)
+    objects, facts = thinned.get(row.number, (document.objects, document.coarse_units))
+    try:
+        layout = repository.resolver.layout(document.layout, row.pack)
+    except IntegrityError:
+        return {}
+    return parent_objects(layout.units, objects, facts)
