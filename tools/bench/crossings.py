@@ -50,7 +50,7 @@ def _package(frame: FrameType | None) -> str | None:
 
 @contextmanager
 def counted() -> Iterator[Crossings]:
-    """Count crossings of the block, in its thread and in those that it starts."""
+    """Count crossings of the block, in its thread and in threads that it starts."""
     found: Crossings = Counter()
 
     def note(frame: FrameType, event: str, _argument: Any) -> None:
