@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.formats.layout import Checked, FileLayout, Format, Path, Source, TensorRef
+from ckstore.formats.layout import Checked, FileLayout, Path, Source, TensorRef
 from ckstore.formats.sources import PartSource
 from ckstore.formats.trees import replace_tensors
 from ckstore.formats.zip_directory import (
@@ -34,7 +34,7 @@ _MAX_ATTRIBUTES_BYTES = 1 << 26
 _FIRST_NAMES = (_ATTRIBUTES, "metadata.json")
 
 
-def parse_archive(source: Source, kind: str, formats: Sequence[Format]) -> FileLayout | None:
+def parse_archive(source: Source, kind: str, parse_entry: Callable[[Source], FileLayout | None]) -> FileLayout | None:
     """Return the layout of an archive; an entry's name without its ending is the first segment of its tensors' paths.
 
     Compressed entries, and stored ones without tensors, stay bytes. The CRCs of large entries are in `checked`, after
@@ -46,8 +46,8 @@ def parse_archive(source: Source, kind: str, formats: Sequence[Format]) -> FileL
         The file.
     kind
         `npz` or `zip`.
-    formats
-        Of the files in the archive that are parsed.
+    parse_entry
+        Parses a file in the archive; returns None for one without tensors.
 
     Returns
     -------
@@ -69,7 +69,7 @@ def parse_archive(source: Source, kind: str, formats: Sequence[Format]) -> FileL
     short = Counter(_short(entry.name) for entry in entries)
     for entry in entries:
         extents = len(layout.extents)
-        inner, why = _parsed(source, entry, kind, formats)
+        inner, why = _parsed(source, entry, kind, parse_entry)
         if inner is not None and (inner.tensors or inner.bytes_for):
             name = _short(entry.name) if short[_short(entry.name)] == 1 else entry.name
             tree = embed(layout, inner, entry.start, (name,), entry.name)
@@ -122,15 +122,14 @@ def _short(name: str) -> str:
     return name.removesuffix(ending) if ending else name
 
 
-def _parsed(source: Source, entry: ZipEntry, kind: str, formats: Sequence[Format]) -> tuple[FileLayout | None, str]:
+def _parsed(
+    source: Source, entry: ZipEntry, kind: str, parse_entry: Callable[[Source], FileLayout | None]
+) -> tuple[FileLayout | None, str]:
     """Return the layout of an entry; None for bytes, with the reason if it is known."""
     if not entry.plain:
         return None, "compressed"
-    part = PartSource(source, entry.start, entry.size)
-    head = part.pread(0, min(part.size, FIRST_RECORD))
     try:
-        layouts = (one.parse(part) for one in formats if one.starts_like(head))
-        found = next((layout for layout in layouts if layout is not None), None)
+        found = parse_entry(PartSource(source, entry.start, entry.size))
     except InputError as error:
         if kind == "npz":
             raise InputError(f"{entry.name}: {error}") from error

@@ -6,8 +6,8 @@ metadata of installed distributions is read only for a file that none of them cl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 
 from ckstore.errors import CkstoreError, InputError
 from ckstore.formats import dcp, gguf, hdf5, msgpack, npy, safetensors
@@ -44,11 +44,19 @@ def _starts_like_npz(head: bytes) -> bool:
 
 
 def _parse_npz(source: Source) -> FileLayout | None:
-    return parse_archive(source, "npz", (npy.FORMAT,))
+    return parse_archive(source, "npz", partial(_parse_entry, (npy.FORMAT,)))
 
 
 def _parse_zip(source: Source) -> FileLayout | None:
-    return parse_archive(source, "zip", (*(one for one in _OWN if one.in_archives), *_others()))
+    formats = [one for one in (*_OWN, *_others()) if one.in_archives]
+    return parse_archive(source, "zip", partial(_parse_entry, formats))
+
+
+def _parse_entry(formats: Sequence[Format], source: Source) -> FileLayout | None:
+    """Return the layout of a file in an archive."""
+    head = source.pread(0, min(source.size, FIRST_RECORD))
+    layouts = (_parsed(one, source) for one in formats if one.starts_like(head))
+    return next((layout for layout in layouts if layout is not None), None)
 
 
 #: Our own formats. The first whose parser claims a file gets it.

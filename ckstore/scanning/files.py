@@ -13,16 +13,10 @@ _LIMIT = 64
 
 
 class OpenFiles:
-    """Open files by path, the least recently used dropped beyond a limit; safe for threads.
+    """Open files by path, the least recently used dropped beyond a limit; safe for threads."""
 
-    Parameters
-    ----------
-    limit
-        The maximal number of open files.
-    """
-
-    def __init__(self, limit: int = _LIMIT) -> None:
-        self._files: Lru[str, FileSource] = Lru(limit)
+    def __init__(self) -> None:
+        self._files: Lru[str, FileSource] = Lru(_LIMIT)
 
     def get(self, path: str) -> tuple[FileSource, bool]:
         """Return the file, and whether it was just opened."""

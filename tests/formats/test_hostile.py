@@ -362,18 +362,17 @@ def test_deep_objects_stay_below_the_recursion_limit() -> None:
         sane(torch_zip(b"\x80\x02" + plain * count + b"N" + b"ub" * count + b".", {}))
 
 
-def test_a_bomb_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.formats.torch.tree_reader.MAX_TENSORS", 10_000)
-    doubled = b"".join(b"q\x00h\x00\x86" for _ in range(100))
-    assert sane(torch_zip(b"\x80\x02" + tensor() + doubled + b".", {"0": bytes(16)})) is None
-
-
-def test_a_wide_bomb_around_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long list with one tensor, shared many times: few tensors, many values."""
-    monkeypatch.setattr("ckstore.formats.torch.tree_reader.MAX_NODES", 100_000)
-    wide = b"](" + tensor() + b"N" * 5000 + b"e"
-    shared = b"q\x00(" + b"h\x00" * 500 + b"t"
-    assert sane(torch_zip(b"\x80\x02" + wide + shared + b".", {"0": bytes(16)})) is None
+@pytest.mark.parametrize(
+    ("limit", "number", "value"),
+    [
+        ("MAX_TENSORS", 10_000, tensor() + b"".join(b"q\x00h\x00\x86" for _ in range(100))),
+        # A long list with one tensor, shared many times: few tensors, many values.
+        ("MAX_NODES", 100_000, b"](" + tensor() + b"N" * 5000 + b"eq\x00(" + b"h\x00" * 500 + b"t"),
+    ],
+)
+def test_bombs_of_tensors(monkeypatch: pytest.MonkeyPatch, limit: str, number: int, value: bytes) -> None:
+    monkeypatch.setattr(f"ckstore.formats.torch.tree_reader.{limit}", number)
+    assert sane(torch_zip(b"\x80\x02" + value + b".", {"0": bytes(16)})) is None
 
 
 def test_many_equal_segments_do_not_cost_their_square() -> None:

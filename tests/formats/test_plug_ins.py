@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
+import zipfile
 from collections.abc import Iterator
 from importlib import invalidate_caches
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 import ckstore
 from ckstore.errors import CkstoreError, InputError
 from ckstore.formats import detect
-from ckstore.formats.layout import Checked, Extent, FileLayout, Format, Tensor, TensorRef
+from ckstore.formats.layout import Checked, Extent, FileLayout, Format, Source, Tensor, TensorRef
 from ckstore.formats.sources import BytesSource
 from tests.formats.reading import assert_comes_back, saved
 
@@ -94,6 +96,23 @@ def layout(extents: list[Extent], tensors: list[Tensor] | None = None, **other: 
 
 EXTENT = Extent(20, "float32", (4,), ("a",))
 TENSOR = Tensor(("a",), "float32", (4,), (1,), 0, 0)
+
+
+def test_files_in_archives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that its parser cannot read stays bytes, like a damaged file of our own formats."""
+
+    def parse(source: Source) -> FileLayout:
+        made = FileLayout("x", source.size, tree={})
+        made.tree["a"] = made.add(("a",), "uint8", ({b"good": (4,)}[source.pread(1, 4)]), 5)
+        return made
+
+    formats = (Format("x", lambda head: head[:1] == b"x", parse),)
+    monkeypatch.setattr(detect, "_others", lambda: formats)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("one.x", b"xgood1234")
+        archive.writestr("two.x", b"xbad.1234")
+    assert [tensor.path for tensor in assert_comes_back(out.getvalue()).tensors] == [("one", "a")]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from safetensors.torch import load as load_safetensors
 
 from ckstore.errors import InputError
 from ckstore.formats.detect import parse
-from ckstore.formats.layout import Tensor
 from ckstore.formats.skeleton import stored_crcs
 from ckstore.formats.sources import BytesSource
 from tests.formats.reading import assert_comes_back, assert_tree_equals, bits, split_skeleton
@@ -162,13 +161,3 @@ def test_flipped_bit_is_found_by_the_stored_crc(shared_data: Path) -> None:
     ]
     assert wrong == [bad]
     assert len(split_skeleton(source, layout)) < 40_000
-
-
-def test_extent_of_a_tensor_has_its_shape(shared_data: Path) -> None:
-    data = sorted(shared_data.glob("willmore_pinn/*.pt"))[0].read_bytes()
-    layout = parse(BytesSource(data))
-
-    def own(tensor: Tensor) -> bool:
-        return layout.extents[tensor.extent].path == tensor.path
-
-    assert all(layout.extents[tensor.extent].shape == tensor.shape for tensor in layout.tensors if own(tensor))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import InputError, UsageError
+from ckstore.errors import InputError
 from ckstore.formats.torch.state_dict import StateDictSource
 from ckstore.scanning.scan import hash_version
 from ckstore.scanning.source import STATE_DICT, scan_state_dict
@@ -102,13 +102,6 @@ def test_a_state_that_changes_while_it_is_read_is_refused() -> None:
     state["w"][7] += 1
     with pytest.raises(InputError, match="changed while it was read"):
         scanned.check(unit, scanned.read(unit, 0, unit.count))
-
-
-def test_unsupported_values_are_named(tmp_path: Path) -> None:
-    with ckstore.init(tmp_path / "store") as store:
-        with pytest.raises(UsageError, match="at model/hook"):
-            store.ingest({"model": {"hook": object()}})
-        assert store.catalog.versions() == []
 
 
 def test_copies_of_non_contiguous_tensors_do_not_accumulate() -> None:
