@@ -294,7 +294,7 @@ def test_a_part(
     assert said in (tmp_path / written).read_text()
     rows = Found(tmp_path / "fidelity" / "tiny" / "found", machine="", again=False, report=lambda line: None).rows(part)
     for row in rows:
-        if row.get("scheme") == str(whole.SEARCHED) and "settings" in row:
+        if row.get("scheme") == str(whole.SEARCHED) and "kinds" in row:
             assert max(row["lost"]) <= whole.TOLERANCE
         if row.get("scheme") == "exact" and part == "transfer":
             assert row["lost"] == 0

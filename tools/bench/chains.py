@@ -47,15 +47,12 @@ class Sizes:
         Bytes with a full version every `period` versions.
     period
         The largest period that restores the deepest version within the factor; 1 for a peer without deltas.
-    factor
-        Time to restore that deepest version over that of a full one, as measured; 1 for a peer without deltas.
     """
 
     pairs: int
     later: int
     chains: int
     period: int
-    factor: float
 
 
 class PeerSeries:
@@ -142,15 +139,15 @@ class PeerSeries:
         delta = [sum(len(stored.smaller) for stored in version) for version in self.versions]
         pairs = full[0] + sum(delta[1:])
         if self.peer.encode_delta is None:
-            return Sizes(pairs, sum(delta[1:]), sum(full), 1, 1.0)
-        period, reached = 1, 1.0
+            return Sizes(pairs, sum(delta[1:]), sum(full), 1)
+        period = 1
         for depth in range(1, len(self.versions)):
             factor = time_ratio(partial(partial, self.restore, depth), partial(partial, self.restore, 0))
             if factor > limit:
                 break
-            period, reached = depth + 1, factor
+            period = depth + 1
         chains = sum(full[i] if i % period == 0 else delta[i] for i in range(len(full)))
-        return Sizes(pairs, pairs - full[0], chains, period, reached)
+        return Sizes(pairs, pairs - full[0], chains, period)
 
 
 def time_ratio(slow: Prepare, fast: Prepare, *, pairs: int = 7) -> float:

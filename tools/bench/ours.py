@@ -26,10 +26,6 @@ class Ours:
         The part of it that came with the versions after the first.
     unbounded_later
         The same without a bound on restoring, as for the peers' pairs.
-    bases
-        Versions stored without a delta.
-    depth
-        Of the deepest version.
     factor
         Time to check out the deepest version over that of the same version in its own store, where it is full.
     predicted
@@ -43,8 +39,6 @@ class Ours:
     total: int
     later: int
     unbounded_later: int
-    bases: int
-    depth: int
     factor: float
     predicted: float
     ledger: dict[str, int]
@@ -94,8 +88,6 @@ def measure(series: Series, work: Path) -> Ours:
             total=totals[-1],
             later=totals[-1] - totals[0],
             unbounded_later=size_of(free) - first,
-            bases=sum(row.base for row in rows),
-            depth=deepest.depth,
             factor=factor,
             predicted=deepest.cost,
             ledger=dict(store.stats()["ledger"]),

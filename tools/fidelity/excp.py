@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import lzma
 import math
+import shutil
 import struct
 from pathlib import Path
 
@@ -25,9 +26,6 @@ from tools.fidelity.states import Parameter, State, load, parameters
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.uint8]
-
-#: Raised when the same checkpoints give other files.
-REVISION = 1
 
 #: α and β of the paper's equations for the two thresholds, and the authors' limit of the first one.
 _ALPHA, _BETA, _MOST = 5e-5, 2.0, 2.5
@@ -131,7 +129,7 @@ def decompress(data: bytes, previous: dict[str, Tensor] | None) -> State:
 
 
 class ExcpArchive:
-    """Files of ExCP in a directory; existing ones are not made again.
+    """Files of ExCP in a directory.
 
     Parameters
     ----------
@@ -149,15 +147,11 @@ class ExcpArchive:
 
     def add(self, path: Path) -> bool:
         """Compress a checkpoint against the last one that was added."""
-        index = len(self.files)
+        previous = self.restore(len(self.files) - 1)["model"] if self.files else None
         target = self.directory / f"{path.stem}.xz"
-        if not target.exists():
-            previous = self.restore(index - 1)["model"] if index else None
-            part = target.with_suffix(".part")
-            part.write_bytes(compress(load(path), previous))
-            part.rename(target)
+        target.write_bytes(compress(load(path), previous))
         self.files.append(target)
-        return index == 0
+        return previous is None
 
     def restore(self, index: int) -> State:
         """Return a version, decoded from the first one on unless the version before was the last one restored."""
@@ -176,8 +170,9 @@ class ExcpArchive:
         return sum(file.stat().st_size for file in self.files)
 
     def remove(self) -> None:
-        """Release memory; the files are made once."""
+        """Delete the files."""
         self._last = None
+        shutil.rmtree(self.directory)
 
 
 def _moments(parameter: Parameter) -> list[str]:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.fidelity.archives import DEFAULT, DEFAULT_QUALITY, Archive, Setting
+from tools.fidelity.archives import DEFAULT, DEFAULT_QUALITY, Setting
 from tools.fidelity.baselines import BASELINES
 from tools.fidelity.excp import ExcpArchive
 from tools.fidelity.found import Found
@@ -58,18 +58,15 @@ def measure(bench: Bench, found: Found) -> None:
         bench.report(f"{statistics.mean(counts):.2f} steps, {later:,.0f} bytes a later version")
         return {"counts": counts, "rises": rises, "later": later, "most": _MOST, "bytes": of.stat().st_size}
 
-    def kept(make: Callable[[Path], Archive]) -> Callable[[Path], Iterator[tuple[State, int]]]:
+    def by(setting: Setting) -> Callable[[Path], Iterator[tuple[State, int]]]:
         def versions(directory: Path) -> Iterator[tuple[State, int]]:
-            archive = make(directory)
+            archive = archive_of(setting, directory, degradation)
             for index, path in enumerate(paths):
                 before = archive.nbytes()
                 archive.add(path)
                 yield archive.restore(index), archive.nbytes() - before
 
         return versions
-
-    def by(setting: Setting) -> Callable[[Path], Iterator[tuple[State, int]]]:
-        return kept(lambda directory: archive_of(setting, directory, degradation))
 
     for setting in (DEFAULT, Setting("lc", DEFAULT_QUALITY), Setting("dynaquant", DEFAULT_QUALITY), SEARCHED):
         found.row("rework", str(setting), partial(row, by(setting)))
@@ -80,7 +77,7 @@ def measure(bench: Bench, found: Found) -> None:
     (weights,) = weights_only(paths[:1], bench.kept / "weights" / "gpt")
     for name in BASELINES:
         found.row("rework", name, partial(row, by(Setting(name)), weights))
-    found.row("rework", "excp", partial(row, kept(ExcpArchive)))
+    found.row("rework", "excp", partial(row, by(ExcpArchive.setting)))
 
 
 def _partial(

@@ -17,10 +17,10 @@ from tools.fidelity import archives
 from tools.fidelity.archives import Archive, Setting, StoreArchive
 from tools.fidelity.baselines import BASELINES, BaselineArchive
 from tools.fidelity.evaluation import Digits, Language, held_out_prose, held_out_sources
-from tools.fidelity.excp import REVISION, ExcpArchive
+from tools.fidelity.excp import ExcpArchive
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
-from tools.fidelity.states import State, digest, load, weights_only
+from tools.fidelity.states import State, load, weights_only
 
 #: The tolerated loss of each version in a search: Inshrinkerator's default.
 TOLERANCE = 0.05
@@ -50,7 +50,6 @@ class SearchedArchive(StoreArchive):
     def __init__(self, directory: Path, degradation: Degradation, gradients: Path | None = None) -> None:
         super().__init__(directory, Setting("dynaquant"))
         self.setting = SEARCHED
-        self.settings: list[dict[str, Any]] = []
         self._degradation = degradation
         self._gradients = gradients
 
@@ -61,17 +60,14 @@ class SearchedArchive(StoreArchive):
             return 1 + self._degradation(path, load(candidate))
 
         gradients = None if self._gradients is None else torch.load(self._gradients / path.name, weights_only=True)
-        row = self.store.ingest(
+        return self.store.ingest(
             path,
             run="run",
             hot=0,
             gradients=gradients,
             policy=Policy("coarse", scheme="dynaquant"),
             search=Search(evaluate, TOLERANCE),
-        ).version
-        coarse = self.store[row.number].document.coarse
-        self.settings.append({} if coarse is None else dict(coarse.parameters))
-        return row.base
+        ).version.base
 
 
 def measure(bench: Bench, found: Found, run: str) -> None:
@@ -82,7 +78,6 @@ def measure(bench: Bench, found: Found, run: str) -> None:
 
     existing = paths[0].parent / "gradients"
     gradients = existing if existing.exists() else None
-    made_of = digest([REVISION, paths[0].with_name("run.json").read_text(), run])[:16]
 
     def row(part: str, setting: Setting) -> dict[str, Any]:
         lost: list[float] = []
@@ -91,11 +86,7 @@ def measure(bench: Bench, found: Found, run: str) -> None:
             lost.append(degradation(files[part][index], state))
 
         with bench.scratch() as scratch:
-            archive: Archive
-            if setting == ExcpArchive.setting:
-                archive = ExcpArchive(bench.kept / "excp" / made_of)
-            else:
-                archive = archive_of(setting, scratch / "store", degradation, gradients)
+            archive = archive_of(setting, scratch / "store", degradation, gradients)
             stored = archives.measure(archive, files[part], seen)
             kinds = archive.kinds() if isinstance(archive, StoreArchive) else {}
             archive.remove()
@@ -106,7 +97,6 @@ def measure(bench: Bench, found: Found, run: str) -> None:
         return {
             "run": run, "part": part, "scheme": str(archive.setting), "original": stored.original,
             "total": stored.total, "added": stored.added, "lost": lost, "kinds": kinds,
-            "settings": getattr(archive, "settings", getattr(archive, "chosen", [])),
         }  # fmt: skip
 
     both = (Setting("lc", QUALITY), archives.DEFAULT, Setting("dynaquant", QUALITY), SEARCHED)
@@ -152,10 +142,10 @@ def prose_language(bench: Bench, paths: list[Path], windows: int) -> Language:
     return Language(settings, held_out.flatten(), held_out)
 
 
-def archive_of(
-    setting: Setting, directory: Path, degradation: Degradation, gradients: Path | None = None
-) -> StoreArchive | BaselineArchive:
-    """Return an archive of a setting; `directory` is of its store, and the rest is for searches."""
+def archive_of(setting: Setting, directory: Path, degradation: Degradation, gradients: Path | None = None) -> Archive:
+    """Return an archive of a setting; `directory` is of its store or files, and the rest is for searches."""
+    if setting == ExcpArchive.setting:
+        return ExcpArchive(directory)
     if setting == SEARCHED:
         return SearchedArchive(directory, degradation, gradients)
     if setting.scheme in BASELINES:
