@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.lattice import FLOATS
+from ckstore.codecs.lattice import FLOATS, check_sizes
 from ckstore.codecs.short_floats import narrowed, widened
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.blocks import empty, fixed
@@ -133,7 +133,7 @@ class CodebookLattice:
         if self.protected:
             raise UsageError("A codebook that is added to a base has no protected elements; leave them out.")
         self._check_indices(indices)
-        _check_sizes(base, indices)
+        check_sizes(base, indices)
         words = empty(base.size, np.uint32)
         kernels.add(_words(base, self.dtype), fixed(indices), self.centroids, words)
         return as_bits(words.view(np.float32), self.dtype)
@@ -143,13 +143,13 @@ class CodebookLattice:
 
         The base may have another codebook, with another number of levels.
         """
-        _check_sizes(indices, base)
+        check_sizes(indices, base)
         differences: npt.NDArray[np.int32] = np.remainder(base.astype(np.int32) - indices, np.int32(self.levels))
         return differences
 
     def apply(self, base: Indices, differences: Array) -> Indices:
         """Return the indices that have these differences (`delta`) to those of the base."""
-        _check_sizes(differences, base)
+        check_sizes(differences, base)
         return np.remainder(base.astype(np.int32) - differences, np.int32(self.levels)).astype(np.uint8)
 
     def classes(self, indices: Indices) -> npt.NDArray[np.uint8]:
@@ -199,7 +199,7 @@ def differences(bits: Bits, base: Bits, dtype: str) -> Floats:
     """
     from ckstore.kernels import codebook as kernels
 
-    _check_sizes(bits, base)
+    check_sizes(bits, base)
     out = empty(bits.size, np.uint32)
     kernels.difference(_words(bits, dtype), _words(base, dtype), out)
     return out.view(np.float32)
@@ -214,11 +214,3 @@ def float_words(values: Floats) -> npt.NDArray[np.uint32]:
 
 def _words(bits: Bits, dtype: str) -> npt.NDArray[np.uint32]:
     return fixed(bits.view(np.uint32) if dtype == "float32" else widened(bits, dtype))
-
-
-def _check_sizes(one: Array, other: Array) -> None:
-    # The kernels do not check the sizes of their arrays.
-    if one.size != other.size:
-        raise IntegrityError(
-            f"{one.size} elements do not fit the {other.size} of their base; run `ckstore verify` to find the object."
-        )

@@ -37,7 +37,7 @@ class Workspace:
         self.lengths = np.empty((most, SYMBOLS), np.uint8)
         self.ends = np.empty(4, np.int64)
         self.work = np.empty(read.WORK, np.uint64)
-        self.cursors = np.empty(256, np.int64)
+        self.cursors = np.empty((order.QUARTERS, 256), np.int64)
         self.costs = np.empty((most, 2))
         self._capacity = 0
 

@@ -335,7 +335,7 @@ def test_coded_order_is_a_stable_sort(size, classes, common, dtype, seed):
     few = rng.integers(0, classes, rng.integers(1, 5))
     chosen = rng.random(size) < common
     kinds[chosen] = few[(np.arange(size) // rng.choice([1, 50, 500]))[chosen] % few.size]
-    cursors = np.empty(256, np.int64)
+    cursors = np.empty((4, 256), np.int64)
     groups = np.zeros(64, entropy_directory.GROUP)
     number = entropy_order.group_classes(kinds, cursors, groups)
     counts = np.bincount(kinds, minlength=64)
@@ -372,7 +372,7 @@ def test_a_class_out_of_range_is_reported(position):
     kinds = np.zeros(7, np.uint8)
     kinds[position] = 64
     groups = np.empty(64, entropy_directory.GROUP)
-    assert entropy_order.group_classes(kinds, np.empty(256, np.int64), groups) == -1
+    assert entropy_order.group_classes(kinds, np.empty((4, 256), np.int64), groups) == -1
 
 
 def test_contexts_of_the_directory_do_not_overlap():
