@@ -318,7 +318,9 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.runtime.executors import spread
         from ckstore.version import Version, called
 
-        chosen = [Version(stored) for stored in self._chosen(versions, run)]
+        # In the order of the names, where versions are named.
+        selections = [None] if versions is None else [[name] for name in _names_of(versions)]
+        chosen = [Version(stored) for names in selections for stored in self._chosen(names, run)]
         if executor is None:
             return map(function, chosen)
         items = [(version.row.uid, version.row.number) for version in chosen]
