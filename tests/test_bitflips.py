@@ -78,7 +78,7 @@ def whole() -> Iterator[Whole]:
         store.gc(grace=0.0)
         records = list(map(store.resolver.record, store[2].document.objects))
         assert {"float32", "int64"} <= {record.dtype for record in records if record.kind == "patches"}
-        assert {"full", "delta"} <= {record.kind for record in records}
+        assert {"delta", "patches"} <= {record.kind for record in records}
         assert store.verify().problems == []
         versions = {number: store[number] for number in digests}
         tensors = {(number, path): raw(version[path]) for number, version in versions.items() for path in version}
@@ -220,8 +220,8 @@ def test_bytes_of_the_catalog(whole: Whole, copy: Path) -> None:
         ("UPDATE meta SET value = '2020-01-01T00:00:00.000000Z' WHERE key = 'collected'", False),
         ("INSERT INTO runs (name) VALUES ('other')", False),
         ("INSERT INTO version_packs SELECT 2, id FROM packs WHERE id NOT IN (SELECT pack FROM version_packs)", False),
-        ("UPDATE recent_lattices SET slot = slot + 1 WHERE slot = 0", True),
-        ("UPDATE recent_contents SET key = key + 1", True),
+        ("UPDATE recent_objects SET slot = slot + 1 WHERE slot = 0", True),
+        ("UPDATE recent_objects SET key = key + 1", True),
         ("UPDATE tags SET version = 1 WHERE name = 'best'", False),
         ("UPDATE tags SET name = 'other' WHERE name = 'best'", False),
     ],

@@ -206,7 +206,7 @@ def test_a_file_size_limit(store: ckstore.Store, paths: list[Path]) -> None:
 
 
 @pytest.mark.encoded
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", range(4))
 def test_a_full_disk(store: ckstore.Store, paths: list[Path], part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The n-th write of a pack finds no space."""
     same = unchanged(store)

@@ -255,7 +255,7 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
     ),
     "packs in a tangle of pages": (tangled("packs"), "gc"),
     "versions in a tangle of pages": (tangled("versions"), "log"),
-    "objects in a tangle of pages": (tangled("recent_lattices"), "stats verify"),
+    "objects in a tangle of pages": (tangled("recent_objects"), "stats verify"),
     "a trigger": (
         sql("CREATE TRIGGER t AFTER INSERT ON leases BEGIN DELETE FROM versions; END"), "log",
     ),

@@ -21,6 +21,7 @@ from torch import nn
 
 import ckstore
 from ckstore.formats.layout import FileLayout
+from ckstore.objects import reader
 from ckstore.objects.documents import LayoutDocument
 from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
@@ -447,21 +448,18 @@ def test_a_verified_ingest(directory: Path) -> None:
 @pytest.mark.encoded
 def test_a_verified_ingest_that_does_not_come_back(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the coder is found before the version is visible, and leaves nothing behind."""
-    from ckstore.codecs.lattice import LinearLattice
-
     paths = adamw_run(directory, 2)
     store = ckstore.init(directory / "store")
     store.ingest(paths[0], run="a", verify=True)
     before = sorted(os.listdir(store.path / "packs"))
-    right = LinearLattice.own
+    right = reader.ordinal_correct
 
-    def wrong(self: LinearLattice, integers: Any, start: int) -> Any:
-        bits, classes = right(self, integers, start)
-        return bits ^ bits.dtype.type(store.mode == "broken"), classes
+    def wrong(*arguments: Any) -> Any:
+        bits = right(*arguments)
+        return bits ^ bits.dtype.type(store.mode == "broken")
 
-    # The encoder predicts otherwise than the reader: only the reading back can tell.
-    monkeypatch.setattr(LinearLattice, "own", wrong)
-    monkeypatch.setattr(LinearLattice, "chained", lambda self, parent, integers, start: wrong(self, integers, start))
+    # Only the reading back can tell.
+    monkeypatch.setattr(reader, "ordinal_correct", wrong)
     original = Repository.__init__
 
     def opened(self: Repository, *arguments: Any, **options: Any) -> None:

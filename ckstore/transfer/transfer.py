@@ -301,7 +301,8 @@ class _Share:
     def done(self, count: int) -> None:
         """Report `count` more written bytes."""
         self._written += count
-        self._report(self._whole * self._written // max(self._layers, 1))
+        # Bytes of objects that are encoded in full are an estimate.
+        self._report(min(self._whole * self._written // max(self._layers, 1), self._whole))
 
     def end(self) -> None:
         """Report the rest."""

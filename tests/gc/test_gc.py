@@ -26,6 +26,7 @@ from ckstore.gc import plan as garbage
 from ckstore.gc.collect import GcReport
 from ckstore.gc.repack import layer_parts, repack
 from ckstore.objects.documents import VersionDocument
+from ckstore.objects.records import Linear
 from ckstore.recovery.recover import recover
 from ckstore.storage import durable
 from ckstore.storage import manifest as manifests
@@ -241,7 +242,7 @@ def test_the_origin_of_a_coarse_run_is_kept_for_its_next_version(path: Path, ser
         store.gc(grace=0)
         assert store["c@3"].row.depth == 0
         records = map(store.resolver.record, store["c@3"].document.objects)
-        origins = [record.origin for record in records if record.origin is not None]
+        origins = [record.origin for record in records if isinstance(record, Linear) and record.origin is not None]
         assert origins
         assert all(store.resolver.find(origin) is not None for origin in origins)
 
@@ -465,7 +466,9 @@ def test_a_gc_that_is_killed(path: Path, series: list[Path], directory: Path, mo
     seen: list[str] = []
     with ckstore.open(whole) as store, monkeypatch.context() as patch:
         patch.setattr(durable, "checkpoint", seen.append)
-        assert store.gc().rewritten > 1
+        report = store.gc()
+        assert report.rewritten
+        assert report.removed > 1
         finished, rows = pack_bytes(whole), store.catalog.versions()
     check(whole, series, ["a@3", "a@5", "b@6"])
     # Each step when it comes first, when it comes again, and when it comes last.
@@ -727,9 +730,10 @@ def test_a_lease_ends_although_its_end_is_interrupted(tmp_path: Path, monkeypatc
 @pytest.mark.local
 def test_two_copies_of_one_pack_are_no_problem(store: ckstore.Store) -> None:
     """Copies of killed runs lie next to the next one's copy, and replace the same pack."""
+    store.rebase(["a@5"])
     store.forget(["a@0..a@2"])
     packs = garbage.plan_for(store.repository, 0.0).survey.packs.values()
-    contents = next(pack for pack in packs if pack.kind == "encoded" and pack.slots)
+    contents = next(pack for pack in packs if len(pack.slots) > 1 and not pack.wanted)
     copies = [repack(store.repository, contents).pack.name]
     contents.slots.remove(min(contents.slots))
     copies.append(repack(store.repository, contents).pack.name)

@@ -77,9 +77,8 @@ def test_salvage_writes_all_of_an_intact_version(path: Path, made: Path, tmp_pat
         assert (tmp_path / "tree" / "sub" / "m.pt").read_bytes() == (made / "tree" / "sub" / "m.pt").read_bytes()
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_a_flipped_bit_takes_one_tensor(path: Path, tmp_path: Path, layer: int) -> None:
-    flip_in(path, "a@1", "model/b", layer)
+def test_a_flipped_bit_takes_one_tensor(path: Path, tmp_path: Path) -> None:
+    flip_in(path, "a@1", "model/b")
     with ckstore.open(path, "r") as store:
         report = store["a@1"].salvage(tmp_path / "out.pt")
         assert list(report.lost_files) == ["x.pt"]
@@ -118,8 +117,10 @@ def test_a_lost_pack_takes_only_its_objects(path: Path, tmp_path: Path) -> None:
     changed = state(2)
     changed["model"]["b"] = torch.randn(300, 256)
     with ckstore.open(path) as store:
+        store.ingest({"b": changed["model"]["b"]}, run="other", step=3)
         store.ingest(changed, run="a", step=3)
         [(pack, *_)] = places(path, "a@3", "model/b")
+        assert pack == store["other@3"].row.pack
     change_pack(path, pack, None)
     with ckstore.open(path, "r") as store:
         report = store["a@3"].salvage(tmp_path / "out.pt")

@@ -436,14 +436,13 @@ def test_a_lost_version_is_named(small: Path) -> None:
     assert f"Version 2 (a@1) is gone: its pack {packs[1]} is damaged or missing." in recover(small).problems
     (small / "catalog.sqlite").unlink()
     assert any("Version 2, after which version 3 was stored, is gone" in said for said in recover(small).problems)
-    (small / "packs" / packs[2]).unlink()
     damage(small / "packs" / packs[0])
     (small / "catalog.sqlite").unlink()
     (small / "packs" / packs[1]).write_bytes(b"x")
     problems = recover(small).problems
-    assert any("No pack holds version 1 to 3" in problem for problem in problems)
+    assert any("No pack holds version 1:" in problem for problem in problems)
     (small / "catalog.sqlite").write_bytes(whole)
-    assert len([said for said in recover(small).problems if "is gone: its pack" in said]) == 3
+    assert len([said for said in recover(small).problems if "is gone: its pack" in said]) == 2
 
 
 def test_objects_shared_with_a_lost_pack_are_named(small: Path) -> None:

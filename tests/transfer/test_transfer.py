@@ -213,7 +213,8 @@ def test_a_dry_run_predicts_the_sent_bytes(origin: Path, whole: Path, directory:
     assert not listing(directory / "store")
     assert [item.version.number for item in report.versions] == list(range(1, 23))
     assert all(item.arrived is None for item in report.versions)
-    assert report.bytes == sum(layers(whole).values())
+    # Objects that are encoded in full are predicted from a sample.
+    assert report.bytes == pytest.approx(sum(layers(whole).values()), rel=1e-3)
 
 
 @pytest.mark.parametrize("worth", [0.0, 0.9])
@@ -243,9 +244,10 @@ def test_versions_by_name_bring_their_bases_and_nothing_else(
 
 def test_a_deep_version_by_itself_is_encoded_again_where_that_takes_fewer_bytes(directory: Path) -> None:
     with ckstore.init(directory / "a") as store, ckstore.init(directory / "b") as other:
+        weight = draw(300, 300, scale=0.02)
         for step in range(4):
-            weight = draw(300, 300, scale=0.02) + draw(300, 300, seed=step + 1, scale=1e-3 * step)
-            store.ingest({"w": weight, "exp_avg": draw(300, 300, seed=9 + step)}, run="a", step=step, hot=0)
+            weight = weight + draw(300, 300, seed=step + 1, scale=1e-5)
+            store.ingest({"w": weight, "exp_avg": draw(300, 300, seed=9 + step)}, run="a", step=step, hot=0, budget=9)
         assert store["a@3"].row.depth > 1
         [predicted] = other.pull(store, ["a@3"], dry_run=True).versions
         [sent] = other.pull(store, ["a@3"]).versions
@@ -317,7 +319,7 @@ def _without_tags(found: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.local  # It forks, too.
 def test_a_copy_that_a_killed_push_left_is_the_same_version(origin: Path, directory: Path) -> None:
-    """Its packs are whole, and it was not committed; the push that was repeated has sent it again."""
+    """Its pack is whole, and it was not committed; the push that was repeated has sent it again."""
     target = directory / "store"
     left = 0
     for point in range(1, 60):
@@ -328,7 +330,7 @@ def test_a_copy_that_a_killed_push_left_is_the_same_version(origin: Path, direct
             break
         with ckstore.open(target, "r") as store:
             names = {info.name for info in store.packs.list_packs()}
-            if len(names) < 2 or store.catalog.versions():
+            if not names or store.catalog.versions():
                 continue
         left += 1
         assert len(pushed(origin / "store", target, ["gpt@1"]).versions) == 1
@@ -639,7 +641,7 @@ def version_field(**changes: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def own_base(document: dict[str, Any]) -> None:
-    document["records"][0]["base"] = document["records"][0]["id"]
+    document["records"][0] |= {"kind": "delta", "base": document["records"][0]["id"]}
 
 
 def swapped_objects(document: dict[str, Any]) -> None:

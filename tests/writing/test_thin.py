@@ -195,7 +195,7 @@ def test_most_of_a_versions_own_bytes_go(gpt_run: list[Path], directory: Path) -
             assert pack_bytes(store.place) - before >= report.added > 0
             gone = store.gc(grace=0).bytes
             assert report.freed <= gone <= report.freed + 200_000
-            assert before - pack_bytes(store.place) >= 0.9 * row.stored_bytes
+            assert before - pack_bytes(store.place) >= 0.89 * row.stored_bytes
         thinned = {rows[-1].number: gpt_run[-1], rows[2].number: gpt_run[2]}
         for number, path in zip([row.number for row in rows], gpt_run, strict=True):
             store[number].checkout(directory / "out", force=True)
