@@ -51,6 +51,9 @@ SECOND_MOMENTS = tuple(dtype for dtype in ROUNDED if dtype != "float16")
 #: A row's step is at most this part of the root mean square of its values.
 _LARGEST_STEP = 2.0
 
+#: Octaves above a row's largest step from which it is lost.
+_LOST = 2.0
+
 #: Exponents stay the parent's while they are within this distance of the target.
 SLACK = 0.75
 
@@ -192,12 +195,17 @@ class CoarseEncoder:
                 return None
         return self._planned(unit, bits, lattice, record)
 
-    def _estimate_weight(self, unit: Unit, bits: Bits, largest: float, parent: Parent | None, steps: Steps) -> Estimate:
+    def _estimate_weight(
+        self, unit: Unit, bits: Bits, largest: float, parent: Parent | None, steps: Steps
+    ) -> Estimate | None:
         record = None if parent is None or not steps.is_related else self._record(unit, parent)
         if steps.is_still and record is not None:
             lattice = record.lattice
         else:
-            lattice = _settled(unit, steps, _limits(unit, bits), largest, record)
+            limits = _limits(unit, bits)
+            lattice = _settled(unit, steps, limits, largest, record)
+            if _is_lost(lattice, limits):
+                return None
         sample = Sample.of(unit, lambda first, last: bits[first:last])
         # Training that was restored from the parent began on its lattice, and has hardly left it.
         dithered = record is not None and lattice.concentration(sample.bits, sample.start) > CONCENTRATED
@@ -310,6 +318,12 @@ def _settled(
     high = sum(int(axis.max()) for axis in (row_exponents, col_exponents) if axis.size)
     step = min(max(step, lowest - low), highest - high)
     return LinearLattice(unit.dtype, step, row_width(unit), row_exponents, col_exponents)
+
+
+def _is_lost(lattice: LinearLattice, limits: npt.NDArray[np.float64]) -> bool:
+    """Return whether most rows would become 0: a value is so large that integers cannot hold the others as well."""
+    rows = lattice.step + (lattice.rows if lattice.rows.size else np.zeros(1))
+    return bool(np.mean(rows > limits + _LOST) > 0.5)
 
 
 def _reach(cols: npt.NDArray[np.float64]) -> float:

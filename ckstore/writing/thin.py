@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from ckstore.encoding.estimate import Encoded, Estimate, Parent
 from ckstore.encoding.estimator import Estimator
 from ckstore.encoding.reencode import without_lost
 from ckstore.encoding.writer import ObjectWriter
-from ckstore.errors import ConflictError, IntegrityError
+from ckstore.errors import ConflictError, IntegrityError, NotFoundError
 from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseFacts, CoarseUnit, Deviation, VersionDocument
@@ -32,6 +32,7 @@ from ckstore.storage.pack import PackWriter
 from ckstore.writing.claims import Claims
 from ckstore.writing.dry_run import ScratchPacks, scratch_packs
 from ckstore.writing.parents import parents_of
+from ckstore.writing.rebase import within_budget
 from ckstore.writing.storing import deepest
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def thin(
 
     Coarse objects are those of a coarse ingest, planned within the default restore budget. Norms, biases and counters
     stay exact. If an object of another version is stored against a dropped one, the same commit stores it against
-    another base.
+    another base. Versions that exceed the budget for it are rebased.
 
     Parameters
     ----------
@@ -120,14 +121,21 @@ def thin(
     NotFoundError
         A version was forgotten since.
     """
+    costs = {row.uid: row.cost for row in repository.catalog.versions()}
     while True:
         hot = _hot(repository)
         try:
-            return _thin(repository, rows, policy, dry_run=dry_run, progress=progress)
+            report = _thin(repository, rows, policy, dry_run=dry_run, progress=progress)
+            break
         except IntegrityError:
             if not dry_run or _hot(repository) >= hot:
                 raise
             repository.resolver.forget()  # A dry run has no lease: others may compact a version while it is read.
+    for row in [] if dry_run else repository.catalog.versions():
+        # Objects of other versions that were stored again are smaller, not cheaper.
+        with suppress(NotFoundError):  # It was forgotten since.
+            within_budget(repository, row, max(BUDGET, costs.get(row.uid, 0.0)))
+    return report
 
 
 def _hot(repository: Repository) -> set[str]:

@@ -60,7 +60,7 @@ def test_table(ckstore, filled: Path) -> None:
     assert heading.split() == ["DTYPE", "SHAPE", "ELEMENTS", "PATH"]
     assert ["float32", "320x256", "81,920", "model/weight"] in [line.split() for line in lines]
     heading, *lines = ckstore("ls", "best", "-l").out.splitlines()
-    assert heading.split()[3:] == ["LATTICE", "LAYERS", "DEPTH", "BYTES/EL", "PATH"]
+    assert heading.split()[3:] == ["FORM", "DEPTH", "BITS", "PATH"]
     assert any("(bundle)" in line for line in lines)
 
 

@@ -29,13 +29,12 @@ def state(step: int) -> dict[str, npt.NDArray[np.float32]]:
 
 
 def objects_pack(store: ckstore.Store, spec: str) -> str:
-    """Store the objects of a version again, in a pack without its manifest; return that pack."""
+    """Store the objects of a version again, in a pack without its manifest unless they are in full; return the pack."""
     store.rebase([spec])
     store.gc(grace=0)
-    [pack] = {store.resolver.record(identity).pack for identity in store[spec].document.objects} - {
-        store[spec].row.pack
-    }
-    return pack
+    own = store[spec].row.pack
+    packs = {store.resolver.record(identity).pack for identity in store[spec].document.objects} - {own}
+    return packs.pop() if packs else own
 
 
 def own_pack(store: ckstore.Store, spec: str) -> str:
