@@ -69,7 +69,7 @@ def test_ingest(ckstore, place: Path, options: list[str]) -> None:
         (["--max-abs-error", "-1"], "bound"),
         (["--max-abs-error", "nan"], "bound"),
         (["--max-rel-error", "1e-2", "--scheme", "lc"], "lc"),
-        (["--fidelity", "coarse", "--verify", "--delete-source"], "--delete-source"),
+        (["--fidelity", "coarse", "--verify", "--delete-source"], "Sources are deleted after an exact ingest only"),
         (["--fidelity", "fuzzy"], "fuzzy"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -148,7 +148,7 @@ def test_without_a_bound_five_percent_are_tolerated(ckstore, place: Path) -> Non
         (["--max-degradation", "1%", "--eval", "true {}"], 1, "no number"),
         (["--max-degradation", "1%", "--eval", "echo nan {}/nan"], 2, "finite"),
         (["--max-degradation", "1%", "--eval", "true {}", "--max-abs-error", "1"], 2, "not both"),
-        (["--max-degradation", "1%", "--eval", "true {}", "--fidelity", "exact"], 2, "leave --fidelity exact out"),
+        (["--max-degradation", "1%", "--eval", "true {}", "--fidelity", "exact"], 2, "leave the exact policy out"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

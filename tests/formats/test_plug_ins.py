@@ -143,5 +143,5 @@ def test_files_in_archives(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unsound_layout_is_refused(monkeypatch: pytest.MonkeyPatch, found: Any, why: str) -> None:
     made = Format("x", lambda head: True, lambda source: found)
     monkeypatch.setattr(detect, "_others", lambda: (made,))
-    with pytest.raises(InputError, match=f"f is not a sound x file: its .*{why}.*--force"):
+    with pytest.raises(InputError, match=f"f is not a sound x file: its .*{why}.*`force`"):
         detect.parse(BytesSource(bytes(100)), "f")

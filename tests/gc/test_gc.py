@@ -143,7 +143,7 @@ def test_forgotten_versions(path: Path, series: list[Path], forgotten: list[str]
         )  # fmt: skip
         assert stored(store) == kept, "byte for byte"
         assert store.gc(grace=0) == GcReport()
-        rows = store.catalog.versions()
+        rows = settled(store).catalog.versions()
         if not left:
             assert store.packs.list_packs() == store.catalog.packs() == []
     check(path, series, left)
@@ -167,7 +167,7 @@ def test_superseded_layers_are_freed(path: Path, series: list[Path]) -> None:
         assert report.bytes > 0.9 * superseded
         assert store.stats()["ledger"]["superseded"] < 0.02 * pack_bytes(path)
         assert stored(store) == kept
-        rows = store.catalog.versions()
+        rows = settled(store).catalog.versions()
         assert recover(path).problems == []
         assert store.catalog.versions() == rows
     check(path, series, ["a@0", "a@1", "a@2", "a@3", "a@4", "a@5", "b@6"])
@@ -282,7 +282,7 @@ def test_a_replaced_version_whose_successor_is_gone_stays_away(
         store.gc(grace=0)
         assert successor not in packs_of(path)
         assert (replaced in packs_of(path)) != rewritten
-        rows = store.catalog.versions()
+        rows = settled(store).catalog.versions()
         assert not any(row.step == 0 for row in rows)
     (store.path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
@@ -636,7 +636,7 @@ def test_a_recovery_while_packs_are_copied(path: Path, series: list[Path], monke
         store.forget(["a@0..a@2"])
         interposed(monkeypatch, lambda: recover(path) and None)
         assert store.gc().bytes > 0
-        rows = store.catalog.versions()
+        rows = settled(store).catalog.versions()
         assert recover(path).problems == []
         assert store.catalog.versions() == rows
     check(path, series, ["a@3", "a@4", "a@5", "b@6"])
