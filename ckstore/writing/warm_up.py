@@ -54,11 +54,19 @@ def warm_up() -> None:
 
 
 def _warm_rare() -> None:
-    """Call a rarely used kernel: dithered values."""
+    """Call rarely used kernels: dithered values, and a patch that is applied."""
     import numpy as np
 
     from ckstore.codecs.lattice import LinearLattice
+    from ckstore.codecs.patches import apply_patch, find_changes
     from ckstore.runtime.blocks import fixed
+
+    before = np.zeros(64, np.uint32)
+    after = before.copy()
+    after[7] = 1
+    patch = find_changes(fixed(after), fixed(before), is_float=True).patch()
+    assert patch is not None
+    apply_patch(memoryview(patch), before, is_float=True)
 
     LinearLattice("float32", -5, 2, np.zeros(2, np.int16), np.zeros(2, np.int16)).dithered(
         fixed(np.zeros(4, np.uint32)), 0
