@@ -14,7 +14,7 @@ from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Prices, Work, cost, layer, patches
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Delta, Full, Patches, Record, check_cut
+from ckstore.objects.records import Delta, Full, Patches, Raw, Record, check_cut
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import empty
 
@@ -92,12 +92,15 @@ class ObjectEncoder:
         return encoded_as(whole, way, payloads, debt)
 
     def _base(self, parent: Parent, unit: Unit) -> Record | None:
-        """Return the record of the parent's object, or else of the nearest ancestor's that is exact."""
+        """Return the record of the parent's object, or else of the nearest ancestor's that is exact.
+
+        A raw one belongs to a hot version, whose compaction removes it, and perhaps encodes it against this object.
+        """
         for identity in (parent.id, parent.other):
             if identity is not None:
                 record = self.reader.resolver.record(identity)
                 check_cut(record, unit)
-                if record.is_exact:
+                if record.is_exact and not isinstance(record, Raw):
                     return record
         return None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.layer_parts import layer_parts
+from ckstore.objects.records import declared
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.rows import PackRow
@@ -177,9 +178,9 @@ class _Graph:
             record = records[slot] if slot < len(records) else {}
             if not record or key(record["id"]) != number:
                 raise IntegrityError(f"Pack {pack} has no record {slot}; run `ckstore recover`.")
-            self.bases[number] = _key(record.get("base"))
-            if record.get("origin") is not None:
-                self.origins[number] = key(record["origin"])
+            self.bases[number] = _key(declared(record, "base") if record else None)
+            if (origin := declared(record, "origin")) is not None:
+                self.origins[number] = key(origin)
         self.placed[pack] = dict(slots)
 
 
@@ -279,7 +280,7 @@ def _need_uncommitted(
 ) -> None:
     """Mark the references of an uncommitted pack, as far as they exist."""
     document = described_version(pack.document["version"]) if "version" in pack.document else None
-    for identity in [record.get("base") for record in pack.document["records"]] + list(
+    for identity in [declared(record, "base") for record in pack.document["records"]] + list(
         document.objects if document else ()
     ):
         # A missing object is in the pack itself, or in another uncommitted pack.

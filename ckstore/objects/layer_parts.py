@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckstore.objects.identity import array_name
+from ckstore.objects.records import declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ def layer_parts(record: Mapping[str, Any]) -> list[Part]:
     """Return the parts of a layer."""
     name = array_name(record["id"])
     parts = [Part("at", name, *record["at"])]
-    if "aside" in record:
-        offset, *lengths = record["aside"]
+    if (aside := declared(record, "aside")) is not None:
+        offset, *lengths = aside
         parts.append(Part("aside", f"{name}.aside", offset, sum(lengths)))
     return parts

@@ -15,7 +15,7 @@ import numpy as np
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice
 from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
-from ckstore.codecs.lattice import CHUNK, PARTS, STEP_RANGE, LinearLattice
+from ckstore.codecs.lattice import CHUNK, FLOATS, PARTS, STEP_RANGE, LinearLattice
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError, UsageError
@@ -278,6 +278,9 @@ class Delta(_Based):
     def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
         return _Based._from_json(document) | {"context": document.get("context", False)}
 
+    def _is_possible(self) -> bool:
+        return not self.context or self.dtype in FLOATS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches(_Based):
@@ -483,7 +486,12 @@ class Codebook(Coarse):
 
     def _is_possible(self) -> bool:
         protected = self.lattice.protected
-        return not (protected and self.additive) and len(self.aside) == (1 + self.chunks if protected else 0)
+        frames = self.aside[1:]
+        return (
+            not (protected and self.additive)
+            and len(self.aside) == (1 + self.chunks if protected else 0)
+            and all(length >= 4 and length % 2 == 0 for length in frames)
+        )
 
 
 KINDS: Mapping[str, type[Record]] = {kind.kind: kind for kind in (Raw, Full, Delta, Patches, Linear, Rounded, Codebook)}
@@ -498,6 +506,12 @@ RECORDS = items(
         by("kind", {name: fields(kind.required, kind.optional) for name, kind in KINDS.items()}),
     )
 )  # fmt: skip
+
+
+def declared(document: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a record's document; None if it is absent, or if the kind has none: the schema ignores it."""
+    kind = KINDS[document["kind"]]
+    return document.get(name) if name in kind.required or name in kind.optional else None
 
 
 def record_from_json(document: dict[str, Any], pack: str) -> Record:

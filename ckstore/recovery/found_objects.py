@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ckstore.objects.records import declared
 from ckstore.storage.catalog import Placement, key
 
 
@@ -34,7 +35,8 @@ class FoundObjects:
                 self._raw.setdefault(number, []).append(place)
                 continue
             places = self._encoded.setdefault(number, [])
-            base = key(record["base"]) if "base" in record else None
+            identity = declared(record, "base")
+            base = None if identity is None else key(identity)
             places.insert(0 if document.get("rebase") else len(places), (place, base))
 
     def resolve(self, present: Iterable[Placement] = ()) -> None:

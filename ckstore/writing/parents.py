@@ -44,7 +44,8 @@ def parents_of(
     if is_other(parent):
         rows = {row.number: row for row in repository.catalog.versions()}
         nearest = rows.get(parent.number)
-        while nearest is not None and is_other(nearest):
+        # A hot version's raw objects go when it is compacted.
+        while nearest is not None and (nearest.hot or is_other(nearest)):
             nearest = None if nearest.parent is None else rows.get(nearest.parent)
         others = {} if nearest is None else _objects(repository, nearest, thinned)
         found = {key: replace(item, other=others[key].id) if key in others else item for key, item in found.items()}

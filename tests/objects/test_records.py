@@ -94,6 +94,8 @@ def test_a_record_ends_behind_its_bytes() -> None:
         (RAW, {"at": [128, 1999]}),
         (FULL, {"dtype": "complex64"}),
         (CODEBOOK, {"aside": [600, 10, 20, 10]}),
+        (CODEBOOK, {"aside": [600, 10, 20, 10, 2]}),
+        (CODEBOOK, {"aside": [600, 10, 20, 10, 7]}),
         (CODEBOOK, {"protected": False}),
         (CODEBOOK, {"additive": True}),
         (CODEBOOK, {"centroids": "AAAA"}),

@@ -178,3 +178,44 @@ def test_a_version_that_will_be_coarse_shares_nothing(directory: Path) -> None:
             store.compact([row.number for row in store.catalog.versions()[:-1] if row.hot])
             assert len(raw_packs(store)) == 1
         assert np.array_equal(store["a@3"]["frozen"][...], frozen)
+
+
+def states(count: int) -> list[dict[str, Any]]:
+    """Return states that each differ a little from the one before."""
+    found = [{"w": draw(256, 512).numpy()}]
+    for number in range(1, count):
+        found.append({"w": found[-1]["w"] + 1e-3 * draw(256, 512, seed=number).numpy()})
+    return found
+
+
+def test_nothing_is_stored_against_a_hot_ancestor(directory: Path) -> None:
+    """Its compaction, under a coarse policy, leaves no exact object."""
+    first, second, third = states(3)
+    with ckstore.init(directory / "store") as store:
+        store.ingest(first, run="r", step=1, hot=0)
+        hot = store.ingest(second, run="r", step=2, hot=1, policy=Policy("coarse")).version
+        assert hot.hot
+        store.ingest(first, run="r", step=3, hot=1)
+        store.thin(["r@3"])
+        store.ingest(third, run="r", step=4, hot=0)
+        store.compact(["r@2"])
+        assert [row.hot for row in store.catalog.versions()] == [False] * 4
+        assert store.verify().problems == []
+        np.testing.assert_array_equal(store["r@4"]["w"].numpy(), third["w"])
+        assert recover(store.place).problems == []
+
+
+def test_no_cycle_comes_from_the_compaction_of_a_hot_ancestor(directory: Path) -> None:
+    """The new version has content of the ancestor's parent: each could be stored against the other."""
+    first, second, third = states(3)
+    with ckstore.init(directory / "store") as store:
+        store.ingest(first, run="r", step=1, hot=0)
+        for step, state in enumerate([third, second, first], 2):
+            store.ingest(state, run="r", step=step, hot=2)
+        store.thin(["r@4"])
+        store.ingest(third, run="r", step=5, hot=0)
+        store.compact()
+        assert not any(row.hot for row in store.catalog.versions())
+        assert store.verify().problems == []
+        np.testing.assert_array_equal(store["r@5"]["w"].numpy(), third["w"])
+        np.testing.assert_array_equal(store["r@3"]["w"].numpy(), second["w"])

@@ -1,0 +1,35 @@
+"""Records that no ckstore writes: refused, or read without the fields that their kind does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckstore.errors import IntegrityError
+from ckstore.objects.layer_parts import layer_parts
+from ckstore.objects.records import declared, record_from_json
+from ckstore.recovery.found_objects import FoundObjects
+
+IDENTITY = "ab" * 20
+
+
+def document(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "id": IDENTITY, "dtype": "int32", "count": 6, "chunk": 6, "at": [0, 30], "alone": 0, **fields}
+
+
+@pytest.mark.parametrize("value", [7, "cd" * 20, None, [1]])
+def test_fields_of_other_kinds_are_ignored(value: Any) -> None:
+    record = document("full", base=value, aside=value, origin=value)
+    assert record_from_json(record, "p").base is None
+    assert [declared(record, name) for name in ("base", "aside", "origin")] == [None] * 3
+    assert len(layer_parts(record)) == 1
+    found = FoundObjects()
+    found.add("p.zip", "encoded", {"records": [record]})
+    found.resolve()
+    assert len(found.places) == 1
+
+
+def test_integers_have_no_context_order() -> None:
+    with pytest.raises(IntegrityError, match="out of bounds"):
+        record_from_json(document("delta", base="cd" * 20, context=True), "p")
