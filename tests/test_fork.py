@@ -210,8 +210,8 @@ def test_a_child_does_not_refer_to_uncommitted_objects_of_its_parent(store: ckst
         hold([found])
 
         def work() -> None:
-            assert store.repository.resolver._lattices == {}
+            assert store.repository.resolver._records == {}
             assert store.repository.resolver._under_way == {}
 
         assert in_child(work) == 0
-    assert store.repository.resolver._lattices
+    assert store.repository.resolver._records

@@ -110,7 +110,7 @@ class StoreArchive:
         for row in self.store.versions():
             version = self.store[row.number]
             for path, tensor in version.items():
-                bits = sum(version.storage(path)["bits"].values())
+                bits = version.storage(path)["bits"]
                 kind = next((kind for name, kind in _KINDS.items() if name in path), "others")
                 original, stored = found.get(kind, (0, 0))
                 found[kind] = original + tensor.nbytes, stored + round(bits * tensor.size / 8)

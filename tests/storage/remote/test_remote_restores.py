@@ -28,7 +28,10 @@ URL = "s3://models/team-a"
 
 
 def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, directory: Path) -> None:
-    """A local store may read half as much again, which costs little there: deltas are smaller, chains longer."""
+    """A local store may read half as much again, which costs little there.
+
+    In a bucket, deltas that save little are not worth their reads: a version is stored in full.
+    """
     paths = series.write_versions(directory, 12, 9)
     with ckstore.init(directory / "local") as local, ckstore.init(URL, cache=directory / "a") as remote:
         for step, path in enumerate(paths):
@@ -36,8 +39,7 @@ def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, direc
             remote.ingest(path, run="r", step=step, hot=0)
         ours, theirs = local.catalog.versions(), remote.catalog.versions()
         assert max(map(read_by, (local[row.number].stored for row in ours))) > 1.3 * ours[0].original_bytes
-    assert max(row.depth for row in theirs) > 2
-    assert sum(row.stored_bytes for row in theirs) < 1.03 * sum(row.stored_bytes for row in ours)
+    assert sum(row.stored_bytes for row in theirs) < 1.05 * sum(row.stored_bytes for row in ours)
     for row, path in zip(theirs, paths, strict=True):
         server.bytes.clear()
         with ckstore.open(URL, cache=directory / f"b{row.number}") as store:
@@ -62,15 +64,16 @@ def test_deltas_that_save_much_are_as_small_as_in_a_directory(server: SimulatedS
 
 def test_a_tight_budget_leaves_deltas(server: SimulatedServer, directory: Path) -> None:
     """A version in full is within every budget, so that the rest of a budget is for deltas."""
-    paths = series.write_versions(directory, 12, 3)
+    weight = draw(1024, 512)
     with ckstore.init(URL, cache=directory / "a") as store:
-        for step, path in enumerate(paths):
-            store.ingest(path, run="r", step=step, hot=0, budget=1.5)
+        for step in range(4):
+            store.ingest({"w": weight}, run="r", step=step, hot=0, budget=1.5)
+            weight = weight + draw(*weight.shape, seed=step + 1, scale=2e-8)
         rows = store.catalog.versions()
         assert max(row.depth for row in rows) > 0
-        assert min(row.stored_bytes for row in rows) < 0.98 * rows[0].stored_bytes
+        assert min(row.stored_bytes for row in rows) < 0.5 * rows[0].stored_bytes
         for row in rows:
-            assert read_by(store[row.number].stored) < 1.1 * rows[0].stored_bytes
+            assert read_by(store[row.number].stored) < 1.5 * rows[0].stored_bytes
 
 
 def test_a_table_is_as_small_as_in_a_directory(server: SimulatedServer, directory: Path) -> None:
@@ -131,6 +134,7 @@ def test_layers_come_in_the_order_in_which_they_are_decoded(
     """Else most of a version is decoded when its last byte has come."""
     # Moments of small tensors are stored together, behind all others, and the first of them is needed early.
     paths = series.write_versions(directory, 24, 2)
+    monkeypatch.setattr(SimulatedBucket, "read_price", 0.0)  # As if reads cost nothing: these deltas save little.
     with ckstore.init(URL, cache=directory / "a") as store:
         for step, path in enumerate(paths):
             store.ingest(path, run="r", step=step, hot=0)
