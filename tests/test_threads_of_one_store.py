@@ -55,7 +55,7 @@ def during(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, work: Callabl
 MOMENTS = {
     "costs": (describe, "_summary"),
     "verify": (ingest, "check_restores"),
-    "commit": (ingest._Ingestion, "_needs"),
+    "commit": (ingest, "_needs"),
 }
 
 

@@ -279,16 +279,16 @@ class _Ingestion:
         if request.verify:
             with change.version() as version:
                 check_restores(version, self._progress)
-        needs = self._needs(stored, change.writer)
+        needs = _needs(stored, change.writer)
         change.commit(needs=needs, replace=request.replace, heals=request.heals, lease=self._lease)
         assert change.row is not None
         return change.row.number
 
-    @staticmethod
-    def _needs(stored: Mapping[str, Stored], writer: ObjectWriter) -> set[str]:
-        """Return ids of the version's objects and of their bases."""
-        bases = {record.base for record in writer.encoded_records if record.base is not None}
-        return bases | {item.id for item in stored.values()}
+
+def _needs(stored: Mapping[str, Stored], writer: ObjectWriter) -> set[str]:
+    """Return ids of the version's objects and of their bases."""
+    bases = {record.base for record in writer.encoded_records if record.base is not None}
+    return bases | {item.id for item in stored.values()}
 
 
 def _stored_bytes(writer: ObjectWriter) -> int:
