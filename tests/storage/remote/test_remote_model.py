@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 import ckstore
+from ckstore.errors import NotFoundError
 from ckstore.storage import durable
 from ckstore.storage.remote import mirror
 from tests.checkpoints import sha256
