@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from ckstore.cli.output import counted, error_text, name_of, print_line, size_text
+from ckstore.cli.output import counted, error_text, name_of, print_line, size_text, speed_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 from ckstore.errors import IntegrityError, UsageError
@@ -123,8 +123,7 @@ def command(
                 left_out = found.checkout(
                     target, format=form, include=include, exclude=exclude, force=force, progress=progress
                 )
-            rate = size / (time.perf_counter() - start) / 1e9
-            result = f"{_proof(found, entries)}  {rate:.2g} GB/s"
+            result = f"{_proof(found, entries)}  {speed_text(size, time.perf_counter() - start)}"
             total, noun = len(found.document.files) + len(found.document.links), "file"
         else:
             with progress_bar(name, found.row.original_bytes) as progress:

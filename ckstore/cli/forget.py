@@ -25,7 +25,8 @@ from ckstore.cli.verb import open_store, option, verb
 def command(ctx: click.Context, /, versions: tuple[str, ...], dry_run: bool, as_json: bool, **selection: Any) -> None:
     """Remove versions from the store, for good.
 
-    Forgotten versions are lost, unless you still have their files. A range A..B selects versions of one run by step,
+    A forgotten version cannot be restored, even before `ckstore gc`: only another ingest of its files brings its
+    content back. A range A..B selects versions of one run by step,
     both ends included; a range between two numbers selects by number. --keep-last and --keep-every count within each
     run. If a selected version is tagged, nothing is forgotten; --keep-tagged leaves tagged versions out.
 

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 @option("--exact-best METRIC:min|max", "Also keep the version with the lowest or highest METRIC exact.", multiple=True)
 @option(
     "--drop GLOB",
-    "Drop matching tensors of older versions, for good; needs --whole-last or --exact-last.",
+    "Drop matching tensors of older versions, for good: their files cannot be restored then, other tensors stay exact. "
+    "Needs --whole-last or --exact-last.",
     multiple=True,
 )
 @option(
@@ -84,9 +85,10 @@ def command(
     """Show or set fidelity and retention of a run, or of the store.
 
     For a new version the first of these counts: the options of its ingest, the policy of its RUN, the policy of the
-    store. Without any it is exact. Older versions are kept, unless a policy thins them (see `ckstore thin`), drops
-    tensors of them or forgets them. The next ingest of the run applies a policy, or --apply does so now; garbage is
-    collected when it is worth it. The latest N versions are the N highest steps and the N last ingested.
+    store. Without any of them, a new version is exact. Older versions are kept, unless a policy thins them (see
+    `ckstore thin`), drops tensors of them or forgets them. Every ingest of the run applies its policy, even one that
+    stores nothing new; --apply does so now. Garbage is collected when it is worth it. The latest N versions are the N
+    highest steps and the N last ingested.
 
     Tagged versions, versions that another run continues, and those of --exact-best never change. --exact-every only
     keeps versions exact: --keep-last forgets them unless --keep-every keeps them. The retention options (--exact-*,

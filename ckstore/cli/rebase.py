@@ -38,8 +38,8 @@ def command(
     """Rewrite versions in full, so that they restore faster.
 
     The selected versions, or with --budget all versions above it, are stored without deltas, in more bytes. Values do
-    not change. `ckstore gc` frees the old deltas. Coarse versions of scheme lc cannot be stored in full: those above
-    the budget are listed, with exit code 3.
+    not change; `ckstore compact` does not undo it. `ckstore gc` frees the old deltas. Coarse versions of scheme lc
+    cannot be stored in full: those above the budget are listed, with exit code 3.
     """
     if not versions and run is None and budget is None:
         raise UsageError(

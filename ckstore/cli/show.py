@@ -69,8 +69,8 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         ("coarse", None if shown["coarse"] is None else ", ".join(f"{k} {v}" for k, v in shown["coarse"].items())),
         ("restore cost", f"{row.cost:.2f}x of a full version"),
         ("objects", f"{storage['objects']}, {storage['here']} of them added by this version, {against} against others"),
-        ("exact part", f"{exact}, {size_text(storage['exact_bytes'])}"),
-        ("coarse part", f"{coarse}, {size_text(storage['coarse_bytes'])}" if coarse else None),
+        ("exact objects", f"{exact}, {size_text(storage['exact_bytes'])}"),
+        ("coarse objects", f"{coarse}, {size_text(storage['coarse_bytes'])}" if coarse else None),
         *((f"metric {name}", _metric(shown, name, value)) for name, value in row.metrics.items()),
     ])  # fmt: skip
     print_line()

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def warnings_printed() -> Iterator[None]:
-    """Print the library's warnings as lines on stderr."""
+    """Print the library's warnings, and the effects of policies, as lines on stderr."""
     logger, handler = logging.getLogger("ckstore"), logging.Handler()
     handler.emit = lambda record: print_line(f"ckstore: {record.getMessage()}", err=True)  # type: ignore[method-assign]
     logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def print_outcome(item: Ingested) -> None:

@@ -39,9 +39,9 @@ def command(
 
     The selected versions become coarse: weights come back rounded, by some percent of their root mean square, and the
     moments of an optimiser only roughly. --dry-run prints the errors before anything changes, and `ckstore show`
-    afterwards. All other versions stay exact. Only another ingest of the same files makes a thinned version exact
-    again. If a selected version is tagged, nothing is thinned; --keep-tagged leaves tagged versions out. A range A..B
-    selects versions of one run.
+    afterwards. All other versions stay exact. To undo it, ingest the original files again with --fidelity exact: the
+    version gets a new number. If a selected version is tagged, nothing is thinned; --keep-tagged leaves tagged versions
+    out. A range A..B selects versions of one run.
 
     `ckstore gc` frees the bytes.
     """

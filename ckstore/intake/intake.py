@@ -197,12 +197,17 @@ class Intake:
             raise UsageError(f"{_NOT_REMOVED} The policy of run {run} is coarse; give `policy` exact.")
 
     def retain(self, runs: Iterable[str]) -> None:
-        """Apply the policies of some runs; log errors, since the new versions are stored."""
+        """Apply the policies of some runs; log effects, and errors since the new versions are stored."""
         for run in sorted(set(runs)):
             try:
-                retain(self.repository, run)
+                report = retain(self.repository, run)
             except CkstoreError as error:
                 _log.warning("Older versions of run %s remain unchanged: %s", run, error)
+                continue
+            counts = {"forgot": report.forgotten, "thinned": report.thinned, "dropped tensors of": report.dropped}
+            done = [f"{verb} {len(rows)}" for verb, rows in counts.items() if rows]
+            if done:
+                _log.info("The policy of run %s %s of its older versions.", run, ", ".join(done))
 
     def store_all(
         self, inputs: Iterable[Planned], batch: Batch, progress: Callable[[int], None] | None

@@ -16,13 +16,16 @@ _WITHOUT_BYTES = ("torch-zip", "torch-legacy", "safetensors", "dcp", "dcp-metada
 def opaque_parts(version: StoredVersion) -> dict[str, dict[str, str]]:
     """Return the reasons by path of the file and name of the part; see `Version.opaque`."""
     found: dict[str, dict[str, str]] = {}
+    pruned = {file for file, _ in version.dropped}  # A file that lacks tensors cannot be parsed again.
     for number, layout in enumerate(version.layout.files):
         path = version.document.files[number].path
         if layout.kind == "opaque":
             why = _why_opaque(version, number)
             if why or len(version.layout.files) == 1:
                 found[path] = {"": why or "of a kind whose tensors cannot be read"}
-        elif layout.kind not in _WITHOUT_BYTES and (parts := version.parsed(number).bytes_for):
+        elif layout.kind in _WITHOUT_BYTES or number in pruned:
+            continue
+        elif parts := version.parsed(number).bytes_for:
             found[path] = dict(parts)
     return found
 

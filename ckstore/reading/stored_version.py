@@ -188,7 +188,7 @@ class StoredVersion:
                 besides = ", or leave the file out with `exclude`" if self.document.is_directory else ""
                 raise NotFoundError(
                     f"Version {self.row.number} has dropped {globs}, so that {path} cannot be restored; "
-                    f"export its other tensors with format pt{besides}."
+                    f"export its other tensors with `format` pt{besides}."
                 )
 
     @cached_property

@@ -39,7 +39,7 @@ def check_tag(name: str) -> None:
     plain = name.isprintable() and name == name.strip() and "@" not in name
     if not name or not plain or name.isdecimal() or name == LATEST:
         raise UsageError(
-            f"{name!r} cannot be a tag: tags are not empty, a number or {LATEST}, and contain no @; choose another."
+            f"{name!r} cannot be a tag: a tag cannot be empty, a number or {LATEST}, or contain @; choose another."
         )
 
 

@@ -43,7 +43,7 @@ def in_place_of(repository: Repository, existing: VersionRow, scanned: ScannedVe
     if not request.replace:
         raise ConflictError(
             f"{request.run}@{request.step} holds other content as version {existing.number}; "
-            "choose another step or run, set `replace`, or store several inputs with `step_from` (`ingest_many`)."
+            "choose another `step` or `run`, or set `replace`; for several inputs, use `step_from` (`ingest_many`)."
         )
     repository.catalog.check_untagged([existing.number])
     return request

@@ -101,7 +101,8 @@ def test_versions_that_stay_because_of_tags_are_named(ckstore, filled: Path) -> 
 
 def test_an_ingest_carries_it_out(ckstore, place: Path) -> None:
     ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2")
-    ckstore("ingest", "in/step0.pt", "in/step10.pt", "in/step20.pt", "--run", "gpt")
+    said = ckstore("ingest", "in/step0.pt", "in/step10.pt", "in/step20.pt", "--run", "gpt").err
+    assert said.endswith("ckstore: The policy of run gpt forgot 1, thinned 1 of its older versions.\n")
     found = [(item["step"], item["fidelity"]) for item in ckstore("log", "gpt", "--json").json]
     assert sorted(found) == [(10, "coarse"), (20, "exact")]
 

@@ -310,6 +310,16 @@ def test_files_do_not_come_back_and_the_rest_does(directory: Path) -> None:
         assert "optimizer/state/[0]/exp_avg" in arrays.attrs["left_out"]["missing"]  # type: ignore[operator]
 
 
+def test_a_file_of_another_container_lists_the_rest(directory: Path) -> None:
+    """It cannot be parsed again, as other files are to find the parts that are bytes."""
+    np.savez(directory / "a.npz", model=np.ones((300, 256), "f4"), exp_avg=np.zeros((300, 256), "f4"))
+    with ckstore.init(directory / "store") as store:
+        row = store.ingest(directory / "a.npz", run="a", step=1, hot=0).version
+        drop(store.repository, [row], ["exp_avg"])
+        assert store["a@1"].opaque() == {}
+        assert list(store["a@1"]) == ["model"]
+
+
 def test_files_of_a_directory(directory: Path) -> None:
     source = directory / "step0"
     source.mkdir()
