@@ -10,8 +10,8 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from ckstore.commit.change import remove_uncommitted
-from ckstore.errors import ConflictError, DiskFullError, LockedError
-from ckstore.gc.plan import GcPlan, plan_for
+from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError
+from ckstore.gc.plan import GcPlan, State, plan_for
 from ckstore.gc.reachability import PackContents
 from ckstore.gc.repack import Copy, repack
 from ckstore.storage import durable, reserve, root
@@ -129,6 +129,7 @@ class _Collection:
         return report
 
     def _collect(self, *, rewriting: bool) -> GcReport:
+        refused: State | None = None
         try:
             while True:
                 self._wait()
@@ -139,9 +140,12 @@ class _Collection:
                 self._copy(plan)
                 try:
                     report = self._commit(plan)
-                except ConflictError:  # Another mirror deleted a copy as a leftover.
+                except ConflictError as error:  # Another mirror deleted a copy as a leftover.
                     self._drop(list(self._copies))
                     report = None
+                    if refused == plan.state:  # Nobody has changed anything since it was refused before.
+                        raise IntegrityError("The catalog contradicts itself; run `ckstore recover`.") from error
+                    refused = plan.state
                 if report is not None:
                     return report
                 if time.monotonic() > self._deadline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 from ckstore import init as init_store
@@ -40,7 +41,7 @@ def test_json(ckstore, filled: Path) -> None:
 def test_text(ckstore, filled: Path) -> None:
     out = ckstore("show", "gpt@20").out
     shown = ckstore("show", "3", "--json").json
-    assert out.startswith("version       3  (gpt@20)\n")
+    assert re.match(r"version +3  \(gpt@20\)\n", out)
     assert shown["contents"][0]["sha256"] in out
     assert shown["id"] in out
     assert "best" in out

@@ -290,7 +290,9 @@ def test_files_do_not_come_back_and_the_rest_does(directory: Path) -> None:
         fill(store, 2)
         drop(store.repository, store.catalog.versions()[:1], OPTIMIZER)
         version = store["a@0"]
-        with pytest.raises(NotFoundError, match=r"has dropped optimizer/\*, so that a0.pt cannot .* with format pt\.$"):
+        with pytest.raises(
+            NotFoundError, match=r"has dropped optimizer/\*, so that a0.pt cannot .* with `format` pt\.$"
+        ):
             version.checkout(directory / "out")
         assert not (directory / "out").exists()
         left_out = version.checkout(directory / "out.pt", format="pt")
