@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.commit.change import remove_uncommitted
 from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError
-from ckstore.gc.plan import GcPlan, State, plan_for
-from ckstore.gc.reachability import PackContents
+from ckstore.gc.plan import GcPlan, plan_for
+from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
 from ckstore.storage import durable, reserve, root
 from ckstore.storage.pack import PackInfo
