@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 import re
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,11 @@ def test_names_in_the_pseudocode_exist(name: str) -> None:
             found = importlib.import_module(".".join(["ckstore", *parts[:depth]]))
         else:
             found = getattr(found, part)
+
+
+def test_no_modules_import_one_another() -> None:
+    """Also for types alone, and within a room, where contracts of rooms do not look."""
+    grimp = pytest.importorskip("grimp")
+    graph = grimp.build_graph("ckstore", cache_dir=None)
+    modules = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    TopologicalSorter(modules).prepare()

@@ -12,7 +12,7 @@ from ckstore.cli.verb import open_store, option, verb
 
 _LEDGER = "ledger"
 #: Totals that are counts instead of bytes.
-_COUNTS = frozenset({"versions", "runs", "tags", "packs", "objects", "tensors", "elements", "lattices", "contents"})
+_COUNTS = frozenset({"versions", "runs", "tags", "packs", "objects", "tensors", "elements"})
 
 
 @verb(

@@ -1,4 +1,4 @@
-"""Integers to self-contained, checksummed payloads and back: the one entropy coder of all layers."""
+"""Integers to self-contained, checksummed payloads and back: the one entropy coder of all objects."""
 
 from __future__ import annotations
 
@@ -47,26 +47,16 @@ def encode_integers(values: Array, classes: Array | None = None) -> bytes:
     UsageError
         If the arrays' dtype or shape does not fit.
     """
-    return b"".join(_parts(values, classes, b""))
-
-
-def encode_chunk(values: Array, classes: Array | None = None, *, before: bytes = b"") -> memoryview:
-    """Return the same payload after the bytes of `before`, in memory that is reused after the result is released."""
-    return joined(_parts(values, classes, before))
+    return b"".join(_parts(values, classes))
 
 
 def encode_changes(values: Array, classes: Array | None = None) -> memoryview | None:
-    """Return the payload of a chunk of integers; None if all of them are zero."""
-    return encode_chunk(values, classes) if has_changes(values) else None
+    """Return the same payload, in memory that is reused after the result is released; None if all integers are zero."""
+    return joined(_parts(values, classes)) if values[:_FIRST].any() or values.any() else None
 
 
-def has_changes(values: Array) -> bool:
-    """Return whether any of the integers is not zero."""
-    return bool(values[:_FIRST].any() or values.any())
-
-
-def _parts(values: Array, classes: Array | None, before: bytes) -> list[bytes | Array]:
-    """Return the parts of a payload, after `before`."""
+def _parts(values: Array, classes: Array | None) -> list[bytes | Array]:
+    """Return the parts of a payload."""
     plan = make_plan(values, classes)
     kinds = plan.room.groups["kind"][: plan.number]
     streamed = bool((kinds < plan.room.directory.EQUAL).any())
@@ -86,7 +76,7 @@ def _parts(values: Array, classes: Array | None, before: bytes) -> list[bytes | 
     check = crc32(head, crc32(start, crc32(_narrowed(plan.coded, plan.narrow))))
     for part in parts:
         check = crc32(part, check)
-    return [before + start + check.to_bytes(4, "little") + head, *parts]
+    return [start + check.to_bytes(4, "little") + head, *parts]
 
 
 def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes: Array | None = None) -> None:

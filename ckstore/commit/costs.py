@@ -29,7 +29,7 @@ def present_costs(repository: Repository, rows: Sequence[VersionRow]) -> Costs:
         try:
             current = restore_cost(StoredVersion(repository, row))
         except IntegrityError:
-            continue  # A version with lost layers keeps its old values; `verify` reports it.
+            continue  # A version with lost objects keeps its old values; `verify` reports it.
         if current != (row.cost, row.depth):
             found[row.number] = current
     return found

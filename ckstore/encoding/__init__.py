@@ -1,1 +1,1 @@
-"""Encodes objects: estimates the ways to store each, and makes the layers of the chosen one."""
+"""Encodes objects: estimates the ways to store each, and encodes it in the chosen one."""

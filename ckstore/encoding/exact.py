@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ckstore.codecs.integers import encode_chunk, has_changes
+from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import FLOATS, Bits, ordinal_classes, ordinal_difference
 from ckstore.codecs.patches import find_changes
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way, nearby_ancestors
@@ -174,10 +174,8 @@ def encode_values(dtype: str, bits: Bits, before: Bits | None, way: Way) -> memo
     """Return the payload of one chunk in one way, against the values `before`; None if nothing is to be stored."""
     if way.patched and before is not None:
         return find_changes(bits, before, is_float=dtype in FLOATS).patch()
-    difference = ordinal_difference(bits, before, dtype)
-    if not has_changes(difference):
-        return None
-    return encode_chunk(difference, ordinal_classes(before, dtype) if way.context and before is not None else None)
+    classes = ordinal_classes(before, dtype) if way.context and before is not None else None
+    return encode_changes(ordinal_difference(bits, before, dtype), classes)
 
 
 def _differences(sample: Sample, before: Bits, dtype: str) -> dict[bool, float]:

@@ -108,9 +108,9 @@ class PackContents:
 
     @property
     def garbage(self) -> int:
-        """Bytes of layers and blobs that nothing needs."""
-        layers = sum(size for slot, size in enumerate(self.sizes) if slot not in self.slots)
-        return layers + sum(size for name, size in self.blobs.items() if name not in self.wanted)
+        """Bytes of objects and blobs that nothing needs."""
+        objects = sum(size for slot, size in enumerate(self.sizes) if slot not in self.slots)
+        return objects + sum(size for name, size in self.blobs.items() if name not in self.wanted)
 
 
 @dataclass(slots=True)

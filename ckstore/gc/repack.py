@@ -1,4 +1,4 @@
-"""Rewrites a pack without its garbage: live layers and blobs are copied byte for byte."""
+"""Rewrites a pack without its garbage: live objects and blobs are copied byte for byte."""
 
 from __future__ import annotations
 

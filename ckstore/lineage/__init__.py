@@ -1,1 +1,1 @@
-"""Plans the base and the layers of each object; touches no file."""
+"""Plans the base of each object; touches no file."""

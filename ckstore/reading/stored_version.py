@@ -31,7 +31,7 @@ from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack_reader import MissingPackError
 
 #: Bytes that take no longer than another request. Small packs are fetched along with manifests up to this sum;
-#: smaller sets of layers are fetched whole, without reading their indexes first.
+#: smaller sets of records are fetched whole, without reading their indexes first.
 _SMALL = 4 << 20
 
 #: Bytes of its whole chain that are fetched at once for a full read.
@@ -156,7 +156,7 @@ class StoredVersion:
             packs.prefetch(part for layers in wanted for part in self._parts(layers))
 
     def _parts(self, layers: Sequence[tuple[Record, set[int] | None]]) -> Iterator[tuple[str, int, int]]:
-        """Yield the parts of an object's layers in the order of reads: indexes, then the first pieces, and so on."""
+        """Yield the parts of an object's records in the order of reads: indexes, then the first pieces, and so on."""
         reader = self.repository.reader
         parts = [(record.pack, *part) for record, chunks in layers for part in reader.ranges(record, chunks)]
         for record, _ in layers:

@@ -327,7 +327,6 @@ class Catalog(CatalogClaims):
         self,
         number: int,
         *,
-        fidelity: str | None = None,
         depth: int | None = None,
         cost: float | None = None,
         base: bool | None = None,
@@ -336,7 +335,7 @@ class Catalog(CatalogClaims):
     ) -> None:
         """Change the columns that thinning, rebasing or later metrics affect; raise `NotFoundError`."""
         values = {
-            "fidelity": fidelity, "depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes,
+            "depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes,
             "metrics": None if metrics is None else _json(dict(metrics)),
         }  # fmt: skip
         self.version(number)

@@ -152,7 +152,7 @@ class CatalogReader:
         return self._select("WHERE v.uid >= ? AND v.uid < ? ORDER BY v.number", prefix, prefix + "g")
 
     def resolve(self, spec: str | int) -> VersionRow:
-        """Return the version with a name; see `names.resolve`."""
+        """Return the version with a name; see `version_names.resolve`."""
         return resolve(self, spec)
 
     def runs(self) -> list[RunRow]:

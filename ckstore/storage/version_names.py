@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ckstore.errors import NotFoundError, UsageError
-
-if TYPE_CHECKING:
-    from ckstore.storage.catalog_reader import CatalogReader
-    from ckstore.storage.rows import VersionRow
+from ckstore.storage.rows import RunRow, VersionRow
 
 #: The name of the latest version.
 LATEST = "latest"
@@ -23,6 +20,34 @@ _UID_PREFIX = re.compile(r"[0-9a-f]{4,40}")
 # SQLite's integers; a longer sequence of digits can still be a prefix of an id.
 _LARGEST_NUMBER = 2**63 - 1
 _SUGGESTIONS = 3
+
+
+class Versions(Protocol):
+    """The queries that resolve names; the catalog implements them."""
+
+    def version(self, number: int) -> VersionRow:
+        """Return the version with a number; raise `NotFoundError`."""
+
+    def versions(self, run: str | None = None) -> list[VersionRow]:
+        """Return all versions by number, or those of one run."""
+
+    def runs(self) -> list[RunRow]:
+        """Return all runs."""
+
+    def tags(self) -> dict[str, int]:
+        """Return version numbers by tag."""
+
+    def latest(self) -> VersionRow | None:
+        """Return the latest version."""
+
+    def highest(self, run: str) -> VersionRow | None:
+        """Return the version of a run with the highest step; without steps, the latest."""
+
+    def at_step(self, run: str, step: int) -> VersionRow | None:
+        """Return the version at a step of a run."""
+
+    def with_uid(self, prefix: str) -> list[VersionRow]:
+        """Return the versions whose ids have this prefix."""
 
 
 def check_length(name: str) -> None:
@@ -43,12 +68,12 @@ def check_tag(name: str) -> None:
         )
 
 
-def resolve(catalog: CatalogReader, spec: str | int) -> VersionRow:
+def resolve(catalog: Versions, spec: str | int) -> VersionRow:
     """Return the version with a name.
 
     Parameters
     ----------
-    catalog : CatalogReader
+    catalog : Versions
     spec : str or int
         In this order: the number of a version, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name
         of a run (its version with the highest step; without steps, the one ingested last), `least:METRIC`,
@@ -81,7 +106,7 @@ def resolve(catalog: CatalogReader, spec: str | int) -> VersionRow:
     return found
 
 
-def _of_run(catalog: CatalogReader, text: str) -> VersionRow | None:
+def _of_run(catalog: Versions, text: str) -> VersionRow | None:
     run, separator, step = text.rpartition("@")
     if separator:
         if step == LATEST:
@@ -93,7 +118,7 @@ def _of_run(catalog: CatalogReader, text: str) -> VersionRow | None:
     return catalog.highest(text)
 
 
-def _by_metric(catalog: CatalogReader, text: str) -> VersionRow | None:
+def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
     """Return the version with the extreme value of a metric, the first of equal ones; None for another name."""
     named = _BY_METRIC.fullmatch(text)
     if named is None:
@@ -114,7 +139,7 @@ def _by_metric(catalog: CatalogReader, text: str) -> VersionRow | None:
     return catalog.version((min if lowest else max)(numbers, key=numbers.__getitem__))
 
 
-def _by_uid(catalog: CatalogReader, prefix: str) -> VersionRow | None:
+def _by_uid(catalog: Versions, prefix: str) -> VersionRow | None:
     if not _UID_PREFIX.fullmatch(prefix):
         return None
     found = catalog.with_uid(prefix)
@@ -126,7 +151,7 @@ def _by_uid(catalog: CatalogReader, prefix: str) -> VersionRow | None:
     return found[0] if found else None
 
 
-def _near(catalog: CatalogReader, text: str) -> str:
+def _near(catalog: Versions, text: str) -> str:
     from difflib import get_close_matches
 
     run, separator, step = text.rpartition("@")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ckstore.checking.verify import check_objects, check_restores
 from ckstore.commit.change import Change
 from ckstore.commit.naming import check_run, check_run_is_no_tag, tag
+from ckstore.encoding.budget import BUDGET
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import (
     CkstoreError,
@@ -39,6 +40,7 @@ from ckstore.storage.pack import PackWriter
 from ckstore.storage.pack_reader import MissingPackError
 from ckstore.storage.root import PACKS
 from ckstore.transfer.missing import find_missing
+from ckstore.writing.rebase import within_budget
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -60,7 +62,7 @@ class Transferred:
     arrived
         Its row in the target; None after a dry run.
     bytes
-        Bytes of the written packs; after a dry run, of the layers to send.
+        Bytes of the written packs; after a dry run, of the objects to send.
     """
 
     version: VersionRow
@@ -260,7 +262,9 @@ class _Transfer:
             target.resolver.forget()
             raise
         share.end()
-        there = self._there[row.uid] = self._same[row.number] = catalog.version(committed)
+        # Content that the target has already may lie deeper there.
+        there = within_budget(target, catalog.version(committed), max(BUDGET, row.cost))
+        self._there[row.uid] = self._same[row.number] = there
         return there, sent
 
     def _parent(self, row: VersionRow) -> VersionRow | None:
@@ -289,12 +293,12 @@ class _Transfer:
 
 
 class _Share:
-    """Converts bytes of written layers into progress in bytes of the version."""
+    """Converts bytes of written objects into progress in bytes of the version."""
 
-    def __init__(self, progress: Progress, whole: int, layers: int) -> None:
+    def __init__(self, progress: Progress, whole: int, expected: int) -> None:
         self._progress = progress
         self._whole = whole
-        self._layers = layers
+        self._expected = expected
         self._written = 0
         self._reported = 0
 
@@ -302,7 +306,7 @@ class _Share:
         """Report `count` more written bytes."""
         self._written += count
         # Bytes of objects that are encoded in full are an estimate.
-        self._report(min(self._whole * self._written // max(self._layers, 1), self._whole))
+        self._report(min(self._whole * self._written // max(self._expected, 1), self._whole))
 
     def end(self) -> None:
         """Report the rest."""

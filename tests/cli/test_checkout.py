@@ -201,7 +201,7 @@ def test_near_matches(ckstore, filled: Path, name: str, near: str) -> None:
 def test_require_exact(ckstore, filled: Path) -> None:
     ckstore("checkout", "best", "--require-exact", "-o", "exact.pt")
     with library.open(filled / ".ckstore") as store, store.catalog.transaction():
-        store.catalog.update_version(3, fidelity="coarse")
+        store.catalog._connection.execute("UPDATE versions SET fidelity = 'coarse' WHERE number = 3")
     assert "no exact values" in ckstore("checkout", "best", "--require-exact", "-o", "coarse.pt", code=4).sentence
     assert not (filled / "coarse.pt").exists()
 

@@ -716,3 +716,19 @@ def test_a_compaction_during_the_search_is_no_damage(tmp_path: Path, monkeypatch
         assert len(report.versions) == 3
         for step, state in enumerate(states):
             assert bool((target[f"r@{step}"].state_dict()["weight"] == state["weight"]).all())
+
+
+def test_a_version_whose_content_lies_deep_in_the_target_is_rebased(directory: Path) -> None:
+    weights = [draw(512, 512)]
+    for seed in range(1, 8):
+        weights.append(weights[-1] + draw(512, 512, seed=seed, scale=1e-4))
+    with ckstore.init(directory / "source") as source, ckstore.init(directory / "target") as target:
+        for step, weight in enumerate(weights):
+            target.ingest({"w": weight}, run="deep", step=step, hot=0, budget=100.0)
+        assert target["deep@7"].row.cost > 2
+        source.ingest({"w": weights[7]}, run="a", step=0, hot=0)
+        source.push(target)
+        assert target["a@0"].row.cost <= 2
+        assert target["deep@7"].row.cost <= 2, "it has the same object"
+        assert torch.equal(target["a@0"]["w"].torch(), weights[7])
+        assert target.verify().problems == []

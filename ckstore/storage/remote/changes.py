@@ -117,7 +117,7 @@ CALLS: Mapping[str, Mapping[str, Kind]] = {
     "note_collected": {"when": _plainly(TIME)},
     "note_gone": {"names": _PACK_NAMES},
     "update_version": {
-        "number": _plainly(_NUMBER), "fidelity": _plainly(one_of("exact", "coarse")), "depth": _plainly(_SIZE),
+        "number": _plainly(_NUMBER), "depth": _plainly(_SIZE),
         "cost": _plainly(number(0)), "base": _plainly(flag), "stored_bytes": _plainly(_SIZE),
         "metrics": _plainly(plain_object),
     },
