@@ -73,6 +73,11 @@ class Retention:
         `exact_best` keeps them exact.
     whole_last
         The latest N versions lose no tensors; by default `exact_last`.
+
+    Examples
+    --------
+    >>> str(Retention(exact_last=3, exact_best=("val_loss:min",), keep_last=100))
+    'exact-last 3, exact-best val_loss:min, keep-last 100'
     """
 
     exact_last: int | None = None
@@ -151,6 +156,12 @@ class Policy:
         keeps `HOT`.
     retention
         The retention of a run's older versions.
+
+    Examples
+    --------
+    >>> policy = Policy("coarse", quality=1.0, hot=0)
+    >>> store.ingest({"weight": np.random.rand(300, 300)}, run="toy", policy=policy).version.fidelity
+    'coarse'
     """
 
     fidelity: Fidelity = "exact"
@@ -180,7 +191,13 @@ class Policy:
             raise UsageError(f"The scheme {self.scheme} does not take settings; choose dynaquant, or leave them out.")
 
     def to_text(self) -> str:
-        """Return the policy as stored in the catalog and the log."""
+        """Return the policy as stored in the catalog and the log.
+
+        Examples
+        --------
+        >>> Policy.from_text(Policy("coarse").to_text()) == Policy("coarse")
+        True
+        """
         said: dict[str, Any] = {"fidelity": self.fidelity}
         if self.is_coarse:
             own = self.parameters() if self.settings is None else {"settings": self.parameters()}

@@ -23,6 +23,14 @@ class Run:
         Name of the run.
     versions
         Its versions at the time of the call.
+
+    Examples
+    --------
+    >>> run = store.run("gpt")
+    >>> run.steps, run.latest, run.metrics
+    ([100, 200, 300], <ckstore.Version 3 gpt@300>, {'val_loss': [3.1, 2.7, 2.8]})
+    >>> run[200], run[200:], len(run)
+    (<ckstore.Version 2 gpt@200>, <ckstore.Run gpt, 2 versions>, 3)
     """
 
     def __init__(self, name: str, versions: Sequence[Version]) -> None:
@@ -101,7 +109,13 @@ class Run:
         return Run(self.name, chosen[:: steps.step])
 
     def tail(self, count: int) -> Run:
-        """Return the run of the last `count` versions, by number."""
+        """Return the run of the last `count` versions, by number.
+
+        Examples
+        --------
+        >>> store.run("gpt").tail(2).steps
+        [200, 300]
+        """
         if count < 0:
             raise UsageError(f"The number of versions must be 0 or more, not {count}.")
         return Run(self.name, self.versions[max(len(self.versions) - count, 0) :])
@@ -136,4 +150,4 @@ class Run:
         """
         from ckstore.views.groups import run_group
 
-        return run_group(self.name, [version.stored for version in self.versions])
+        return run_group(self.name, [version._stored for version in self.versions])

@@ -16,7 +16,6 @@ from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.storage import root
 from ckstore.storage.catalog import RECENT, Catalog, VersionRow
 from ckstore.storage.opening import create_store, ensure_store
-from ckstore.storage.pack_reader import PackReader
 
 if TYPE_CHECKING:
     import threading
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from ckstore.formats.torch.state_dict import OnUnknown
     from ckstore.gc.collect import GcReport
     from ckstore.intake.intake import Ingested, Intake
-    from ckstore.objects.reader import ObjectReader
-    from ckstore.objects.resolver import CatalogResolver
     from ckstore.reading.comparison import DiffReport
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.retention.forget import ForgetReport
@@ -85,6 +82,13 @@ class Store(Mapping[str | int, "Version"]):
         Limit of the cache of decoded chunks.
     options, cache
         Client options and mirror directory of a store in an object store; see `open`.
+
+    Examples
+    --------
+    >>> store["gpt@200"], store["best"] == store["gpt@200"]
+    (<ckstore.Version 2 gpt@200>, True)
+    >>> list(store), "gpt@400" in store
+    ([1, 2, 3], False)
     """
 
     def __init__(
@@ -96,16 +100,16 @@ class Store(Mapping[str | int, "Version"]):
         options: Mapping[str, str] | None = None,
         cache: Path | None = None,
     ) -> None:
-        self.repository = Repository(place, mode, cache_bytes, options=options, cache=cache)
+        self._repository = Repository(place, mode, cache_bytes, options=options, cache=cache)
         self._intake: Intake | None = None
 
     def __getstate__(self) -> tuple[Address, Mode, int]:
-        return self.repository.address, self.mode, self.repository.cache_bytes
+        return self._repository.address, self.mode, self._repository.cache_bytes
 
     def __setstate__(self, state: tuple[Address, Mode, int]) -> None:
         """Open the store in another process."""
         address, mode, cache_bytes = state
-        self.repository = address.open(mode, cache_bytes)
+        self._repository = address.open(mode, cache_bytes)
         self._intake = None
 
     def __repr__(self) -> str:
@@ -120,115 +124,138 @@ class Store(Mapping[str | int, "Version"]):
         self.close()
 
     def close(self) -> None:
-        """Close the store, after a running background compaction."""
+        """Close the store, after a running background compaction.
+
+        Examples
+        --------
+        >>> store.close()
+        >>> store.versions()
+        Traceback (most recent call last):
+            ...
+        ckstore.errors.ClosedError: The store is closed; open it again, and read from it before it is closed.
+        """
         if self._intake is not None:
             self._intake.close()
-        self.repository.close()
+        self._repository.close()
 
     @property
     def place(self) -> Path | str:
         """The directory of the store, or its URL in an object store."""
-        return self.repository.place
+        return self._repository.place
 
     @property
     def path(self) -> Path:
         """The directory of the store, or of the local mirror of a store in an object store."""
-        return self.repository.path
+        return self._repository.path
 
     @property
     def mode(self) -> Mode:
         """`r` (read only) or `a` (read and write)."""
-        return self.repository.mode
+        return self._repository.mode
 
     @property
-    def catalog(self) -> Catalog:
+    def _catalog(self) -> Catalog:
         """The catalog; that of a store in an object store is at most a second old."""
         return self._followed().catalog
 
     def _followed(self) -> Repository:
-        self.repository.catalog.refresh(within=RECENT)
-        return self.repository
-
-    @property
-    def packs(self) -> PackReader:
-        """The reader of packs."""
-        return self.repository.packs
-
-    @property
-    def resolver(self) -> CatalogResolver:
-        """The resolver of ids to records."""
-        return self.repository.resolver
-
-    @property
-    def reader(self) -> ObjectReader:
-        """The decoder of objects."""
-        return self.repository.reader
+        self._repository.catalog.refresh(within=RECENT)
+        return self._repository
 
     def __getitem__(self, name: str | int | Version) -> Version:
         """Return the version of a name; raise `NotFoundError` with near matches."""
         from ckstore.version import Version
 
-        return Version(self._stored(self.catalog.resolve(_name_of(name))))
+        return Version(self._stored(self._catalog.resolve(_name_of(name))))
 
     def __contains__(self, name: object) -> bool:
         try:
-            self.catalog.resolve(_name_of(name))
+            self._catalog.resolve(_name_of(name))
         except (NotFoundError, TypeError, UsageError):
             return False
         return True
 
     def __iter__(self) -> Iterator[int]:
-        return iter([row.number for row in self.catalog.versions()])
+        return iter([row.number for row in self._catalog.versions()])
 
     def __len__(self) -> int:
-        return len(self.catalog.versions())
+        return len(self._catalog.versions())
 
     def __bool__(self) -> bool:
         return True
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Store) and self.repository.address.place == other.repository.address.place
+        return isinstance(other, Store) and self._repository.address.place == other._repository.address.place
 
     def __hash__(self) -> int:
-        return hash(self.repository.address.place)
+        return hash(self._repository.address.place)
 
     def run(self, name: str) -> Run:
-        """Return a run with its present versions; raise `NotFoundError` for an unknown name."""
+        """Return a run with its present versions; raise `NotFoundError` for an unknown name.
+
+        Examples
+        --------
+        >>> store.run("gpt")[100]
+        <ckstore.Version 1 gpt@100>
+        """
         from ckstore.run import Run
 
         return Run(name, self.versions(name))
 
     def runs(self) -> list[Run]:
-        """Return all runs, oldest first."""
+        """Return all runs, oldest first.
+
+        Examples
+        --------
+        >>> store.runs()
+        [<ckstore.Run gpt, 3 versions>]
+        """
         from ckstore.run import Run
 
-        found: dict[str, list[Version]] = {row.name: [] for row in self.catalog.runs()}
+        found: dict[str, list[Version]] = {row.name: [] for row in self._catalog.runs()}
         for version in self.versions():
             found.setdefault(version.run, []).append(version)
         return [Run(name, versions) for name, versions in found.items()]
 
     def versions(self, run: str | None = None) -> list[Version]:
-        """Return all versions, or those of one run, by number; raise `NotFoundError` for an unknown run."""
+        """Return all versions, or those of one run, by number; raise `NotFoundError` for an unknown run.
+
+        Examples
+        --------
+        >>> [version.step for version in store.versions("gpt")]
+        [100, 200, 300]
+        """
         from ckstore.version import Version
 
-        return [Version(self._stored(row)) for row in self.catalog.versions(run)]
+        return [Version(self._stored(row)) for row in self._catalog.versions(run)]
 
     def tags(self) -> dict[str, Version]:
-        """Return the tagged versions by tag, sorted by tag."""
+        """Return the tagged versions by tag, sorted by tag.
+
+        Examples
+        --------
+        >>> store.tags()
+        {'best': <ckstore.Version 2 gpt@200>}
+        """
         versions = {version.number: version for version in self.versions()}
-        return {tag: versions[number] for tag, number in self.catalog.tags().items() if number in versions}
+        return {tag: versions[number] for tag, number in self._catalog.tags().items() if number in versions}
 
     def log(self, run: str | None = None) -> Table:
         """Return a table of all versions, or of those of one run, by number: a row per version, a column per fact.
 
         The columns are those of `ckstore log --json`. `Table.to_pandas` makes a data frame of it.
+
+        Examples
+        --------
+        >>> store.log("gpt").where("val_loss<3").columns("step", "val_loss")
+        [{'step': 200, 'val_loss': 2.7}, {'step': 300, 'val_loss': 2.8}]
         """
         from ckstore.table import Table, version_record
 
         tags: dict[int, list[str]] = {}
-        for tag, number in self.catalog.tags().items():
+        for tag, number in self._catalog.tags().items():
             tags.setdefault(number, []).append(tag)
-        return Table(version_record(row, tags.get(row.number, [])) for row in self.catalog.versions(run))
+        return Table(version_record(row, tags.get(row.number, [])) for row in self._catalog.versions(run))
 
     def diff(
         self,
@@ -253,10 +280,15 @@ class Store(Mapping[str | int, "Version"]):
         ------
         NotFoundError
             A version does not exist, or neither has a tensor that a glob matches.
+
+        Examples
+        --------
+        >>> [(change.path, change.change) for change in store.diff("gpt@100", "gpt@300").changes]
+        [('model/weight', 'values')]
         """
         from ckstore.reading.comparison import compare
 
-        return compare(self[before].stored, self[after].stored, globs, values=values)
+        return compare(self[before]._stored, self[after]._stored, globs, values=values)
 
     def verify(
         self,
@@ -280,12 +312,17 @@ class Store(Mapping[str | int, "Version"]):
             Its workers read and decode; by default threads of this process.
         progress
             Called with numbers of decoded bytes.
+
+        Examples
+        --------
+        >>> store.verify().problems
+        []
         """
         from ckstore.checking.verify import verify
 
-        self.catalog.refresh()
+        self._catalog.refresh()
         chosen = self._chosen(versions, run)
-        return verify(self.repository, chosen, sample=sample, executor=executor, progress=progress)
+        return verify(self._repository, chosen, sample=sample, executor=executor, progress=progress)
 
     def map(
         self,
@@ -314,6 +351,11 @@ class Store(Mapping[str | int, "Version"]):
             The function cannot be pickled.
         CkstoreError
             A worker died. Errors of the function are raised unchanged.
+
+        Examples
+        --------
+        >>> list(store.map(lambda version: version.metrics["val_loss"]))
+        [3.1, 2.7, 2.8]
         """
         from ckstore.runtime.executors import spread
         from ckstore.version import Version, called
@@ -323,8 +365,8 @@ class Store(Mapping[str | int, "Version"]):
         chosen = [Version(stored) for names in selections for stored in self._chosen(names, run)]
         if executor is None:
             return map(function, chosen)
-        items = [(version.row.uid, version.row.number) for version in chosen]
-        return spread(executor, partial(called, function, self.repository.address), items)
+        items = [(version.id, version.number) for version in chosen]
+        return spread(executor, partial(called, function, self._repository.address), items)
 
     def rebase(
         self,
@@ -345,18 +387,29 @@ class Store(Mapping[str | int, "Version"]):
             versions is stored in full.
         dry_run
             Change nothing; only report.
+
+        Examples
+        --------
+        >>> store.rebase("gpt@300").versions, store["gpt@300"].depth
+        ([3], 0)
         """
         from ckstore.writing.rebase import rebase
 
         if not dry_run:
-            self.repository.require_writable()
+            self._repository.require_writable()
         return rebase(self._followed(), self._chosen(versions, run), budget=budget, dry_run=dry_run)
 
     def policy(self, run: str | None = None) -> Policy:
-        """Return the policy of a run: its own, else the store's, else the default (exact, keep everything)."""
+        """Return the policy of a run: its own, else the store's, else the default (exact, keep everything).
+
+        Examples
+        --------
+        >>> store.policy("gpt").fidelity
+        'exact'
+        """
         from ckstore.commit.naming import policy_of
 
-        return policy_of(self.catalog, run)
+        return policy_of(self._catalog, run)
 
     def set_policy(self, policy: Policy | None, run: str | None = None) -> None:
         """Set the policy of a run, or of all runs without a policy of their own.
@@ -367,14 +420,26 @@ class Store(Mapping[str | int, "Version"]):
             Fidelity of future versions and retention of older ones; None removes the policy.
         run
             Name of the run; by default the whole store.
+
+        Examples
+        --------
+        >>> store.set_policy(ckstore.Policy("coarse", quality=1.0), run="gpt")
+        >>> store.policy("gpt").quality
+        1.0
         """
         from ckstore.commit.naming import set_policy
 
         set_policy(self._followed(), policy, run)
 
     def policies(self) -> dict[str, Policy]:
-        """Return the policies that are set, by run; that of the store under the empty name."""
-        return {name: Policy.from_text(text) for name, text in self.catalog.policies().items()}
+        """Return the policies that are set, by run; that of the store under the empty name.
+
+        Examples
+        --------
+        >>> store.policies()
+        {}
+        """
+        return {name: Policy.from_text(text) for name, text in self._catalog.policies().items()}
 
     def retain(
         self,
@@ -401,6 +466,12 @@ class Store(Mapping[str | int, "Version"]):
         ------
         NotFoundError
             The run does not exist.
+
+        Examples
+        --------
+        >>> store.set_policy(ckstore.Policy(retention=ckstore.Retention(keep_last=2)), run="gpt")
+        >>> store.retain(dry_run=True).forgotten
+        [<ckstore.VersionRow 1 gpt@100>]
         """
         from ckstore.retention.retain import expected, retain
 
@@ -409,13 +480,18 @@ class Store(Mapping[str | int, "Version"]):
             return expected(self._followed(), run, retention)
         if retention is not None:
             raise UsageError("`retention` needs `dry_run`; `set_policy` sets it.")
-        self.repository.require_writable()
+        self._repository.require_writable()
         return retain(self._followed(), run, progress=progress)
 
     def stats(self) -> dict[str, Any]:
         """Return totals of the store, and under `ledger` the bytes of its files by cause.
 
         `held` are bytes of forgotten versions: garbage, and data that present versions need until a `rebase`.
+
+        Examples
+        --------
+        >>> store.stats()["versions"]
+        3
         """
         from ckstore.checking.ledger import stats
 
@@ -424,7 +500,7 @@ class Store(Mapping[str | int, "Version"]):
     def _stored(self, row: VersionRow) -> StoredVersion:
         from ckstore.reading.stored_version import StoredVersion
 
-        return StoredVersion(self.repository, row)
+        return StoredVersion(self._repository, row)
 
     def select(
         self,
@@ -455,6 +531,11 @@ class Store(Mapping[str | int, "Version"]):
             A name or a run does not exist.
         UsageError
             Both `versions` and `run` are given, or a range has ends in two runs or runs backwards.
+
+        Examples
+        --------
+        >>> store.select(["gpt@200..gpt@300"])
+        [<ckstore.Version 2 gpt@200>, <ckstore.Version 3 gpt@300>]
         """
         from ckstore.version import Version
 
@@ -483,13 +564,27 @@ class Store(Mapping[str | int, "Version"]):
         return [self._stored(row) for row in self._rows(versions, run)]
 
     def tag(self, version: str | int | Version, name: str) -> None:
-        """Point a tag at a version; raise `UsageError` where a run has that name."""
+        """Point a tag at a version; raise `UsageError` where a run has that name.
+
+        Examples
+        --------
+        >>> store.tag("gpt@300", "candidate")
+        >>> store["candidate"]
+        <ckstore.Version 3 gpt@300>
+        """
         from ckstore.commit.naming import tag
 
-        tag(self._followed(), self.catalog.resolve(_name_of(version)), name)
+        tag(self._followed(), self._catalog.resolve(_name_of(version)), name)
 
     def untag(self, name: str) -> None:
-        """Remove a tag."""
+        """Remove a tag.
+
+        Examples
+        --------
+        >>> store.untag("best")
+        >>> store.tags()
+        {}
+        """
         from ckstore.commit.naming import untag
 
         untag(self._followed(), name)
@@ -514,13 +609,19 @@ class Store(Mapping[str | int, "Version"]):
             A metric is not a plain value.
         NotFoundError
             The version does not exist, or has no metric to remove.
+
+        Examples
+        --------
+        >>> store.set_metrics("gpt@300", {"accuracy": 0.6})
+        >>> store["gpt@300"].metrics
+        {'val_loss': 2.8, 'accuracy': 0.6}
         """
         from ckstore.commit.naming import set_metrics
         from ckstore.writing.request import plain_metrics
 
-        self.repository.require_writable()
+        self._repository.require_writable()
         row = self._followed().catalog.resolve(_name_of(version))
-        set_metrics(self.repository, row, plain_metrics(metrics or {}), remove)
+        set_metrics(self._repository, row, plain_metrics(metrics or {}), remove)
 
     def forget(
         self,
@@ -551,13 +652,20 @@ class Store(Mapping[str | int, "Version"]):
             A chosen version is tagged; then none is forgotten.
         NotFoundError
             A name or a run does not exist.
+
+        Examples
+        --------
+        >>> [row.step for row in store.forget("gpt@100").versions]
+        [100]
+        >>> list(store)
+        [2, 3]
         """
         from ckstore.retention.forget import forget
 
         if not dry_run:
-            self.repository.require_writable()
+            self._repository.require_writable()
         rows = self._rows(versions, run, keep_last, keep_every, keep_tagged, required=True)
-        return forget(self.repository, rows, dry_run=dry_run)
+        return forget(self._repository, rows, dry_run=dry_run)
 
     def gc(self, *, grace: float = 3600.0, dry_run: bool = False) -> GcReport:
         """Collect garbage: delete bytes that no version needs.
@@ -575,11 +683,17 @@ class Store(Mapping[str | int, "Version"]):
             The store is damaged; nothing is deleted.
         LockedError
             Other processes write all the time.
+
+        Examples
+        --------
+        >>> forgotten = store.forget("gpt@300")
+        >>> store.gc(grace=0).versions
+        1
         """
         from ckstore.gc.collect import gc
 
         if not dry_run:
-            self.repository.require_writable()
+            self._repository.require_writable()
         return gc(self._followed(), grace=grace, dry_run=dry_run)
 
     def thin(
@@ -613,17 +727,23 @@ class Store(Mapping[str | int, "Version"]):
         ------
         ConflictError
             A version that would lose its exact values is tagged; remove the tag first, or keep it with `keep_tagged`.
+
+        Examples
+        --------
+        >>> report = store.thin("gpt@100")
+        >>> store["gpt@100"].fidelity, round(report.versions[0].relative, 2)
+        ('coarse', 0.04)
         """
         from ckstore.writing.compact import compact
         from ckstore.writing.thin import thin
 
         if not dry_run:
-            self.repository.require_writable()
+            self._repository.require_writable()
         rows = self._rows(versions, run, keep_last, keep_every, keep_tagged, required=True)
-        self.catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
+        self._catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
         if not dry_run:
-            compact(self.repository, [row for row in rows if row.hot])
-        return thin(self.repository, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
+            compact(self._repository, [row for row in rows if row.hot])
+        return thin(self._repository, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
 
     def push(
         self,
@@ -649,13 +769,20 @@ class Store(Mapping[str | int, "Version"]):
             Decode and compare every version in the other store before it becomes visible there.
         progress
             Called with numbers of bytes of versions that are done; they add up to the sum of `original_bytes`.
+
+        Examples
+        --------
+        >>> with ckstore.open("copy", create=True) as copy:
+        ...     report = store.push(copy, "best")
+        ...     print(report.versions[0].arrived, report.there, report.failed)
+        <ckstore.VersionRow 1 gpt@200> [] []
         """
         from ckstore.transfer.transfer import transfer
 
         if not dry_run:
-            other.repository.require_writable()
+            other._repository.require_writable()
         rows = self._rows(versions, run)
-        return transfer(self.repository, other._followed(), rows, dry_run=dry_run, verify=verify, progress=progress)
+        return transfer(self._repository, other._followed(), rows, dry_run=dry_run, verify=verify, progress=progress)
 
     def pull(
         self,
@@ -667,7 +794,15 @@ class Store(Mapping[str | int, "Version"]):
         verify: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> TransferReport:
-        """Fetch versions from another store, under the names that they have there; see `push`."""
+        """Fetch versions from another store, under the names that they have there; see `push`.
+
+        Examples
+        --------
+        >>> with ckstore.open("copy", create=True) as copy:
+        ...     report = copy.pull(store)
+        ...     print(list(copy))
+        [1, 2, 3]
+        """
         return other.push(self, versions, run=run, dry_run=dry_run, verify=verify, progress=progress)
 
     def compact(
@@ -685,11 +820,16 @@ class Store(Mapping[str | int, "Version"]):
             Names of versions, ranges, or a run; by default all versions.
         progress
             Called with numbers of bytes that were read or encoded.
+
+        Examples
+        --------
+        >>> store.ingest({"weight": np.ones(8)}, run="toy").version.hot, store.compact(run="toy").versions
+        (True, [4])
         """
         from ckstore.writing.compact import compact
 
-        self.repository.require_writable()
-        return compact(self.repository, [row for row in self._rows(versions, run) if row.hot], progress=progress)
+        self._repository.require_writable()
+        return compact(self._repository, [row for row in self._rows(versions, run) if row.hot], progress=progress)
 
     def ingest(
         self,
@@ -812,6 +952,13 @@ class Store(Mapping[str | int, "Version"]):
             Scan folders: group the checkpoints in them into runs and steps. Other files are left out, with a note.
         force
             Count damaged files as opaque bytes.
+
+        Examples
+        --------
+        >>> for step in (1, 2):
+        ...     np.save(f"net_{step}.npy", np.full(4, step))
+        >>> [item.step for item in store.plan(["net_1.npy", "net_2.npy"], run="net", step_from="name")]
+        [1, 2]
         """
         return self._taking().plan(_paths(paths), run=run, step_from=step_from, recursive=recursive, force=force)
 
@@ -939,6 +1086,12 @@ class Store(Mapping[str | int, "Version"]):
         ------
         UsageError
             The run is invalid, or `delete_source` is given for coarse versions.
+
+        Examples
+        --------
+        >>> np.save("net_1.npy", np.zeros(4))
+        >>> [item.version for item in store.watch(".", run="net", once=True, settle=0)]
+        [<ckstore.VersionRow 4 net@1>]
         """
         import threading
 
@@ -956,7 +1109,7 @@ class Store(Mapping[str | int, "Version"]):
         if self._intake is None:
             from ckstore.intake.intake import Intake
 
-            self._intake = Intake(self.repository)
+            self._intake = Intake(self._repository)
         return self._intake
 
     def saver(self, run: str | None = None, *, workers: int = 1, nbytes: int | None = None) -> Saver:
@@ -976,19 +1129,26 @@ class Store(Mapping[str | int, "Version"]):
         ------
         UsageError
             The name of the run is invalid, `workers` is below 1, or memory lacks room for a copy of a state.
+
+        Examples
+        --------
+        >>> with store.saver("gpt") as saver:
+        ...     saving = saver.save({"weight": np.zeros(8)}, step=400)
+        >>> saving.result().version.number
+        4
         """
         from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
         from ckstore.saving.saver import Saver
 
-        self.repository.require_writable()
+        self._repository.require_writable()
         name = DEFAULT_RUN if run is None else run
         check_run(name)
-        check_run_is_no_tag(self.catalog, name)
+        check_run_is_no_tag(self._catalog, name)
         if workers < 1:
             raise UsageError(f"`workers` must be 1 or more, not {workers}.")
-        latest = self.catalog.latest(name)
+        latest = self._catalog.latest(name)
         known = 0 if latest is None else latest.original_bytes
-        return Saver(self.repository.address, name, workers, known if nbytes is None else nbytes)
+        return Saver(self._repository.address, name, workers, known if nbytes is None else nbytes)
 
 
 def _paths(paths: Any) -> list[Path]:
@@ -1017,6 +1177,11 @@ def init(
         The directory is not empty, or the bucket has a store above or below the prefix.
     UsageError
         The object store lacks conditional writes.
+
+    Examples
+    --------
+    >>> ckstore.init("new")
+    <ckstore.Store 'new'>
     """
     place = root.place(path)
     create_store(place, options, None if cache is None else Path(cache))

@@ -45,6 +45,11 @@ class Table(list[dict[str, Any]]):
         ------
         UsageError
             A condition has another form, or no record has the key.
+
+        Examples
+        --------
+        >>> store.log().where("val_loss<3", "run=gpt").values("step")
+        [200, 300]
         """
         kept = list(self)
         for condition in conditions:
@@ -57,7 +62,13 @@ class Table(list[dict[str, Any]]):
         return Table(kept)
 
     def sorted_by(self, name: str) -> Table:
-        """Return the records by ascending value of a key, or descending with `-` before it; the others come last."""
+        """Return the records by ascending value of a key, or descending with `-` before it; the others come last.
+
+        Examples
+        --------
+        >>> store.log().sorted_by("-val_loss").values("step")
+        [100, 300, 200]
+        """
         values = self.values(name.removeprefix("-"))
         known = [(value, record) for value, record in zip(values, self, strict=True) if value is not None]
         numeric = all(isinstance(value, int | float) for value, _ in known)
@@ -65,22 +76,41 @@ class Table(list[dict[str, Any]]):
         return Table([record for _, record in known] + [r for v, r in zip(values, self, strict=True) if v is None])
 
     def columns(self, *names: str) -> Table:
-        """Return records of these keys alone."""
+        """Return records of these keys alone.
+
+        Examples
+        --------
+        >>> store.log().columns("step", "val_loss")[0]
+        {'step': 100, 'val_loss': 3.1}
+        """
         columns = [self.values(name) for name in names]
         return Table(dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 
     def values(self, name: str) -> list[Any]:
-        """Return the value of a key or metric in each record, None where there is none."""
+        """Return the value of a key or metric in each record, None where there is none.
+
+        Examples
+        --------
+        >>> store.log().values("val_loss")
+        [3.1, 2.7, 2.8]
+        """
         if self and not any(name in record or name in record.get("metrics", {}) for record in self):
             metrics = dict.fromkeys(metric for record in self for metric in record.get("metrics", {}))
             raise UsageError(f"No column or metric is called {name}; there are {', '.join([*self[0], *metrics])}.")
         return [record[name] if name in record else record.get("metrics", {}).get(name) for record in self]
 
     def to_pandas(self) -> Any:
-        """Return a `pandas.DataFrame` with a column per key; needs pandas."""
+        """Return a `pandas.DataFrame` with a column for each key and each metric; needs pandas.
+
+        Examples
+        --------
+        >>> store.log().to_pandas()["val_loss"].to_list()
+        [3.1, 2.7, 2.8]
+        """
         import pandas as pd
 
-        return pd.DataFrame(list(self))
+        records = [{**record, **record.get("metrics", {})} for record in self]
+        return pd.DataFrame(records).drop(columns="metrics", errors="ignore")
 
     def _repr_html_(self) -> str:
         names = list(self[0]) if self else []

@@ -32,6 +32,12 @@ class LazyTensor:
         Typed path as text.
     dtype_name
         Name of the dtype in torch, such as `bfloat16`.
+
+    Examples
+    --------
+    >>> tensor = store["best"]["model/weight"]
+    >>> tensor.shape, tensor.dtype, tensor[:2, 0]
+    ((256, 128), dtype('float32'), array([ 1.1198572 , -0.69164145], dtype=float32))
     """
 
     def __init__(self, stored: StoredVersion, path: str, file: int, tensor: Tensor) -> None:
@@ -88,7 +94,7 @@ class LazyTensor:
         Several index arrays read the smallest set of rows and columns that has all their elements.
         """
         wanted, rest = parse_key(key, self.shape)
-        return self.bits(wanted).view(self.dtype)[rest]
+        return self._bits(wanted).view(self.dtype)[rest]
 
     def _no_arithmetic(self, *_: object) -> Any:
         raise TypeError(f"{self.path} is not loaded; slice it first, as in tensor[...], or call .numpy() or .torch().")
@@ -103,21 +109,33 @@ class LazyTensor:
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Return all elements as a new array."""
-        return self.bits([range(size) for size in self.shape]).view(self.dtype)
+        """Return all elements as a new array.
+
+        Examples
+        --------
+        >>> store["best"]["model/bias"].numpy().sum()
+        np.float32(0.0)
+        """
+        return self._bits([range(size) for size in self.shape]).view(self.dtype)
 
     def torch(self, key: Any = ...) -> torch.Tensor:
-        """Return all elements, or those of a NumPy index, as a new torch tensor of the tensor's dtype."""
+        """Return all elements, or those of a NumPy index, as a new torch tensor of the tensor's dtype.
+
+        Examples
+        --------
+        >>> store["best"]["model/weight"].torch().shape
+        torch.Size([256, 128])
+        """
         require_torch()
         import torch
 
         wanted, rest = parse_key(key, self.shape)
-        bits = np.asarray(self.bits(wanted)[rest])
+        bits = np.asarray(self._bits(wanted)[rest])
         # torch takes signed integers, but not all unsigned ones, over from NumPy; and NumPy makes 0-d ones 1-d.
         carried = np.ascontiguousarray(bits).view("c16" if bits.dtype.kind == "V" else f"i{bits.itemsize}")
         return torch.from_numpy(carried.reshape(bits.shape)).view(torch_dtype(self.dtype_name))
 
-    def bits(self, wanted: Sequence[Selection]) -> npt.NDArray[Any]:
+    def _bits(self, wanted: Sequence[Selection]) -> npt.NDArray[Any]:
         """Return the elements at all combinations of positions, as unsigned integers (complex128: 16 raw bytes).
 
         Parameters

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
 from ckstore.errors import NotFoundError, UsageError
-from ckstore.objects.documents import Deviation, LayoutDocument, VersionDocument
+from ckstore.objects.documents import Deviation
 from ckstore.policy import Fidelity
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion, stored_version
 from ckstore.repository import Address
 from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
-from ckstore.storage.catalog import VersionRow
 
 if TYPE_CHECKING:
     import zarr
@@ -38,48 +37,51 @@ class Version(Mapping[str, "LazyTensor"]):
     ----------
     stored
         The reader of the version.
+
+    Examples
+    --------
+    >>> version = store["best"]
+    >>> version.name, version.step, version.metrics, version.tags
+    ('gpt@200', 200, {'val_loss': 2.7}, ['best'])
+    >>> {path: tensor.shape for path, tensor in version.items()}
+    {'model/weight': (256, 128), 'model/bias': (128,)}
     """
 
     def __init__(self, stored: StoredVersion) -> None:
-        self.stored = stored
+        self._stored = stored
 
     def __reduce__(self) -> tuple[type[Version], tuple[StoredVersion]]:
         """Another process reads the version from the same store, which it opens once."""
-        return Version, (self.stored,)
+        return Version, (self._stored,)
 
     def __repr__(self) -> str:
         return f"<ckstore.Version {self.number} {self.name}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Version) and self.stored.identity == other.stored.identity
+        return isinstance(other, Version) and self._stored.identity == other._stored.identity
 
     def __hash__(self) -> int:
         return hash(self.id)
 
     @property
-    def row(self) -> VersionRow:
-        """The catalog's row: number, run, step, parent, sizes, depth, cost."""
-        return self.stored.row
-
-    @property
     def number(self) -> int:
         """Number in the store, from 1 on."""
-        return self.row.number
+        return self._stored.row.number
 
     @property
     def id(self) -> str:
         """Id of 40 hexadecimal characters: the same in every store that the version is sent to."""
-        return self.row.uid
+        return self._stored.row.uid
 
     @property
     def run(self) -> str:
         """Name of the run."""
-        return self.row.run
+        return self._stored.row.run
 
     @property
     def step(self) -> int | None:
         """Training step; None where the version has none."""
-        return self.row.step
+        return self._stored.row.step
 
     @property
     def name(self) -> str:
@@ -89,97 +91,88 @@ class Version(Mapping[str, "LazyTensor"]):
     @property
     def parent(self) -> int | None:
         """Number of the version before this one; None for the first."""
-        return self.row.parent
+        return self._stored.row.parent
 
     @property
     def created(self) -> datetime:
         """Time of the commit, in UTC."""
-        return datetime.fromisoformat(self.row.created)
+        return datetime.fromisoformat(self._stored.row.created)
 
     @property
     def metrics(self) -> Mapping[str, Any]:
         """Metrics by name, as given at ingest."""
-        return self.row.metrics
+        return self._stored.row.metrics
 
     @property
     def tags(self) -> list[str]:
         """Tags that point at the version now, sorted."""
-        return [tag for tag, number in self.stored.repository.catalog.tags().items() if number == self.number]
+        return [tag for tag, number in self._stored.repository.catalog.tags().items() if number == self.number]
 
     @property
     def source(self) -> str | None:
         """Path of the ingested file or directory; empty for a state dict."""
-        return self.row.source
+        return self._stored.row.source
 
     @property
     def original_bytes(self) -> int:
         """Size of the ingested files, in bytes."""
-        return self.row.original_bytes
+        return self._stored.row.original_bytes
 
     @property
     def stored_bytes(self) -> int:
         """Bytes that the version added to the store."""
-        return self.row.stored_bytes
+        return self._stored.row.stored_bytes
 
     @property
     def elements(self) -> int:
         """Number of elements of all tensors."""
-        return self.row.elements
+        return self._stored.row.elements
 
     @property
     def depth(self) -> int:
         """Number of deltas between the version and a base."""
-        return self.row.depth
+        return self._stored.row.depth
 
     @property
     def cost(self) -> float:
         """Predicted restore cost, as a multiple of restoring a version that is stored exactly and in full."""
-        return self.row.cost
+        return self._stored.row.cost
 
     @property
     def hot(self) -> bool:
         """Whether the version is stored unencoded."""
-        return self.row.hot
+        return self._stored.row.hot
 
     @property
     def dropped(self) -> tuple[str, ...]:
         """Globs over the paths of tensors that a policy has dropped from the version."""
-        return self.row.dropped
-
-    @property
-    def document(self) -> VersionDocument:
-        """The document of the version in its manifest."""
-        return self.stored.document
-
-    @property
-    def layout(self) -> LayoutDocument:
-        """The cut of its files into extents and units."""
-        return self.stored.layout
-
-    @property
-    def paths(self) -> dict[str, tuple[int, Tensor]]:
-        """(File number, tensor) by path, in the order of the files."""
-        return self.stored.paths
+        return self._stored.row.dropped
 
     @property
     def fidelity(self) -> Fidelity:
         """Fidelity of the values: `exact` or `coarse`."""
-        return self.stored.fidelity
+        return self._stored.fidelity
 
     @property
     def settings(self) -> dict[str, Any] | None:
         """Scheme and settings of a coarse version, with the results of its search; None for an exact version."""
-        coarse = self.document.coarse
+        coarse = self._stored.document.coarse
         return None if coarse is None else {"scheme": coarse.scheme, **coarse.parameters}
 
     def deviations(self) -> dict[str, Deviation]:
         """Return the errors of the tensors of a coarse version by path, without the tensors that are exact.
 
         Of a tensor in several parts, `max_abs` is the largest of all parts and `rms` is taken over all of them.
+
+        Examples
+        --------
+        >>> report = store.thin("gpt@100")
+        >>> {path: round(item.relative, 3) for path, item in store["gpt@100"].deviations().items()}
+        {'model/weight': 0.036}
         """
         from ckstore.reading.deviations import tensor_deviations
 
-        return tensor_deviations(self.stored)
+        return tensor_deviations(self._stored)
 
     def storage(self, path: str | None = None) -> dict[str, Any]:
         """Return how the version, or the tensor at a path, is stored; nothing is decoded.
@@ -192,10 +185,15 @@ class Version(Mapping[str, "LazyTensor"]):
         ------
         NotFoundError
             The version has no tensor at that path.
+
+        Examples
+        --------
+        >>> store["best"].storage("model/weight")["form"]
+        'delta'
         """
         from ckstore.reading.storage_facts import StorageFacts, tensor_storage
 
-        facts = StorageFacts(self.stored)
+        facts = StorageFacts(self._stored)
         if path is None:
             return facts.summary()
         return tensor_storage(facts, *self._place(path))
@@ -206,25 +204,30 @@ class Version(Mapping[str, "LazyTensor"]):
         To the columns of `Store.log` it adds `children` (numbers), `contents` (the files), `metrics_from` (the files
         that metrics were read from), `storage`, `coarse` (`settings`), and `tensors`: dtype, shape, storage and error
         of each that `globs` match.
+
+        Examples
+        --------
+        >>> store["best"].describe()["contents"][0]["kind"]
+        'torch-zip'
         """
         from ckstore.reading.storage_facts import StorageFacts, tensor_object, tensor_storage
         from ckstore.table import version_record
 
-        facts, deviations, tensors = StorageFacts(self.stored), self.deviations(), []
+        facts, deviations, tensors = StorageFacts(self._stored), self.deviations(), []
         for path in self.match(globs):
-            file, tensor = self.paths[path]
+            file, tensor = self._stored.paths[path]
             off = deviations.get(path)
             error = None if off is None else {"max_abs": off.max_abs, "rms": off.rms, "relative": off.relative}
             tensors.append(tensor_object(path, tensor) | tensor_storage(facts, file, tensor) | {"error": error})
         return {
-            **version_record(self.row, self.tags),
-            "children": [row.number for row in self.stored.repository.catalog.children(self.number)],
+            **version_record(self._stored.row, self.tags),
+            "children": [row.number for row in self._stored.repository.catalog.children(self.number)],
             "contents": [
                 {"path": entry.path, "kind": layout.kind, "bytes": entry.size, "tensors": len(layout.tensors),
                  "sha256": entry.sha256}
-                for entry, layout in zip(self.document.files, self.layout.files, strict=True)
+                for entry, layout in zip(self._stored.document.files, self._stored.layout.files, strict=True)
             ],
-            "metrics_from": _sources(self.document.facts.get("metrics"), self.metrics),
+            "metrics_from": _sources(self._stored.document.facts.get("metrics"), self.metrics),
             "storage": facts.summary(),
             "coarse": self.settings,
             "tensors": tensors,
@@ -240,12 +243,17 @@ class Version(Mapping[str, "LazyTensor"]):
         ------
         NotFoundError
             No tensor matches; the message names near matches.
+
+        Examples
+        --------
+        >>> store["best"].match(["*.weight", "*/weight"])
+        ['model/weight']
         """
         from difflib import get_close_matches
 
         from ckstore.formats.paths import match_paths, text_to_path
 
-        texts = list(self.paths)
+        texts = list(self._stored.paths)
         numbers = match_paths(map(text_to_path, texts), globs)
         if globs and not numbers:
             near = get_close_matches(globs[0], texts, 3, 0.4)
@@ -254,34 +262,34 @@ class Version(Mapping[str, "LazyTensor"]):
         return [texts[number] for number in numbers]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.paths)
+        return iter(self._stored.paths)
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self._stored.paths)
 
     def __contains__(self, path: object) -> bool:
-        return path in self.paths
+        return path in self._stored.paths
 
     def __getitem__(self, path: str) -> LazyTensor:
         """Return the tensor at a path, such as `model/h.0.attn.weight`; nothing is read before it is sliced."""
         from ckstore.tensor import LazyTensor
 
-        return LazyTensor(self.stored, path, *self._place(path))
+        return LazyTensor(self._stored, path, *self._place(path))
 
     def _place(self, path: str) -> tuple[int, Tensor]:
         """Return the file number and the layout of a tensor; raise `NotFoundError` with near matches."""
         with suppress(KeyError):
-            return self.paths[path]
+            return self._stored.paths[path]
         from difflib import get_close_matches
 
         from ckstore.formats.paths import match_texts
 
-        if self.document.dropped and match_texts([path], self.document.dropped):
+        if self._stored.document.dropped and match_texts([path], self._stored.document.dropped):
             raise NotFoundError(
-                f"Version {self.number} has dropped {', '.join(self.document.dropped)}, and {path} with it; "
+                f"Version {self.number} has dropped {', '.join(self._stored.document.dropped)}, and {path} with it; "
                 "choose a version that has it."
             )
-        near = get_close_matches(str(path), self.paths, 3, 0.5)
+        near = get_close_matches(str(path), self._stored.paths, 3, 0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else "; see `ckstore ls`."
         raise NotFoundError(f"Version {self.number} has no tensor {path}{hint}")
 
@@ -295,7 +303,7 @@ class Version(Mapping[str, "LazyTensor"]):
         """
         from ckstore.views.groups import version_group
 
-        return version_group(self.stored)
+        return version_group(self._stored)
 
     def _unchanged(self, read: Callable[[], Result]) -> Result:
         """Return what `read` returns, which begins again where others thin or encode the version while it reads."""
@@ -303,7 +311,7 @@ class Version(Mapping[str, "LazyTensor"]):
             try:
                 return read()
             except ChangedVersionError:
-                self.stored = self.stored.present()
+                self._stored = self._stored.present()
                 self.__dict__.pop("arrays", None)
 
     @collection_seldom()
@@ -334,6 +342,11 @@ class Version(Mapping[str, "LazyTensor"]):
             missing.
         IntegrityError
             The version is damaged.
+
+        Examples
+        --------
+        >>> store["best"].state_dict()["model"]["bias"].shape
+        (128,)
         """
         if mmap not in (True, False, "checked"):
             raise UsageError(f'`mmap` must be True, False or "checked", not {mmap!r}.')
@@ -345,18 +358,18 @@ class Version(Mapping[str, "LazyTensor"]):
         from ckstore.reading.state_dict import build, build_sharded
 
         if not mmap:
-            self.stored.foresee()
-        if not self.document.is_directory:
-            return build(self.stored, 0, allow, mmap=mmap)
+            self._stored.foresee()
+        if not self._stored.document.is_directory:
+            return build(self._stored, 0, allow, mmap=mmap)
         found: dict[str, Any] = {}
-        for directory in sharded_directories(self.stored):
-            tree = build_sharded(self.stored, directory, allow)
+        for directory in sharded_directories(self._stored):
+            tree = build_sharded(self._stored, directory, allow)
             found |= {directory: tree} if directory else tree
-        sharded = sharded_files(self.stored)
+        sharded = sharded_files(self._stored)
         trees = {
-            entry.path: build(self.stored, number, allow, mmap=mmap)
-            for number, entry in enumerate(self.document.files)
-            if _has_values(self.layout.files[number]) and number not in sharded
+            entry.path: build(self._stored, number, allow, mmap=mmap)
+            for number, entry in enumerate(self._stored.document.files)
+            if _has_values(self._stored.layout.files[number]) and number not in sharded
         }
         return found | {path: tree for path, tree in trees.items() if tree is not None}
 
@@ -403,21 +416,26 @@ class Version(Mapping[str, "LazyTensor"]):
             No tensor or file matches.
         UsageError
             The format of chosen tensors is unknown; or `strip` finds several subtrees, or two tensors of one name.
+
+        Examples
+        --------
+        >>> store["best"].checkout("best.npz", include=["*/weight"])
+        ['model/bias']
         """
         from ckstore.reading.subtree import format_for
 
         place = pathlib.Path(target)
-        form = format_for(self.stored, place, format, globs=bool(include or exclude), strip=strip)
+        form = format_for(self._stored, place, format, globs=bool(include or exclude), strip=strip)
         if form == "original":
             from ckstore.reading.checkout import checkout
 
             return self._unchanged(
-                lambda: checkout(self.stored, place, include, exclude, force=force, progress=progress)
+                lambda: checkout(self._stored, place, include, exclude, force=force, progress=progress)
             )
         from ckstore.reading.export import export
 
         return self._unchanged(
-            lambda: export(self.stored, place, form, include, exclude, strip=strip, force=force, progress=progress)
+            lambda: export(self._stored, place, form, include, exclude, strip=strip, force=force, progress=progress)
         )
 
     def write(self, out: BinaryIO, *, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
@@ -436,19 +454,29 @@ class Version(Mapping[str, "LazyTensor"]):
             They do not choose a single file.
         IntegrityError
             The version is damaged.
+
+        Examples
+        --------
+        >>> with open("best.pt", "wb") as file:
+        ...     store["best"].write(file)
         """
         from ckstore.reading.checkout import write_file
 
-        write_file(self.stored, out, include, exclude)
+        write_file(self._stored, out, include, exclude)
 
     def opaque(self) -> dict[str, dict[str, str]]:
         """Return the files with bytes that are not tensors though they could be: path, name of a part, and the reason.
 
         The name of the part is empty where it is the whole file.
+
+        Examples
+        --------
+        >>> store["best"].opaque()
+        {}
         """
         from ckstore.reading.opaque import opaque_parts
 
-        return opaque_parts(self.stored)
+        return opaque_parts(self._stored)
 
     def salvage(
         self, target: str | os.PathLike[str], *, force: bool = False, progress: Callable[[int], None] | None = None
@@ -473,10 +501,15 @@ class Version(Mapping[str, "LazyTensor"]):
             The target exists, and `force` is not set.
         IntegrityError
             Nothing is intact.
+
+        Examples
+        --------
+        >>> store["best"].salvage("salvaged.pt").files
+        ['state_dict.pt']
         """
         from ckstore.reading.salvage import salvage
 
-        return salvage(self.stored, pathlib.Path(target), force=force, progress=progress)
+        return salvage(self._stored, pathlib.Path(target), force=force, progress=progress)
 
 
 def called(function: Callable[[Version], Result], address: Address, version: tuple[str, int]) -> Result:

@@ -11,7 +11,7 @@ from ckstore.version import Version
 
 
 def step_of(version: Version) -> int | None:
-    return version.row.step
+    return version.step
 
 
 def sum_of(version: Version) -> float:
@@ -28,7 +28,7 @@ def itself(version: Version) -> Version:
 
 def store_of(version: Version) -> tuple[int, int]:
     """Return the process, and the store that it has open."""
-    return os.getpid(), id(version.stored.repository)
+    return os.getpid(), id(version._stored.repository)
 
 
 def threads_of(version: Version) -> int:

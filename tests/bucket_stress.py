@@ -140,7 +140,7 @@ class Worker:
         done = sorted(self.journal.names("done"))
         if done:
             run, step = self.random.choice(done)
-            store.catalog.refresh()
+            store._catalog.refresh()
             problem = difference(store, run, step)
             self.journal.tell("fault" if problem else "read", problem)
 
@@ -237,10 +237,10 @@ def _conclude(directory: Path, names: list[str], outcome: Outcome) -> None:
         with ckstore.open(URL, cache=directory / f"fresh {step}") as store:
             if step == "after gc":
                 store.gc(grace=0)
-                there = {info.name for info in store.packs.list_packs()}
-                if there != {info.name for info in store.catalog.packs()}:
+                there = {info.name for info in store._repository.packs.list_packs()}
+                if there != {info.name for info in store._catalog.packs()}:
                     faults.append(f"{step}: packs in the bucket are not those of the catalog")
-            rows = store.catalog.versions()
+            rows = store._catalog.versions()
             found = {(row.run, row.step): row.uid for row in rows}
             for count, key in ((len(found), "run and step"), (len({row.number for row in rows}), "number")):
                 if count != len(rows):
@@ -257,8 +257,8 @@ def _conclude(directory: Path, names: list[str], outcome: Outcome) -> None:
             outcome.unreported = len(found.keys() - reported.keys())
     for name in names:
         with ckstore.open(URL, cache=directory / name) as store:
-            faults += [f"{name}: {sentence}" for sentence in store.catalog.differences()]
-            if store.catalog.versions() != rows:
+            faults += [f"{name}: {sentence}" for sentence in store._catalog.differences()]
+            if store._catalog.versions() != rows:
                 faults.append(f"{name}: the mirror has other versions")
 
 

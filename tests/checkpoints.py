@@ -117,7 +117,7 @@ def pack_bytes(store: Path | str) -> int:
 def present_packs(store: Store) -> dict[str, int]:
     """Return an open store's packs and their bytes, without packs kept only until readers follow."""
     found = ((name.removeprefix("packs/"), size) for name, size in listing(store.place).items() if "packs/" in name)
-    return {name: size for name, size in found if name not in store.catalog.gone()}
+    return {name: size for name, size in found if name not in store._catalog.gone()}
 
 
 def change_pack(store: Path | str, name: str, data: bytes | None) -> bytes:

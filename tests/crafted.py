@@ -178,25 +178,25 @@ def everything(path: Path, out: Path) -> Iterator[tuple[str, Callable[[], Any]]]
 
     def check_out(store: ckstore.Store) -> None:
         out.mkdir(exist_ok=True)
-        for row in store.catalog.versions():
+        for row in store._catalog.versions():
             store[row.number].checkout(out / str(row.number), force=True)
 
     def opened(store: ckstore.Store) -> Iterator[Any]:
-        return (store[row.number] for row in store.catalog.versions())
+        return (store[row.number] for row in store._catalog.versions())
 
-    yield "log", of(lambda store: [store.catalog.versions(), store.catalog.runs(), store.catalog.tags()])
+    yield "log", of(lambda store: [store._catalog.versions(), store._catalog.runs(), store._catalog.tags()])
     yield "checkout", of(check_out)
-    yield "state_dict", of(lambda store: [store[row.number].state_dict() for row in store.catalog.versions()])
+    yield "state_dict", of(lambda store: [store[row.number].state_dict() for row in store._catalog.versions()])
     yield (
         "tensors",
         of(lambda store: [version[path].numpy() for version in opened(store) for path in version]),
     )
     yield "stats", of(lambda store: store.stats())
     yield "verify", of(lambda store: store.verify())
-    yield "policy", of(lambda store: [store.policy(row.name) for row in store.catalog.runs()])
+    yield "policy", of(lambda store: [store.policy(row.name) for row in store._catalog.runs()])
     yield "pull", lambda: pulled(path, out.parent / "pulled")
     yield "gc", of(lambda store: store.gc(grace=0.0), "a")
     yield "rebase", of(lambda store: store.rebase(dry_run=True), "a")
     yield "recover", lambda: recover(path)
-    yield "log again", of(lambda store: [store.catalog.versions(), store.catalog.runs(), store.catalog.tags()])
+    yield "log again", of(lambda store: [store._catalog.versions(), store._catalog.runs(), store._catalog.tags()])
     yield "checkout again", of(check_out)

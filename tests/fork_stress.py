@@ -114,7 +114,7 @@ class Child:
         """Read tags, slice a version, set a tag."""
         chosen = random.Random(self.seed)
         for _ in range(READS):
-            tags = store.catalog.tags()
+            tags = store._catalog.tags()
             if tags.get("left") != tags.get("right"):
                 self.journal.tell("fault", "mixture", f"{tags}")
         self.journal.tell("read")
@@ -176,7 +176,7 @@ def stress(forks: int, seed: int, seconds: float) -> Outcome:
                 outcome.forks["children"] += 1
                 reap(AT_ONCE)
             reap(0)
-        outcome.versions.update(row.run for row in store.catalog.versions())
+        outcome.versions.update(row.run for row in store._catalog.versions())
         outcome.versions["hot"] = len([name for name in done if name[0] == "hot"])
         for problem in store.verify().problems:
             journal.tell("fault", "verify", str(problem))
@@ -228,17 +228,17 @@ def _at_work(store: ckstore.Store, journal: Journal, done: list[Name]) -> Iterat
         store.ingest(expected("hot", step), run="hot", step=step, hot=1)
         done.append(("hot", step))
         if step % KEPT == 0:
-            for row in store.catalog.versions("hot")[: -2 * KEPT]:
+            for row in store._catalog.versions("hot")[: -2 * KEPT]:
                 with suppress(ckstore.ConflictError):  # A child has tagged it.
                     store.forget([row.number])
 
     def tag(number: int) -> None:
         meant = done[-1 - number % 2 * (len(done) > 1)]
-        row = store[f"{meant[0]}@{meant[1]}"].row
-        with store.catalog.transaction():
+        row = store[f"{meant[0]}@{meant[1]}"]._stored.row
+        with store._catalog.transaction():
             for name in ("left", "right"):
-                store.catalog.note({"change": "tag", "tag": name, "version": row.number})
-                store.catalog.set_tag(name, row.number)
+                store._catalog.note({"change": "tag", "tag": name, "version": row.number})
+                store._catalog.set_tag(name, row.number)
                 time.sleep(0.002)
 
     def drop(number: int) -> None:

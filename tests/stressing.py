@@ -172,7 +172,7 @@ class Worker:
     def _check_claims(self, subject: str) -> None:
         """Report claims of dead processes, which would block others."""
         with ckstore.open(self.store, "r") as store:
-            for claim in store.catalog.leases():
+            for claim in store._catalog.leases():
                 if not _lives(claim.pid):
                     self.journal.tell("fault", f"{subject}; process {claim.pid} ({claim.purpose}) is gone")
 
@@ -300,7 +300,7 @@ class Worker:
 
     def _forget(self, store: ckstore.Store, run: str, there: list[Name]) -> None:
         steps = [step for other, step in there if other == run]
-        tagged = {store[number].row.step for tag, number in store.catalog.tags().items() if tag == f"tag-{run}"}
+        tagged = {store[number].step for tag, number in store._catalog.tags().items() if tag == f"tag-{run}"}
         going = [step for step in steps[:-KEPT] if step not in tagged]
         for step in going:
             self.journal.tell("forgetting", run, step)
@@ -388,7 +388,7 @@ def _conclude(path: Path, journal: Journal, outcome: Outcome) -> None:
         with worker._watched("conclusion"):
             verb()
             with ckstore.open(path, "r") as store:
-                there = {(row.run, row.step) for row in store.catalog.versions()}
+                there = {(row.run, row.step) for row in store._catalog.versions()}
                 for problem in store.verify().problems:
                     journal.tell("fault", f"verify: {problem}")
             done, going = journal.names("done"), journal.names("forgetting")

@@ -76,13 +76,13 @@ def whole() -> Iterator[Whole]:
         torch.save({"model": {"w": weight}}, directory / "other.pt")
         store.forget([store.ingest(directory / "other.pt", run="c").version.number])
         store.gc(grace=0.0)
-        records = list(map(store.resolver.record, store[2].document.objects))
+        records = list(map(store._repository.resolver.record, store[2]._stored.document.objects))
         assert {"float32", "int64"} <= {record.dtype for record in records if record.kind == "patches"}
         assert {"delta", "patches"} <= {record.kind for record in records}
         assert store.verify().problems == []
         versions = {number: store[number] for number in digests}
         tensors = {(number, path): raw(version[path]) for number, version in versions.items() for path in version}
-        rows, tags = store.catalog.versions(), store.catalog.tags()
+        rows, tags = store._catalog.versions(), store._catalog.tags()
         store.close()
         yield Whole(directory / "store", digests, tensors, rows, tags)
 
@@ -148,7 +148,7 @@ def names(folder: Path) -> list[Path]:
 def test_bytes_of_a_versions_packs(whole: Whole, copy: Path) -> None:
     """Bytes of the second version's pack, and fewer of the first's, which it is stored against."""
     with ckstore.open(copy, "r") as store:
-        packs = [copy / "packs" / row.name for row in store.catalog.packs()]
+        packs = [copy / "packs" / row.name for row in store._catalog.packs()]
     assert len(packs) == 2
     damaging = 0
     for pack in packs:
@@ -189,8 +189,8 @@ def test_bytes_of_the_catalog(whole: Whole, copy: Path) -> None:
         else:
             assert complete, f"byte {position}"
             with ckstore.open(copy, "r") as store:
-                assert [told(row) for row in store.catalog.versions()] == [told(row) for row in whole.rows]
-                assert store.catalog.tags() == whole.tags
+                assert [told(row) for row in store._catalog.versions()] == [told(row) for row in whole.rows]
+                assert store._catalog.tags() == whole.tags
         flipped(catalog, position)
     assert found > 10
     assert problems(copy) == []
@@ -253,7 +253,7 @@ def recovered(path: Path) -> Any:
     """Return the rows of a rebuilt catalog. Numbers may be skipped, but none is given twice."""
     recover(path)
     with ckstore.open(path, "r") as store:
-        catalog = store.catalog
+        catalog = store._catalog
         return (catalog.versions(), catalog.packs(), catalog.runs(), catalog.tags(), catalog.policies(),
                 catalog.placed_objects(), catalog.last_number() >= 3)  # fmt: skip
 

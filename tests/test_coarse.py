@@ -39,7 +39,7 @@ assert torch.set_flush_denormal(True) and (torch.tensor([1e-40]) * 1).item() == 
 import ckstore
 found = {}
 with ckstore.open(sys.argv[1], "r") as store:
-    for row in store.catalog.versions():
+    for row in store._catalog.versions():
         target = Path(sys.argv[2], str(row.number))
         store[row.number].checkout(target)
         found[row.number] = hashlib.sha256(target.read_bytes()).hexdigest()
@@ -93,7 +93,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def restored(store: ckstore.Store, place: Path) -> dict[str, str]:
     """Return the SHA-256 of all versions, by number."""
     found = {}
-    for row in store.catalog.versions():
+    for row in store._catalog.versions():
         store[row.number].checkout(place / str(row.number), force=True)
         found[str(row.number)] = sha256(place / str(row.number))
     return found
@@ -173,7 +173,7 @@ def test_a_restored_zip_differs_in_values_and_checksums_alone(written: Path) -> 
     one, other = (np.frombuffer(path.read_bytes(), np.uint8) for path in (written / "step1.pt", written / "out" / "2"))
     assert one.size == other.size
     with ckstore.open(written / "store", "r") as store:
-        [layout] = store["r@1"].layout.files
+        [layout] = store["r@1"]._stored.layout.files
     allowed = np.zeros(one.size, bool)
     for extent in layout.extents:
         allowed[extent.start : extent.stop] = True
@@ -203,16 +203,16 @@ def test_another_process_restores_the_same_bytes_though_it_flushes_subnormals(wr
 def test_values_outlast_rebase_and_recover(written: Path, place: Path) -> None:
     shutil.copytree(written / "store", place / "copy")
     with ckstore.open(place / "copy") as store:
-        said = [store[row.number].deviations() for row in store.catalog.versions()]
+        said = [store[row.number].deviations() for row in store._catalog.versions()]
         assert store.rebase().objects > 0
-        assert all(row.depth == 0 for row in store.catalog.versions())
+        assert all(row.depth == 0 for row in store._catalog.versions())
         assert store.verify().problems == []
         assert restored(store, place) == first_time(written)
     lose_catalog(place / "copy")
     assert recover(place / "copy").problems == []
     with ckstore.open(place / "copy") as store:
-        assert [row.fidelity for row in store.catalog.versions()] == ["coarse"] * 4
-        assert [store[row.number].deviations() for row in store.catalog.versions()] == said
+        assert [row.fidelity for row in store._catalog.versions()] == ["coarse"] * 4
+        assert [store[row.number].deviations() for row in store._catalog.versions()] == said
         assert store.verify().problems == []
         assert restored(store, place) == first_time(written)
 
@@ -264,7 +264,7 @@ def test_a_flipped_bit_in_a_coarse_pack_is_found(written: Path, place: Path) -> 
     shutil.copytree(written / "store", place / "copy")
     with ckstore.open(place / "copy", "r") as store:
         version = store["r@0"]
-        record = store.resolver.record(version.document.objects[0])
+        record = store._repository.resolver.record(version._stored.document.objects[0])
     flip(place / "copy", record.pack, lambda _: record.offset + 40)
     with ckstore.open(place / "copy", "r") as store:
         assert store.verify().problems
@@ -284,7 +284,7 @@ def test_ingest_verifies_the_decoded_values_of_a_coarse_version(
     monkeypatch.setattr(MemberHasher, "identity", lambda self: next(answers, None) or identity(self))
     with pytest.raises(IntegrityError):
         store.ingest(saved(place, 1), run="r", verify=True, policy="coarse")
-    assert [row.step for row in store.catalog.versions()] == [0]
+    assert [row.step for row in store._catalog.versions()] == [0]
 
 
 # Exact versions next to coarse ones.
@@ -298,7 +298,7 @@ def test_an_exact_ingest_of_the_same_content_makes_a_version_exact(store: ckstor
     assert report.is_new
     assert (report.version.fidelity, report.version.step) == ("exact", 1)
     assert report.version.parent == rows[0].number
-    assert [(row.step, row.parent) for row in store.catalog.versions("r")] == [(0, None), (2, 1), (1, 1)]
+    assert [(row.step, row.parent) for row in store._catalog.versions("r")] == [(0, None), (2, 1), (1, 1)]
     store["best"].checkout(place / "out.pt")
     assert sha256(place / "out.pt") == sha256(paths[1])
     assert store["best"].deviations() == {}
@@ -311,7 +311,7 @@ def test_an_exact_ingest_of_the_same_content_makes_a_version_exact(store: ckstor
     assert recover(store.place).problems == []
     with ckstore.open(store.place) as again:
         assert [again[f"r@{step}"].fidelity for step in range(3)] == ["coarse", "exact", "coarse"]
-        assert again["best"].row.step == 1
+        assert again["best"].step == 1
         assert again.verify().problems == []
 
 
@@ -355,7 +355,7 @@ def test_constant_weights_cost_nothing(store: ckstore.Store) -> None:
     still = {"model": {f"w{index}": draw(300, 256, seed=10 + index) for index in range(3)}}
     versions = [stored(store, still | {"count": torch.tensor(step)}, run="coarse", step=step) for step in range(5)]
     assert all(version.fidelity == "coarse" for version in versions)
-    assert versions[-1].row.stored_bytes < 5000 < versions[0].row.stored_bytes / 10
+    assert versions[-1].stored_bytes < 5000 < versions[0].stored_bytes / 10
 
 
 def test_the_same_values_after_themselves_keep_their_integers(store: ckstore.Store) -> None:
@@ -381,7 +381,7 @@ def test_objects_that_a_coarse_version_holds_exactly_are_read_exactly(store: cks
 def test_zarr_views_hold_the_coarse_values(written: Path) -> None:
     with ckstore.open(written / "store", "r") as store:
         version = store["r@2"]
-        after = loaded(written / "out" / str(version.row.number))
+        after = loaded(written / "out" / str(version.number))
         for path in ("model/weight", "model/bias", "optimizer/[0]/exp_avg_sq"):
             assert np.array_equal(version.arrays[path][...], after[path].numpy())
         history = store.run("r").arrays["model/weight"]
@@ -495,7 +495,7 @@ def test_that_reader_reads_coarse_values_of_every_float(store: ckstore.Store, pl
         mask = torch.triu(torch.full((300, 256), torch.finfo(dtype).min, dtype=dtype), 1)
         tree = {"w": weight, "exp_avg": weight * 1e-3, "exp_avg_sq": weight.abs() * 1e-3, "mask": mask}
         version = stored(store, tree | {"small": draw(9)}, step=step)
-        version.checkout(place / str(version.row.number))
+        version.checkout(place / str(version.number))
     reader = Reader(store.path)
     assert any("cols" in record for _, record in reader.objects.values()) or dtype != torch.bfloat16
     for number in reader.versions:
@@ -509,14 +509,18 @@ def test_coarse_objects_are_plain_zarr_arrays(written: Path) -> None:
 
     with ckstore.open(written / "store", "r") as store:
         version = store["r@0"]
-        for number in version.document.coarse_units:
-            record = store.resolver.record(version.document.objects[number])
+        for number in version._stored.document.coarse_units:
+            record = store._repository.resolver.record(version._stored.document.objects[number])
             archive = zarr.storage.ZipStore(written / "store" / "packs" / record.pack, mode="r")
             array = zarr.open_group(archive, mode="r")[array_name(record.id)]
             assert array.attrs["ckstore"]["kind"] == record.kind
-            read = store.reader.values if record.kind == "linear" and record.base is None else store.reader.integers
+            read = (
+                store._repository.reader.values
+                if record.kind == "linear" and record.base is None
+                else store._repository.reader.integers
+            )
             found = np.concatenate([read(record, chunk) for chunk in range(record.chunks)])
-            if read == store.reader.values:
+            if read == store._repository.reader.values:
                 found = floats(found, record.dtype)
             assert np.array_equal(array[...], found)
             archive.close()
@@ -529,7 +533,7 @@ def test_the_nearest_version_may_be_coarse(tmp_path: Path, scheme: Scheme) -> No
         stored(store, {"w": draw(300, 256, seed=9)}, run="other", **options)
         near = stored(store, {"w": draw(300, 256)}, run="first", **options)
         fork = stored(store, {"w": draw(300, 256) + 1e-3}, run="fork", parent="auto", **options)
-        assert fork.row.parent == near.row.number
+        assert fork.parent == near.number
 
 
 def test_second_moments_in_float16_do_not_become_zero(tmp_path: Path) -> None:
@@ -548,7 +552,7 @@ def test_an_exact_tensor_stays_exact_next_to_a_weight_of_the_same_bytes(tmp_path
     with ckstore.init(tmp_path / "store") as store:
         version = stored(store, tree)
         assert version.deviations() == {}
-        assert version.row.fidelity == "exact"
+        assert version.fidelity == "exact"
         assert all(same_bits(tree[name], value) for name, value in values_of(version).items())
 
 

@@ -19,6 +19,7 @@ import doctest
 import functools
 import hashlib
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -326,7 +327,7 @@ def test_a_training_that_was_killed_ends_with_the_weights_of_one_that_was_not(pa
     assert run_program(beginning, KILLED + script, place) == -9
     assert run_program(beginning, script, place) == 0
     with ckstore.open(whole / "checkpoints", "r") as one, ckstore.open(place / "checkpoints", "r") as other:
-        (run,) = {row.run for row in other.catalog.versions()}
+        (run,) = {row.run for row in other._catalog.versions()}
         assert other.run(run).steps == one.run(run).steps
         expected, found = one.run(run).latest, other.run(run).latest
         assert list(found) == list(expected)
@@ -341,6 +342,23 @@ def test_the_reference_of_errors_is_complete():
             assert re.search(rf"\| `{kind.__name__}` \| `{kind.kind}` \| {kind.exit_code} \|", text), kind
     for code, meaning in EXIT_CODES.items():
         assert f"| {code} | {meaning} |" in text
+
+
+def _public() -> Iterator[tuple[str, Any]]:
+    """Yield the public classes and functions, and the methods of those that users call."""
+    for name in ckstore.__all__:
+        found = getattr(ckstore, name)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            continue
+        yield name, found
+        if name in {"Store", "Version", "Run", "LazyTensor", "Table", "Saver"}:
+            methods = {key: value for key, value in vars(found).items() if not key.startswith("_")}
+            yield from ((f"{name}.{key}", value) for key, value in methods.items() if inspect.isfunction(value))
+
+
+def test_every_public_name_has_an_example():
+    """The examples run as doctests, in the store of conftest.py."""
+    assert [name for name, value in _public() if ">>>" not in (inspect.getdoc(value) or "")] == []
 
 
 def test_the_figures_of_the_readme_are_one_block():

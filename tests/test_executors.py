@@ -77,7 +77,7 @@ def test_versions_and_runs_pickle(filled: Path) -> None:
         np.testing.assert_array_equal(tensor[:5], version["model/b"][:5])
         run = pickle.loads(pickle.dumps(store.run("gpt")[1:]))
         assert (run.name, run.steps) == ("gpt", [1, 2, 3])
-        assert len({id(each.stored.repository) for each in run}) == 1
+        assert len({id(each._stored.repository) for each in run}) == 1
         text = pickle.dumps(version)
         store.forget(["gpt@2"])
         with pytest.raises(NotFoundError, match="Version 3 no longer exists in the store"):
@@ -86,7 +86,7 @@ def test_versions_and_runs_pickle(filled: Path) -> None:
 
 def test_stores_of_pickled_versions_are_closed_with_the_process(filled: Path) -> None:
     with ckstore.open(filled) as store:
-        found = pickle.loads(pickle.dumps(store["gpt@2"])).stored.repository
+        found = pickle.loads(pickle.dumps(store["gpt@2"]))._stored.repository
     assert found in repository._opened.values()
     repository._close_opened()
     assert not repository._opened
@@ -99,7 +99,7 @@ def test_map_yields_the_same_order_with_an_executor(filled: Path, executor: Exec
         assert list(store.map(step_of, ["gpt@3", 1, "gpt@2"])) == [3, 0, 2]
         assert list(store.map(step_of, ["gpt@3", 1, "gpt@2"], executor=executor)) == [3, 0, 2]
         assert list(store.map(sum_of, run="gpt", executor=executor)) == list(map(sum_of, store.run("gpt")))
-        assert [version.row.step for version in store.map(itself, executor=executor)] == [0, 1, 2, 3]
+        assert [version.step for version in store.map(itself, executor=executor)] == [0, 1, 2, 3]
 
 
 def test_a_worker_opens_a_store_once_and_codes_with_one_thread(filled: Path, executor: Executor) -> None:

@@ -100,9 +100,9 @@ def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
 def check(store: ckstore.Store, paths: list[Path]) -> None:
     """Check that the store holds these checkpoints, and that all of them come back."""
     assert store.verify().problems == []
-    assert [row.step for row in store.catalog.versions("a")] == list(range(len(paths)))
+    assert [row.step for row in store._catalog.versions("a")] == list(range(len(paths)))
     out = store.path.parent / "out"
-    for path, row in zip(paths, store.catalog.versions("a"), strict=True):
+    for path, row in zip(paths, store._catalog.versions("a"), strict=True):
         store[row.number].checkout(out, force=True)
         assert sha256(out) == sha256(path)
 
@@ -111,7 +111,7 @@ def killed(script: str, store: ckstore.Store, path: Path, step: str) -> int:
     command = [sys.executable, "-c", script, str(store.place), str(path), step]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode in (KILLED, 0), done.stderr
-    store.catalog.refresh()
+    store._catalog.refresh()
     return done.returncode
 
 
@@ -148,7 +148,7 @@ def test_an_ingest_that_is_killed_at_any_checkpoint(store: ckstore.Store, paths:
         wanted += 1
         assert wanted < 40
         done = killed(TRANSACTIONS, store, paths[1], str(wanted))
-        committed = len(store.catalog.versions("a")) == 2
+        committed = len(store._catalog.versions("a")) == 2
         check(store, paths[: 1 + committed])
         if committed:
             break
@@ -175,18 +175,18 @@ def test_an_ingest_that_is_killed_at_random_times(store: ckstore.Store, paths: l
             time.sleep(draw.random() * 0.3)
             process.kill()
         assert store.verify().problems == []
-        for row in store.catalog.versions():
-            assert store[row.number].document.files[0].sha256 in {sha256(path) for path in paths}
+        for row in store._catalog.versions():
+            assert store[row.number]._stored.document.files[0].sha256 in {sha256(path) for path in paths}
     assert store.ingest(paths[3], run="a").is_new
     settled(store)  # Background compaction of this process holds a lease too.
-    assert store.catalog.leases() == [], "leases of processes that are gone do not count"
+    assert store._catalog.leases() == [], "leases of processes that are gone do not count"
     assert recover(store.place).problems == []
 
 
 def unchanged(store: ckstore.Store) -> Callable[[], bool]:
     """Return a check that versions and files are unchanged since now."""
-    rows, files = store.catalog.versions(), listing(store.place)
-    return lambda: store.catalog.versions() == rows and listing(store.place) == files
+    rows, files = store._catalog.versions(), listing(store.place)
+    return lambda: store._catalog.versions() == rows and listing(store.place) == files
 
 
 def test_a_file_size_limit(store: ckstore.Store, paths: list[Path]) -> None:
@@ -230,7 +230,7 @@ def test_a_full_disk(store: ckstore.Store, paths: list[Path], part: int, monkeyp
         store.ingest(paths[1], run="a")
     monkeypatch.undo()
     assert same()
-    assert store.catalog.reservations() == []
+    assert store._catalog.reservations() == []
     store.ingest(paths[1], run="a")
     check(store, paths[:2])
 
@@ -254,7 +254,7 @@ def test_a_commit_that_is_refused_leaves_no_packs(
     store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process took the same step in between: `recover` must not bring the loser back in its place."""
-    catalog = store.catalog
+    catalog = store._catalog
     monkeypatch.setattr(catalog, "at_step", lambda run, step: None)
     same = unchanged(store)
 
@@ -317,7 +317,7 @@ def test_objects_that_go_before_the_commit(
     monkeypatch.setattr(Change, "commit", interposed)
     with pytest.raises(ConflictError, match="ingest it again"):
         store.ingest(paths[0] if known else paths[1], run="b" if known else "a")
-    assert len(store.catalog.versions()) == 1
+    assert len(store._catalog.versions()) == 1
 
 
 def overwrite(path: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_file_that_changes_while_it_is_read(
     assert path.name in str(raised.value)
     monkeypatch.undo()
     assert same()
-    assert store.catalog.reservations() == []
+    assert store._catalog.reservations() == []
     check(store, paths[:1])
 
 
@@ -432,7 +432,7 @@ def test_a_file_that_is_written_all_the_time(store: ckstore.Store, directory: Pa
                 assert np.unique(values).size == 1
         process.kill()
     assert store.verify().problems == []
-    assert refused + len([row for row in store.catalog.versions() if row.run == "live"]) == 6
+    assert refused + len([row for row in store._catalog.versions() if row.run == "live"]) == 6
 
 
 @pytest.mark.local
@@ -464,5 +464,5 @@ def test_a_pack_that_was_named_but_not_synced_is_taken_back(
         monkeypatch.setattr(durable, "sync_directory", sync)
     assert recover(path).problems == []
     with ckstore.open(path) as store:
-        assert len(store.catalog.versions()) == 1
+        assert len(store._catalog.versions()) == 1
         store.ingest({"w": draw(300, 300, seed=1)}, step=1)

@@ -62,7 +62,7 @@ def test_a_child_reads_and_writes(store: ckstore.Store, tmp_path: Path) -> None:
 
     assert in_child(work) == 0
     assert (tmp_path / "out.pt").exists()
-    assert store.catalog.tags() == {"child": 2}
+    assert store._catalog.tags() == {"child": 2}
     store.ingest({"w": torch.zeros(300, 300)}, run="b", step=2)
     assert store.verify().problems == []
 
@@ -81,13 +81,13 @@ def two_tags(catalog: Catalog) -> Iterator[None]:
 def test_a_fork_waits_for_a_transaction_of_another_thread(store: ckstore.Store, is_new: bool) -> None:
     def work() -> None:
         # Of the lock that SQLite believes to have, a child would never be rid.
-        catalog = Catalog(store.path, "a", timeout=5) if is_new else store.catalog
+        catalog = Catalog(store.path, "a", timeout=5) if is_new else store._catalog
         assert catalog.tags() == {"first": 1, "second": 1}
         catalog.set_tag("third", 1)
 
-    with held(two_tags(store.catalog)):
+    with held(two_tags(store._catalog)):
         assert in_child(work) == 0
-    assert store.catalog.tags() == {"first": 1, "second": 1, "third": 1}
+    assert store._catalog.tags() == {"first": 1, "second": 1, "third": 1}
 
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
@@ -103,16 +103,16 @@ def test_a_fork_does_not_wait_for_another_process(store: ckstore.Store) -> None:
 
     holder = fork(hold)
     os.read(has, 1)
-    writer = threading.Thread(target=store.catalog.set_tag, args=("tag", 1))
+    writer = threading.Thread(target=store._catalog.set_tag, args=("tag", 1))
     writer.start()
     try:
-        assert in_child(lambda: forks.check() or (store.catalog.tags() and None)) == 0
+        assert in_child(lambda: forks.check() or (store._catalog.tags() and None)) == 0
         assert writer.is_alive()
     finally:
         os.write(tell, b".")
         writer.join()
     assert exit_code(holder) == 0
-    assert store.catalog.tags() == {"tag": 1}
+    assert store._catalog.tags() == {"tag": 1}
     for descriptor in (told, tell, has, gets):
         os.close(descriptor)
 
@@ -143,40 +143,40 @@ def refuses(store: ckstore.Store, pack: str) -> None:
         with pytest.raises(ckstore.CkstoreError, match=r"forked while its parent was using a store.*spawn.*forkserver"):
             use()
 
-    says(store.catalog.tags)
+    says(store._catalog.tags)
     says(lambda: store.tag("a@0", "tag"))
     says(lambda: ckstore.open(store.path))
     says(lambda: ckstore.init(store.path.parent / "third"))
     says(lambda: store["a@0"].state_dict())
-    says(lambda: store.repository.packs.pread(pack, 0, 1))
+    says(lambda: store._repository.packs.pread(pack, 0, 1))
     store.close()
 
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_child_forked_amid_a_long_transaction(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "PATIENCE", MOMENT)
-    pack, is_done = store.catalog.packs()[0].name, threading.Event()
-    with held(two_tags(store.catalog), is_done.wait):
+    pack, is_done = store._catalog.packs()[0].name, threading.Event()
+    with held(two_tags(store._catalog), is_done.wait):
         try:
             assert in_child(lambda: refuses(store, pack)) == 0
             with Catalog(store.path, "a", timeout=0.1) as other, pytest.raises(ckstore.LockedError):
                 other.set_policy("b", "{}")
         finally:
             is_done.set()
-    assert store.catalog.tags() == {"first": 1, "second": 1}
+    assert store._catalog.tags() == {"first": 1, "second": 1}
     assert in_child(lambda: store.tag("a@0", "third")) == 0
 
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_transaction_stays_the_parents(store: ckstore.Store) -> None:
     """A child's use of its copy of a connection must not give up locks that the parent holds."""
-    pack = store.catalog.packs()[0].name
-    with store.catalog.transaction():
-        store.catalog.set_policy("a", "{}")
+    pack = store._catalog.packs()[0].name
+    with store._catalog.transaction():
+        store._catalog.set_policy("a", "{}")
         assert in_child(lambda: refuses(store, pack)) == 0
         with Catalog(store.path, "a", timeout=0.1) as other, pytest.raises(ckstore.LockedError):
             other.set_policy("b", "{}")
-    assert store.catalog.policies() == {"a": "{}"}
+    assert store._catalog.policies() == {"a": "{}"}
 
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
@@ -187,8 +187,8 @@ import os, sys
 import ckstore
 store = ckstore.init(sys.argv[1])
 try:
-    with store.catalog.transaction():
-        store.catalog.set_policy("a", "{}")
+    with store._catalog.transaction():
+        store._catalog.set_policy("a", "{}")
         if child := os.fork():
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
             assert (store.path / "catalog.sqlite-journal").exists()
@@ -199,19 +199,19 @@ except ckstore.CkstoreError:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     with ckstore.open(tmp_path / "store") as store:
-        assert store.catalog.policies() == {"a": "{}"}
+        assert store._catalog.policies() == {"a": "{}"}
 
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_child_does_not_refer_to_uncommitted_objects_of_its_parent(store: ckstore.Store) -> None:
-    with store.repository.resolver.under_way() as hold:
-        store.repository.resolver.forget()
-        found = store.repository.resolver.record(store["a@0"].stored.document.objects[0])
+    with store._repository.resolver.under_way() as hold:
+        store._repository.resolver.forget()
+        found = store._repository.resolver.record(store["a@0"]._stored.document.objects[0])
         hold([found])
 
         def work() -> None:
-            assert store.repository.resolver._records == {}
-            assert store.repository.resolver._under_way == {}
+            assert store._repository.resolver._records == {}
+            assert store._repository.resolver._under_way == {}
 
         assert in_child(work) == 0
-    assert store.repository.resolver._records
+    assert store._repository.resolver._records

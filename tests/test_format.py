@@ -77,7 +77,7 @@ def test_the_reader_restores_a_hot_version(tmp_path: Path) -> None:
         for step in range(3):
             store.ingest(tmp_path / f"step{step}.pt", run="r", step=step, hot=3)
         store.compact([1])
-        assert [row.hot for row in store.catalog.versions()] == [False, True, True]
+        assert [row.hot for row in store._catalog.versions()] == [False, True, True]
     reader = Reader(tmp_path / "store")
     for number in reader.versions:
         [(path, data)] = reader.files(number)

@@ -80,7 +80,7 @@ def test_versions_are_forgotten_and_their_space_freed(tmp_path: Path, opened: st
             store.close()
             store = ckstore.open(place + "/store")
         store.forget(["a@0", "a@1"])
-        assert [row.step for row in store.catalog.versions()] == [2, 3]
+        assert [row.step for row in store._catalog.versions()] == [2, 3]
         report = store.gc(grace=0)
         assert report.bytes > 500_000, report
         assert os.statvfs(place).f_bavail * 4096 > 500_000
@@ -101,7 +101,7 @@ def test_the_catalog_is_built_again(tmp_path: Path) -> None:
             file.write(b"damage" * 100)
         assert recover(Path(place, "store")).problems == []
         store = ckstore.open(place + "/store")
-        assert [row.step for row in store.catalog.versions()] == [0, 1, 2, 3]
+        assert [row.step for row in store._catalog.versions()] == [0, 1, 2, 3]
         assert store.verify().problems == []
         store.forget(["a@0", "a@1"])
         store.gc(grace=0)
@@ -160,7 +160,7 @@ def test_packs_that_cannot_be_rewritten_stay(tmp_path: Path, monkeypatch: pytest
             values = np.random.default_rng(step).standard_normal((2, 300, 300), np.float32)
             store.ingest({"same": np.full((300, 300), step // 2, np.float32), "w": values}, run="a", step=step)
         store.forget(["a@0", "a@1"])
-        before = {row.name for row in store.catalog.packs()}
+        before = {row.name for row in store._catalog.packs()}
         copy = collect.repack
         refused = []
 
@@ -173,7 +173,7 @@ def test_packs_that_cannot_be_rewritten_stay(tmp_path: Path, monkeypatch: pytest
         assert report.removed
         assert not report.rewritten
         assert len(refused) == 2
-        assert {row.name for row in store.catalog.packs()} < before
+        assert {row.name for row in store._catalog.packs()} < before
         assert store.verify().problems == []
         monkeypatch.setattr(collect, "repack", copy)
         assert store.gc(grace=0).rewritten

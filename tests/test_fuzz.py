@@ -56,7 +56,7 @@ def documents() -> Iterator[dict[str, list[Any]]]:
     with scratch() as directory:
         crafted = CraftedStore(make_store(directory))
         with ckstore.open(crafted.path, "r") as store:
-            layouts = [json.loads(store[row.number].layout.encode()) for row in store.catalog.versions()]
+            layouts = [json.loads(store[row.number]._stored.layout.encode()) for row in store._catalog.versions()]
         yield {"manifests": [crafted.read(pack)[0] for pack in crafted.packs()], "layouts": layouts}
 
 

@@ -332,7 +332,7 @@ def test_one_bad_manifest_does_not_keep_others_from_coming_back(crafted: Crafted
         problems = recover(crafted.path).problems
     assert any("files: 7 is not a list" in problem for problem in problems)
     with ckstore.open(crafted.path, "r") as store:
-        assert [row.number for row in store.catalog.versions()] == [1, 2]
+        assert [row.number for row in store._catalog.versions()] == [1, 2]
         store[1].checkout(crafted.path.parent / "out")
     assert sha256(crafted.path.parent / "out") == sha256(small / "1")
 
@@ -344,7 +344,7 @@ def test_a_bad_record_takes_its_own_pack_alone(crafted: CraftedStore, slot: int)
     with limits():
         assert any("records: id: None is not" in problem for problem in recover(crafted.path).problems)
     with ckstore.open(crafted.path, "r") as store:
-        assert [row.number for row in store.catalog.versions()] == [1, 2]
+        assert [row.number for row in store._catalog.versions()] == [1, 2]
 
 
 def test_gc_frees_a_version_with_a_bad_path_once_it_is_forgotten(crafted: CraftedStore) -> None:

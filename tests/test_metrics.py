@@ -27,7 +27,7 @@ def source(tmp_path: Path) -> Path:
 def kept(store: Path) -> list[dict[str, Any]]:
     with ckstore.open(store, "r") as opened:
         assert opened.verify().problems == []
-        return [dict(row.metrics) for row in opened.catalog.versions()]
+        return [dict(row.metrics) for row in opened._catalog.versions()]
 
 
 def test_metrics_are_added_to_an_existing_version(source: Path, tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_metrics_are_added_to_an_existing_version(source: Path, tmp_path: Path) 
         report = store.ingest(source, metrics={"loss": 2.25, "accuracy": 0.5})
         merged = {"loss": 2.25, "seen": 10, "accuracy": 0.5}
         assert not report.is_new
-        assert report.version.metrics == store[report.version.number].row.metrics == merged
+        assert report.version.metrics == store[report.version.number].metrics == merged
         records = listing(path)
         store.ingest(source, metrics={"seen": 10})  # nothing to be noted
         store.ingest(source)
@@ -71,7 +71,7 @@ def test_a_catalog_with_other_metrics_than_manifest_and_log_is_found(source: Pat
     with ckstore.init(tmp_path / "store") as store:
         number = store.ingest(source, metrics={"loss": 2.5}).version.number
         store.ingest(source, metrics={"loss": 2.25})
-        store.catalog.update_version(number, metrics={"loss": 1.0})
+        store._catalog.update_version(number, metrics={"loss": 1.0})
         assert "metrics" in store.verify().problems[0]
 
 

@@ -40,17 +40,17 @@ def test_the_present_format_is_among_them() -> None:
 
 
 def check(store: ckstore.Store, expected: dict[str, Any], out: Path) -> None:
-    assert [row.number for row in store.catalog.versions()] == sorted(
+    assert [row.number for row in store._catalog.versions()] == sorted(
         version["number"] for version in expected["versions"]
     )
     for version in expected["versions"]:
-        row = store[version["number"]].row
+        row = store[version["number"]]._stored.row
         assert (row.run, row.step) == (version["run"], version["step"])
         store[row.number].checkout(out)
         for name, digest in version["sha256"].items():
             assert sha256(out / name if name else out) == digest
         shutil.rmtree(out) if out.is_dir() else out.unlink()
-    assert store.catalog.tags() == expected["tags"]
+    assert store._catalog.tags() == expected["tags"]
     assert store["best"]["model/w"][3].tolist() == expected["value"]
     assert store.verify().problems == []
 

@@ -20,7 +20,7 @@ def test_a_store_is_made_where_there_is_none_and_opened_where_there_is_one(tmp_p
     source.write_bytes(b"content")
     for count in range(2):
         with ckstore.open(place, create=True) as store:
-            assert len(store.catalog.versions()) == count
+            assert len(store._catalog.versions()) == count
             store.ingest(source, step=count)
     with pytest.raises(ckstore.ConflictError):
         ckstore.init(place)
@@ -70,8 +70,8 @@ def test_a_closed_store_refuses_calls(place: str, tmp_path: Path, monkeypatch: p
         store.versions, lambda: store["r@1"], lambda: store.run("r"), lambda: store.ingest(state, run="r", step=2),
         store.verify, store.gc, store.stats, lambda: store.tag(1, "best"), lambda: store.forget([1]),
         lambda: version["small"][:], lambda: tensor[:2], version.state_dict, lambda: version.state_dict(mmap=True),
-        lambda: version.checkout(tmp_path / "out"), lambda: version.arrays["large"][:1], lambda: fresh.paths,
-        lambda: run.arrays["large"][0, :1], lambda: fresh.document,
+        lambda: version.checkout(tmp_path / "out"), lambda: version.arrays["large"][:1], lambda: fresh._stored.paths,
+        lambda: run.arrays["large"][0, :1], lambda: fresh._stored.document,
     ]  # fmt: skip
     for request in requests:
         with pytest.raises(ckstore.UsageError, match=r"^The store is closed; open it again"):

@@ -115,9 +115,9 @@ def state(path: Path) -> Any:
         assert store.verify().problems == []
         rows = [
             (row.run, row.step, row.uid, f"{row.fidelity}{' hot' if row.hot else ''}")
-            for row in store.catalog.versions()
+            for row in store._catalog.versions()
         ]
-        return sorted(rows), store.catalog.tags(), store.catalog.policies()
+        return sorted(rows), store._catalog.tags(), store._catalog.policies()
 
 
 def without_uids(said: Any) -> Any:

@@ -44,7 +44,7 @@ def test_invalid_policies_are_refused_in_a_sentence(given: dict[str, Any], tmp_p
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(UsageError):
             store.ingest({"w": [1]}, policy=Policy(**{"fidelity": "coarse", **given}))
-        assert store.catalog.versions() == []
+        assert store._catalog.versions() == []
 
 
 def test_a_version_reports_its_policy() -> None:

@@ -57,7 +57,7 @@ def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
     store.rebase(budget=1.0)
     last = max(sources)
     store.rebase([last])
-    assert store[last].row.depth == 0
+    assert store[last].depth == 0
     check(store, sources, directory / "out")
     store.close()
     (store.path / "catalog.sqlite").unlink()
@@ -75,7 +75,7 @@ def test_deltas_of_small_tensors_are_small(shared_data: Path, directory: Path) -
     with ckstore.init(directory / "store") as store:
         for path in ordered(shared_data / "espcn")[:4]:
             store.ingest(path, run="espcn", budget=2.0 * 0.9 / PLANNED)  # The planned share as it was when measured.
-        assert sum(row.stored_bytes for row in store.catalog.versions()[1:]) < 487_000
+        assert sum(row.stored_bytes for row in store._catalog.versions()[1:]) < 487_000
 
 
 @pytest.mark.parametrize("kind", ["gpt_run", "cnn_run", "bf16_run", "frozen_run", "ema_run"])
@@ -85,7 +85,7 @@ def test_a_trained_run(kind: str, directory: Path, request: pytest.FixtureReques
     sources = {store.ingest(path, verify=True).version.number: path for path in paths}
     check(store, sources, directory / "out")
     store.compact()
-    assert max(store[number].row.depth for number in sources) > 0
+    assert max(store[number].depth for number in sources) > 0
     check(store, sources, directory / "out")
     store.rebase([max(sources)])
     check(store, sources, directory / "out")

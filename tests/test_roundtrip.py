@@ -40,7 +40,7 @@ import ckstore
 target = Path(sys.argv[2])
 found = {}
 with ckstore.open(sys.argv[1], "r") as store:
-    for row in store.catalog.versions():
+    for row in store._catalog.versions():
         out = target / str(row.number)
         store[row.number].checkout(out)
         found[row.number] = hashlib.sha256(out.read_bytes()).hexdigest()
@@ -123,7 +123,7 @@ def check_all(store: ckstore.Store, expected: dict[int, str], directory: Path) -
     for number, digest in expected.items():
         out = directory / f"out{number}"
         store[number].checkout(out, force=True)
-        assert sha256(out) == digest, f"version {number} at depth {store[number].row.depth}"
+        assert sha256(out) == digest, f"version {number} at depth {store[number].depth}"
         out.unlink()
 
 
@@ -131,28 +131,28 @@ def test_every_depth_after_a_rebase_and_after_a_recovery(directory: Path) -> Non
     paths = adamw_run(directory, 12)
     store = ckstore.init(directory / "store")
     expected = ingest_all(store, paths, run="a")
-    rows = store.catalog.versions("a")
+    rows = store._catalog.versions("a")
     assert [row.step for row in rows] == list(range(12))
     assert max(row.depth for row in rows) >= 3, "the run must have chains for this test to mean anything"
     assert store.verify().problems == []
     check_all(store, expected, directory)
     report = store.rebase(run="a", budget=1.0)
     assert report.objects > 0
-    assert store["a@11"].row.depth <= rows[11].depth
+    assert store["a@11"].depth <= rows[11].depth
     check_all(store, expected, directory)
     store.rebase([6])
-    assert store[6].row.depth == 0
-    assert store[6].row.base
+    assert store[6].depth == 0
+    assert store[6]._stored.row.base
     check_all(store, expected, directory)
     assert store.verify().problems == []
     store.close()
     before = [
-        (row.number, row.step, row.uid, row.parent, row.depth) for row in ckstore.open(store.place).catalog.versions()
+        (row.number, row.step, row.uid, row.parent, row.depth) for row in ckstore.open(store.place)._catalog.versions()
     ]
     (store.path / "catalog.sqlite").unlink()
     assert recover(store.place).problems == []
     with ckstore.open(store.place, "r") as again:
-        assert [(r.number, r.step, r.uid, r.parent, r.depth) for r in again.catalog.versions()] == before
+        assert [(r.number, r.step, r.uid, r.parent, r.depth) for r in again._catalog.versions()] == before
         assert again.verify().problems == []
         check_all(again, expected, directory)
 
@@ -292,7 +292,7 @@ def test_values_that_move_by_less_than_a_step(directory: Path) -> None:
     check_all(store, expected, directory)
     store.compact()
     check_all(store, expected, directory)
-    sizes = [row.stored_bytes for row in store.catalog.versions()]
+    sizes = [row.stored_bytes for row in store._catalog.versions()]
     assert sizes[-1] < 0.02 * sizes[0]
     assert store.verify().problems == []
 
@@ -464,16 +464,16 @@ def test_a_verified_ingest_that_does_not_come_back(directory: Path, monkeypatch:
 
     def opened(self: Repository, *arguments: Any, **options: Any) -> None:
         original(self, *arguments, **options)
-        store.repository.mode = "broken"  # type: ignore[assignment]
+        store._repository.mode = "broken"  # type: ignore[assignment]
 
     monkeypatch.setattr(Repository, "__init__", opened)
     with pytest.raises(ckstore.errors.IntegrityError):
         store.ingest(paths[1], run="a", verify=True)
     monkeypatch.undo()
-    store.repository.mode = "a"
-    assert [row.step for row in store.catalog.versions()] == [0]
+    store._repository.mode = "a"
+    assert [row.step for row in store._catalog.versions()] == [0]
     assert sorted(os.listdir(store.path / "packs")) == before
-    assert store.catalog.reservations() == []
+    assert store._catalog.reservations() == []
     assert not store.ingest(paths[0], run="a").is_new
     check_all(store, ingest_all(store, paths[1:], run="a", verify=True), directory)
     assert recover(store.place).versions == 2
@@ -484,10 +484,10 @@ def test_digest_of_a_state_dict_in_memory(directory: Path) -> None:
     module = model()
     store = ckstore.init(directory / "store")
     version = store[store.ingest({"model": module.state_dict(), "step": 3}).version.number]
-    assert version.row.step == 3
+    assert version.step == 3
     version.checkout(directory / "out.pt")
     loaded = torch.load(directory / "out.pt", weights_only=True)
     for name, tensor in module.state_dict().items():
         assert torch.equal(loaded["model"][name], tensor)
     digest = hashlib.sha256((directory / "out.pt").read_bytes()).hexdigest()
-    assert digest == version.document.files[0].sha256
+    assert digest == version._stored.document.files[0].sha256

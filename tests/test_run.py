@@ -32,11 +32,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_a_run_is_its_versions_in_order(run: Run) -> None:
-    store = ckstore.open(run.latest.stored.repository.place)
+    store = ckstore.open(run.latest._stored.repository.place)
     assert len(run) == 4
-    assert [version.row.step for version in run] == run.steps == [0, 10, 20, 30]
-    assert run.latest.row.number == run.versions[-1].row.number == 4
-    assert Run("gpt", [run.versions[2], run.versions[1]]).latest.row.step == 20
+    assert [version.step for version in run] == run.steps == [0, 10, 20, 30]
+    assert run.latest.number == run.versions[-1].number == 4
+    assert Run("gpt", [run.versions[2], run.versions[1]]).latest.step == 20
     assert repr(run.tail(3)) == "<ckstore.Run gpt, 3 versions>"
     with pytest.raises(NotFoundError, match="Unknown run gpt2"):
         store.run("gpt2")
@@ -67,7 +67,7 @@ def test_tensors_that_not_all_versions_share_are_listed(run: Run) -> None:
 
 
 def test_only_the_versions_that_are_asked_for_are_decoded(run: Run) -> None:
-    reader = run.latest.stored.repository.reader
+    reader = run.latest._stored.repository.reader
     array = run.arrays["model/w"]
     reader.cache = type(reader.cache)(reader.cache.limit)
     before = reader.decoded_chunks

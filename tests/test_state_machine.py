@@ -110,7 +110,7 @@ class StoreMachine(RuleBasedStateMachine):
     def compact(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.digests)))
         self.store.compact([number])
-        assert not self.store[number].row.hot
+        assert not self.store[number].hot
 
     @precondition(lambda self: self.digests)
     @rule(
@@ -186,7 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
         numbers = data.draw(st.lists(st.sampled_from(sorted(self.digests)), min_size=1, max_size=3, unique=True))
         self.store.rebase(numbers, budget=budget)
         for number in numbers:
-            row = self.store.catalog.version(number)
+            row = self.store._catalog.version(number)
             assert row.depth == 0 if budget is None else row.cost <= max(budget, 1.0) + 1e-3
 
     @precondition(lambda self: self.digests)
@@ -234,7 +234,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.thin(numbers)
         self._begin_again()
         for number in numbers:
-            if self.store[number].row.fidelity == "coarse":
+            if self.store[number].fidelity == "coarse":
                 self._note_thinned(number)
             else:
                 self.begun.add(number)
@@ -255,7 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
             # It was replaced here since it was sent.
             assert all(isinstance(item.error, ConflictError) for item in report.failed)
             assert other.verify().problems == []
-            assert {row.uid for row in other.catalog.versions()} == set(self.sent)
+            assert {row.uid for row in other._catalog.versions()} == set(self.sent)
             for uid, (digest, *_) in self.sent.items():
                 other[uid].checkout(self.directory / "out", force=True)
                 assert sha256(self.directory / "out") == digest
@@ -277,7 +277,7 @@ class StoreMachine(RuleBasedStateMachine):
             numbers = {place: number for number, place in self.places.items()}
             there = [*report.there, *(item.version for item in report.versions)]
             meant = {row.number: numbers[self.sent[row.uid][3]] for row in there}
-            for tag, number in other.catalog.tags().items():
+            for tag, number in other._catalog.tags().items():
                 if number in meant:
                     self.tags.setdefault(tag, meant[number])
 
@@ -295,7 +295,7 @@ class StoreMachine(RuleBasedStateMachine):
     def retain(self, data: st.DataObject, exact: int | None, keep: int | None) -> None:
         run, _ = self.places[data.draw(st.sampled_from(sorted(self.digests)))]
         there = sorted((step, number) for number, (of, step) in self.places.items() if of == run)
-        followed = {row.parent for row in self.store.catalog.versions() if row.run != run}
+        followed = {row.parent for row in self.store._catalog.versions() if row.run != run}
         stays = {*self.tags.values(), *followed}
         numbers = sorted(number for _, number in there)
         late = [{n for _, n in there[-count:]} | set(numbers[-count:]) for count in (keep or 99, exact or 99)]
@@ -357,13 +357,13 @@ class StoreMachine(RuleBasedStateMachine):
     def recover(self, crashed: bool) -> None:
         self._recovered(crashed=crashed)
         for number in self.begun & set(self.digests) - set(self.thinned):
-            if self.store[number].row.fidelity == "coarse":
+            if self.store[number].fidelity == "coarse":
                 self._note_thinned(number)
         self.begun = set()
         taken = set(self.places.values())
         for place, (digest, weights) in self.left.items():
             if place not in taken:
-                row = self.store.catalog.at_step(*place)
+                row = self.store._catalog.at_step(*place)
                 assert row is not None, "a pack that was complete when its ingest was killed brings its version back"
                 self._note(row.number, digest, weights, *place)
         self.left = {}
@@ -408,7 +408,7 @@ class StoreMachine(RuleBasedStateMachine):
         (self.store.path / "packs" / ".tmp-1-0123abcd").write_bytes(b"half a pack")
         self.store = self._open()
         place = run, self.steps
-        row = self.store.catalog.at_step(*place)
+        row = self.store._catalog.at_step(*place)
         if not died or at == "after-commit":
             assert row is not None
             assert died or row.number == number
@@ -426,11 +426,11 @@ class StoreMachine(RuleBasedStateMachine):
     def versions_and_tags(self) -> None:
         if not hasattr(self, "store"):
             return
-        rows = self.store.catalog.versions()
+        rows = self.store._catalog.versions()
         assert {row.number: (row.run, row.step) for row in rows} == self.places
-        assert {run.name for run in self.store.catalog.runs()} == {run for run, _ in self.places.values()}
+        assert {run.name for run in self.store._catalog.runs()} == {run for run, _ in self.places.values()}
         assert {row.number for row in rows if row.fidelity == "coarse"} == set(self.thinned)
-        assert self.store.catalog.tags() == self.tags
+        assert self.store._catalog.tags() == self.tags
         assert all(row.parent is None or row.parent in self.digests for row in rows)
 
     @precondition(lambda self: self.digests)
@@ -506,7 +506,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _begin_again(self) -> None:
         """Go on in another process; the lease of the dead one went with it."""
         self.store = self._open()
-        with mock.patch.object(durable, "is_running", return_value=False), self.store.catalog.lease("begin"):
+        with mock.patch.object(durable, "is_running", return_value=False), self.store._catalog.lease("begin"):
             pass
 
     def _remove(self, number: int) -> None:
@@ -515,8 +515,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.thinned.pop(number, None)
 
     def _coarse_is_there(self, place: tuple[str, int]) -> bool:
-        packs = self.store.packs.list_packs()
-        documents = [self.store.resolver.manifest(pack.name).document.get("version") for pack in packs]
+        packs = self.store._repository.packs.list_packs()
+        documents = [self.store._repository.resolver.manifest(pack.name).document.get("version") for pack in packs]
         return any(document is not None and (document["run"], document["step"]) == place for document in documents)
 
 

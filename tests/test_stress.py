@@ -98,6 +98,6 @@ def test_errors_and_waits(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> No
         pass
     assert "read waited" in faults(worker)[-1]
     monkeypatch.setattr(stressing, "_lives", lambda pid: False)
-    with ckstore.open(worker.store) as store, store.catalog.lease("rebase"), worker._watched("gc"):
+    with ckstore.open(worker.store) as store, store._catalog.lease("rebase"), worker._watched("gc"):
         pass
     assert f"process {os.getpid()} (rebase) is gone" in faults(worker)[-1]

@@ -24,8 +24,8 @@ SHAPE = (40, 30, 20)
 
 def fresh_cache(version: Version) -> None:
     """Forget every decoded chunk."""
-    version.stored.repository.reader.cache = type(version.stored.repository.reader.cache)(
-        version.stored.repository.reader.cache.limit
+    version._stored.repository.reader.cache = type(version._stored.repository.reader.cache)(
+        version._stored.repository.reader.cache.limit
     )
 
 
@@ -123,7 +123,7 @@ def test_slices_of_torch_tensors_keep_their_dtype(version: Version, source: dict
 def test_a_slice_decodes_the_chunks_it_touches_and_no_others(version: Version) -> None:
     """The version is stored in full."""
     large = version["large"]
-    reader = version.stored.repository.reader
+    reader = version._stored.repository.reader
     fresh_cache(version)
     before = reader.decoded_chunks
     large[1000]

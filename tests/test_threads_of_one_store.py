@@ -66,11 +66,11 @@ def test_objects_that_another_ingest_forgets_stay_known(
 ) -> None:
     during(monkeypatch, *MOMENTS[moment], lambda: other(store))
     first = store.ingest(state(1), run="a", step=0, verify=True).version
-    store.reader.cache.clear()
+    store._repository.reader.cache.clear()
     for name, value in store[first.number].state_dict().items():
         assert torch.equal(value, state(1)[name])
     moved = {name: value + 1e-3 for name, value in state(1).items()}
     store.ingest(moved, run="a", step=1)
     store.compact()
-    assert store["a@1"].row.stored_bytes < 0.9 * store["a@0"].row.stored_bytes
+    assert store["a@1"].stored_bytes < 0.9 * store["a@0"].stored_bytes
     assert store.verify().problems == []

@@ -85,7 +85,7 @@ def test_a_commit_that_is_torn(made: tuple[Path, bytes, bytes, Any], tmp_path: P
         if rollback is not None:
             (path / "catalog.sqlite-journal").write_bytes(rollback)
         with ckstore.open(path, mode) as store:
-            assert len(store.catalog.versions()) == len((committed if stage == "removal" else held)[0])
+            assert len(store._catalog.versions()) == len((committed if stage == "removal" else held)[0])
         assert without_uids(state(path)) == (committed if stage == "removal" else held)
         assert recover(path).problems == []
         assert without_uids(state(path)) == committed, "its packs are there"

@@ -72,8 +72,8 @@ def together(processes: list[subprocess.Popen[bytes]]) -> list[str]:
 def check(store: Path, expected: dict[str, list[Path]], out: Path) -> None:
     with ckstore.open(store, "r") as opened:
         assert opened.verify().problems == []
-        assert len({row.number for row in opened.catalog.versions()}) == sum(map(len, expected.values()))
-        assert opened.catalog.reservations() == []
+        assert len({row.number for row in opened._catalog.versions()}) == sum(map(len, expected.values()))
+        assert opened._catalog.reservations() == []
         for run, paths in expected.items():
             for step, path in enumerate(paths):
                 opened[f"{run}@{step}"].checkout(out, force=True)
@@ -111,7 +111,7 @@ def test_one_run_by_two_processes(directory: Path) -> None:
     with ckstore.open(directory / "store") as store:
         for path in paths:
             store.ingest(path, run="a")
-        assert [row.step for row in store.catalog.versions()] == list(range(6))
+        assert [row.step for row in store._catalog.versions()] == list(range(6))
     check(directory / "store", {"a": paths}, directory / "out")
     assert recover(directory / "store").versions == 6
     check(directory / "store", {"a": paths}, directory / "out")
@@ -129,7 +129,7 @@ def test_readers_while_another_process_ingests_and_rebases(directory: Path) -> N
         try:
             with ckstore.open(directory / "store", "r") as opened:
                 while not stop:
-                    for row in opened.catalog.versions():
+                    for row in opened._catalog.versions():
                         opened[row.number].checkout(out, force=True)
                         assert sha256(out) == sha256(paths[row.number - 1])
         except BaseException as error:

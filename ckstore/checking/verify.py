@@ -47,6 +47,12 @@ class VerifyReport:
         One sentence for each problem; empty if the store is intact.
     damaged
         Paths of the damaged tensors and files, by number of the version.
+
+    Examples
+    --------
+    >>> report = store.verify()
+    >>> report.versions, report.problems, report.damaged
+    (3, [], {})
     """
 
     packs: int = 0

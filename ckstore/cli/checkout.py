@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from ckstore.cli.output import counted, error_text, name_of, print_line, size_text, speed_text
+from ckstore.cli.output import counted, error_text, print_line, size_text, speed_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 from ckstore.errors import IntegrityError, UsageError
@@ -98,10 +98,10 @@ def command(
         raise UsageError("--salvage writes all intact parts, and chooses the format; leave the other options out.")
     with open_store(ctx) as store:
         found = version_of(store, version) if to_stdout else store[version]
-        form = format_for(found.stored, output, form, globs=bool(include or exclude), strip=strip)
-        if require_exact and found.row.fidelity != "exact":
+        form = format_for(found._stored, output, form, globs=bool(include or exclude), strip=strip)
+        if require_exact and found.fidelity != "exact":
             raise IntegrityError(
-                f"Version {found.row.number} is coarse: it has no exact values; choose another version, or leave"
+                f"Version {found.number} is coarse: it has no exact values; choose another version, or leave"
                 " --require-exact out."
             )
         was_exact = found.fidelity == "exact"
@@ -114,7 +114,7 @@ def command(
         if salvage:
             _salvage(found, target, force=force)
             return
-        name = f"{name_of(found.row)} (version {found.row.number})"
+        name = f"{found.name} (version {found.number})"
         start = time.perf_counter()
         if form == _ORIGINAL:
             entries = _chosen_files(found, include, exclude)
@@ -124,9 +124,9 @@ def command(
                     target, format=form, include=include, exclude=exclude, force=force, progress=progress
                 )
             result = f"{_proof(found, entries)}  {speed_text(size, time.perf_counter() - start)}"
-            total, noun = len(found.document.files) + len(found.document.links), "file"
+            total, noun = len(found._stored.document.files) + len(found._stored.document.links), "file"
         else:
-            with progress_bar(name, found.row.original_bytes) as progress:
+            with progress_bar(name, found.original_bytes) as progress:
                 left_out = found.checkout(
                     target, format=form, include=include, exclude=exclude, strip=strip, force=force, progress=progress
                 )
@@ -140,23 +140,23 @@ def command(
 
 
 def _salvage(version: Version, target: Path, *, force: bool) -> None:
-    with progress_bar(name_of(version.row), version.row.original_bytes) as progress:
+    with progress_bar(version.name, version.original_bytes) as progress:
         report = version.salvage(target, force=force, progress=progress)
     tensors = sum(map(len, report.tensors.values()))
     for path, why in (report.lost_files | report.lost_tensors).items():
         print_line(f"ckstore: {path} is lost: {why}", err=True)
     whole = f"{counted(len(report.files), 'whole file')}, {counted(tensors, 'tensor')} of others"
-    print_line(f"{name_of(version.row)} (version {version.row.number}) -> {target}  {whole}")
-    dropped = {version.document.files[number].path for number, _ in version.stored.dropped}
+    print_line(f"{version.name} (version {version.number}) -> {target}  {whole}")
+    dropped = {version._stored.document.files[number].path for number, _ in version._stored.dropped}
     if report.lost_files and not report.lost_tensors and dropped.issuperset(report.lost_files):
         raise IntegrityError(
-            f"Version {version.row.number} is not damaged, but it has dropped "
-            f"{', '.join(version.document.dropped)}; {counted(len(dropped), 'file')} can only be restored in part."
+            f"Version {version.number} is not damaged, but it has dropped "
+            f"{', '.join(version.dropped)}; {counted(len(dropped), 'file')} can only be restored in part."
         )
     if report.lost_files:
         lost = f"{counted(len(report.lost_files), 'file')} and {counted(len(report.lost_tensors), 'tensor')}"
         raise IntegrityError(
-            f"Of version {version.row.number} {lost} are not whole; restore the packs that `ckstore verify` names "
+            f"Of version {version.number} {lost} are not whole; restore the packs that `ckstore verify` names "
             "from a copy."
         )
 
@@ -164,9 +164,9 @@ def _salvage(version: Version, target: Path, *, force: bool) -> None:
 def _warning(version: Version) -> str:
     from ckstore.objects.units import role_of
 
-    number = version.row.number
+    number = version.number
     off = {path: item.relative for path, item in version.deviations().items()}
-    weights = max((part for path, part in off.items() if not role_of(version.paths[path][1].path)), default=0.0)
+    weights = max((part for path, part in off.items() if not role_of(version._stored.paths[path][1].path)), default=0.0)
     return (
         f"Version {number} is coarse, and differs from the original: "
         f"{error_text(weights, max(off.values(), default=0.0))}; see `ckstore show {number}`."
@@ -176,22 +176,22 @@ def _warning(version: Version) -> str:
 def _chosen_files(version: Version, include: Sequence[str], exclude: Sequence[str]) -> list[FileEntry]:
     from ckstore.reading.checkout import chosen_entries
 
-    files = version.document.files
-    if not version.document.is_directory:
+    files = version._stored.document.files
+    if not version._stored.document.is_directory:
         return list(files)
-    chosen = chosen_entries(version.stored, include, exclude)
+    chosen = chosen_entries(version._stored, include, exclude)
     return [entry for entry in files if entry.path in chosen]
 
 
 def _proof(version: Version, files: Sequence[FileEntry]) -> str:
     size = size_text(sum(entry.size for entry in files))
-    if version.document.is_directory:
+    if version._stored.document.is_directory:
         return f"{size}  {counted(len(files), 'file')}"
     return f"{size}  sha256 {files[0].sha256}" if version.fidelity == "exact" else size
 
 
 def _default_name(version: Version, form: str) -> str:
-    document = version.document
-    name = Path(version.row.source or "").name if document.is_directory else Path(document.files[0].path).name
-    name = name if is_relative(name) else f"version-{version.row.number}"
+    document = version._stored.document
+    name = Path(version.source or "").name if document.is_directory else Path(document.files[0].path).name
+    name = name if is_relative(name) else f"version-{version.number}"
     return name if form == _ORIGINAL else Path(name).stem + _SUFFIXES[form]

@@ -41,7 +41,7 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
         if is_long:
             tensors = found.describe(globs)["tensors"]
         else:
-            tensors = [tensor_object(path, found.paths[path][1]) for path in found.match(globs)]
+            tensors = [tensor_object(path, found._stored.paths[path][1]) for path in found.match(globs)]
         if not (globs or as_json):
             _print_opaque(found)
     if as_json:

@@ -13,7 +13,7 @@ from ckstore.cli.verb import open_store, option, verb
 from ckstore.errors import PartialError, UsageError
 
 if TYPE_CHECKING:
-    from ckstore.storage.catalog import VersionRow
+    from ckstore.version import Version
     from ckstore.writing.rebase import RebaseReport
 
 
@@ -47,7 +47,7 @@ def command(
         )
     with open_store(ctx, "r" if dry_run else "a") as store:
         report = store.rebase(versions or None, run=run, budget=budget, dry_run=dry_run)
-        rows = [store[number].row for number in report.versions]
+        rows = [store[number] for number in report.versions]
     if as_json:
         changed = [{"version": row.number, "run": row.run, "step": row.step, "cost": row.cost} for row in rows]
         amounts = {"objects": report.objects, "bytes": report.bytes, "beyond": report.beyond, "dry_run": dry_run}
@@ -63,7 +63,7 @@ def command(
         )
 
 
-def _say(report: RebaseReport, rows: Sequence[VersionRow], budget: float | None, *, dry_run: bool) -> None:
+def _say(report: RebaseReport, rows: Sequence[Version], budget: float | None, *, dry_run: bool) -> None:
     if not rows and not report.beyond:
         done = "every version is within the budget" if budget is not None else "the versions are stored in full"
         print_line(f"Nothing to do: {done}.")

@@ -48,7 +48,7 @@ def command(ctx: click.Context, version: str, as_json: bool) -> None:
 
 
 def _print(version: Version, shown: dict[str, Any]) -> None:
-    row = version.row
+    row = version._stored.row
     storage = shown["storage"]
     kind = "hot" if row.hot else "base" if row.base else f"delta, {row.depth} deep"
     against = storage["stored_against_others"]
@@ -82,7 +82,7 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         ],
         right=(2, 3),
     )
-    for path, target in version.document.links:
+    for path, target in version._stored.document.links:
         print_line(f"{path} -> {target}")
     if shown["tensors"]:
         print_line()
@@ -98,9 +98,9 @@ def _metric(shown: dict[str, Any], name: str, value: object) -> object:
 
 def _dropped_text(version: Version) -> str | None:
     """Describe the dropped tensors of a version."""
-    if not version.row.dropped:
+    if not version.dropped:
         return None
-    return f"{', '.join(version.row.dropped)}: {len(version)} of {version.row.tensors} tensors are left"
+    return f"{', '.join(version.dropped)}: {len(version)} of {version._stored.row.tensors} tensors are left"
 
 
 def _cells(item: dict[str, Any]) -> list[object]:

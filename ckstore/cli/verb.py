@@ -190,13 +190,12 @@ def tags_of(store: Store) -> dict[int, list[str]]:
 
 def version_of(store: Store, name: str) -> Version:
     """Return the version with a name; if the name moves with every ingest, stderr shows its present meaning."""
-    from ckstore.cli.output import name_of
     from ckstore.storage.version_names import LATEST
 
     version = store[name]
     run, _, step = name.strip().rpartition("@")
-    if step == LATEST or (not run and step == version.row.run):
-        print_line(f"ckstore: {name} is {name_of(version.row)}, version {version.row.number}.", err=True)
+    if step == LATEST or (not run and step == version.run):
+        print_line(f"ckstore: {name} is {version.name}, version {version.number}.", err=True)
     return version
 
 

@@ -42,7 +42,7 @@ def command(
     start = time.perf_counter()
     with open_store(ctx) as store, executor_of(executor) as workers:
         chosen = [version_of(store, name) for name in versions] if versions else store.versions()
-        total = bytes_to_check(store.repository, [version.stored for version in chosen], sample)
+        total = bytes_to_check(store._repository, [version._stored for version in chosen], sample)
         with progress_bar("verify", total, shown=not as_json) as progress:
             report = store.verify(chosen if versions else None, sample=sample, executor=workers, progress=progress)
     seconds = time.perf_counter() - start

@@ -47,6 +47,11 @@ class GcReport:
         Number of deleted leftovers of killed processes: uncommitted packs and temporary files.
     versions
         Number of forgotten or replaced versions whose manifests were deleted.
+
+    Examples
+    --------
+    >>> store.gc(dry_run=True)
+    GcReport(bytes=0, removed=0, rewritten=0, files=0, versions=0)
     """
 
     bytes: int = 0

@@ -58,6 +58,13 @@ class Ingested:
         The error of an input that could not be stored.
     note
         The reason for leaving an input out.
+
+    Examples
+    --------
+    >>> np.save("net_1.npy", np.zeros(4))
+    >>> [item] = store.ingest_many(["net_1.npy"], run="net")
+    >>> item.version, item.is_new, item.error
+    (<ckstore.VersionRow 4 net@1>, True, None)
     """
 
     path: Path
@@ -200,13 +207,18 @@ class Intake:
         """Apply the policies of some runs; log effects, and errors since the new versions are stored."""
         for run in sorted(set(runs)):
             try:
-                report = retain(self.repository, run)
+                reports = [retain(self.repository, run)]
             except CkstoreError as error:
                 _log.warning("Older versions of run %s remain unchanged: %s", run, error)
                 continue
-            counts = {"forgot": report.forgotten, "thinned": report.thinned, "dropped tensors of": report.dropped}
-            done = [f"{verb} {len(rows)}" for verb, rows in counts.items() if rows]
-            if done:
+            if self._compactor is not None:
+                reports += self._compactor.take_reports(run)
+            forgotten, thinned, dropped = (
+                {row.number for report in reports for row in getattr(report, name)}
+                for name in ("forgotten", "thinned", "dropped")
+            )
+            counts = {"forgot": forgotten, "thinned": thinned - forgotten, "dropped tensors of": dropped - forgotten}
+            if done := [f"{verb} {len(numbers)}" for verb, numbers in counts.items() if numbers]:
                 _log.info("The policy of run %s %s of its older versions.", run, ", ".join(done))
 
     def store_all(

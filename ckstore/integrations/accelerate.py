@@ -116,4 +116,4 @@ def load_state(accelerator: Any, store: Store, name: str, **options: Any) -> int
     finally:
         if accelerator.is_local_main_process:
             shutil.rmtree(place, ignore_errors=True)
-    return version.row.step
+    return version.step

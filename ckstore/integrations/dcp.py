@@ -224,7 +224,7 @@ class StoreReader(StorageReader):
         """Return the metadata of the version's tensors and objects."""
         with opened(self._store) as store:
             version = store[self._named]
-            self._uid = version.row.uid
+            self._uid = version.id
             flat, mapping = flatten_state_dict(_outline(version, self._allow))
         described: dict[str, Any] = {}
         for name, leaf in flat.items():
@@ -328,14 +328,14 @@ def _outline(version: Version, allow: tuple[type, ...]) -> dict[str, Any]:
 
     def leaf(path: str) -> Any:
         lazy = version[path]
-        if "array" in version.paths[path][1].marks:
+        if "array" in version._stored.paths[path][1].marks:
             return lazy.numpy()
         empty = torch.empty(lazy.shape, dtype=torch_dtype(lazy.dtype_name), device="meta")
         found = empty.as_subclass(_Placeholder)
         found.source = lazy
         return found
 
-    tree = outline(version.stored, leaf, allow)
+    tree = outline(version._stored, leaf, allow)
     if not isinstance(tree, dict):
         raise UsageError(f"{version!r} holds no dictionary; read it with `Version.state_dict`.")
     return tree

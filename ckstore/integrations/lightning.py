@@ -55,7 +55,7 @@ class StoreIO:
     @property
     def latest(self) -> str | None:
         """Return the name of the run's latest version for `ckpt_path`; None if the run has no versions."""
-        return None if self.store.catalog.latest(self.run) is None else f"{PREFIX}{self.run}@latest"
+        return None if self.store._catalog.latest(self.run) is None else f"{PREFIX}{self.run}@latest"
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -110,9 +110,9 @@ class StoreIO:
         name = path if version_name(path) is not None else _pointed_to(_local(path)) or path
         spec = version_name(name)
         if spec is not None:
-            row = self.store[spec].row
-            if row.run == self.run:
-                self._note(row.step)
+            version = self.store[spec]
+            if version.run == self.run:
+                self._note(version.step)
         return load(name, self.store, map_location=map_location or "cpu", weights_only=weights_only is not False)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -131,7 +131,7 @@ class StoreIO:
     def _is_own(self, step: int | None) -> bool:
         """Return whether this training may replace the version at a step."""
         if self._first is None:
-            return self.store.catalog.latest(self.run) is None
+            return self.store._catalog.latest(self.run) is None
         return step is None or step >= self._first
 
     def _note(self, step: int | None) -> None:

@@ -52,7 +52,7 @@ def run_and_step(name: str) -> tuple[str, int | None]:
 def found(store: Store, name: str) -> Version | None:
     """Return the version of a name; None for `RUN@latest` of a run without versions."""
     run, _, step = name.rpartition("@")
-    return None if step == "latest" and store.catalog.latest(run) is None else store[name]
+    return None if step == "latest" and store._catalog.latest(run) is None else store[name]
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def load(
         return torch.load(name, map_location=map_location, weights_only=weights_only)
     with opened(store) as found:
         version = found[spec]
-        is_torch = not version.document.is_directory and version.layout.files[0].kind in _TORCH_FILES
+        is_torch = not version._stored.document.is_directory and version._stored.layout.files[0].kind in _TORCH_FILES
         if map_location is None or str(map_location) == "cpu":
             state = version.state_dict()
             if not is_torch or not _holds_unknown(state):
@@ -124,7 +124,7 @@ def _read_by_torch(version: Version, map_location: Any, *, weights_only: bool) -
     with TemporaryDirectory(prefix="ckstore-") as place:
         file = Path(place, "state.pt")
         # A file with dropped tensors cannot be restored; its remaining contents are written as a new file if possible.
-        is_left = version.row.dropped and not _holds_unknown(version.state_dict())
+        is_left = version.dropped and not _holds_unknown(version.state_dict())
         version.checkout(file, format="pt" if is_left else None)
         return torch.load(file, map_location=map_location or "cpu", weights_only=weights_only)
 

@@ -59,7 +59,7 @@ class StoreCallback:
             The run has versions, but none at the step that was resumed from.
         """
         self._last = state.global_step
-        catalog = self.store.catalog
+        catalog = self.store._catalog
         is_other = catalog.latest(self.run) is not None and catalog.at_step(self.run, self._last) is None
         if state.is_world_process_zero and is_other:
             raise ConflictError(
@@ -128,7 +128,7 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
     version = found(store, name)
     if version is None:
         return None
-    directory = Path(output_dir, f"checkpoint-{version.row.step}")
+    directory = Path(output_dir, f"checkpoint-{version.step}")
     distributed = _distributed()
     if distributed is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError(

@@ -101,6 +101,11 @@ class Deviation(NamedTuple):
         Root mean square of the differences.
     size
         Root mean square of the original values.
+
+    Examples
+    --------
+    >>> Deviation(max_abs=0.0625, rms=0.03, size=1.5).relative
+    0.02
     """
 
     max_abs: float

@@ -28,7 +28,13 @@ Kind = Literal["added", "removed", "shape", "values"]
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """The dtype, as torch names it, and the shape of a tensor."""
+    """The dtype, as torch names it, and the shape of a tensor.
+
+    Examples
+    --------
+    >>> store.diff("gpt@100", "gpt@300").changes[0].after
+    TensorForm(dtype='float32', shape=(256, 128))
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,6 +55,12 @@ class TensorChange:
     max_abs, rms
         Largest magnitude and root mean square of the differences between the values of float tensors, over elements
         that are finite in both versions; None where values were not compared.
+
+    Examples
+    --------
+    >>> [change] = store.diff("gpt@100", "gpt@300").changes
+    >>> change.path, change.change, change.after.shape
+    ('model/weight', 'values', (256, 128))
     """
 
     path: str
@@ -69,6 +81,12 @@ class DiffReport:
         The tensors that differ: in the order of the second version, then those of the first version alone.
     compared
         Number of tensors compared, equal ones included.
+
+    Examples
+    --------
+    >>> report = store.diff("gpt@100", "gpt@300", values=True)
+    >>> report.compared, report.changes[0].path, round(report.changes[0].rms, 3)
+    (2, 'model/weight', 0.002)
     """
 
     changes: tuple[TensorChange, ...]

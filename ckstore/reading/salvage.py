@@ -41,6 +41,11 @@ class SalvageReport:
         Paths of the recovered tensors, by the path of their damaged file.
     lost_files, lost_tensors
         The reason of each loss, by the path of the file or tensor.
+
+    Examples
+    --------
+    >>> store["best"].salvage("salvaged.pt")
+    SalvageReport(files=['state_dict.pt'], tensors={}, lost_files={}, lost_tensors={})
     """
 
     files: list[str] = field(default_factory=list)

@@ -36,6 +36,13 @@ class RecoverReport:
     problems
         One sentence for each damaged or missing pack, log record, version or tag, and for each pair of versions that
         claim the same number or step. Recovery deletes nothing.
+
+    Examples
+    --------
+    >>> store.close()
+    >>> report = ckstore.recover("store")
+    >>> report.versions, report.problems
+    (3, [])
     """
 
     versions: int = 0
@@ -61,6 +68,12 @@ def recover(path: str | os.PathLike[str]) -> RecoverReport:
         Another process is writing.
     FormatVersionError
         A later version of ckstore wrote to the store.
+
+    Examples
+    --------
+    >>> store.close()
+    >>> ckstore.recover("store").versions
+    3
     """
     place = root.place(path)
     if not rebuild_from_log(place):

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from ckstore.errors import CkstoreError
 from ckstore.repository import Repository
-from ckstore.retention.retain import retain
+from ckstore.retention.retain import RetainReport, retain
 from ckstore.runtime import forks
 from ckstore.writing.compact import compact, due
 
@@ -63,6 +63,8 @@ class Compactor:
         self._runs: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         self._compacting = threading.Lock()
+        self._retaining = threading.Lock()
+        self._reports: dict[str, list[RetainReport]] = {}
         self._may_go_on = threading.Event()
         self._may_go_on.set()
 
@@ -91,6 +93,11 @@ class Compactor:
                 _begun.add(self)
                 self._thread = threading.Thread(target=self._work, name="ckstore-compactor", daemon=True)
                 self._thread.start()
+
+    def take_reports(self, run: str) -> list[RetainReport]:
+        """Return what the thread has changed in a run by its policy since the last call, after its running step."""
+        with self._retaining:
+            return self._reports.pop(run, [])
 
     def close(self, *, finish: bool = True) -> None:
         """Wait for the running compaction, or abort it; other versions stay hot."""
@@ -138,7 +145,9 @@ class Compactor:
                 with self._compacting:
                     rows = due(self._opened, run, keep=keep)
                     compact(self._opened, rows[:1], progress=self._step)
-                retained = retain(self._opened, run, progress=self._step)
+                with self._retaining:
+                    retained = retain(self._opened, run, progress=self._step)
+                    self._reports.setdefault(run, []).append(retained)
                 if rows or retained.thinned or retained.dropped or retained.freed:
                     self._repository.resolver.forget()  # Objects were moved.
             except _GivenUp:

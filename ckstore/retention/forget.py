@@ -21,6 +21,11 @@ class ForgetReport:
     ----------
     versions
         Rows of the forgotten versions.
+
+    Examples
+    --------
+    >>> store.forget("gpt@100", dry_run=True)
+    ForgetReport(versions=[<ckstore.VersionRow 1 gpt@100>])
     """
 
     versions: list[VersionRow]

@@ -78,6 +78,11 @@ class RetainReport:
         Rows of the versions that stay unchanged only because of their tags.
     freed
         Freed bytes; 0 if the collection was postponed.
+
+    Examples
+    --------
+    >>> store.retain(dry_run=True)
+    RetainReport(forgotten=[], thinned=[], dropped=[], tagged=[], freed=0)
     """
 
     forgotten: list[VersionRow] = field(default_factory=list)

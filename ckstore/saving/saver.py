@@ -68,6 +68,14 @@ class Saver:
         Number of threads that encode older versions while the process is idle.
     nbytes
         Size of the expected states: their memory is allocated at once. 0 allocates at the first save.
+
+    Examples
+    --------
+    >>> with store.saver("gpt") as saver:
+    ...     for step in (400, 500):
+    ...         saving = saver.save({"weight": np.zeros(8)}, step=step)
+    >>> store["latest"]
+    <ckstore.Version 5 gpt@500>
     """
 
     def __init__(self, store: Address, run: str, workers: int, nbytes: int = 0) -> None:
@@ -162,6 +170,13 @@ class Saver:
             memory is too short for a copy, or a future's callback saves. Nothing was staged.
         InputError
             Another thread changed the state dict during the copy.
+
+        Examples
+        --------
+        >>> with store.saver("gpt") as saver:
+        ...     saving = saver.save({"weight": np.zeros(8)}, step=400, metrics={"val_loss": 2.6})
+        >>> saving.result().version
+        <ckstore.VersionRow 4 gpt@400>
         """
         self._check_thread()
         if busy not in ("wait", "skip"):
@@ -204,6 +219,14 @@ class Saver:
             A save failed, and no later call has raised its error.
         UsageError
             A future's callback closes the saver.
+
+        Examples
+        --------
+        >>> saver = store.saver("gpt")
+        >>> saving = saver.save({"weight": np.zeros(8)}, step=400)
+        >>> saver.close()
+        >>> saving.done()
+        True
         """
         if os.getpid() != self._process_id:
             return

@@ -34,6 +34,12 @@ class Planned:
         Name of the run; empty for an input that is left out.
     note
         The reason for leaving it out, or a warning.
+
+    Examples
+    --------
+    >>> np.save("net_1.npy", np.zeros(4))
+    >>> store.plan(["net_1.npy"], run="net", step_from="name")
+    [Planned(path=PosixPath('net_1.npy'), step=1, step_from='name', run='net', note='')]
     """
 
     path: Path

@@ -30,7 +30,7 @@ def key(identifier: str) -> int:
     return int(identifier[:16], 16) >> 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class VersionRow:
     """One version, as the catalog describes it.
 
@@ -72,6 +72,12 @@ class VersionRow:
         JSON-able values by name.
     source : str or None
         Path that it was ingested from.
+
+    Examples
+    --------
+    >>> row = store.ingest({"weight": np.ones(8)}, run="toy", step=1).version
+    >>> row, row.original_bytes > row.elements * 8
+    (<ckstore.VersionRow 4 toy@1>, True)
     """
 
     number: int
@@ -96,6 +102,9 @@ class VersionRow:
     dropped: tuple[str, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<ckstore.VersionRow {self.number} {self.run if self.step is None else f'{self.run}@{self.step}'}>"
 
     @property
     def described(self) -> tuple[str, str, int]:

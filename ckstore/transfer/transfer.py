@@ -91,6 +91,13 @@ class TransferReport:
     failed
         The versions that could not be sent: damaged, stored against damaged objects, or in conflict with other content
         at their run and step.
+
+    Examples
+    --------
+    >>> with ckstore.open("copy", create=True) as copy:
+    ...     report = store.push(copy, "best", dry_run=True)
+    ...     print(report.versions[0].version, report.bytes > 0)
+    <ckstore.VersionRow 2 gpt@200> True
     """
 
     versions: list[Transferred] = field(default_factory=list)

@@ -63,6 +63,11 @@ class IngestReport:
         The stored version's row.
     is_new
         False if the same content already existed at this run and step. Given metrics are added to the existing version.
+
+    Examples
+    --------
+    >>> store.ingest({"weight": np.ones(8)}, run="toy", step=1)
+    IngestReport(version=<ckstore.VersionRow 4 toy@1>, is_new=True)
     """
 
     version: VersionRow

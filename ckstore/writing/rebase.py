@@ -47,6 +47,11 @@ class RebaseReport:
     beyond
         Numbers of the versions that still exceed the budget. Objects of scheme `lc` are sums of deltas: they cannot be
         stored in full.
+
+    Examples
+    --------
+    >>> store.rebase("gpt@300", dry_run=True).versions
+    [3]
     """
 
     versions: list[int]

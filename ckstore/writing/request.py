@@ -26,7 +26,12 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """The options of one checkpoint's ingest: the keywords of `Store.ingest`, which documents them."""
+    """The options of one checkpoint's ingest: the keywords of `Store.ingest`, which documents them.
+
+    Examples
+    --------
+    >>> IngestOptions(run="gpt", step=100).budget
+    """
 
     run: str | None = None
     step: int | None = None

@@ -77,6 +77,12 @@ class ThinReport:
         Bytes that `gc` can free in addition.
     added
         Bytes that were written: coarse objects, and objects that were stored again.
+
+    Examples
+    --------
+    >>> [thinned] = store.thin("gpt@100", dry_run=True).versions
+    >>> thinned.version
+    <ckstore.VersionRow 1 gpt@100>
     """
 
     versions: list[Thinned] = field(default_factory=list)

@@ -63,6 +63,12 @@ class Search:
     ------
     UsageError
         `jobs` is below 1, or `max_degradation` is negative or not finite.
+
+    Examples
+    --------
+    >>> search = Search(evaluate=lambda path: 2.5, max_degradation=0.01)
+    >>> store.ingest({"weight": np.random.rand(300, 300)}, policy="coarse", search=search).version.fidelity
+    'coarse'
     """
 
     evaluate: Evaluate

@@ -28,6 +28,10 @@ def warm_up() -> None:
     """Compile all kernels that are not compiled yet, so that later programs need not wait.
 
     If all are compiled, it takes a second or two. `docs/how-to/containers.md` tells where compiled code is kept.
+
+    Examples
+    --------
+    >>> ckstore.warm_up()
     """
     from ckstore.checking.verify import verify
     from ckstore.reading.stored_version import StoredVersion

@@ -17,9 +17,9 @@ def test_verify_reads_packs_and_not_the_cache(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((300, 400)).astype(np.float32)
     with ckstore.init(tmp_path / "store") as store:
         version = store.ingest({"w": values, "n": np.arange(70_000)}, run="a", step=0).version
-        store.reader.cache.clear()
-        for identity in store[version.number].document.objects:
-            store.reader.cache.put((identity, 0), np.zeros(3, np.uint32))
+        store._repository.reader.cache.clear()
+        for identity in store[version.number]._stored.document.objects:
+            store._repository.reader.cache.put((identity, 0), np.zeros(3, np.uint32))
         assert store.verify().problems == []
 
 
@@ -33,9 +33,9 @@ def test_progress_adds_up_to_its_total(tmp_path: Path) -> None:
     with ckstore.open(tmp_path / "store", "r") as store:
         done: list[int] = []
         store.verify(progress=done.append)
-        versions = [store[row.number].stored for row in store.catalog.versions()]
-        assert sum(done) == bytes_to_check(store.repository, versions)
-        assert done[0] == store.catalog.packs()[0].bytes
-        assert bytes_to_check(store.repository, versions, 0.5) == round(0.5 * sum(done))
-        packs = sum(pack.bytes for pack in store.catalog.packs())
+        versions = [store[row.number]._stored for row in store._catalog.versions()]
+        assert sum(done) == bytes_to_check(store._repository, versions)
+        assert done[0] == store._catalog.packs()[0].bytes
+        assert bytes_to_check(store._repository, versions, 0.5) == round(0.5 * sum(done))
+        packs = sum(pack.bytes for pack in store._catalog.packs())
         assert sum(done) - packs == pytest.approx(6 * weights.nbytes, rel=0.01)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ckstore as library
-from tests.checkpoints import change_pack, flip, packs_of, without_compiling
+from tests.checkpoints import change_pack, draw, flip, packs_of, without_compiling
 
 from .conftest import checkpoint
 
@@ -200,9 +200,9 @@ def test_near_matches(ckstore, filled: Path, name: str, near: str) -> None:
 
 def test_require_exact(ckstore, filled: Path) -> None:
     ckstore("checkout", "best", "--require-exact", "-o", "exact.pt")
-    with library.open(filled / ".ckstore") as store, store.catalog.transaction():
-        store.catalog._connection.execute("UPDATE versions SET fidelity = 'coarse' WHERE number = 3")
-    assert "no exact values" in ckstore("checkout", "best", "--require-exact", "-o", "coarse.pt", code=4).sentence
+    with library.open(filled / ".ckstore") as store:
+        store.ingest({"weight": draw(300, 300)}, run="coarse", policy="coarse", hot=0)
+    assert "no exact values" in ckstore("checkout", "coarse", "--require-exact", "-o", "coarse.pt", code=4).sentence
     assert not (filled / "coarse.pt").exists()
 
 
@@ -228,10 +228,10 @@ def test_salvage(ckstore, filled: Path) -> None:
     ckstore("checkout", "best", "-o", "whole.pt", "--salvage")
     assert (filled / "whole.pt").read_bytes() == (filled / "in" / "step20.pt").read_bytes()
     with library.open(filled / ".ckstore", "r") as store:
-        version = store["best"].stored
+        version = store["best"]._stored
         objects = {name: version.document.objects[unit] for unit in range(len(version.layout.units))
                    for name in version.names(unit)}  # fmt: skip
-        lost = [store.resolver.record(objects[f"model/{name}"]) for name in ("weight", "frozen")]
+        lost = [store._repository.resolver.record(objects[f"model/{name}"]) for name in ("weight", "frozen")]
     for record in lost:
         flip(filled / ".ckstore", record.pack, lambda _, record=record: record.offset + record.length // 2)
     result = ckstore("checkout", "best", "-o", "out.pt", "--salvage", code=4)

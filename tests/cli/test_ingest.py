@@ -343,7 +343,7 @@ def test_sources_are_not_removed_where_the_policy_is_coarse(
     assert "--fidelity exact" in capfd.readouterr().err
     assert source.exists()
     with open_store(tmp_path / "store") as store:
-        assert store.catalog.versions() == []
+        assert store._catalog.versions() == []
     assert (
         run([*place, "ingest", str(source), "--run", "gpt", "--fidelity", "exact", "--verify", "--delete-source"]) == 0
     )

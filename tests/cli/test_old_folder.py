@@ -101,7 +101,7 @@ def test_every_file_is_accounted_for(ckstore: Ckstore, folder: dict[str, tuple[s
     assert result.out.count("left out: ") == len(LEFT)
     assert result.out.splitlines()[-1].startswith(f"{len(folder)} versions")
     with open_store(".ckstore", "r") as store:
-        stored = {f"{row.run}@{row.step}": store[row.number] for row in store.catalog.versions()}
+        stored = {f"{row.run}@{row.step}": store[row.number] for row in store._catalog.versions()}
         assert sorted(stored) == sorted(f"{run}@{step}" for run, step in folder.values())
         for path, (run, step) in folder.items():
             stored[f"{run}@{step}"].checkout(Path("out"))
@@ -118,14 +118,14 @@ def test_processes_store_the_same_versions(ckstore: Ckstore, folder: dict[str, t
     assert result.out.count("left out: ") == len(LEFT)
     assert result.out.splitlines()[-1].startswith(f"{len(folder)} versions")
     with open_store(".ckstore", "r") as store:
-        stored = {f"{row.run}@{row.step}": store[row.number] for row in store.catalog.versions()}
+        stored = {f"{row.run}@{row.step}": store[row.number] for row in store._catalog.versions()}
         assert sorted(stored) == sorted(f"{run}@{step}" for run, step in folder.values())
         for path, (run, step) in folder.items():
             stored[f"{run}@{step}"].checkout(Path("out"))
             assert digests(Path("out")) == digests(Path("old") / path)
             shutil.rmtree("out") if Path("out").is_dir() else Path("out").unlink()
         for run in {run for run, _ in folder.values()}:
-            steps = [row.step for row in store.catalog.versions(run) if row.step is not None]
+            steps = [row.step for row in store._catalog.versions(run) if row.step is not None]
             assert steps == sorted(steps)
         assert store.verify().problems == []
     again = ckstore("ingest", "--plan", "plan.csv", "--executor", "processes=2", "--json").json
@@ -350,11 +350,11 @@ def test_the_proposal_follows_the_owners_intent(
     for path in proposed.keys() - stored.keys() - mixed.flipped:
         assert f"{mixed.root / path} left out: " in result.out
     with open_store(".ckstore", "r") as store:
-        versions = {row.source: store[row.number] for row in store.catalog.versions()}
+        versions = {row.source: store[row.number] for row in store._catalog.versions()}
         assert versions.keys() == {str(mixed.root / path) for path in stored}
         for path, item in stored.items():
             version = versions[str(mixed.root / path)]
-            assert version.row.run == item["run"]
+            assert version.run == item["run"]
             version.checkout(Path("out"))
             assert digests(Path("out")) == digests(mixed.root / path)
             shutil.rmtree("out") if Path("out").is_dir() else Path("out").unlink()

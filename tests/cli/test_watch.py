@@ -59,7 +59,7 @@ def wait_for(condition: Callable[[], bool], event: str, seconds: float = 40.0) -
 
 def steps(place: Path) -> list[int | None]:
     with library.open(place / ".ckstore", "r") as store:
-        return sorted((row.step for row in store.catalog.versions() if row.run == "gpt"), key=lambda step: step or -1)
+        return sorted((row.step for row in store._catalog.versions() if row.run == "gpt"), key=lambda step: step or -1)
 
 
 def wait_for_steps(place: Path, expected: list[int]) -> None:
@@ -139,7 +139,7 @@ def test_killed_and_started_again(place: Path, delay: float) -> None:
         assert out.count("unchanged") == 0
         assert len(out.splitlines()) == 9 - there
     with library.open(place / ".ckstore") as store:
-        assert len(store.catalog.versions()) == 9
+        assert len(store._catalog.versions()) == 9
         store.compact()
         assert store.verify().problems == []
 
@@ -175,7 +175,7 @@ def test_many_at_once_are_stored_in_the_order_of_their_steps(ckstore, place: Pat
     assert found.err.count("keeps nothing so old") == 4
     assert steps(place) == [100, 101]
     with library.open(place / ".ckstore") as store:
-        assert [row.fidelity for row in store.catalog.versions()] == ["coarse", "exact"]
+        assert [row.fidelity for row in store._catalog.versions()] == ["coarse", "exact"]
 
 
 def test_sources_go_once_their_versions_are_compared(ckstore, place: Path) -> None:
@@ -269,7 +269,7 @@ watcher.terminate()
 assert watcher.wait(60) == 0
 with ckstore.open(place / "store") as store:
     assert store.verify().problems == []
-    assert len(store.catalog.versions()) == 1
+    assert len(store._catalog.versions()) == 1
 print("went on")
 """
 

@@ -47,7 +47,7 @@ def test_a_budget_is_kept_and_a_larger_one_takes_fewer_bytes(tmp_path: Path) -> 
         with ckstore.init(tmp_path / str(budget)) as store:
             for step, values in enumerate(steps):
                 store.ingest({"w": values}, run="r", step=step, budget=budget)
-            rows = store.catalog.versions()
+            rows = store._catalog.versions()
             assert all(row.cost <= budget * 1.001 for row in rows), [row.cost for row in rows]
             stored[budget] = sum(row.stored_bytes for row in rows)
     assert stored[1e9] < stored[1.5] < stored[1.0]
@@ -58,4 +58,4 @@ def test_budgets_below_one_are_refused(tmp_path: Path, budget: float) -> None:
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(UsageError, match="1 or more"):
             store.ingest({"w": np.zeros(3, np.float32)}, budget=budget)
-        assert store.catalog.versions() == []
+        assert store._catalog.versions() == []

@@ -73,7 +73,7 @@ def filled(place: Path, dtype: str, odd: Bits = ODD) -> tuple[ckstore.Store, lis
 
 
 def record_of(store: ckstore.Store, step: int) -> Record:
-    return store.resolver.record(store[f"r@{step}"].document.objects[0])
+    return store._repository.resolver.record(store[f"r@{step}"]._stored.document.objects[0])
 
 
 def check(store: ckstore.Store, expected: list[bytes]) -> None:
@@ -109,7 +109,7 @@ def test_a_chunk_that_is_as_before_takes_nothing(place: Path) -> None:
 def test_the_size_of_versions_follows_their_changes(place: Path) -> None:
     store, _ = filled(place, "float32")
     with store:
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
         changed = 4 * 90 * WIDTH
         assert all(row.stored_bytes < 1.15 * changed + 4000 for row in rows[1:])
         assert all(row.cost <= 2 for row in rows)
@@ -153,15 +153,15 @@ def test_a_patch_is_made_again_against_an_ancestor(place: Path, dtype: str) -> N
     store, _ = filled(place, dtype)
     with store:
         before = record_of(store, 2).id
-        again = without_lost(store.reader, record_of(store, 4), {before}).record
+        again = without_lost(store._repository.reader, record_of(store, 4), {before}).record
         assert (again.kind, again.base) == ("patches", before)
-        assert without_lost(store.reader, record_of(store, 4), set()).record.kind == "full"
+        assert without_lost(store._repository.reader, record_of(store, 4), set()).record.kind == "full"
 
 
 def test_the_cost_of_a_level_follows_its_changes(place: Path) -> None:
     store, _ = filled(place, "float32")
     with store:
-        works = [store.reader.work(record_of(store, step)) for step in (1, VERSIONS - 1)]
+        works = [store._repository.reader.work(record_of(store, step)) for step in (1, VERSIONS - 1)]
         assert cost(works[1]) - cost(works[0]) < 0.25 * cost(works[0])
         assert works[1].plain_chunks == works[0].plain_chunks
 
@@ -171,17 +171,19 @@ def test_the_parents_bits_under_another_id(tmp_path: Path) -> None:
     weight = torch.randn(300, 512, generator=torch.Generator().manual_seed(3))
     with ckstore.init(tmp_path / "store") as store:
         version = store[store.ingest({"weight": weight}, hot=0).version.number]
-        (unit,), (identity,) = version.layout.units, version.document.objects
-        record = store.resolver.record(identity)
-        bits = np.concatenate([version.stored.chunk(0, chunk) for chunk in range(record.chunks)])
+        (unit,), (identity,) = version._stored.layout.units, version._stored.document.objects
+        record = store._repository.resolver.record(identity)
+        bits = np.concatenate([version._stored.chunk(0, chunk) for chunk in range(record.chunks)])
         estimate = Estimate(unit, Candidates(()), {}, 0.0, 0)
         way = Way(record, patched=True)
-        encoded = ObjectEncoder(store.reader).encode("d" * 40, estimate, way, lambda first, last: bits[first:last], 0)
+        encoded = ObjectEncoder(store._repository.reader).encode(
+            "d" * 40, estimate, way, lambda first, last: bits[first:last], 0
+        )
         assert (encoded.record.kind, encoded.nbytes) == ("delta", 0)
         with PackWriter(store.path, "encoded") as pack:
             writer = ObjectWriter(pack)
             writer.put(encoded)
             packs, _ = writer.finish(None, {})
-            store.repository.packs.publish([pack.name for pack in packs])
-            store.resolver.add(writer.placed(packs))
-        assert np.array_equal(store.reader.bits("d" * 40, 0), version.stored.chunk(0, 0))
+            store._repository.packs.publish([pack.name for pack in packs])
+            store._repository.resolver.add(writer.placed(packs))
+        assert np.array_equal(store._repository.reader.bits("d" * 40, 0), version._stored.chunk(0, 0))

@@ -56,11 +56,14 @@ def run_of(place: Path, kind: str) -> ckstore.Store:
 
 def objects(store: ckstore.Store) -> list[Record]:
     """Return the record of the weight, by version."""
-    return [store.resolver.record(store[row.number].document.objects[0]) for row in store.catalog.versions()]
+    return [
+        store._repository.resolver.record(store[row.number]._stored.document.objects[0])
+        for row in store._catalog.versions()
+    ]
 
 
 def exact(store: ckstore.Store, record: Record) -> list[bytes]:
-    return [store.reader.bits(record.id, chunk).tobytes() for chunk in range(record.chunks)]
+    return [store._repository.reader.bits(record.id, chunk).tobytes() for chunk in range(record.chunks)]
 
 
 def write(store: ckstore.Store, encoded: Encoded) -> None:
@@ -69,12 +72,12 @@ def write(store: ckstore.Store, encoded: Encoded) -> None:
         writer = ObjectWriter(pack)
         writer.put(encoded)
         packs, _ = writer.finish(None, {})
-        store.repository.packs.publish([pack.name for pack in packs])
-        with store.catalog.transaction():
-            store.catalog.add_packs(packs)
-            store.catalog.move_objects(writer.places(packs)[0])
-    store.resolver.forget()
-    store.reader.cache.clear()
+        store._repository.packs.publish([pack.name for pack in packs])
+        with store._catalog.transaction():
+            store._catalog.add_packs(packs)
+            store._catalog.move_objects(writer.places(packs)[0])
+    store._repository.resolver.forget()
+    store._repository.reader.cache.clear()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,30 +87,30 @@ def test_values_and_ids_stay(place: Path, kind: str, kept: tuple[int, ...]) -> N
         found = objects(store)
         before = exact(store, found[3])
         ids = {found[step].id for step in kept}
-        again = without_lost(store.reader, found[3], ids)
+        again = without_lost(store._repository.reader, found[3], ids)
         assert again.record.id == found[3].id
         assert again.record.base in {None, *ids}
         write(store, again)
         assert exact(store, found[3]) == before
         assert store.verify().problems == []
-        assert len(store.reader.records(found[3].id)) == 1 or kept
+        assert len(store._repository.reader.records(found[3].id)) == 1 or kept
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int32"])
 def test_nearer_bases_take_fewer_bytes(place: Path, kind: str) -> None:
     with run_of(place, kind) as store:
         found = objects(store)
-        near = without_lost(store.reader, found[3], {found[0].id})
-        assert near.nbytes < 0.7 * in_full(store.reader, found[3]).nbytes
+        near = without_lost(store._repository.reader, found[3], {found[0].id})
+        assert near.nbytes < 0.7 * in_full(store._repository.reader, found[3]).nbytes
 
 
 def test_the_nearest_that_stays_is_taken(place: Path) -> None:
     with run_of(place, "float32") as store:
         record = objects(store)[3]
-        chain = [level.id for level in store.reader.chain(record)]
+        chain = [level.id for level in store._repository.reader.chain(record)]
         assert len(chain) > 1
-        assert without_lost(store.reader, record, set(chain[1:])).record.base == chain[1]
-        assert without_lost(store.reader, record, {chain[-1]}).record.base == chain[-1]
+        assert without_lost(store._repository.reader, record, set(chain[1:])).record.base == chain[1]
+        assert without_lost(store._repository.reader, record, {chain[-1]}).record.base == chain[-1]
 
 
 def test_odd_floats_are_unchanged(place: Path) -> None:
@@ -121,6 +124,6 @@ def test_odd_floats_are_unchanged(place: Path) -> None:
         found = objects(store)
         before = exact(store, found[2])
         for kept in (set(), {found[0].id}):
-            write(store, without_lost(store.reader, found[2], kept))
+            write(store, without_lost(store._repository.reader, found[2], kept))
             assert exact(store, found[2]) == before
         assert store.verify().problems == []

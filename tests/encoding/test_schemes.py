@@ -72,11 +72,11 @@ def bits_of(tensor: torch.Tensor) -> np.ndarray:
 def codebooks(version: Version) -> dict[str, tuple[Record, Unit]]:
     """Return the record and the unit of every tensor with a codebook, by path."""
     found = {}
-    for unit, identity in zip(version.layout.units, version.document.objects, strict=True):
-        record = version.stored.repository.resolver.record(identity)
+    for unit, identity in zip(version._stored.layout.units, version._stored.document.objects, strict=True):
+        record = version._stored.repository.resolver.record(identity)
         if isinstance(record, Codebook):
             [member] = unit.members
-            for path, (file, tensor) in version.paths.items():
+            for path, (file, tensor) in version._stored.paths.items():
                 if (file, tensor.extent) == (member.file, member.extent):
                     found[path] = record, unit
     return found
@@ -135,7 +135,7 @@ def test_lc_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> None:
         path, files = runs[f"lc-{name}"]
         by_hand: dict[str, LcByHand] = defaultdict(LcByHand)
         with ckstore.open(path, "r") as store:
-            for row, file in zip(store.catalog.versions(), files, strict=True):
+            for row, file in zip(store._catalog.versions(), files, strict=True):
                 version, before = store[row.number], loaded_from(file)
                 there = codebooks(version)
                 assert there
@@ -198,7 +198,7 @@ def test_dynaquant_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> 
         ranked = deltas = 0
         kinds = set()
         with ckstore.open(path, "r") as store:
-            for row, file in zip(store.catalog.versions(), files, strict=True):
+            for row, file in zip(store._catalog.versions(), files, strict=True):
                 version = store[row.number]
                 there = codebooks(version)
                 by_hand = ranked_by_hand(version, loaded_from(file))
@@ -217,7 +217,9 @@ def test_dynaquant_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> 
                     lattice, indices, aside = dynaquant.treated(values, treatment, unit.dtype)
                     expected = lattice.values(indices, aside)
                     assert np.array_equal(bits_of(version[tensor].torch()), expected), tensor
-                    found = np.concatenate([store.reader.indices(record, chunk) for chunk in range(record.chunks)])
+                    found = np.concatenate(
+                        [store._repository.reader.indices(record, chunk) for chunk in range(record.chunks)]
+                    )
                     assert np.array_equal(found, indices)
                     deltas += record.base is not None
         assert deltas
@@ -236,7 +238,7 @@ def test_embeddings_have_levels_of_their_own(place: Path) -> None:
             ).version
             there = codebooks(store[row.number])
             for name, count in zip(names, levels, strict=True):
-                found = np.unique(store.reader.indices(there[name][0], 0))
+                found = np.unique(store._repository.reader.indices(there[name][0], 0))
                 assert count <= found.size <= count + 2, (quality, name)
 
 
@@ -244,7 +246,7 @@ def test_deviations_are_true(stored_run: tuple[Path, list[Path]], place: Path) -
     path, files = stored_run
     with ckstore.open(path, "r") as store:
         assert store.verify().problems == []
-        for row in store.catalog.versions()[2:3]:
+        for row in store._catalog.versions()[2:3]:
             version = store[row.number]
             version.checkout(place / "out", force=True)
             before = loaded_from(files[row.number - 1])
@@ -254,14 +256,14 @@ def test_deviations_are_true(stored_run: tuple[Path, list[Path]], place: Path) -
             for tensor in codebooks(version):
                 assert bool(torch.isfinite(after[tensor].float()).all())
             assert row.stored_bytes < row.original_bytes / 5
-            assert store[row.number].document.coarse is not None
+            assert store[row.number]._stored.document.coarse is not None
 
 
 def restored(path: Path, place: Path) -> dict[int, str]:
     found = {}
     with ckstore.open(path, "r") as store:
         assert store.verify().problems == []
-        for row in store.catalog.versions():
+        for row in store._catalog.versions():
             store[row.number].checkout(place / "restored", force=True)
             found[row.number] = sha256(place / "restored")
     return found
@@ -275,21 +277,21 @@ def test_values_outlast_all_that_is_done(runs: dict[str, tuple[Path, list[Path]]
     with ckstore.open(path) as store:
         report = store.rebase()
         assert report.objects > 0
-        for row in store.catalog.versions()[1:]:
+        for row in store._catalog.versions()[1:]:
             for record, _ in codebooks(store[row.number]).values():
                 assert (record.base is None) != (additive and record.additive), "sums have no values of their own"
     assert restored(path, place) == first
     with ckstore.open(path) as store:
         store.forget([2])
         assert store.gc(grace=0).bytes > 0
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
     del first[2]
     assert restored(path, place) == first
     lose_catalog(path)
     assert recover(path).problems == []
     assert restored(path, place) == first
     with ckstore.open(path) as store:
-        assert store.catalog.versions() == rows
+        assert store._catalog.versions() == rows
         assert store.thin([1, 3, 4]).skipped == [1, 3, 4]
 
 
@@ -309,7 +311,7 @@ def test_a_rebase_names_the_versions_that_it_cannot_bring_down(
                 report = store.rebase(budget=budget, dry_run=dry_run)
                 high = [
                     row.number
-                    for row in store.catalog.versions()
+                    for row in store._catalog.versions()
                     if (row.depth if budget is None else row.cost - 1.2) > 0
                 ]
                 assert report.beyond == (high if scheme == "lc" else [])
@@ -361,14 +363,14 @@ def test_another_scheme_starts_a_base(gpt_run: list[Path], place: Path) -> None:
         order: list[Any] = ["lattice", "lc", "dynaquant", "lattice", "lc"]
         for scheme, path in zip(order, gpt_run, strict=False):
             store.ingest(path, run="r", policy=Policy("coarse", scheme=scheme))
-        for row, scheme in zip(store.catalog.versions(), order, strict=True):
+        for row, scheme in zip(store._catalog.versions(), order, strict=True):
             version = store[row.number]
             found = codebooks(version)
             assert bool(found) == (scheme != "lattice")
             assert all(record.base is None for record, _ in found.values())
             assert all(record.additive == (scheme == "lc") for record, _ in found.values())
-            assert version.document.coarse is not None
-            assert version.document.coarse.scheme == scheme
+            assert version._stored.document.coarse is not None
+            assert version._stored.document.coarse.scheme == scheme
         exact = store.ingest(gpt_run[5], run="r", verify=True).version
         assert exact.fidelity == "exact"
         assert store.verify().problems == []

@@ -120,7 +120,7 @@ def test_deltas_when_the_number_of_ranks_changes(saved: Path, store: ckstore.Sto
     """Tensors cut along their first axis are one object each, whatever the cut; others are new."""
     first = store.ingest(saved / "cut-2", run="a", step=1, hot=0).version
     second = store.ingest(saved / "cut-1", run="a", step=2, hot=0).version
-    units = {name: {unit.key: unit for unit in store[name].layout.units} for name in ("a@1", "a@2")}
+    units = {name: {unit.key: unit for unit in store[name]._stored.layout.units} for name in ("a@1", "a@2")}
     for key in ("rows", "half", "large#0", "large#1"):
         assert units["a@1"][key].signature == units["a@2"][key].signature
     assert len(units["a@1"]["rows"].members) == 2
@@ -179,7 +179,7 @@ def test_coarse_versions(saved: Path, store: ckstore.Store, tmp_path: Path) -> N
 def test_whole_tensors_are_salvaged(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
     """If a file's bytes are lost, tensors with shards in it are written whole, except for the lost tensors."""
     store.ingest(saved / "cut-2", run="a", hot=0)
-    version = store["a@7"].stored
+    version = store["a@7"]._stored
     exact = store["a@7"]["columns"].torch()
     [number] = [number for number in range(len(version.layout.units)) if "rows" in version.names(number)]
     record = version.repository.resolver.record(version.document.objects[number])
@@ -308,5 +308,5 @@ def test_live_dtensors(saved: Path, tmp_path: Path) -> None:
     run_ranks(2, "reject", place=str(tmp_path))
     run_ranks(1, "keep", place=str(tmp_path))
     with ckstore.open(tmp_path / "store") as opened:
-        assert [row.run for row in opened.catalog.versions()] == ["live"]
+        assert [row.run for row in opened._catalog.versions()] == ["live"]
         assert torch.equal(opened["live@latest"].state_dict()["rows"], torch.ones(4, 4))

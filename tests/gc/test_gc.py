@@ -87,7 +87,7 @@ def store(path: Path) -> Iterator[ckstore.Store]:
 def check(path: Path, series: list[Path], names: list[str]) -> None:
     """Check that a process with an empty cache finds these versions, and that all of them come back."""
     with ckstore.open(path, "r") as store:
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
         assert sorted(f"{row.run}@{row.step}" for row in rows) == sorted(names)
         assert store.verify().problems == []
         for row in rows:
@@ -103,9 +103,11 @@ def check(path: Path, series: list[Path], names: list[str]) -> None:
 
 def stored(store: ckstore.Store) -> dict[str, bytes]:
     """Return the bytes of every object of the present versions, by id."""
-    identities = {identity for row in store.catalog.versions() for identity in store[row.number].document.objects}
-    records = map(store.resolver.record, identities)
-    return {record.id: store.packs.pread(record.pack, record.offset, record.length) for record in records}
+    identities = {
+        identity for row in store._catalog.versions() for identity in store[row.number]._stored.document.objects
+    }
+    records = map(store._repository.resolver.record, identities)
+    return {record.id: store._repository.packs.pread(record.pack, record.offset, record.length) for record in records}
 
 
 # Freed bytes
@@ -143,16 +145,16 @@ def test_forgotten_versions(path: Path, series: list[Path], forgotten: list[str]
         )  # fmt: skip
         assert stored(store) == kept, "byte for byte"
         assert store.gc(grace=0) == GcReport()
-        rows = settled(store).catalog.versions()
+        rows = settled(store)._catalog.versions()
         if not left:
-            assert store.packs.list_packs() == store.catalog.packs() == []
+            assert store._repository.packs.list_packs() == store._catalog.packs() == []
     check(path, series, left)
     for lost in (False, True):
         if lost:
             (store.path / "catalog.sqlite").unlink()
         assert recover(path).problems == []
         with ckstore.open(path) as store:
-            assert store.catalog.versions() == rows
+            assert store._catalog.versions() == rows
             assert store.gc(grace=0) == GcReport()
     check(path, series, left)
 
@@ -167,9 +169,9 @@ def test_superseded_layers_are_freed(path: Path, series: list[Path]) -> None:
         assert report.bytes > 0.9 * superseded
         assert store.stats()["ledger"]["superseded"] < 0.02 * pack_bytes(path)
         assert stored(store) == kept
-        rows = settled(store).catalog.versions()
+        rows = settled(store)._catalog.versions()
         assert recover(path).problems == []
-        assert store.catalog.versions() == rows
+        assert store._catalog.versions() == rows
     check(path, series, ["a@0", "a@1", "a@2", "a@3", "a@4", "a@5", "b@6"])
 
 
@@ -182,15 +184,15 @@ def test_a_run_of_forgetting_and_ingesting(path: Path, series: list[Path]) -> No
             check(path, series, [f"a@{step}" for step in range(first + 1, 6)] + ["b@6"])
         assert store.ingest(series[6], run="a").version.parent == 6
         assert not store.ingest(series[5], run="a").is_new
-        names = {pack.name for pack in store.catalog.packs()}
-        assert store["a@5"].document.blob_packs() <= names
-        written = store.resolver.manifest(store["a@6"].row.pack).document["version"]
+        names = {pack.name for pack in store._catalog.packs()}
+        assert store["a@5"]._stored.document.blob_packs() <= names
+        written = store._repository.resolver.manifest(store["a@6"]._stored.row.pack).document["version"]
         assert VersionDocument.from_json(written).blob_packs() <= names
-        rows = settled(store).catalog.versions()
+        rows = settled(store)._catalog.versions()
     (store.path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
     with ckstore.open(path) as store:
-        assert store.catalog.versions() == rows
+        assert store._catalog.versions() == rows
         store.ingest(series[7], run="a")
     check(path, series, ["a@5", "a@6", "a@7", "b@6"])
 
@@ -204,25 +206,25 @@ def test_a_pack_with_little_garbage_is_left_alone(store: ckstore.Store, monkeypa
     monkeypatch.undo()
     assert store.gc(dry_run=True).rewritten > 0
     monkeypatch.setattr(garbage, "GARBAGE_SHARE", 2.0)
-    before = store.catalog.objects()
+    before = store._catalog.objects()
     store.gc()
-    after = store.catalog.objects()
+    after = store._catalog.objects()
     assert after < before, "no ingest may rely on garbage"
     assert store.verify().problems == []
     # The remaining files can be found again, and are garbage again.
     assert recover(store.place).problems == []
     store.gc()
-    assert store.catalog.objects() == after
+    assert store._catalog.objects() == after
 
 
 def test_a_pack_that_was_written_again_is_a_zarr_hierarchy(store: ckstore.Store) -> None:
     store.forget(["a@0..a@2"])
-    before = {pack.name for pack in store.catalog.packs()}
+    before = {pack.name for pack in store._catalog.packs()}
     store.gc()
-    written = [pack.name for pack in store.catalog.packs() if pack.name not in before]
+    written = [pack.name for pack in store._catalog.packs() if pack.name not in before]
     assert written
     for name in written:
-        document = store.resolver.manifest(name).document
+        document = store._repository.resolver.manifest(name).document
         assert set(document["stands_for"]) <= before
         with zarr.storage.ZipStore(store.path / "packs" / name, mode="r") as zipped:
             group = zarr.open_group(zipped, mode="r")
@@ -241,11 +243,11 @@ def test_the_origin_of_a_coarse_run_is_kept_for_its_next_version(path: Path) -> 
         store.rebase(["c@3"])
         store.forget(["c@0..c@2"])
         store.gc(grace=0)
-        assert store["c@3"].row.depth == 0
-        records = map(store.resolver.record, store["c@3"].document.objects)
+        assert store["c@3"].depth == 0
+        records = map(store._repository.resolver.record, store["c@3"]._stored.document.objects)
         origins = [record.origin for record in records if isinstance(record, Linear) and record.origin is not None]
         assert origins
-        assert all(store.resolver.find(origin) is not None for origin in origins)
+        assert all(store._repository.resolver.find(origin) is not None for origin in origins)
 
 
 @pytest.mark.encoded
@@ -254,16 +256,16 @@ def test_versions_that_were_replaced(path: Path, series: list[Path]) -> None:
     with ckstore.open(path) as store:
         store.ingest(series[7], run="a", step=3, replace=True)
         store.rebase(["a@4", "a@5"])
-        assert store["a@4"].row.parent == 3
+        assert store["a@4"].parent == 3
         store.gc()
         store.forget(["a@3"])
         store.gc()
-        rows = settled(store).catalog.versions()
-        assert store["a@4"].row.pack in packs_of(path)
+        rows = settled(store)._catalog.versions()
+        assert store["a@4"]._stored.row.pack in packs_of(path)
     (store.path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
     with ckstore.open(path) as store:
-        assert store.catalog.versions() == rows
+        assert store._catalog.versions() == rows
     check(path, series, ["a@0", "a@1", "a@2", "a@4", "a@5", "b@6"])
 
 
@@ -276,18 +278,18 @@ def test_a_replaced_version_whose_successor_is_gone_stays_away(
         monkeypatch.setattr(garbage, "GARBAGE_SHARE", 2.0)
         monkeypatch.setattr(garbage, "GARBAGE_BYTES", 1 << 40)
     with ckstore.open(path) as store:
-        replaced = store["a@0"].row.pack
+        replaced = store["a@0"]._stored.row.pack
         successor = store.ingest(series[7], run="a", step=0, replace=True).version.pack
         store.forget(["a@0"])
         store.gc(grace=0)
         assert successor not in packs_of(path)
         assert (replaced in packs_of(path)) != rewritten
-        rows = settled(store).catalog.versions()
+        rows = settled(store)._catalog.versions()
         assert not any(row.step == 0 for row in rows)
     (store.path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
     with ckstore.open(path) as store:
-        assert store.catalog.versions() == rows
+        assert store._catalog.versions() == rows
 
 
 def test_a_store_that_is_read_only(store: ckstore.Store) -> None:
@@ -307,9 +309,9 @@ def age(file: Path, seconds: float = 7200) -> None:
 
 @pytest.mark.local
 def test_packs_and_temporaries_of_killed_processes(store: ckstore.Store, series: list[Path]) -> None:
-    kept = set(store.packs.list_packs())
+    kept = set(store._repository.packs.list_packs())
     abandoned(store.path, series[7])
-    packs = [store.path / "packs" / info.name for info in store.packs.list_packs() if info not in kept]
+    packs = [store.path / "packs" / info.name for info in store._repository.packs.list_packs() if info not in kept]
     assert len(packs) == 2
     temporary = store.path / "packs" / ".tmp-999999999-00"
     temporary.write_bytes(b"half")
@@ -321,7 +323,7 @@ def test_packs_and_temporaries_of_killed_processes(store: ckstore.Store, series:
     assert store.gc(dry_run=True) == GcReport(freed, files=2)
     assert store.gc() == GcReport(freed, files=2)
     assert store.gc(grace=0).files == 2
-    assert set(store.packs.list_packs()) == kept
+    assert set(store._repository.packs.list_packs()) == kept
     assert not list(store.path.glob("**/.tmp-*"))
     assert recover(store.place).problems == []
 
@@ -367,17 +369,17 @@ def damage(file: Path) -> None:
 
 def refused(store: ckstore.Store, match: str) -> None:
     """Check that nothing is changed, and that the sentence gives the remedy."""
-    before, rows, packs = listing(store.place), store.catalog.versions(), store.catalog.packs()
+    before, rows, packs = listing(store.place), store._catalog.versions(), store._catalog.packs()
     with pytest.raises(IntegrityError, match=match) as raised:
         store.gc(grace=0)
     assert "\n" not in str(raised.value)
-    assert (listing(store.place), store.catalog.versions(), store.catalog.packs()) == (before, rows, packs)
+    assert (listing(store.place), store._catalog.versions(), store._catalog.packs()) == (before, rows, packs)
 
 
 def test_a_damaged_pack_is_not_written_again(path: Path, series: list[Path]) -> None:
     with ckstore.open(path) as store:
         store.forget(["a@0..a@4"])
-        rewritten = next(pack for pack in garbage.plan_for(store, 0).rewritten if pack.kind == "encoded")
+        rewritten = next(pack for pack in garbage.plan_for(store._repository, 0).rewritten if pack.kind == "encoded")
         whole = change_pack(path, rewritten.name, None)
         change_pack(path, rewritten.name, whole[:-1] + bytes([whole[-1] ^ 1]))
         refused(store, f"{rewritten.name} does not match its name")
@@ -388,7 +390,7 @@ def test_a_damaged_pack_is_not_written_again(path: Path, series: list[Path]) -> 
 
 def test_a_lost_pack(store: ckstore.Store) -> None:
     store.forget(["a@3"])
-    pack = next(pack for pack in store.catalog.packs() if pack.kind == "encoded")
+    pack = next(pack for pack in store._catalog.packs() if pack.kind == "encoded")
     change_pack(store.place, pack.name, None)
     refused(store, f"Pack {pack.name} is missing")
 
@@ -397,23 +399,23 @@ def test_a_lost_pack(store: ckstore.Store) -> None:
 def test_a_version_that_is_not_whole(path: Path) -> None:
     """Its remains may serve a repair; nothing is freed until it is healed or forgotten."""
     with ckstore.open(path) as store:
-        pack = next(pack for pack in store.catalog.packs() if pack.kind == "encoded").name
+        pack = next(pack for pack in store._catalog.packs() if pack.kind == "encoded").name
     (path / "packs" / pack).rename(path / "away")
     assert recover(path).problems
     with ckstore.open(path) as store:
         refused(store, r"Version \d+ has lost .* forget the version")
-        store.forget([row.number for row in store.catalog.versions() if row.run == "a"])
+        store.forget([row.number for row in store._catalog.versions() if row.run == "a"])
         refused(store, "Version 7 has lost")
         store.forget(["b"])
         store.gc(grace=0)
-        assert store.catalog.packs() == []
+        assert store._catalog.packs() == []
 
 
 @pytest.mark.local
 def test_a_damaged_pack_that_recover_left_alone(path: Path) -> None:
     """It may be repaired; as long as it exists, nothing is freed that belongs to it."""
     with ckstore.open(path) as store:
-        pack = path / "packs" / store["b@6"].row.pack
+        pack = path / "packs" / store["b@6"]._stored.row.pack
     damage(pack)
     assert recover(path).problems
     with ckstore.open(path) as store:
@@ -470,7 +472,7 @@ def test_a_gc_that_is_killed(path: Path, series: list[Path], directory: Path, mo
         report = store.gc()
         assert report.rewritten
         assert report.removed > 1
-        finished, rows = pack_bytes(whole), store.catalog.versions()
+        finished, rows = pack_bytes(whole), store._catalog.versions()
     check(whole, series, ["a@3", "a@5", "b@6"])
     # Each step when it comes first, when it comes again, and when it comes last.
     places = [[place for place, name in enumerate(seen, 1) if name == step] for step in dict.fromkeys(seen)]
@@ -485,7 +487,7 @@ def test_a_gc_that_is_killed(path: Path, series: list[Path], directory: Path, mo
             with ckstore.open(copy) as store:
                 assert store.verify().problems == []
                 store.gc()
-                assert store.catalog.versions() == rows
+                assert store._catalog.versions() == rows
                 left = pack_bytes(copy) - temporaries(copy)
                 # A recovery takes in both a pack and its copy: blobs may lie in the one, layers in the other.
                 assert left == finished if copy is killed else left < 1.01 * finished, seen[wanted - 1]
@@ -604,12 +606,12 @@ def test_a_process_that_ingests_all_the_time(path: Path, series: list[Path], dir
 def test_two_collections_take_turns(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.forget(["a@0"])
     monkeypatch.setattr(module, "PATIENCE", 0.1)
-    with store.catalog.lease("gc"), pytest.raises(LockedError, match="now: gc"):
+    with store._catalog.lease("gc"), pytest.raises(LockedError, match="now: gc"):
         store.gc()
     with ExitStack() as late:
-        interposed(monkeypatch, lambda: late.enter_context(store.catalog.lease("gc")) and None, "plan_for")
+        interposed(monkeypatch, lambda: late.enter_context(store._catalog.lease("gc")) and None, "plan_for")
         assert store.gc().bytes > 0
-        assert len(store.catalog.leases()) == 1
+        assert len(store._catalog.leases()) == 1
 
 
 def test_a_writer_that_does_not_end(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,7 +620,7 @@ def test_a_writer_that_does_not_end(store: ckstore.Store, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     interposed(monkeypatch, lambda: leases.append(lease.__enter__()))
     leases: list[int] = []
-    lease = store.catalog.lease("ingest 9")
+    lease = store._catalog.lease("ingest 9")
     with pytest.raises(LockedError, match="now: ingest 9"):
         store.gc()
     found = listing(store.place)
@@ -627,7 +629,7 @@ def test_a_writer_that_does_not_end(store: ckstore.Store, monkeypatch: pytest.Mo
     lease.__exit__(None, None, None)
     assert store.gc().bytes > 0
     store.gc(grace=0)
-    assert set(packs_of(store.place)) == {pack.name for pack in store.catalog.packs()}
+    assert set(packs_of(store.place)) == {pack.name for pack in store._catalog.packs()}
 
 
 @pytest.mark.local
@@ -636,9 +638,9 @@ def test_a_recovery_while_packs_are_copied(path: Path, series: list[Path], monke
         store.forget(["a@0..a@2"])
         interposed(monkeypatch, lambda: recover(path) and None)
         assert store.gc().bytes > 0
-        rows = settled(store).catalog.versions()
+        rows = settled(store)._catalog.versions()
         assert recover(path).problems == []
-        assert store.catalog.versions() == rows
+        assert store._catalog.versions() == rows
     check(path, series, ["a@3", "a@4", "a@5", "b@6"])
 
 
@@ -654,7 +656,7 @@ def test_a_store_that_was_open_before(path: Path, series: list[Path]) -> None:
         with ckstore.open(path) as other:
             other.forget(["a@0..a@4"])
             assert other.gc(grace=0).rewritten > 0
-        reader.reader.cache.clear()
+        reader._repository.reader.cache.clear()
         expected = torch.load(series[5])["model"]["w"]
         assert torch.equal(tensor.torch(), expected)
         version.checkout(path.parent / "out", force=True)
@@ -694,15 +696,15 @@ def test_readers_while_versions_are_forgotten(path: Path, series: list[Path]) ->
 
 def test_the_log(store: ckstore.Store) -> None:
     store.forget(["a@0", "b"])
-    rows = {pack.name for pack in store.catalog.packs()}
+    rows = {pack.name for pack in store._catalog.packs()}
     store.gc()
-    forgot, collected = store.catalog.records()[-2:]
+    forgot, collected = store._catalog.records()[-2:]
     assert (forgot["change"], forgot["versions"]) == ("forget", [1, 7])
     assert collected["change"] == "gc"
-    assert set(collected["removed"]) == rows - {pack.name for pack in store.catalog.packs()}
-    assert set(collected["written"]) == {pack.name for pack in store.catalog.packs()} - rows
+    assert set(collected["removed"]) == rows - {pack.name for pack in store._catalog.packs()}
+    assert set(collected["written"]) == {pack.name for pack in store._catalog.packs()} - rows
     assert [number for _, number, _, _ in collected["versions"]] == [1, 7]
-    assert store.catalog.collected() >= collected["created"]
+    assert store._catalog.collected() >= collected["created"]
 
 
 def test_a_lease_ends_although_its_end_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -710,7 +712,7 @@ def test_a_lease_ends_although_its_end_is_interrupted(tmp_path: Path, monkeypatc
     with ckstore.init(tmp_path / "store") as store:
         for step in range(2):
             store.ingest({"w": draw(300, 300, seed=step)}, step=step)
-        connection = settled(store).catalog._connection
+        connection = settled(store)._catalog._connection
         execute = connection.execute
 
         def interrupted(statement: str, *arguments: Any) -> Any:
@@ -722,7 +724,7 @@ def test_a_lease_ends_although_its_end_is_interrupted(tmp_path: Path, monkeypatc
         monkeypatch.setattr(connection, "execute", interrupted)
         with pytest.raises(KeyboardInterrupt):
             store.ingest({"w": draw(300, 300, seed=7)}, step=7)
-        assert store.catalog.leases() == []
+        assert store._catalog.leases() == []
         store.forget([1])
         store.gc(grace=0)
         assert store.verify().problems == []
@@ -733,30 +735,30 @@ def test_two_copies_of_one_pack_are_no_problem(store: ckstore.Store) -> None:
     """Copies of killed runs lie next to the next one's copy, and replace the same pack."""
     store.rebase(["a@5"])
     store.forget(["a@0..a@2"])
-    packs = garbage.plan_for(store.repository, 0.0).survey.packs.values()
+    packs = garbage.plan_for(store._repository, 0.0).survey.packs.values()
     contents = next(pack for pack in packs if len(pack.slots) > 1 and not pack.wanted)
-    copies = [repack(store.repository, contents).pack.name]
+    copies = [repack(store._repository, contents).pack.name]
     contents.slots.remove(min(contents.slots))
-    copies.append(repack(store.repository, contents).pack.name)
+    copies.append(repack(store._repository, contents).pack.name)
     assert recover(store.place).problems == []
     with ckstore.open(store.place) as again:
         for present in copies:
-            again.catalog.note_moved({contents.name: present})
+            again._catalog.note_moved({contents.name: present})
             assert again.verify().problems == []
-        other = next(pack.name for pack in again.catalog.packs() if pack.name not in (contents.name, *copies))
-        again.catalog.note_moved({contents.name: other})
+        other = next(pack.name for pack in again._catalog.packs() if pack.name not in (contents.name, *copies))
+        again._catalog.note_moved({contents.name: other})
         assert f"replaced {contents.name}" in again.verify().problems[0]
 
 
 def test_recover_takes_the_committed_one_of_several_copies(store: ckstore.Store) -> None:
     """A killed `gc`'s copy may lack objects of later versions; it lies next to the copy of the next `gc`."""
     store.forget(["a@0..a@2"])
-    packs = garbage.plan_for(store.repository, 0.0).rewritten
+    packs = garbage.plan_for(store._repository, 0.0).rewritten
     contents = next(pack for pack in packs if pack.kind == "encoded" and len(pack.wanted) > 1)
     needed = sorted(contents.wanted)
     store.gc()
-    present = store.catalog.moved_packs([contents.name])[contents.name]
-    manifest = store.resolver.manifest(present)
+    present = store._catalog.moved_packs([contents.name])[contents.name]
+    manifest = store._repository.resolver.manifest(present)
     for lost in needed:  # each has a name of its own, before or after that of the whole one
         blobs = {name: data for name, data in manifest.blobs.items() if name != lost}
         with PackWriter(store.path, "encoded") as writer:
@@ -766,7 +768,7 @@ def test_recover_takes_the_committed_one_of_several_copies(store: ckstore.Store)
             writer.finish()
     assert recover(store.place).problems == []
     with ckstore.open(store.place) as again:
-        assert again.catalog.moved_packs([contents.name]) == {contents.name: present}
+        assert again._catalog.moved_packs([contents.name]) == {contents.name: present}
         assert again.verify().problems == []
         again.gc()
 
@@ -797,7 +799,7 @@ def test_a_rebuilt_catalog_takes_another_plan(filled: Path, directory: Path, mon
 def test_a_plan_is_of_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch, read: str, looks: int) -> None:
     """Another process stores objects elsewhere, and is done, after any of the looks at the catalog."""
     with ckstore.open(path) as store, ckstore.open(path) as other:
-        catalog = store.repository.catalog
+        catalog = store._repository.catalog
         look = getattr(catalog, read)
         for change in (lambda: other.rebase(["a@2"]), lambda: other.thin(["a@3"]), lambda: other.forget(["a@5"])):
             turns = count(1)
@@ -829,13 +831,13 @@ def test_a_pack_and_its_copy_are_both_written_again(
             for number, checkpoint in enumerate(series):
                 store.ingest(checkpoint, run=f"r{number // 3}", hot=1)  # With blobs of the version before.
             store.compact()
-            copies = {contents.name: repack(store.repository, contents).pack.name
-                      for contents in garbage.plan_for(store.repository, 0.0).rewritten}  # fmt: skip
+            copies = {contents.name: repack(store._repository, contents).pack.name
+                      for contents in garbage.plan_for(store._repository, 0.0).rewritten}  # fmt: skip
         assert recover(path).problems == []
         with ckstore.open(path) as store:
             if forgets:  # Otherwise the pack is rewritten as the existing copy.
                 store.forget([f"r{run}@{3 * run}" for run in range(3)])
-            going = {contents.name for contents in garbage.plan_for(store.repository, 0.0).rewritten}
+            going = {contents.name for contents in garbage.plan_for(store._repository, 0.0).rewritten}
         if any({pack, copy} <= going for pack, copy in copies.items()):
             break
     else:

@@ -76,7 +76,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 def test_a_tree_comes_back_as_it_was(store: ckstore.Store) -> None:
     save(store, tree(), run="flax", step=3, metrics={"loss": 0.5})
-    assert store["flax@3"].row.metrics == {"loss": 0.5}
+    assert store["flax@3"].metrics == {"loss": 0.5}
     assert_same(load(store, "flax@latest", like=tree(1)), tree())
 
 
@@ -139,7 +139,7 @@ def test_missing_names_are_named(store: ckstore.Store) -> None:
 def test_unstorable_leaves_are_named(store: ckstore.Store, leaf: Any, hint: str) -> None:
     with pytest.raises(UsageError, match=hint):
         save(store, leaf, run="flax", step=1)
-    assert store.catalog.versions() == []
+    assert store._catalog.versions() == []
 
 
 def test_existing_versions_are_replaced_on_demand_alone(store: ckstore.Store) -> None:

@@ -73,7 +73,7 @@ NAMED = """
             train(accelerator, model, optimizer)
             save_state(accelerator, store, run="acc", step=step)
         assert sorted(os.listdir("project/checkpoints")) == ["checkpoint_1", "checkpoint_2"]
-        assert [row.step for row in store.catalog.versions("acc")] == [10, 20, 30]
+        assert [row.step for row in store._catalog.versions("acc")] == [10, 20, 30]
         assert load_state(accelerator, store, "acc@10") == 10
     """
 
@@ -93,7 +93,7 @@ RANKS = """
     assert torch.equal(weight(accelerator, model), first)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        files = {entry.path for entry in store["acc@1"].document.files}
+        files = {entry.path for entry in store["acc@1"]._stored.document.files}
         assert {"random_states_0.pkl", "random_states_1.pkl"} <= files
         assert not set(os.listdir()) - {"store"}
         assert not any(name.startswith("ckstore") for name in os.listdir(os.environ["TMPDIR"]))

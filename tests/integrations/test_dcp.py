@@ -44,7 +44,7 @@ def left_over(store: ckstore.Store) -> list[str]:
 def test_versions_hold_the_tensors_of_all_ranks(trained: Path) -> None:
     """The tensors are whole, as in the file with all of it, and nothing that was staged is left."""
     with ckstore.open(trained / "writer") as opened:
-        assert [row.step for row in opened.catalog.versions("sync")] == list(STEPS)
+        assert [row.step for row in opened._catalog.versions("sync")] == list(STEPS)
         for step in STEPS:
             expected = torch.load(trained / "pt" / f"step-{step}.pt")
             found = opened[f"sync@{step}"].state_dict()
@@ -87,7 +87,7 @@ def test_a_series_takes_the_bytes_of_files(trained: Path, tmp_path: Path) -> Non
             assert [report.version.depth for report in reports] == [0, 1, 2, 3]
             stored[kind] = sum(report.version.stored_bytes for report in reports)
     with ckstore.open(trained / "writer") as opened:
-        stored["writer"] = sum(row.stored_bytes for row in opened.catalog.versions("sync"))
+        stored["writer"] = sum(row.stored_bytes for row in opened._catalog.versions("sync"))
     assert stored["dcp"] < 1.02 * stored["pt"]
     assert stored["writer"] < 1.02 * stored["pt"]
 
@@ -99,7 +99,7 @@ def test_objects_lists_and_dtypes(store: ckstore.Store) -> None:
         "objects": {"rate": 0.5, "pair": (torch.arange(3), [1, "b"])}, "complex": torch.randn(3, dtype=torch.complex64),
     }  # fmt: skip
     dcp.save(state, storage_writer=StoreWriter(store, "a", 1, metrics={"loss": 0.25}))
-    assert store["a@1"].row.metrics == {"loss": 0.25}
+    assert store["a@1"].metrics == {"loss": 0.25}
     loaded: dict[str, Any] = {
         "half": torch.zeros(3, 4).bfloat16(), "scalar": torch.tensor(0.0), "none": torch.zeros(0, 2),
         "turned": torch.zeros(4, 3, dtype=torch.int64), "list": [torch.zeros(2), {"x": torch.ones(1)}],
@@ -143,14 +143,14 @@ def test_a_save_that_fails_leaves_nothing(store: ckstore.Store) -> None:
     writer = StoreWriter(store, "a", 1)
     with pytest.raises(CheckpointException, match="no such value"):
         dcp.save(state, storage_writer=writer, planner=_Failing())
-    assert store.catalog.versions() == []
+    assert store._catalog.versions() == []
     # The exception holds the writer in a cycle: it is freed with its next save, or some time later.
     del writer
     gc.collect()
     dcp.save(state, storage_writer=StoreWriter(store, "a", 1))
     with pytest.raises(CheckpointException, match="a@1"):
         dcp.save({"x": torch.zeros(100)}, storage_writer=StoreWriter(store, "a", 1))
-    assert len(store.catalog.versions()) == 1
+    assert len(store._catalog.versions()) == 1
     assert left_over(store) == []
 
 
@@ -163,7 +163,7 @@ def test_a_full_disk_is_reported(store: ckstore.Store, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CheckpointException, match="full"):
         dcp.save({"x": torch.ones(100)}, storage_writer=StoreWriter(store, "a", 1))
-    assert store.catalog.versions() == []
+    assert store._catalog.versions() == []
 
 
 def test_unsupported_calls_are_refused(store: ckstore.Store) -> None:

@@ -222,7 +222,7 @@ def test_the_search_has_no_metric_without_sensitivity(tmp_path: Path) -> None:
                     policy=Policy("coarse", scheme="dynaquant"),
                     search=Search(lambda path: 1.0),
                 )
-            coarse = store["sgd@8"].document.coarse
+            coarse = store["sgd@8"]._stored.document.coarse
             assert coarse is not None
             evaluations[name] = coarse.parameters["evaluations"]
             assert name == "with" or coarse.parameters["metric"] == "magnitude"

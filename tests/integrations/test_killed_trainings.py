@@ -169,7 +169,7 @@ DCP = """
         ckstore.open("store", create=True).close()
     dist.barrier()
     with ckstore.open("store") as store:
-        found = [store.catalog.latest("run") is not None]
+        found = [store._catalog.latest("run") is not None]
     dist.broadcast_object_list(found)
     if found[0]:
         state = state_at(0)
@@ -293,14 +293,14 @@ def test_a_training_resumes_its_saved_state(guest: str, tmp_path: Path) -> None:
         assert -signal.SIGKILL in [code for code, _ in found], found
         training.check()
     with ckstore.open(tmp_path / "store") as store:
-        latest = store.catalog.latest("run")
+        latest = store._catalog.latest("run")
         step = 0 if latest is None else latest.step or 0
     found = training.run(step + 2)
     assert [code for code, _ in found] == [0] * training.world, found
     assert training.check() >= 1
     with ckstore.open(tmp_path / "store") as store:
         assert store.verify().problems == []
-        assert [row.step for row in store.catalog.versions("run")] == list(range(1, step + 3))
+        assert [row.step for row in store._catalog.versions("run")] == list(range(1, step + 3))
         store.gc(grace=0)
         assert not list((tmp_path / "store" / "packs").glob(".tmp*"))
 
@@ -354,5 +354,5 @@ def test_a_save_without_room_fails_the_training_and_a_thinned_version_resumes(gu
         assert resumed[2].endswith(expected[rank])
         assert resumed[2] not in [line[2] for line in training.lines(rank) if line[0] == "begun"]
     with ckstore.open(tmp_path / "store") as store:
-        assert store["run@5"].row.fidelity == "exact"
+        assert store["run@5"].fidelity == "exact"
         assert store.verify().problems == []

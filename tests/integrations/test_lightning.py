@@ -73,7 +73,7 @@ def test_removing_a_pointer_keeps_the_version(store: ckstore.Store, tmp_path: Pa
     io.remove_checkpoint(tmp_path / "a.ckpt")
     io.remove_checkpoint(tmp_path / "a.ckpt")
     assert not (tmp_path / "a.ckpt").exists()
-    assert [row.step for row in store.catalog.versions("lit")] == [8]
+    assert [row.step for row in store._catalog.versions("lit")] == [8]
 
 
 def test_hidden_files_are_lightning_s_own(store: ckstore.Store, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_hidden_files_are_lightning_s_own(store: ckstore.Store, tmp_path: Path) 
     io.save_checkpoint(checkpoint(0), place)
     assert_same(io.load_checkpoint(place), checkpoint(0))
     io.remove_checkpoint(place)
-    assert store.catalog.versions() == []
+    assert store._catalog.versions() == []
     assert os.listdir(tmp_path / "some") == []
 
 
@@ -107,7 +107,7 @@ def test_a_second_save_at_a_step_takes_the_place_of_the_first(store: ckstore.Sto
     io = StoreIO(store, run="lit")
     io.save_checkpoint(checkpoint(8), tmp_path / "a.ckpt")
     io.save_checkpoint(checkpoint(8) | {"callbacks": {"last": {"path": "last.ckpt"}}}, tmp_path / "last.ckpt")
-    assert [row.step for row in store.catalog.versions("lit")] == [8]
+    assert [row.step for row in store._catalog.versions("lit")] == [8]
     assert io.load_checkpoint(tmp_path / "a.ckpt")["callbacks"] == {"last": {"path": "last.ckpt"}}
 
 
@@ -120,7 +120,7 @@ def test_a_resumed_training_replaces_later_versions(store: ckstore.Store, tmp_pa
     second.save_checkpoint(checkpoint(8, 0.5), tmp_path / "8.ckpt")
     assert_same(store["lit@8"].state_dict(), checkpoint(8, 0.5))
     assert_same(store["lit@4"].state_dict(), checkpoint(4))
-    assert sorted(row.step or 0 for row in store.catalog.versions("lit")) == [4, 8, 12]
+    assert sorted(row.step or 0 for row in store._catalog.versions("lit")) == [4, 8, 12]
 
 
 def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path:
     fork = StoreIO(store, run="fork")
     assert_same(fork.load_checkpoint("ckstore:lit@8"), checkpoint(8))
     fork.save_checkpoint(checkpoint(9), tmp_path / "c.ckpt")
-    assert [(row.run, row.step) for row in store.catalog.versions()] == [("lit", 8), ("fork", 9)]
+    assert [(row.run, row.step) for row in store._catalog.versions()] == [("lit", 8), ("fork", 9)]
 
 
 def test_a_second_training_with_the_same_plug_in_is_another_one(store: ckstore.Store, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_second_training_with_the_same_plug_in_is_another_one(store: ckstore.S
     for step in (4, 5):
         with pytest.raises(ConflictError, match="give `StoreIO` a new run"):
             io.save_checkpoint(checkpoint(step, 0.5), tmp_path / f"{step}.ckpt")
-    assert [row.step for row in store.catalog.versions("lit")] == [4, 8]
+    assert [row.step for row in store._catalog.versions("lit")] == [4, 8]
     assert_same(io.load_checkpoint("ckstore:lit@4"), checkpoint(4))
 
 
@@ -166,7 +166,7 @@ def test_fabric_replaces_a_version_after_loading(store: ckstore.Store, tmp_path:
         for step in (7, 9):
             io.save_checkpoint({"step": step, "w": torch.full((3,), value)}, tmp_path / f"{step}.ckpt")
     assert_same(store["fabric@9"].state_dict()["w"], torch.ones(3))
-    assert len(store.catalog.versions()) == 2
+    assert len(store._catalog.versions()) == 2
 
 
 def test_the_score_of_a_checkpoint_is_a_metric_of_its_version(store: ckstore.Store, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_score_of_a_checkpoint_is_a_metric_of_its_version(store: ckstore.Sto
         "EarlyStopping": {"wait_count": 1},
     }  # fmt: skip
     StoreIO(store, run="lit").save_checkpoint(checkpoint(8) | {"callbacks": states}, place)
-    assert store["lit@8"].row.metrics == {"loss": 0.25}
+    assert store["lit@8"].metrics == {"loss": 0.25}
 
 
 def test_unsupported_calls_are_refused(store: ckstore.Store, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_unsupported_calls_are_refused(store: ckstore.Store, tmp_path: Path) -> 
         io.save_checkpoint(checkpoint(1), tmp_path / "a.ckpt", storage_options={})
     with pytest.raises(NotFoundError, match="lit@9"):
         io.load_checkpoint("ckstore:lit@9")
-    assert store.catalog.versions() == []
+    assert store._catalog.versions() == []
 
 
 #: Typical use of a Trainer and of Fabric; the package is imported as `lightning.`.
@@ -227,12 +227,12 @@ TRAINING = """
         return trainer, model, saving
 
     def steps(run):
-        return sorted(row.step for row in store.catalog.versions(run))
+        return sorted(row.step for row in store._catalog.versions(run))
 
     trainer, model, saving = trained("twice", monitor="loss", save_top_k=2, save_last=True)
     assert sorted(os.listdir("twice")) == ["last.ckpt", "step=6.ckpt", "step=8.ckpt"], os.listdir("twice")
     assert steps("twice") == [2, 4, 6, 8], steps("twice")
-    assert store["twice@6"].row.metrics["loss"] > float(saving.best_model_score)
+    assert store["twice@6"].metrics["loss"] > float(saving.best_model_score)
     weight = {step: store[f"twice@{step}"]["state_dict/layer.weight"][...].sum() for step in steps("twice")}
     for name, step in (("best", 8), ("last", 8), ("ckstore:twice@4", 4), ("twice/step=6.ckpt", 6)):
         (found,) = trainer.validate(Model(), data, ckpt_path=name, verbose=False)
@@ -315,7 +315,7 @@ RANKS = """
             )
             trainer.fit(Model(), data, ckpt_path=io.latest)
         if trainer.global_rank == 0:
-            assert [row.step for row in store.catalog.versions()] == [2, 4], store.catalog.versions()
+            assert [row.step for row in store._catalog.versions()] == [2, 4], store._catalog.versions()
             assert len(os.listdir("pointers")) == 2, os.listdir("pointers")
         store.close()
     """

@@ -43,7 +43,7 @@ def test_a_name_loads_like_a_file_with_torch(store: ckstore.Store, tmp_path: Pat
     assert_same(found, torch.load(tmp_path / "state.pt"))
     assert_same(load(tmp_path / "state.pt", store, **how), found)
     assert storage_of(found["weight"]) == storage_of(found["tied"])
-    assert [row.run for row in store.catalog.versions()] == ["gpt"], "the file is none"
+    assert [row.run for row in store._catalog.versions()] == ["gpt"], "the file is none"
 
 
 def test_other_devices_are_torch_s_business(store: ckstore.Store) -> None:
@@ -82,7 +82,7 @@ def test_the_rest_of_a_version_loads_for_every_reader(store: ckstore.Store) -> N
     moments = {"m": torch.ones(300, 300)}
     store.ingest(state() | {"optimizer": moments}, run="gpt", step=3, hot=0)
     store.ingest(state() | {"optimizer": moments, "own": Custom(7)}, run="own", step=3, hot=0, on_unknown="pickle")
-    drop(store.repository, store.catalog.versions(), ["optimizer/*"])
+    drop(store._repository, store._catalog.versions(), ["optimizer/*"])
     assert load("ckstore:gpt@3", store, map_location="meta")["weight"].device.type == "meta"
     assert "optimizer" not in load("ckstore:gpt@3", store)
     with pytest.raises(NotFoundError, match=r"has dropped optimizer/\*"):  # Exports hold no such objects.
@@ -115,7 +115,7 @@ def test_existing_versions_are_replaced_on_demand_alone(store: ckstore.Store) ->
 def test_names_that_no_version_can_have_are_refused(store: ckstore.Store, name: str) -> None:
     with pytest.raises(UsageError, match=r"write ckstore:RUN@STEP|cannot name a run"):
         save(state(), name, store)
-    assert store.catalog.versions() == []
+    assert store._catalog.versions() == []
 
 
 def test_a_version_that_is_not_there_is_named(store: ckstore.Store) -> None:

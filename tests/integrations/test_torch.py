@@ -179,8 +179,8 @@ def test_a_layout_that_contradicts_its_bytes_is_refused(tmp_path: Path, changes:
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(tmp_path / "x.pt")
         version = store["latest"]
-        layout = version.layout.files[0]
+        layout = version._stored.layout.files[0]
         extents = [*layout.extents[:-1], replace(layout.extents[-1], **changes)]
-        version.layout.files[0] = replace(layout, extents=extents)
+        version._stored.layout.files[0] = replace(layout, extents=extents)
         with pytest.raises(IntegrityError):
             version.state_dict()

@@ -60,10 +60,10 @@ def test_a_directory_becomes_a_version_with_logged_metrics(store: ckstore.Store,
     trainer.save(5, eval_loss=0.5)
     trainer.save(10)
     trainer.save(15, loss=7.0)
-    found = [(row.step, row.metrics) for row in store.catalog.versions("hf")]
+    found = [(row.step, row.metrics) for row in store._catalog.versions("hf")]
     assert found == [(5, {"loss": 8.0, "eval_loss": 0.5}), (10, {}), (15, {"loss": 7.0})]
     assert sorted(os.listdir(tmp_path / "output")) == ["checkpoint-10", "checkpoint-15", "checkpoint-5"]
-    assert {entry.path for entry in store["hf@5"].document.files} == {"pytorch_model.bin", "trainer_state.json"}
+    assert {entry.path for entry in store["hf@5"]._stored.document.files} == {"pytorch_model.bin", "trainer_state.json"}
 
 
 def test_directories_go_on_demand_and_the_best_stays(store: ckstore.Store, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_directories_go_on_demand_and_the_best_stays(store: ckstore.Store, tmp_p
     for step, is_best, left in ((5, False, set()), (10, True, {10}), (15, False, {10}), (20, True, {20})):
         trainer.save(step, best=is_best)
         assert {int(name.removeprefix("checkpoint-")) for name in os.listdir(tmp_path / "output")} == left
-    assert [row.step for row in store.catalog.versions("hf")] == [5, 10, 15, 20]
+    assert [row.step for row in store._catalog.versions("hf")] == [5, 10, 15, 20]
 
 
 def test_a_directory_that_could_not_be_stored_stays(
@@ -116,7 +116,7 @@ def test_a_resumed_training_replaces_versions(store: ckstore.Store, tmp_path: Pa
     again = Trainer(tmp_path / "output", StoreCallback(store, "hf", remove=True))
     again.begin(5)
     again.save(10, 0.5)
-    assert sorted(row.step or 0 for row in store.catalog.versions("hf")) == [5, 10, 15]
+    assert sorted(row.step or 0 for row in store._catalog.versions("hf")) == [5, 10, 15]
     assert store["hf@10"]["pytorch_model.bin/w"][0] == 10.5
 
 
@@ -146,7 +146,7 @@ def test_other_ranks_store_nothing(store: ckstore.Store, tmp_path: Path) -> None
     trainer.state.is_world_process_zero = False
     trainer.begin()
     assert trainer.save(5).exists()
-    assert store.catalog.versions() == []
+    assert store._catalog.versions() == []
 
 
 def test_other_events_are_ignored(store: ckstore.Store) -> None:
@@ -175,7 +175,7 @@ BEST = """
         callback = StoreCallback(store, "hf", remove=True)
         trainer = transformers.Trainer(model, arguments, train_dataset=texts, eval_dataset=texts, callbacks=[callback])
         trainer.train()
-        losses = {row.step: row.metrics["eval_loss"] for row in store.catalog.versions("hf")}
+        losses = {row.step: row.metrics["eval_loss"] for row in store._catalog.versions("hf")}
         assert list(losses) == [2, 4, 6]
         best = min(losses, key=losses.get)
         assert os.listdir("output") == [f"checkpoint-{best}"], os.listdir("output")
@@ -206,9 +206,9 @@ RANKS = """
         trainer = transformers.Trainer(model, arguments, train_dataset=texts, callbacks=[callback])
         trainer.train(resume_from_checkpoint=resume_path(store, "hf@latest", "output"))
     if trainer.is_world_process_zero():
-        assert [row.step for row in store.catalog.versions()] == [2, 4, 6]
+        assert [row.step for row in store._catalog.versions()] == [2, 4, 6]
         for step in (2, 4, 6):
-            files = {entry.path for entry in store[f"hf@{step}"].document.files}
+            files = {entry.path for entry in store[f"hf@{step}"]._stored.document.files}
             assert {"rng_state_0.pth", "rng_state_1.pth"} <= files, files
     store.close()
     """

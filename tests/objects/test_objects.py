@@ -46,14 +46,18 @@ def store(tmp_path: Path) -> Iterator[ckstore.Store]:
 def second(store: ckstore.Store, kind: str) -> Record:
     """Return the record of a second version's object of a kind."""
     version = store["a@1" if kind == "delta" else "c@3"]
-    found = [record for record in map(store.resolver.record, version.document.objects) if record.kind == kind]
+    found = [
+        record
+        for record in map(store._repository.resolver.record, version._stored.document.objects)
+        if record.kind == kind
+    ]
     assert found[0].base is not None
     return found[0]
 
 
 def pretend(store: ckstore.Store, record: Record) -> None:
     """Make the store's records contradict the stored bytes."""
-    resolver = store.resolver
+    resolver = store._repository.resolver
     resolver._under_way.setdefault("pretended", []).append(record)  # A second look has them, too.
     resolver.add([record])
 
@@ -88,19 +92,19 @@ CUTS: list[dict[str, Any]] = [
 )
 def test_a_base_of_another_cut_or_kind_is_refused(store: ckstore.Store, kind: str, changes: dict[str, Any]) -> None:
     record = second(store, kind)
-    base = store.resolver.record(record.base or "")
+    base = store._repository.resolver.record(record.base or "")
     pretend(store, otherwise(base, changes))
     # Whatever is in the cache of the base's chunks must not be trusted either.
-    store.reader.cache.put((base.id, 0), np.zeros(1 << 20, f"i{ITEM_SIZES[record.dtype]}"))
+    store._repository.reader.cache.put((base.id, 0), np.zeros(1 << 20, f"i{ITEM_SIZES[record.dtype]}"))
     with pytest.raises(IntegrityError):
-        store.reader.bits(record.id, 0)
+        store._repository.reader.bits(record.id, 0)
 
 
 @pytest.mark.parametrize("path", ["w", "half"])
 def test_an_object_whose_cut_contradicts_the_layout_is_refused(store: ckstore.Store, path: str) -> None:
     version = store["a@0"]
-    for identity in version.document.objects:
-        pretend(store, replace(store.resolver.record(identity), chunk=30_000))
+    for identity in version._stored.document.objects:
+        pretend(store, replace(store._repository.resolver.record(identity), chunk=30_000))
     with pytest.raises(IntegrityError, match="cut into other chunks"):
         version[path][:]
 
@@ -108,9 +112,9 @@ def test_an_object_whose_cut_contradicts_the_layout_is_refused(store: ckstore.St
 @pytest.mark.parametrize("spec", ["a@1", "c@3"])
 def test_an_object_of_another_fidelity_is_refused(store: ckstore.Store, spec: str) -> None:
     version = store[spec]
-    pretend(store, otherwise(store.resolver.record(version.document.objects[0]), {"other": True}))
+    pretend(store, otherwise(store._repository.resolver.record(version._stored.document.objects[0]), {"other": True}))
     with pytest.raises(IntegrityError, match="another fidelity"):
-        version.stored.chunk(0, 0)
+        version._stored.chunk(0, 0)
     assert any("another fidelity" in problem for problem in store.verify([spec]).problems)
 
 
@@ -147,8 +151,10 @@ def test_shard_indexes_are_dropped_beyond_a_limit(tmp_path: Path, monkeypatch: p
         # Objects of one chunk have no index.
         values = np.arange(600_000, dtype=np.float32).reshape(2, -1) + step
         store.ingest({"a": values, "b": -values}, run="a", step=step)
-    reader = ObjectReader(store.resolver, store.packs)
-    records = [store.resolver.record(one) for row in (0, 1) for one in store[f"a@{row}"].document.objects]
+    reader = ObjectReader(store._repository.resolver, store._repository.packs)
+    records = [
+        store._repository.resolver.record(one) for row in (0, 1) for one in store[f"a@{row}"]._stored.document.objects
+    ]
     assert len(records) > 2
     first = [reader.index(record) for record in records]
     assert len(reader._indexes) == 2
@@ -172,7 +178,7 @@ def test_chunks_are_decoded_to_where_they_are_wanted(store: ckstore.Store, kind:
     record = second(store, kind)
 
     def read(out: Any) -> Any:
-        return store.reader.bits(record.id, 0, keep=False, out=out)
+        return store._repository.reader.bits(record.id, 0, keep=False, out=out)
 
     expected = read(None).copy()
     out = np.full_like(expected, 77)

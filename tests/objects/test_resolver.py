@@ -31,14 +31,14 @@ def test_records_are_found_whenever_another_thread_forgets_them(tmp_path: Path) 
     }
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(state, run="a", step=0)
-        objects = store["a@0"].document.objects
+        objects = store["a@0"]._stored.document.objects
         interruptions = []
 
         def interrupted(frame: FrameType, event: str, argument: Any) -> Any:
             if frame.f_code.co_filename != module.__file__ or frame.f_code.co_name not in LOOKUPS:
                 return None
             if event == "line":
-                thread = Thread(target=store.resolver.forget)
+                thread = Thread(target=store._repository.resolver.forget)
                 thread.start()
                 thread.join(0.05)  # it may have to wait for the look-up
                 interruptions.append(frame.f_lineno)
@@ -47,9 +47,9 @@ def test_records_are_found_whenever_another_thread_forgets_them(tmp_path: Path) 
         tracing = sys.gettrace()
         sys.settrace(interrupted)
         try:
-            known = store.resolver.known(objects)
-            found = [store.resolver.find(identity) for identity in objects]
-            records = [store.resolver.record(identity).id for identity in objects]
+            known = store._repository.resolver.known(objects)
+            found = [store._repository.resolver.find(identity) for identity in objects]
+            records = [store._repository.resolver.record(identity).id for identity in objects]
         finally:
             sys.settrace(tracing)
         assert interruptions
@@ -59,7 +59,7 @@ def test_records_are_found_whenever_another_thread_forgets_them(tmp_path: Path) 
 
 def test_records_found_before_forgetting_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ckstore.init(tmp_path / "store") as store:
-        resolver, find = store.resolver, store.catalog.find_objects
+        resolver, find = store._repository.resolver, store._catalog.find_objects
         content = "a" * 40
 
         def interrupted(keys: list[int]) -> dict[int, tuple[str, int]]:
@@ -67,7 +67,7 @@ def test_records_found_before_forgetting_are_not_remembered(tmp_path: Path, monk
             resolver.forget()
             return found
 
-        monkeypatch.setattr(store.catalog, "find_objects", interrupted)
+        monkeypatch.setattr(store._catalog, "find_objects", interrupted)
         assert resolver.find(content) is None
         asked = []
 
@@ -75,7 +75,7 @@ def test_records_found_before_forgetting_are_not_remembered(tmp_path: Path, monk
             asked.append(keys)
             return find(keys)
 
-        monkeypatch.setattr(store.catalog, "find_objects", counted)
+        monkeypatch.setattr(store._catalog, "find_objects", counted)
         assert resolver.find(content) is None
         assert asked, "records found before the catalog changed may be wrong after it"
 
@@ -84,8 +84,8 @@ def test_a_generation_ends_when_all_records_are_changed(tmp_path: Path) -> None:
     """A result of the middle, from old and new records, carries the old number and is not kept."""
     with ckstore.init(tmp_path / "store") as store:
         version = store[store.ingest({"w": np.zeros((300, 300), "f4")}).version.number]
-        resolver = store.resolver
-        record = resolver.record(version.document.objects[0])
+        resolver = store._repository.resolver
+        record = resolver.record(version._stored.document.objects[0])
         before, seen = resolver.generation, []
 
         def records() -> Iterator[Record]:

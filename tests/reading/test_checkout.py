@@ -29,7 +29,7 @@ def version(tmp_path: Path) -> Iterator[Version]:
 
 def pretend(version: Version, **changes: Any) -> None:
     """Make a manifest contradict the stored bytes."""
-    version.stored.__dict__["document"] = replace(version.document, **changes)
+    version._stored.__dict__["document"] = replace(version._stored.document, **changes)
 
 
 def test_no_link_is_made_through_a_link(version: Version, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def version(state: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_safetensors_hold_every_tensor_by_its_path(version: Version, state: dict[str, Any], tmp_path: Path) -> None:
-    assert export(version.stored, tmp_path / "w.safetensors", "safetensors") == []
+    assert export(version._stored, tmp_path / "w.safetensors", "safetensors") == []
     assert len(version) == 9
     found = load_file(tmp_path / "w.safetensors")
     assert set(found) == set(version)
@@ -49,7 +49,7 @@ def test_safetensors_hold_every_tensor_by_its_path(version: Version, state: dict
 
 
 def test_npz_holds_every_tensor_by_its_path(version: Version, state: dict[str, Any], tmp_path: Path) -> None:
-    export(version.stored, tmp_path / "w.npz", "npz")
+    export(version._stored, tmp_path / "w.npz", "npz")
     found = np.load(tmp_path / "w.npz", allow_pickle=False)
     assert set(found) == set(version)
     np.testing.assert_array_equal(found["model/weight"], state["model"]["weight"].numpy(), strict=True)
@@ -59,26 +59,26 @@ def test_npz_holds_every_tensor_by_its_path(version: Version, state: dict[str, A
 
 
 def test_pt_keeps_nesting_values_and_ties(version: Version, state: dict[str, Any], tmp_path: Path) -> None:
-    export(version.stored, tmp_path / "out.pt", "pt")
+    export(version._stored, tmp_path / "out.pt", "pt")
     found = torch.load(tmp_path / "out.pt", map_location="cpu", weights_only=True)
     assert_same(found, state)
     assert storage_of(found["model"]["weight"]) == storage_of(found["model"]["tied"])
 
 
 def test_globs_choose_tensors(version: Version, state: dict[str, Any], tmp_path: Path) -> None:
-    left_out = export(version.stored, tmp_path / "a.safetensors", "safetensors", ["model/*"], ["*/tied", "*/bf16"])
+    left_out = export(version._stored, tmp_path / "a.safetensors", "safetensors", ["model/*"], ["*/tied", "*/bf16"])
     assert left_out == ["model/tied", "model/bf16", "optimizer/state/[0]/exp_avg", "optimizer/state/[1]/[0]"]
     assert set(load_file(tmp_path / "a.safetensors")) == {
         f"model/{name}" for name in ("weight", "t", "part", "empty", "scalar")
     }
-    left_out = export(version.stored, tmp_path / "b.pt", "pt", ["optimizer"], ["*/exp_avg"])
+    left_out = export(version._stored, tmp_path / "b.pt", "pt", ["optimizer"], ["*/exp_avg"])
     assert set(version).difference(left_out) == {"optimizer/state/[1]/[0]"}
     found = torch.load(tmp_path / "b.pt", map_location="cpu", weights_only=True)
     assert_same(found["optimizer"], {"state": {1: state["optimizer"]["state"][1]}, "lr": 0.5})
     assert "model" not in found
     assert (tmp_path / "b.pt").stat().st_size < 10_000
     with pytest.raises(NotFoundError, match="No tensor of version 1 is chosen"):
-        export(version.stored, tmp_path / "c.pt", "pt", ["nothing*"])
+        export(version._stored, tmp_path / "c.pt", "pt", ["nothing*"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.pt"]
 
 
@@ -87,7 +87,7 @@ def test_flat_dictionaries_keep_plain_names(tmp_path: Path) -> None:
     save_file(state, tmp_path / "in.safetensors")
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(tmp_path / "in.safetensors")
-        export(store["latest"].stored, tmp_path / "out.safetensors", "safetensors")
+        export(store["latest"]._stored, tmp_path / "out.safetensors", "safetensors")
     found = load_file(tmp_path / "out.safetensors")
     assert sorted(found) == sorted(state)
     for name, tensor in state.items():
@@ -99,10 +99,10 @@ def test_a_directory_is_exported_by_file(shared_data: Path, tmp_path: Path) -> N
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(source)
         version = store["latest"]
-        export(version.stored, tmp_path / "out.pt", "pt")
+        export(version._stored, tmp_path / "out.pt", "pt")
         found = torch.load(tmp_path / "out.pt", map_location="cpu", weights_only=True)
         assert_same(found["optimizer.pt"], torch.load(source / "optimizer.pt", map_location="cpu", weights_only=True))
-        export(version.stored, tmp_path / "a.safetensors", "safetensors", ["adapter_model.safetensors/*"])
+        export(version._stored, tmp_path / "a.safetensors", "safetensors", ["adapter_model.safetensors/*"])
         weights = load_file(source / "adapter_model.safetensors")
         assert {name.removeprefix("adapter_model.safetensors/") for name in load_file(tmp_path / "a.safetensors")} == {
             *weights
@@ -113,7 +113,7 @@ def test_whole_models_become_plain_files(shared_data: Path, tmp_path: Path) -> N
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(shared_data / "espcn" / "model_epoch_5.pth")
         version = store["latest"]
-        assert export(version.stored, tmp_path / "out.pt", "pt") == []
+        assert export(version._stored, tmp_path / "out.pt", "pt") == []
         found = torch.load(tmp_path / "out.pt", map_location="cpu", weights_only=True)
         assert_same({name.replace("/", "."): version[name].torch() for name in version}, found)
 
@@ -247,9 +247,9 @@ def test_impossible_requests_are_refused(tmp_path: Path) -> None:
         store.ingest({"c": torch.randn(3, dtype=torch.complex128)})
         version = store["latest"]
         with pytest.raises(UsageError, match="complex128"):
-            export(version.stored, tmp_path / "w.safetensors", "safetensors")
+            export(version._stored, tmp_path / "w.safetensors", "safetensors")
         with pytest.raises(UsageError, match="Unknown format zarr"):
-            export(version.stored, tmp_path / "w", "zarr")  # type: ignore[arg-type]
+            export(version._stored, tmp_path / "w", "zarr")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="include"):
             version.checkout(tmp_path / "w", include=["*"])
     assert {path.name for path in tmp_path.iterdir()} <= {"store"}
@@ -257,5 +257,5 @@ def test_impossible_requests_are_refused(tmp_path: Path) -> None:
 
 def test_progress_counts_every_byte(version: Version, tmp_path: Path) -> None:
     counted: list[int] = []
-    export(version.stored, tmp_path / "w.npz", "npz", progress=counted.append)
+    export(version._stored, tmp_path / "w.npz", "npz", progress=counted.append)
     assert sum(counted) == sum(version[path].nbytes for path in version)

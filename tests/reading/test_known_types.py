@@ -259,7 +259,7 @@ def test_other_objects_are_kept_as_the_bytes_of_their_pickles(tmp_path: Path) ->
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(UsageError, match=r"Config at config, .* on_unknown='pickle'"):
             store.ingest(value)
-        assert not list(store.catalog.versions())
+        assert not list(store._catalog.versions())
         with pytest.raises(UsageError, match="`on_unknown` is `raise` or `pickle`"):
             store.ingest(value, on_unknown="drop")  # type: ignore[arg-type]
         store.ingest(value, on_unknown="pickle")

@@ -84,7 +84,7 @@ def test_state_dicts_equal_those_of_torch(version: ckstore.Version) -> None:
 
 
 def of_the_run(version: ckstore.Version, path: str) -> Any:
-    with ckstore.open(version.stored.repository.place) as store:
+    with ckstore.open(version._stored.repository.place) as store:
         return store.run("main").arrays[path][0]
 
 
@@ -249,7 +249,7 @@ def test_an_unknown_mark_is_refused(tmp_path: Path) -> None:
     torch.save({"z": torch.tensor([1 + 2j]).conj()}, tmp_path / "z.pt")
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(tmp_path / "z.pt")
-        document = store["latest"].layout
+        document = store["latest"]._stored.layout
     encoded = json.loads(document.encode())
     assert encoded["files"][0]["tensors"] == [["z", "complex64", [1], [1], 0, 0, "conj"]]
     assert LayoutDocument.decode(document.encode()).files[0].tensors == document.files[0].tensors

@@ -31,7 +31,7 @@ def stored(place: Path, paths: list[Path]) -> tuple[int, ckstore.Store]:
     for path in paths:
         store.ingest(path, run="a")
     store.compact()
-    return sum(row.stored_bytes for row in store.catalog.versions()), store
+    return sum(row.stored_bytes for row in store._catalog.versions()), store
 
 
 def one_array(arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -99,13 +99,13 @@ def test_a_slice_decodes_only_its_chunks(
             "w": ("float32", (900, 700)), "f": ("float64", (600, 500)), "step": ("int64", ()),
         }  # fmt: skip
         decoded = []
-        chunk = type(version.stored)._chunk
+        chunk = type(version._stored)._chunk
 
         def counting(self: Any, number: int, place: int, **options: Any) -> Any:
             decoded.append((number, place))
             return chunk(self, number, place, **options)
 
-        monkeypatch.setattr(type(version.stored), "_chunk", counting)
+        monkeypatch.setattr(type(version._stored), "_chunk", counting)
         np.testing.assert_array_equal(version["w"][3:5, 10:20], arrays["w"][3:5, 10:20], strict=True)
         assert len(set(decoded)) == 1
         np.testing.assert_array_equal(version["f"][::50, 7:9], arrays["f"][::50, 7:9], strict=True)

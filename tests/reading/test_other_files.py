@@ -78,7 +78,7 @@ def stored(place: Path, paths: list[Path]) -> tuple[int, ckstore.Store]:
     for path in paths:
         store.ingest(path, run="a")
     store.compact()
-    return sum(row.stored_bytes for row in store.catalog.versions()), store
+    return sum(row.stored_bytes for row in store._catalog.versions()), store
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_tensors_that_lie_side_by_side_have_storages_that_fit(tmp_path: Path) ->
     with ckstore.init(tmp_path / "store") as store:
         for step, name in enumerate(("x.keras", "x.h5")):
             store.ingest(tmp_path / name, run="a", step=step)
-        extents = store["a@1"].layout.files[0].extents
+        extents = store["a@1"]._stored.layout.files[0].extents
         assert [extent.start - extents[0].start for extent in extents] == [0, 3, 23]
         for found in (store["a@0"].state_dict()["model.weights"], store["a@1"].state_dict()):
             assert set(found) == set(weights)

@@ -159,7 +159,7 @@ def test_recover_leaves_out_the_version_and_nothing_else(craft: Craft, tmp_path:
     problems = recover(store).problems
     assert any("'../victim', which is not a path inside it" in problem for problem in problems)
     with ckstore.open(store, "r") as opened:
-        assert [row.number for row in opened.catalog.versions()] == [2]
+        assert [row.number for row in opened._catalog.versions()] == [2]
         opened[2].checkout(tmp_path / "target")
     assert sha256(tmp_path / "target" / "good.pt") == digest
     (tmp_path / "target" / "good.pt").unlink()
@@ -197,6 +197,6 @@ def test_special_modes_do_not_go_in(tmp_path: Path) -> None:
     (tmp_path / "source" / "sub").chmod(0o3755)
     with ckstore.init(tmp_path / "store") as store:
         assert store.ingest(tmp_path / "source", step=1).is_new
-        document = store[1].document
+        document = store[1]._stored.document
         assert (document.files[0].mode, document.directories) == (0o755, (("sub", 0o755),))
         assert not store.ingest(tmp_path / "source", step=1).is_new

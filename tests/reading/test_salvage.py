@@ -56,9 +56,9 @@ def path(made: Path, tmp_path: Path) -> Path:
 def places(path: Path, spec: str, tensor: str) -> list[tuple[str, int, int]]:
     """Return (pack, first byte, bytes) of the objects of a version's tensor or file, without their bases."""
     with ckstore.open(path, "r") as store:
-        version = store[spec].stored
+        version = store[spec]._stored
         numbers = [unit for unit in range(len(version.layout.units)) if tensor in version.names(unit)]
-        records = [store.resolver.record(version.document.objects[number]) for number in numbers]
+        records = [store._repository.resolver.record(version.document.objects[number]) for number in numbers]
         return [(record.pack, record.offset, record.length) for record in records if record.length]
 
 
@@ -103,11 +103,11 @@ def test_reads_name_damaged_tensors_and_read_all_others(path: Path) -> None:
     flip_in(path, "a@0", "model/b")
     with ckstore.open(path, "r") as store:
         for version in (store["a@0"], store["a@2"]):
-            named = rf"Version {version.row.number}: model/b cannot be read: "
+            named = rf"Version {version.number}: model/b cannot be read: "
             for read in (version["model/b"].numpy, version.state_dict):
                 with pytest.raises(IntegrityError, match=named):
                     read()
-            step = version.row.step or 0
+            step = version.step or 0
             assert torch.equal(version["model/c"].torch(), state(step)["model"]["c"])
 
 
@@ -120,7 +120,7 @@ def test_a_lost_pack_takes_only_its_objects(path: Path, tmp_path: Path) -> None:
         store.ingest({"b": changed["model"]["b"]}, run="other", step=3)
         store.ingest(changed, run="a", step=3)
         [(pack, *_)] = places(path, "a@3", "model/b")
-        assert pack == store["other@3"].row.pack
+        assert pack == store["other@3"]._stored.row.pack
     change_pack(path, pack, None)
     with ckstore.open(path, "r") as store:
         report = store["a@3"].salvage(tmp_path / "out.pt")
@@ -150,7 +150,7 @@ def test_a_lost_skeleton_leaves_tensors_by_path(path: Path, tmp_path: Path, monk
     from ckstore.reading.stored_version import StoredVersion
 
     with ckstore.open(path, "r") as store:
-        ref = store["b@0"].document.files
+        ref = store["b@0"]._stored.document.files
         numbers = {entry.path: number for number, entry in enumerate(ref)}
         whole = StoredVersion.skeleton
 

@@ -71,11 +71,11 @@ def seen(store: ckstore.Store) -> object:
     """Return the visible state of a store, and the digest of everything in it."""
     out = store.path.parent / "seen"
     digests = {}
-    for row in store.catalog.versions():
+    for row in store._catalog.versions():
         store[row.number].checkout(out, force=True)
         digests[row.number] = sha256(out)
-    runs = [(run.name, run.versions) for run in store.catalog.runs()]
-    return store.catalog.versions(), store.catalog.tags(), runs, digests
+    runs = [(run.name, run.versions) for run in store._catalog.runs()]
+    return store._catalog.versions(), store._catalog.tags(), runs, digests
 
 
 def complaint(path: Path) -> str:
@@ -124,12 +124,12 @@ def test_an_open_store_continues_after_a_recovery(store: ckstore.Store, paths: l
     number = store.ingest(paths[0], run="c").version.number
     store.tag(number, "later")
     with ckstore.open(store.place) as again:
-        assert again["later"].row.number == number
+        assert again["later"].number == number
         assert again.verify().problems == []
 
 
 def test_numbers_are_not_given_twice(store: ckstore.Store, paths: list[Path]) -> None:
-    taken = {row.number for row in store.catalog.versions()}
+    taken = {row.number for row in store._catalog.versions()}
     recover(store.place)
     with ckstore.open(store.place) as again:
         number = again.ingest(paths[0], run="c").version.number
@@ -138,7 +138,7 @@ def test_numbers_are_not_given_twice(store: ckstore.Store, paths: list[Path]) ->
 
 def test_a_pack_that_is_damaged(store: ckstore.Store, paths: list[Path]) -> None:
     """Its version is named; versions that do not need it come back; nothing is deleted."""
-    rows = store.catalog.versions("a")
+    rows = store._catalog.versions("a")
     pack = store.path / "packs" / rows[0].pack
     store.close()
     data = bytearray(pack.read_bytes())
@@ -152,7 +152,7 @@ def test_a_pack_that_is_damaged(store: ckstore.Store, paths: list[Path]) -> None
         # `a@2` was stored in full by the rebase.
         again["a@2"].checkout(store.path.parent / "out")
         assert sha256(store.path.parent / "out") == sha256(paths[2])
-        for row in again.catalog.versions():
+        for row in again._catalog.versions():
             try:
                 again[row.number].checkout(store.path.parent / "out", force=True)
             except CkstoreError:
@@ -175,7 +175,7 @@ def test_foreign_files_are_left_alone(store: ckstore.Store) -> None:
 
 def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
     """The record is named; everything else comes back, and all of it once the record is whole again."""
-    before, rows = seen(store), store.catalog.versions()
+    before, rows = seen(store), store._catalog.versions()
     record = sorted((store.path / "log").iterdir())[1]
     whole = record.read_bytes()
     assert b"best" in whole
@@ -185,7 +185,7 @@ def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
     assert record.name in problem
     assert "a tag may be missing" in problem
     with ckstore.open(store.place) as again:
-        assert again.catalog.versions() == rows
+        assert again._catalog.versions() == rows
     record.unlink()
     [problem] = recover(store.place).problems
     assert "record 2 is missing" in problem
@@ -196,12 +196,12 @@ def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
 
 
 def test_a_missing_log(store: ckstore.Store) -> None:
-    rows = store.catalog.versions()
+    rows = store._catalog.versions()
     shutil.rmtree(store.path / "log")
     [problem] = recover(store.place).problems
     assert "is missing; a tag" in problem
     with ckstore.open(store.place) as again:
-        assert again.catalog.versions() == rows
+        assert again._catalog.versions() == rows
         again.tag("a@1", "best")
     assert recover(store.place).problems == []
 
@@ -228,12 +228,12 @@ def test_recover_takes_in_leftovers_of_a_crash(
     with pytest.raises(Crash):
         store.tag("a@0", "logged")
     monkeypatch.undo()
-    assert "logged" not in store.catalog.tags()
-    assert not [row for row in store.catalog.versions() if row.run == "c"]
+    assert "logged" not in store._catalog.tags()
+    assert not [row for row in store._catalog.versions() if row.run == "c"]
     assert store.verify().problems == []
     recover(store.place)
     with ckstore.open(store.place) as again:
-        assert again["logged"].row.step == 0
+        assert again["logged"].step == 0
         again["c@9"].checkout(store.path.parent / "out")
         assert sha256(store.path.parent / "out") == sha256(paths[1])
         assert again.verify().problems == []
@@ -267,7 +267,7 @@ def steps(path: Path) -> list[tuple[int, str, int | None]]:
     """Return the number, run and step of all versions; `verify` finds nothing wrong."""
     with ckstore.open(path) as opened:
         assert opened.verify().problems == []
-        return [(row.number, row.run, row.step) for row in opened.catalog.versions()]
+        return [(row.number, row.run, row.step) for row in opened._catalog.versions()]
 
 
 def claim_a_step_twice(path: Path) -> None:
@@ -305,8 +305,8 @@ def test_writers_are_kept_out_while_packs_are_scanned(small: Path, monkeypatch: 
     def interposed(storage: Storage) -> Any:
         with monkeypatch.context() as patch, ckstore.open(small) as other:
             patch.setattr(Catalog.__init__, "__defaults__", ("r", 0.05))
-            other.catalog.close()
-            other.repository.catalog = Catalog(small, "a")
+            other._catalog.close()
+            other._repository.catalog = Catalog(small, "a")
             with pytest.raises(LockedError) as raised:
                 other.ingest({"w": weights(2)}, run="a", step=2)
         said.append(str(raised.value))
@@ -339,7 +339,7 @@ def test_an_ingest_whose_packs_recover_found_first_succeeds(
         report = opened.ingest({"w": weights(2)}, run="a", step=2)
         assert report.is_new
         assert np.asarray(opened["a@2"]["w"][:]).tobytes() == weights(2).tobytes()
-        assert opened.catalog.reservations() == opened.catalog.leases() == []
+        assert opened._catalog.reservations() == opened._catalog.leases() == []
     assert steps(small) == [(1, "a", 0), (2, "a", 1), (3, "a", 2)]
 
 
@@ -367,7 +367,7 @@ def test_two_versions_at_a_step_stay_without_a_catalog(small: Path) -> None:
 def test_a_version_at_the_step_of_a_lost_one_does_not_come_back_in_its_place(small: Path) -> None:
     with ckstore.open(small) as opened:
         opened.ingest({"w": weights(5)}, run="a", step=1, replace=True)
-        pack = opened["a@1"].row.pack
+        pack = opened["a@1"]._stored.row.pack
     damage(small / "packs" / pack)
     problems = recover(small).problems
     assert f"Version 3 (a@1) is gone: its pack {pack} is damaged or missing." in problems
@@ -391,15 +391,15 @@ def test_two_that_claim_a_number_both_stay(small: Path) -> None:
         for step in range(3):
             opened.ingest({"w": weights(5 + step)}, run="b", step=step)
         opened.tag("b@0", "second")
-        assert [row.number for row in opened.catalog.versions()] == [1, 2, 3]
+        assert [row.number for row in opened._catalog.versions()] == [1, 2, 3]
     (small / "catalog.sqlite").unlink()
     report = recover(small)
     assert ["both claim number" in problem for problem in report.problems] == [True, True]
     found = steps(small)
     assert sorted(found) == [(1, "a", 0), (2, "a", 1), (3, "b", 2), (4, "b", 0), (5, "b", 1)]
     with ckstore.open(small) as opened:
-        assert opened.catalog.tags() == {"first": 1, "second": 4}
-        assert [opened[f"b@{step}"].row.parent for step in range(3)] == [None, 4, 5]
+        assert opened._catalog.tags() == {"first": 1, "second": 4}
+        assert [opened[f"b@{step}"].parent for step in range(3)] == [None, 4, 5]
         assert np.asarray(opened["b@1"]["w"][:]).tobytes() == weights(6).tobytes()
         assert opened.ingest({"w": weights(9)}, run="c", parent="b@0").version.number == 6
         opened.tag(1, "third")
@@ -407,8 +407,8 @@ def test_two_that_claim_a_number_both_stay(small: Path) -> None:
     assert recover(small).problems == []
     assert steps(small) == [*found, (6, "c", None)]
     with ckstore.open(small) as opened:
-        assert opened.catalog.tags() == {"first": 1, "second": 4, "third": 1}
-        assert opened["c"].row.parent == 4
+        assert opened._catalog.tags() == {"first": 1, "second": 4, "third": 1}
+        assert opened["c"].parent == 4
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -416,21 +416,21 @@ def test_a_tag_never_falls_back_to_its_previous_version(small: Path, lost: bool)
     with ckstore.open(small) as opened:
         opened.tag(1, "best")
         opened.tag(2, "best")
-        pack = opened[2].row.pack
+        pack = opened[2]._stored.row.pack
     damage(small / "packs" / pack)
     if lost:
         (small / "catalog.sqlite").unlink()
     problems = recover(small).problems
     assert any("Tag best points at version 2, which is gone" in problem for problem in problems)
     with ckstore.open(small) as opened:
-        assert opened.catalog.tags() == {}
+        assert opened._catalog.tags() == {}
 
 
 def test_a_lost_version_is_named(small: Path) -> None:
     """The present catalog names it; without one its child does, or it is an unknown number."""
     with ckstore.open(small) as opened:
         opened.ingest({"w": weights(2)}, run="a", step=2)
-        packs = [row.pack for row in opened.catalog.versions()]
+        packs = [row.pack for row in opened._catalog.versions()]
     whole = (small / "catalog.sqlite").read_bytes()
     (small / "packs" / packs[1]).unlink()
     assert f"Version 2 (a@1) is gone: its pack {packs[1]} is damaged or missing." in recover(small).problems
@@ -448,9 +448,9 @@ def test_a_lost_version_is_named(small: Path) -> None:
 def test_objects_shared_with_a_lost_pack_are_named(small: Path) -> None:
     """The second one is cut like the first one, whose manifest says how."""
     with ckstore.open(small) as opened:
-        pack = opened[1].row.pack
-        assert opened[2].document.blob_packs() == {pack}
-        assert opened.catalog.unreferenced_packs() == []
+        pack = opened[1]._stored.row.pack
+        assert opened[2]._stored.document.blob_packs() == {pack}
+        assert opened._catalog.unreferenced_packs() == []
     damage(small / "packs" / pack)
     assert any(f"lacks data shared with pack {pack}" in problem for problem in recover(small).problems)
 
@@ -483,14 +483,14 @@ def test_a_version_with_another_number_outlasts_thin_gc_and_recover(tmp_path: Pa
     with ckstore.open(path) as store:
         store.thin([3])
         assert store.gc(grace=0).versions == 0
-        names = {(row.number, row.run, row.step) for row in store.catalog.versions()}
+        names = {(row.number, row.run, row.step) for row in store._catalog.versions()}
         before = values_of(store[3])
     assert names == {(1, "a", 1), (2, "b", 3), (3, "a", 2)}
     for _ in range(2):
         assert recover(path).problems == []
         with ckstore.open(path) as store:
-            assert {(row.number, row.run, row.step) for row in store.catalog.versions()} == names
-            assert store.catalog.versions()[2].fidelity == "coarse"
+            assert {(row.number, row.run, row.step) for row in store._catalog.versions()} == names
+            assert store._catalog.versions()[2].fidelity == "coarse"
             assert all(same_bits(before[name], value) for name, value in values_of(store[3]).items())
             store.gc(grace=0)
             assert not store.verify().problems
@@ -518,7 +518,7 @@ def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: 
     for _ in range(2):
         assert recover(path).problems == []
         with ckstore.open(path) as store:
-            assert [(row.number, row.fidelity) for row in store.catalog.versions()] == [(1, "exact")]
+            assert [(row.number, row.fidelity) for row in store._catalog.versions()] == [(1, "exact")]
             assert all(same_bits(moving(0)[name], value) for name, value in values_of(store[1]).items())
             assert store.gc(grace=0).files in (0, len(left))
     assert set((path / "packs").iterdir()) == committed
@@ -571,7 +571,7 @@ def test_the_catalog_of_another_store_is_ignored(small: Path, tmp_path: Path) ->
     assert "belongs to another store" in problem
     assert steps(small) == before
     with ckstore.open(small) as opened:
-        assert opened.catalog.tags() == {"best": before[1][0]}
+        assert opened._catalog.tags() == {"best": before[1][0]}
         assert opened.ingest({"w": weights(2)}, run="a", step=2).version.number == 3
     assert recover(small).problems == []
 
@@ -623,4 +623,4 @@ def test_packs_that_a_failed_change_removes_are_not_missed(
     assert reports[0].problems == []
     with ckstore.open(path) as store:
         assert store.verify().problems == []
-        assert "late" in {row.run for row in store.catalog.versions()}, "it was complete"
+        assert "late" in {row.run for row in store._catalog.versions()}, "it was complete"

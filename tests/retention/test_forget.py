@@ -46,7 +46,7 @@ def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
 
 def check(store: ckstore.Store, paths: list[Path], expected: list[tuple[int, str, int]]) -> None:
     """Check that the store holds these (number, run, step), and that all of them come back."""
-    assert [(row.number, row.run, row.step) for row in store.catalog.versions()] == expected
+    assert [(row.number, row.run, row.step) for row in store._catalog.versions()] == expected
     assert store.verify().problems == []
     out = store.path.parent / "out"
     for _, run, step in expected:
@@ -55,17 +55,17 @@ def check(store: ckstore.Store, paths: list[Path], expected: list[tuple[int, str
 
 
 def test_forgotten_versions_are_gone_and_others_stay(store: ckstore.Store, paths: list[Path]) -> None:
-    packs = store.packs.list_packs()
+    packs = store._repository.packs.list_packs()
     report = store.forget(["a@1..a@2"])
     assert [(row.number, row.step) for row in report.versions] == [(2, 1), (3, 2)]
     left = [(1, "a", 0), (4, "a", 3), (5, "a", 4), (6, "b", 0)]
     check(store, paths, left)
-    assert [store.catalog.version(number).parent for number in (4, 6)] == [1, 1]
-    assert store.packs.list_packs() == packs, "bytes stay until gc"
+    assert [store._catalog.version(number).parent for number in (4, 6)] == [1, 1]
+    assert store._repository.packs.list_packs() == packs, "bytes stay until gc"
     for name in ("a@1", 2, report.versions[0].uid[:8]):
         with pytest.raises(NotFoundError):
             store[name]
-    assert store.catalog.records()[-1]["change"] == "forget"
+    assert store._catalog.records()[-1]["change"] == "forget"
     # Their steps and their content can come again, under other numbers.
     assert store.ingest(paths[1], run="a").version.number == 7
     check(store, paths, [*left, (7, "a", 1)])
@@ -75,24 +75,24 @@ def test_forgotten_versions_are_gone_and_others_stay(store: ckstore.Store, paths
 def test_forgotten_versions_stay_forgotten(store: ckstore.Store, paths: list[Path], lost: bool) -> None:
     store.forget(["a@1", "a@2", "a@4"])
     number = store.ingest(paths[4], run="a", step=4).version.number
-    rows = settled(store).catalog.versions()
+    rows = settled(store)._catalog.versions()
     if lost:
         (store.path / "catalog.sqlite").unlink()
     assert recover(store.place).problems == []
     with ckstore.open(store.place) as again:
-        assert again.catalog.versions() == rows
-        assert again["a@4"].row.number == number
+        assert again._catalog.versions() == rows
+        assert again["a@4"].number == number
         check(again, paths, [(1, "a", 0), (4, "a", 3), (6, "b", 0), (7, "a", 4)])
 
 
 def test_a_whole_run(store: ckstore.Store, paths: list[Path]) -> None:
     store.forget(run="a")
-    assert [run.name for run in store.catalog.runs()] == ["b"]
+    assert [run.name for run in store._catalog.runs()] == ["b"]
     check(store, paths, [(6, "b", 0)])
     with pytest.raises(NotFoundError):
         store.run("a")
     recover(store.place)
-    assert [run.name for run in store.catalog.runs()] == ["b"]
+    assert [run.name for run in store._catalog.runs()] == ["b"]
 
 
 def test_options_keep_versions(store: ckstore.Store, paths: list[Path]) -> None:
@@ -103,17 +103,17 @@ def test_options_keep_versions(store: ckstore.Store, paths: list[Path]) -> None:
 
 
 def test_all_or_nothing(store: ckstore.Store, paths: list[Path]) -> None:
-    rows, files = store.catalog.versions(), listing(store.place)
+    rows, files = store._catalog.versions(), listing(store.place)
     for dry_run in (False, True):
         with pytest.raises(ConflictError, match=r"Version 6 is tagged best.*ckstore tag --delete best"):
             store.forget(["a@1", "b@0"], dry_run=dry_run)
         with pytest.raises(NotFoundError):
             store.forget(["a@1", "nowhere"], dry_run=dry_run)
     assert store.forget(["a@1"], dry_run=True).versions == [rows[1]]
-    assert (store.catalog.versions(), listing(store.place)) == (rows, files)
+    assert (store._catalog.versions(), listing(store.place)) == (rows, files)
     store.untag("best")
     store.forget(["a@1", "b@0"])
-    assert [row.number for row in store.catalog.versions()] == [1, 3, 4, 5]
+    assert [row.number for row in store._catalog.versions()] == [1, 3, 4, 5]
 
 
 def test_a_store_that_is_read_only(store: ckstore.Store) -> None:

@@ -42,7 +42,7 @@ def state(step: int, seed: int = 0) -> dict[str, Any]:
 
 def steps(store: ckstore.Store, run: str = "a") -> dict[int | None, str]:
     """Return the fidelities of a run's versions by step."""
-    return {row.step: row.fidelity for row in store.catalog.versions(run)}
+    return {row.step: row.fidelity for row in store._catalog.versions(run)}
 
 
 def is_exact(store: ckstore.Store, step: int, run: str = "a") -> bool:
@@ -228,7 +228,7 @@ def test_older_versions_are_thinned_and_forgotten(directory: Path) -> None:
         assert all(is_exact(store, step) for step, fidelity in steps(store).items() if fidelity == "exact")
         assert store.verify().problems == []
         assert steps(store, "other") == {0: "exact"}
-        assert store["fork@100"].row.parent == store["a@1"].row.number
+        assert store["fork@100"].parent == store["a@1"].number
 
 
 @pytest.mark.parametrize("hot", [0, 1])
@@ -239,7 +239,7 @@ def test_ingests_have_it_done_behind_the_program(directory: Path, hot: int) -> N
             store.ingest(state(step), run="a", step=step)
             settled(store)
         assert steps(store) == {4: "coarse", 5: "coarse", 6: "exact", 7: "exact"}
-        assert [row.hot for row in store.catalog.versions()] == [False, False, False, bool(hot)]
+        assert [row.hot for row in store._catalog.versions()] == [False, False, False, bool(hot)]
         assert is_exact(store, 7)
         assert is_exact(store, 6)
         assert store.verify().problems == []
@@ -270,10 +270,10 @@ def test_hot_versions_become_coarse_when_they_are_encoded(directory: Path) -> No
         store.set_policy(Policy(hot=3, retention=Retention(exact_last=1)), "a")
         store.retain()
         assert steps(store) == {0: "coarse", 1: "coarse", 2: "exact", 3: "exact", 4: "exact"}
-        assert [row.hot for row in store.catalog.versions()] == [False, False, True, True, True]
+        assert [row.hot for row in store._catalog.versions()] == [False, False, True, True, True]
         store.set_policy(Policy(hot=3, retention=Retention(exact_last=1, keep_last=2)), "a")
         store.retain()
-        assert [row.step for row in store.catalog.versions()] == [3, 4]
+        assert [row.step for row in store._catalog.versions()] == [3, 4]
         assert is_exact(store, 3)
         store.gc()
         assert store.verify().problems == []
@@ -386,24 +386,24 @@ def test_killed_while_it_is_applied(directory: Path, turn: int) -> None:
     thinned = {item.step for item in expected.thinned}
     lessened = {item.step for item in expected.dropped}
     with ckstore.open(directory / "store") as store:
-        assert {row.step for row in store.catalog.versions("a") if row.dropped} <= lessened
-        assert all(("m" in store[row.number]) == (not row.dropped) for row in store.catalog.versions("a"))
+        assert {row.step for row in store._catalog.versions("a") if row.dropped} <= lessened
+        assert all(("m" in store[row.number]) == (not row.dropped) for row in store._catalog.versions("a"))
         assert set(range(10)) - set(steps(store)) <= gone
         assert {step for step, fidelity in steps(store).items() if fidelity == "coarse"} <= thinned
         assert all(is_exact(store, step) for step, fidelity in steps(store).items() if fidelity == "exact")  # type: ignore[arg-type]
         assert store.verify().problems == []
         store.retain()
         assert steps(store) == {3: "coarse", 4: "exact", 5: "coarse", 6: "coarse", 7: "coarse", 8: "exact", 9: "exact"}
-        assert [row.step for row in store.catalog.versions("a") if row.dropped] == [3, 5, 6]
+        assert [row.step for row in store._catalog.versions("a") if row.dropped] == [3, 5, 6]
         assert store.verify().problems == []
 
 
 def test_a_step_that_would_be_forgotten_at_once(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         store.set_policy(Policy(retention=Retention(keep_last=3, keep_every=10)), "a")
-        assert not outlived(store.repository, "a", 0)
+        assert not outlived(store._repository, "a", 0)
         for step in (12, 15, 30, 31, 32):
             store.ingest(state(step), run="a", step=step, hot=0)
         store.retain()
         assert list(steps(store)) == [12, 30, 31, 32]
-        assert [step for step in range(40) if outlived(store.repository, "a", step)] == [*range(13, 20)]
+        assert [step for step in range(40) if outlived(store._repository, "a", step)] == [*range(13, 20)]

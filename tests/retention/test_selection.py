@@ -154,4 +154,4 @@ def test_a_name_by_itself_is_not_its_characters(tmp_path: Path) -> None:
         assert [row.number for row in store.forget("12").versions] == [12]
         assert [row.number for row in store.forget("2..3", dry_run=True).versions] == [2, 3]
         assert store.thin("11", dry_run=True).skipped == [11]
-        assert len(store.catalog.versions()) == 11
+        assert len(store._catalog.versions()) == 11

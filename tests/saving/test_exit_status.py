@@ -119,7 +119,7 @@ def test_processes_of_multiprocessing(method: str, tmp_path: Path) -> None:
     assert (done.returncode, printed) == (0, ["0", "1"]), done.stderr
     assert FAILED.replace("a@1", "b@1") in done.stderr
     with ckstore.open(tmp_path / "store") as store:
-        assert [(row.run, row.step) for row in store.catalog.versions()] == [("a", 1), ("b", 1)]
+        assert [(row.run, row.step) for row in store._catalog.versions()] == [("a", 1), ("b", 1)]
 
 
 @pytest.mark.parametrize("saves_after", [False, True])

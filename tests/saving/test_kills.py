@@ -86,7 +86,7 @@ def test_reported_versions_exist_and_nothing_is_left(number: int) -> None:
             time.sleep(0.01)
         done = {int(line.split()[1]) for line in said} | ({0} if number % 3 else set())
         with ckstore.open(directory / "store") as store:
-            steps = {row.step for row in store.catalog.versions()}
+            steps = {row.step for row in store._catalog.versions()}
             assert done <= steps
             assert len(steps - done) <= 2  # Durable, and not reported any more.
             for step in steps:

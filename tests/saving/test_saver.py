@@ -104,8 +104,8 @@ def test_tied_and_scattered_tensors_stay_tied_and_scattered(store: ckstore.Store
             np.testing.assert_array_equal(found[key], plain[key], strict=True)
         else:
             assert_same(found[key], plain[key], str(key))
-    assert store["main@1"].row.original_bytes == store["other@1"].row.original_bytes
-    assert store["main@1"].document.files[0].sha256 == store["other@1"].document.files[0].sha256
+    assert store["main@1"].original_bytes == store["other@1"].original_bytes
+    assert store["main@1"]._stored.document.files[0].sha256 == store["other@1"]._stored.document.files[0].sha256
 
 
 def test_unstorable_values_are_named_before_anything_is_staged(store: ckstore.Store) -> None:
@@ -122,7 +122,7 @@ def test_unstorable_values_are_named_before_anything_is_staged(store: ckstore.St
         with pytest.raises(ckstore.UsageError, match="`wait` or `skip`"):
             saver.save({}, busy="no")  # type: ignore[arg-type]
         assert saver._areas[0].nbytes == 0
-    assert store.catalog.versions() == []
+    assert store._catalog.versions() == []
 
 
 def test_an_error_is_raised_by_the_future_and_the_next_save(store: ckstore.Store) -> None:
@@ -138,7 +138,7 @@ def test_an_error_is_raised_by_the_future_and_the_next_save(store: ckstore.Store
     with pytest.raises(ckstore.ConflictError):
         saver.close()
     saver.close()
-    assert [row.step for row in store.catalog.versions()] == [1, 3]
+    assert [row.step for row in store._catalog.versions()] == [1, 3]
     with pytest.raises(ckstore.UsageError, match="The saver is closed"):
         saver.save(state(4))
 
@@ -157,7 +157,7 @@ def test_a_callback_that_saves_or_closes_does_not_block(store: ckstore.Store) ->
         future.add_done_callback(callback)
         future.result()
     assert len(refused) == 2
-    assert [row.step for row in store.catalog.versions()] == [0]
+    assert [row.step for row in store._catalog.versions()] == [0]
 
 
 def test_a_callback_that_wants_to_exit_ends_nothing(store: ckstore.Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -165,7 +165,7 @@ def test_a_callback_that_wants_to_exit_ends_nothing(store: ckstore.Store, caplog
         saver.save({"w": torch.zeros(3_000_000)}, step=0).add_done_callback(lambda _: sys.exit(3))
         saver.save({"w": torch.ones(5)}, step=1).result(60)
     assert "The callback of a save raised SystemExit(3)" in caplog.text
-    assert [row.step for row in store.catalog.versions()] == [0, 1]
+    assert [row.step for row in store._catalog.versions()] == [0, 1]
 
 
 def test_replacing(store: ckstore.Store) -> None:
@@ -189,7 +189,7 @@ def test_one_save_is_in_flight_and_one_is_staged(store: ckstore.Store) -> None:
         assert not any(future.done() for future in futures)
         os.kill(process_of(saver), signal.SIGCONT)
         waiting.join()
-    assert [row.step for row in store.catalog.versions()] == [1, 2, 4]
+    assert [row.step for row in store._catalog.versions()] == [1, 2, 4]
 
 
 def test_a_second_copy_is_waited_for_where_there_is_no_memory_for_it(
@@ -205,7 +205,7 @@ def test_a_second_copy_is_waited_for_where_there_is_no_memory_for_it(
         os.kill(process_of(saver), signal.SIGCONT)
         saver.save(state(4))
         assert [area.nbytes > 0 for area in saver._areas] == [True, False]
-    assert [row.step for row in store.catalog.versions()] == [1, 2, 4]
+    assert [row.step for row in store._catalog.versions()] == [1, 2, 4]
 
 
 def test_memory_that_is_not_there_is_refused(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_memory_is_had_at_once_where_the_size_is_known(store: ckstore.Store) -> 
         saver.save(state(2))
         assert saver._areas[0].nbytes == before
         saver.save(state(3, size=600))  # Larger ones are staged, too.
-    assert [row.step for row in store.catalog.versions()] == [1, 2, 3]
+    assert [row.step for row in store._catalog.versions()] == [1, 2, 3]
     assert store["a@3"].state_dict()["w"].equal(state(3, size=600)["w"])
 
 
@@ -274,7 +274,7 @@ def test_older_versions_are_compacted_while_nothing_is_saved(store: ckstore.Stor
         for step in range(3):
             saver.save(state(step))
         until = time.monotonic() + 150
-        while [row.hot for row in store.catalog.versions()] != [False, False, True]:
+        while [row.hot for row in store._catalog.versions()] != [False, False, True]:
             assert time.monotonic() < until
             store["a@0"].state_dict()
             time.sleep(0.05)
@@ -289,10 +289,10 @@ def test_the_policy_is_applied_while_nothing_is_saved(store: ckstore.Store) -> N
         for step in range(6):
             saver.save(state(step), step=step).result()
         deadline = time.monotonic() + 60
-        while [row.fidelity for row in store.catalog.versions("a")] != ["coarse", "coarse", "exact", "exact"]:
+        while [row.fidelity for row in store._catalog.versions("a")] != ["coarse", "coarse", "exact", "exact"]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-    assert [row.step for row in store.catalog.versions("a")] == [2, 3, 4, 5]
+    assert [row.step for row in store._catalog.versions("a")] == [2, 3, 4, 5]
     for step in (4, 5):
         assert_same(store[f"a@{step}"].state_dict(), state(step))
     assert store.verify().problems == []
@@ -314,7 +314,7 @@ def test_a_killed_process_fails_its_saves(store: ckstore.Store) -> None:
         saver.close()
     with store.saver("a") as saver:
         saver.save(state(3))
-    assert [row.step for row in store.catalog.versions()] == [1, 3]
+    assert [row.step for row in store._catalog.versions()] == [1, 3]
 
 
 def test_an_error_of_the_program_is_not_hidden_by_one_of_the_saver(
@@ -358,7 +358,7 @@ def test_a_forked_process_has_no_saver(store: ckstore.Store) -> None:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         saver.save(state(2))
-    assert [row.step for row in store.catalog.versions()] == [2]
+    assert [row.step for row in store._catalog.versions()] == [2]
 
 
 def script(text: str, *arguments: object) -> subprocess.Popen[str]:
@@ -383,7 +383,7 @@ def test_the_last_save_of_a_script_that_closes_nothing_is_stored(store: ckstore.
     )
     assert program.communicate(timeout=120)[0] == "begun\n"
     assert program.returncode == 0
-    assert [row.step for row in store.catalog.versions()] == [7]
+    assert [row.step for row in store._catalog.versions()] == [7]
 
 
 @pytest.mark.parametrize("has_own_handler", [False, True])
@@ -410,7 +410,7 @@ def test_sigterm_ends_a_program_after_its_next_save(store: ckstore.Store, has_ow
     program.terminate()
     assert program.communicate(timeout=120)[0] == ""
     assert program.returncode == (3 if has_own_handler else -signal.SIGTERM)
-    assert [row.step for row in store.catalog.versions()] == ([0] if has_own_handler else [0, 1])
+    assert [row.step for row in store._catalog.versions()] == ([0] if has_own_handler else [0, 1])
 
 
 def test_sigterm_that_no_save_followed_has_its_effect_at_the_end() -> None:
@@ -429,7 +429,7 @@ def test_sigterm_that_no_save_followed_has_its_effect_at_the_end() -> None:
         assert program.communicate(timeout=120)[0] == "True\n"
         assert program.returncode == -signal.SIGTERM
         with ckstore.open(directory / "store") as store:
-            assert [row.step for row in store.catalog.versions()] == [0]
+            assert [row.step for row in store._catalog.versions()] == [0]
 
 
 @pytest.mark.parametrize("kind", ["counted", "data", "array", "scattered", "columns"])
@@ -457,7 +457,7 @@ def test_a_state_that_changes_while_it_is_staged_is_refused(
             saver.save(live, step=1)
         monkeypatch.undo()
         saver.save(live, step=1)
-    assert [row.step for row in store.catalog.versions()] == [1]
+    assert [row.step for row in store._catalog.versions()] == [1]
 
 
 def test_the_process_needs_no_torch() -> None:

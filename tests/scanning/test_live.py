@@ -67,7 +67,7 @@ def test_the_next_state_is_stored_as_a_delta(state: dict[str, Any], tmp_path: Pa
         store.ingest(state, step=1)
         state["model"]["weight"] += 1e-5 * torch.randn(300, 400)
         store.ingest(state, step=2)
-        assert store["latest"].row.stored_bytes < 400_000
+        assert store["latest"].stored_bytes < 400_000
         assert_same(store["latest"].state_dict()["model"]["tied"], state["model"]["weight"])
 
 
@@ -138,7 +138,7 @@ def test_a_state_dict_that_changes_while_it_is_read_is_refused(kind: str, hot: i
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(InputError, match="The tensor at w changed while it was read; change nothing"):
             store.ingest(state, step=1, hot=hot, progress=train)
-        assert store.catalog.versions() == []
+        assert store._catalog.versions() == []
         store.ingest(state, step=1, hot=hot)
         assert store.verify().problems == []
 

@@ -82,7 +82,7 @@ def test_directories_with_equal_contents(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         for item in plan_steps(list(tmp_path.glob("checkpoint_*"))):
             store.ingest(item.path, step=item.step)
-        assert [row.step for row in store.catalog.versions()] == [0, 1, 2]
+        assert [row.step for row in store._catalog.versions()] == [0, 1, 2]
 
 
 def tree(root: Path, *paths: str) -> Path:
@@ -114,7 +114,7 @@ def test_a_directory_of_several_checkpoints_is_no_version(tmp_path: Path, paths:
             store.ingest(output)
         assert str(raised.value).endswith(f"/{pattern}.")
         assert len(list(output.glob(pattern))) == 2
-        assert store.catalog.versions() == []
+        assert store._catalog.versions() == []
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,11 @@ def versions(
 
 def arrays(store: ckstore.Store) -> Any:
     """Yield each layer's array in plain Zarr, and its record."""
-    for pack in store.catalog.packs():
+    for pack in store._catalog.packs():
         with zarr.storage.ZipStore(store.path / "packs" / pack.name, mode="r") as opened:
             group = zarr.open_group(opened, mode="r")
             assert group.attrs["ckstore"]["kind"] == pack.kind
-            manifest = store.resolver.manifest(pack.name)
+            manifest = store._repository.resolver.manifest(pack.name)
             for slot in range(len(manifest.document["records"])):
                 record = manifest.record(slot)
                 array = group[array_name(record.id)]
@@ -65,9 +65,9 @@ def chunks_of(record: Record, read: Any) -> np.ndarray:
 def residuals(store: ckstore.Store, record: Record) -> np.ndarray:
     """Return by how many steps the integers of a linear delta differ from its base's on its lattice."""
     assert isinstance(record, Linear)
-    base = store.resolver.record(record.base or "")
+    base = store._repository.resolver.record(record.base or "")
     assert isinstance(base, Linear)
-    integers, before = (chunks_of(one, store.reader.integers) for one in (record, base))
+    integers, before = (chunks_of(one, store._repository.reader.integers) for one in (record, base))
     return integers - record.lattice.project(base.lattice, before, 0)
 
 
@@ -91,7 +91,7 @@ def test_every_array_of_every_pack_reads(tmp_path: Path, dtype: torch.dtype, opt
         assert "ckstore.quantized_residual" in str(array.metadata.to_dict()["codecs"])
         assert values.dtype == ("float64" if record.dtype == "float64" else "float32")
         if record.base is None:
-            assert np.array_equal(values, floats(chunks_of(record, store.reader.values), record.dtype))
+            assert np.array_equal(values, floats(chunks_of(record, store._repository.reader.values), record.dtype))
         else:
             assert np.array_equal(values, residuals(store, record))
         place = record.count // 2

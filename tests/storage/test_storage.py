@@ -146,7 +146,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_packs(store: ckstore.Store) -> None:
     """A pack that is written, published, read in every way, and removed."""
-    packs, path = store.packs, store.path
+    packs, path = store._repository.packs, store.path
     with PackWriter(path, "raw") as writer:
         content = os.urandom(300_000)
         entry = writer.add_bytes("manifest", content)
@@ -191,4 +191,4 @@ def test_a_pack_that_was_replaced_is_read_again(tmp_path: Path) -> None:
             (store.path / "copy").write_bytes(whole)
             os.replace(store.path / "copy", path)
             assert reader[row.number].state_dict()["weight"][-1] == 99_999
-            assert not reader.packs.distrust([row.pack])
+            assert not reader._repository.packs.distrust([row.pack])

@@ -25,7 +25,7 @@ def test_every_version_is_measured(gpt_run: list[Path], tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         for step, path in enumerate(gpt_run[:3]):
             store.ingest(path, run="a", step=step)
-        predicted = [row.cost for row in store.catalog.versions()]
+        predicted = [row.cost for row in store._catalog.versions()]
     assert [row.predicted for row in rows] == pytest.approx(predicted, abs=1e-3)
     assert predicted[-1] > 1.01 > predicted[0]
     assert not (tmp_path / "work" / "store").exists(), "the next budget begins with an empty directory"

@@ -97,8 +97,8 @@ def origin() -> Iterator[Path]:
             for tag, version in {"best": "gpt@3", "last": "gpt@8", "start": "hot@0"}.items():
                 store.tag(version, tag)
             assert store.verify().problems == []
-            assert len(store.catalog.versions()) == 22
-            kinds = {(row.fidelity, row.hot) for row in store.catalog.versions()}
+            assert len(store._catalog.versions()) == 22
+            kinds = {(row.fidelity, row.hot) for row in store._catalog.versions()}
             assert kinds == {("exact", False), ("exact", True), ("coarse", False)}
         yield directory
 
@@ -119,13 +119,13 @@ def restored(path: Path, out: Path) -> dict[str, Any]:
     found = {}
     with ckstore.open(path, "r") as store:
         assert store.verify().problems == []
-        names = {row.number: row.uid for row in store.catalog.versions()}
-        tags = {tag: names[number] for tag, number in store.catalog.tags().items()}
-        for row in store.catalog.versions():
+        names = {row.number: row.uid for row in store._catalog.versions()}
+        tags = {tag: names[number] for tag, number in store._catalog.tags().items()}
+        for row in store._catalog.versions():
             shutil.rmtree(out, ignore_errors=True)
             out.unlink(missing_ok=True)
             store[row.number].checkout(out)
-            document = store[row.number].document
+            document = store[row.number]._stored.document
             found[row.uid] = (
                 row.run, row.step, row.created, row.fidelity, row.hot, row.metrics, row.source, row.elements,
                 names.get(row.parent or 0), document.facts, document.coarse, contents(out),
@@ -191,7 +191,7 @@ def test_a_pulled_store_is_rebuilt_and_collected_like_an_ingested_one(
         assert store.gc(grace=0).bytes == 0
         store.compact()
         store.ingest(state(9), run="gpt", step=9, verify=True, hot=0)
-        assert store["gpt@9"].row.depth > 0, "it is stored against the versions that came"
+        assert store["gpt@9"].depth > 0, "it is stored against the versions that came"
         assert store.verify().problems == []
 
 
@@ -226,13 +226,13 @@ def test_versions_by_name_bring_their_bases_and_nothing_else(
     with ckstore.init(directory / "store") as store, ckstore.open(origin / "store", "r") as other:
         report = store.pull(other, ["gpt@4", "hot@1"])
         assert [item.arrived.number for item in report.versions if item.arrived] == [1, 2]
-        assert [row.parent for row in store.catalog.versions()] == [None, None]
+        assert [row.parent for row in store._catalog.versions()] == [None, None]
         report = store.pull(other, ["fork@6", "gpt@8", "gpt@0"], verify=True)
-        found = {f"{row.run}@{row.step}": row for row in store.catalog.versions()}
+        found = {f"{row.run}@{row.step}": row for row in store._catalog.versions()}
         # The nearest existing ancestor; earlier versions stay as they are when an ancestor comes later.
         assert found["fork@6"].parent == found["gpt@8"].parent == found["gpt@4"].number
         assert found["gpt@0"].parent is None
-        assert {row.uid for row in found.values()} <= {row.uid for row in other.catalog.versions()}
+        assert {row.uid for row in found.values()} <= {row.uid for row in other._catalog.versions()}
         sent = sum(item.bytes for item in report.versions)
         assert sent < pack_bytes(origin / "store") / 2
     everything = restored(origin / "store", directory / "out")
@@ -248,14 +248,14 @@ def test_a_deep_version_by_itself_is_encoded_again_where_that_takes_fewer_bytes(
         for step in range(4):
             weight = weight + draw(300, 300, seed=step + 1, scale=1e-5)
             store.ingest({"w": weight, "exp_avg": draw(300, 300, seed=9 + step)}, run="a", step=step, hot=0, budget=9)
-        assert store["a@3"].row.depth > 1
+        assert store["a@3"].depth > 1
         [predicted] = other.pull(store, ["a@3"], dry_run=True).versions
         [sent] = other.pull(store, ["a@3"]).versions
-        assert other["a@3"].row.depth == 0
-        assert sent.bytes < 1.1 * store["a@0"].row.stored_bytes
+        assert other["a@3"].depth == 0
+        assert sent.bytes < 1.1 * store["a@0"].stored_bytes
         assert predicted.bytes == pytest.approx(sent.bytes, rel=0.05)
         [sent] = other.pull(store, ["a@2"]).versions
-        assert sent.bytes < 1.1 * store["a@0"].row.stored_bytes
+        assert sent.bytes < 1.1 * store["a@0"].stored_bytes
         for step in (2, 3):
             assert torch.equal(other[f"a@{step}"].state_dict()["w"], store[f"a@{step}"].state_dict()["w"])
         assert other.verify().problems == []
@@ -301,7 +301,7 @@ def test_killed_at_any_moment_and_repeated_it_sends_the_rest(
         with ckstore.open(target) as store:
             store.gc(grace=0)
             # Numbers in manifests are other ones.
-            assert abs(sum(pack.bytes for pack in store.catalog.packs()) - bytes_of_packs) < 44 * 32
+            assert abs(sum(pack.bytes for pack in store._catalog.packs()) - bytes_of_packs) < 44 * 32
         assert restored(target, directory / "out") == expected
         if point % 2:
             lose_catalog(target)
@@ -329,8 +329,8 @@ def test_a_copy_that_a_killed_push_left_is_the_same_version(origin: Path, direct
         if code != DIED:
             break
         with ckstore.open(target, "r") as store:
-            names = {info.name for info in store.packs.list_packs()}
-            if not names or store.catalog.versions():
+            names = {info.name for info in store._repository.packs.list_packs()}
+            if not names or store._catalog.versions():
                 continue
         left += 1
         assert len(pushed(origin / "store", target, ["gpt@1"]).versions) == 1
@@ -341,9 +341,9 @@ def test_a_copy_that_a_killed_push_left_is_the_same_version(origin: Path, direct
         for path in (target, directory / "lost"):
             assert recover(path).problems == []
             with ckstore.open(path) as store:
-                [row] = store.catalog.versions()
+                [row] = store._catalog.versions()
                 assert (row.run, row.step) == ("gpt", 1)
-                assert store["kept"].row == row
+                assert store["kept"]._stored.row == row
                 store.gc(grace=0)
                 assert store.verify().problems == []
             assert recover(path).versions == 1
@@ -373,8 +373,8 @@ def test_two_pushes_at_once(origin: Path, whole: Path, directory: Path) -> None:
     expected = restored(whole, directory / "out")
     assert restored(directory / "store", directory / "out") == expected
     with ckstore.open(directory / "store") as store:
-        assert store.catalog.reservations() == []
-        assert store.catalog.leases() == []
+        assert store._catalog.reservations() == []
+        assert store._catalog.leases() == []
         store.gc(grace=0)
     assert restored(directory / "store", directory / "out") == expected
     assert recover(directory / "store").problems == []
@@ -415,11 +415,11 @@ def test_known_versions_are_skipped_and_conflicts_are_named(origin: Path, direct
         assert [row.run for row in report.there] == ["gpt", "tree"]
         assert [item.version.step for item in report.versions] == [5]
         # Version 1 has the content of its grandparent.
-        assert store["gpt@5"].row.parent == 1
+        assert store["gpt@5"].parent == 1
         [failed] = report.failed
         assert isinstance(failed.error, ConflictError)
         assert "gpt@4 holds other content" in str(failed.error)
-        assert store["gpt@4"].row.number == 3
+        assert store["gpt@4"].number == 3
         (directory / "other").mkdir()
         shutil.copytree(origin / "in" / "tree@1", directory / "other" / "tree", symlinks=True)
         (directory / "other" / "tree" / "rest.pt").chmod(0o600)
@@ -434,10 +434,10 @@ def test_tags_are_taken_where_they_are_free(origin: Path, directory: Path) -> No
         store.ingest({"w": draw(3, 3)}, run="start", step=1)
         store.tag("start@1", "best")
         store.pull(other, ["gpt@3", "gpt@8", "hot@0"])
-        assert store.catalog.tags() == {"best": 1, "last": store["gpt@8"].row.number}
+        assert store._catalog.tags() == {"best": 1, "last": store["gpt@8"].number}
         store.untag("best")
         assert len(store.pull(other, ["gpt@3"]).there) == 1
-        assert store.catalog.tags()["best"] == store["gpt@3"].row.number
+        assert store._catalog.tags()["best"] == store["gpt@3"].number
         assert store.verify().problems == []
 
 
@@ -475,10 +475,10 @@ def test_hot_versions_share_encoded_objects_of_the_target(directory: Path) -> No
         store.ingest({"frozen": frozen, "w": draw(300, 300, seed=1)}, run="a", step=1, hot=9)
         [hot] = other.pull(store, ["a@1"], verify=True).versions
         assert hot.bytes > 720_000, "both are stored as they are"
-        assert other["a@1"].row.hot
+        assert other["a@1"].hot
         other.pull(store, ["a@0"])
         other.compact()
-        assert not other["a@1"].row.hot
+        assert not other["a@1"].hot
         assert other.verify().problems == []
     with ckstore.init(directory / "c") as other, ckstore.open(directory / "a", "r") as store:
         _, second = other.pull(store).versions
@@ -494,7 +494,7 @@ def test_damage_in_the_source_is_noticed_and_the_rest_arrives(origin: Path, dire
     shutil.copytree(origin / "store", source)
     ckstore.init(target).close()
     with ckstore.open(source, "r") as store:
-        pack = store["gpt@4"].row.pack
+        pack = store["gpt@4"]._stored.row.pack
     if kind == "manifest":
         data = change_pack(source, pack, None)
         change_pack(source, pack, data[: data.rindex(b"CKM1")] + b"CKM0" + data[data.rindex(b"CKM1") + 4 :])
@@ -520,8 +520,8 @@ def test_objects_that_move_in_the_source_during_a_pull(origin: Path, directory: 
     shutil.copytree(origin / "store", source)
     ckstore.init(directory / "store").close()
     with ckstore.open(source, "r") as store, ckstore.open(directory / "store") as other:
-        for row in store.catalog.versions():
-            store[row.number].stored.layout  # noqa: B018 - every record is known to it
+        for row in store._catalog.versions():
+            store[row.number]._stored.layout  # noqa: B018 - every record is known to it
         with ckstore.open(source) as second:
             second.forget(["gpt@0", "gpt@1", "fork@5"])
             second.compact()
@@ -538,16 +538,16 @@ def test_versions_that_the_source_compacts_or_forgets_during_a_pull(origin: Path
     source = directory / "source"
     shutil.copytree(origin / "store", source)
     with ckstore.open(source, "r") as store, ckstore.init(directory / "store") as other:
-        rows = store.catalog.versions("hot") + store.catalog.versions("lc")
+        rows = store._catalog.versions("hot") + store._catalog.versions("lc")
         with ckstore.open(source) as second:
             second.compact()
             second.forget(["lc@0"])
             second.gc(grace=0)
-        report = transfer(store.repository, other.repository, rows)
+        report = transfer(store._repository, other._repository, rows)
         assert [item.version.run for item in report.versions] == ["hot", "hot"]
         [failed] = report.failed
         assert isinstance(failed.error, NotFoundError)
-        assert not any(row.hot for row in other.catalog.versions())
+        assert not any(row.hot for row in other._catalog.versions())
         for step in range(2):
             other[f"hot@{step}"].checkout(directory / "out", force=True)
             assert sha256(directory / "out") == sha256(origin / "in" / f"hot@{step}")
@@ -556,7 +556,7 @@ def test_versions_that_the_source_compacts_or_forgets_during_a_pull(origin: Path
 
 def rows_of(path: Path) -> list[Any]:
     with ckstore.open(path, "r") as store:
-        return store.catalog.versions()
+        return store._catalog.versions()
 
 
 def interposed(patch: pytest.MonkeyPatch, change: Callable[[], object]) -> list[int]:
@@ -618,7 +618,7 @@ def test_a_version_or_parent_that_comes_or_goes_during_a_push(
         [failed] = pushed(source, target, ["gpt@3"]).failed
         assert isinstance(failed.error, ConflictError)
         assert second.verify().problems == []
-        assert second.catalog.reservations() == []
+        assert second._catalog.reservations() == []
 
 
 def test_names_that_the_target_cannot_take(origin: Path, directory: Path) -> None:
@@ -685,11 +685,11 @@ def test_a_store_that_lies_is_refused_by_the_gate(directory: Path, lie: Callable
                 assert len(store.pull(other).failed) == 1
         except ckstore.CkstoreError:
             pass
-        assert len(store.catalog.versions()) == 1
+        assert len(store._catalog.versions()) == 1
         assert listing(store.place) == before
         assert store.verify().problems == []
-        assert store.catalog.reservations() == []
-        assert store.catalog.leases() == []
+        assert store._catalog.reservations() == []
+        assert store._catalog.leases() == []
 
 
 def test_a_compaction_during_the_search_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -709,9 +709,9 @@ def test_a_compaction_during_the_search_is_no_damage(tmp_path: Path, monkeypatch
     with ckstore.open(tmp_path / "a") as source, ckstore.open(tmp_path / "b") as target:
         for step, state in enumerate(states):
             source.ingest(state, run="r", step=step, hot=3)
-        rows = source.catalog.versions()
+        rows = source._catalog.versions()
         compacting.append(ckstore.open(tmp_path / "a"))
-        report = transfer(source.repository, target.repository, rows)
+        report = transfer(source._repository, target._repository, rows)
         assert report.failed == []
         assert len(report.versions) == 3
         for step, state in enumerate(states):
@@ -725,10 +725,10 @@ def test_a_version_whose_content_lies_deep_in_the_target_is_rebased(directory: P
     with ckstore.init(directory / "source") as source, ckstore.init(directory / "target") as target:
         for step, weight in enumerate(weights):
             target.ingest({"w": weight}, run="deep", step=step, hot=0, budget=100.0)
-        assert target["deep@7"].row.cost > 2
+        assert target["deep@7"].cost > 2
         source.ingest({"w": weights[7]}, run="a", step=0, hot=0)
         source.push(target)
-        assert target["a@0"].row.cost <= 2
-        assert target["deep@7"].row.cost <= 2, "it has the same object"
+        assert target["a@0"].cost <= 2
+        assert target["deep@7"].cost <= 2, "it has the same object"
         assert torch.equal(target["a@0"]["w"].torch(), weights[7])
         assert target.verify().problems == []

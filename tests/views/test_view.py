@@ -62,7 +62,7 @@ def test_groups_follow_the_paths(version: Version) -> None:
     group = version.arrays
     assert isinstance(group, zarr.Group)
     assert group.read_only
-    assert dict(group.attrs) == {"version": 1, "run": "gpt", "step": 40, "id": version.row.uid}
+    assert dict(group.attrs) == {"version": 1, "run": "gpt", "step": 40, "id": version.id}
     assert set(group.keys()) == {"model", "state"}
     assert set(group["state"].keys()) == {"[0]", "0", "[1]"}
     assert {"a.weight", "back%5Cslash%2Fand%25", "%7Aarr.json", "%", "c"} <= set(group["model"].keys())
@@ -138,14 +138,14 @@ def test_a_view_survives_pickling(version: Version) -> None:
 def test_a_slice_decodes_only_its_chunks(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         store.ingest({"w": torch.randn(4096, 512)})
-        store.reader.cache.clear()  # an ingest leaves its chunks there for the version that follows
+        store._repository.reader.cache.clear()  # an ingest leaves its chunks there for the version that follows
         array = store["latest"].arrays["w"]
         assert array.chunks == (512, 512)
         counts = []
         for key in (slice(0, 1), slice(1, 512), slice(1000, 1100), slice(None)):
-            before = store.reader.decoded_chunks
+            before = store._repository.reader.decoded_chunks
             array[key]
-            counts.append(store.reader.decoded_chunks - before)
+            counts.append(store._repository.reader.decoded_chunks - before)
         one = counts[0]
         assert one in (1, 2)
         assert counts == [one, 0, 2 * one, 5 * one]
@@ -153,10 +153,10 @@ def test_a_slice_decodes_only_its_chunks(tmp_path: Path) -> None:
 
 def test_a_tensor_above_others_is_a_member_of_its_group(version: Version, monkeypatch: pytest.MonkeyPatch) -> None:
     """No parser gives such paths today; if one does, nothing may be lost."""
-    paths = dict(version.paths)
+    paths = dict(version._stored.paths)
     paths["model/c/deeper"] = paths["model/mask"]
-    monkeypatch.setitem(version.stored.__dict__, "paths", paths)
-    store = version_store(version.stored)
+    monkeypatch.setitem(version._stored.__dict__, "paths", paths)
+    store = version_store(version._stored)
     group = zarr.open_group(store, mode="r")
     assert set(group["model/c"].keys()) == {"__tensor__", "deeper"}
     assert group["model/c/__tensor__"][()] == 3
@@ -186,9 +186,11 @@ def test_every_tensor_of_real_files_is_its_bytes_in_the_file(shared_data: Path, 
             data = (shared_data / name).read_bytes()
             group = version.arrays
             assert len(version) > 0
-            for path, (_, tensor) in version.paths.items():
+            for path, (_, tensor) in version._stored.paths.items():
                 array = np.asarray(group[path][...])
-                assert array.tobytes() == raw_bytes(data, version.layout.files[0].extents[tensor.extent], tensor), path
+                assert array.tobytes() == raw_bytes(
+                    data, version._stored.layout.files[0].extents[tensor.extent], tensor
+                ), path
 
 
 def raw_bytes(data: bytes, extent: Any, tensor: Tensor) -> bytes:

@@ -100,16 +100,16 @@ DAMAGED = [
 
 def refused(store: ckstore.Store, call: Callable[[], Any], kind: type[CkstoreError] = InputError) -> str:
     """Return the error's sentence; versions, packs and log are unchanged."""
-    rows, files = settled(store).catalog.versions(), listing(store.place)
+    rows, files = settled(store)._catalog.versions(), listing(store.place)
     with pytest.raises(kind) as raised:
         call()
     message = str(raised.value)
     assert message
     assert "\n" not in message
     assert len(message) < 600
-    assert store.catalog.versions() == rows
+    assert store._catalog.versions() == rows
     assert listing(store.place) == files
-    assert store.catalog.reservations() == []
+    assert store._catalog.reservations() == []
     return message
 
 
@@ -243,7 +243,7 @@ def test_steps_that_are_taken(store: ckstore.Store, directory: Path) -> None:
     assert "kept" in message
     store.untag("kept")
     row = store.ingest(directory / "other.pt", run="a", replace=True).version
-    assert [other.number for other in store.catalog.versions("a")] == [row.number]
+    assert [other.number for other in store._catalog.versions("a")] == [row.number]
 
 
 def test_names_that_are_not_there(store: ckstore.Store, directory: Path) -> None:
@@ -283,7 +283,7 @@ def test_integers_and_metrics_from_numpy(store: ckstore.Store, directory: Path) 
     row = store.ingest(directory / "good.pt", run="b", step=np.int64(3), metrics=metrics).version
     assert (row.step, type(row.step)) == (3, int)
     assert row.metrics == {"loss": 0.5, "tokens": 7, "best": True, "list": [1.5, [2, 3]]}
-    assert store["b@3"].row.number == row.number
+    assert store["b@3"].number == row.number
     assert not store.ingest(directory / "good.pt", run="b", step=3).is_new
 
 

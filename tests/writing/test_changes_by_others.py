@@ -60,9 +60,9 @@ def first(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, action: Calla
 
 def nothing_remembered(store: ckstore.Store) -> None:
     """Bring the store to the state of a process that has neither read the version nor kept its pack open."""
-    store.reader.cache.clear()
-    store.resolver.forget()
-    store.repository.packs.close()
+    store._repository.reader.cache.clear()
+    store._repository.resolver.forget()
+    store._repository.packs.close()
 
 
 def change(place: Path, act: Callable[[ckstore.Store], Any], *, gc: bool = True) -> Callable[[], None]:
@@ -92,8 +92,8 @@ CHANGES: dict[str, Callable[[ckstore.Store], Any]] = {
 def test_verify_reports_no_loss(place: Path, name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with ckstore.open(place) as store:
         store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
-        for row in store.catalog.versions():
-            assert store[row.number].document.objects
+        for row in store._catalog.versions():
+            assert store[row.number]._stored.document.objects
         done = first(monkeypatch, *at, change(place, CHANGES[name]))
         assert store.verify().problems == []
         assert done
@@ -104,11 +104,11 @@ def test_versions_that_were_listed_before_they_changed(place: Path) -> None:
     """The documents of these are read, and nothing else."""
     with ckstore.open(place) as store:
         store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
-        listed = [store[row.number].stored for row in store.catalog.versions()]
+        listed = [store[row.number]._stored for row in store._catalog.versions()]
         assert all(version.document.objects for version in listed)
         for name in ("compact", "forget", "thin all"):
             change(place, CHANGES[name])()
-            report = verifying.verify(store.repository, listed)
+            report = verifying.verify(store._repository, listed)
             assert (report.problems, report.damaged) == ([], {}), name
 
 
@@ -140,7 +140,7 @@ def test_readers_continue_after_changes(place: Path, name: str, cached: bool, mo
         store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
         for step in (STEPS, STEPS - 1):
             version = store[f"a@{step}"]
-            assert (version.layout if cached else version.document) is not None
+            assert (version._stored.layout if cached else version._stored.document) is not None
             if step == STEPS:
                 change(place, CHANGES[name])()
             assert torch.equal(version.state_dict()["w"], state(step)["w"])
@@ -156,7 +156,7 @@ def test_a_hot_version_that_becomes_coarse_while_it_is_read(directory: Path, mon
         before = store["a@1"]
         tensor = before["w"]
         assert torch.equal(tensor.torch(), state(1)["w"])
-        assert before.row.hot
+        assert before.hot
         change(place, CHANGES["compact"])()
         nothing_remembered(store)
         with pytest.raises(ConflictError, match="read it again"):
@@ -196,7 +196,7 @@ def test_two_that_thin_one_version(place: Path, monkeypatch: pytest.MonkeyPatch)
     first(monkeypatch, thinning._Thinning, "_commit", change(place, lambda store: store.thin(["a@1", "a@2"]), gc=False))
     with ckstore.open(place) as store:
         report = store.thin(["a@0..a@2"])
-        assert [row.fidelity for row in store.catalog.versions()] == ["coarse", "coarse", "coarse", "exact"]
+        assert [row.fidelity for row in store._catalog.versions()] == ["coarse", "coarse", "coarse", "exact"]
         assert [item.version.step for item in report.versions] == [0]
         assert report.skipped == [2, 3]
         assert store.verify().problems == []
@@ -208,11 +208,11 @@ def test_two_that_thin_one_version(place: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_chain_that_leads_elsewhere_while_it_is_followed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ingest asks for what its parent's objects cost; others free what these were stored against."""
     with ckstore.open(place) as store:
-        objects = store["a@3"].document.objects
-        assert any(store.reader.records(identity)[1:] for identity in objects)
+        objects = store["a@3"]._stored.document.objects
+        assert any(store._repository.reader.records(identity)[1:] for identity in objects)
         nothing_remembered(store)
         done = first(monkeypatch, ObjectReader, "_base", change(place, CHANGES["thin first"]))
         for identity in objects:
-            store.reader.records(identity)
+            store._repository.reader.records(identity)
         assert done
         assert torch.equal(store["a@3"].state_dict()["w"], state(3)["w"])

@@ -92,9 +92,9 @@ def test_a_hot_version_is_whole_at_once(directory: Path) -> None:
         for step, path in enumerate(paths):
             row = store.ingest(path, run="r", step=step, hot=STEPS).version
             assert (row.hot, row.fidelity, row.depth, row.base) == (True, "exact", 0, True)
-            version, before = store[row.number], [*store.catalog.versions()][-2:-1]
-            known = {identity for other in before for identity in store[other.number].document.objects}
-            objects = zip(version.document.objects, version.layout.units, strict=True)
+            version, before = store[row.number], [*store._catalog.versions()][-2:-1]
+            known = {identity for other in before for identity in store[other.number]._stored.document.objects}
+            objects = zip(version._stored.document.objects, version._stored.layout.units, strict=True)
             shared = [unit for identity, unit in objects if identity in known]
             assert bool(shared) == bool(step), "the frozen layer is stored once"
             expected = path.stat().st_size - sum(unit.nbytes for unit in shared)
@@ -107,7 +107,7 @@ def test_a_hot_version_is_whole_at_once(directory: Path) -> None:
         assert store.gc(grace=0).removed == 0
     assert recover(directory / "store").problems == []
     with ckstore.open(directory / "store") as store:
-        assert [row.hot for row in store.catalog.versions()] == [True] * STEPS
+        assert [row.hot for row in store._catalog.versions()] == [True] * STEPS
         check(store, paths)
 
 
@@ -124,9 +124,9 @@ def test_plain_zarr_shows_raw_values(directory: Path) -> None:
 
 def test_raw_arrays_can_be_mapped(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
-        document = store[store.ingest(state(1), hot=1).version.number].document
+        document = store[store.ingest(state(1), hot=1).version.number]._stored.document
         for identity in document.objects:
-            record = store.resolver.record(identity)
+            record = store._repository.resolver.record(identity)
             assert record.kind == "raw"
             assert record.offset % 64 == 0
 
@@ -190,20 +190,20 @@ def test_compaction_equals_an_immediate_ingest(directory: Path) -> None:
             store.ingest(path, run="r", step=step, hot=STEPS, metrics={"loss": step})
             cold.ingest(path, run="r", step=step, hot=0, metrics={"loss": step})
         store.tag("r@1", "best")
-        before = store.catalog.versions()
+        before = store._catalog.versions()
         report = store.compact()
         assert report.versions == [row.number for row in before]
-        after = store.catalog.versions()
+        after = store._catalog.versions()
         assert [row.uid for row in after] == [row.uid for row in before]
         assert [row.created for row in after] == [row.created for row in before]
         assert raw_packs(store) == []
         assert not any(row.hot for row in after)
-        for row, other in zip(after, cold.catalog.versions(), strict=True):
+        for row, other in zip(after, cold._catalog.versions(), strict=True):
             assert row.stored_bytes == pytest.approx(other.stored_bytes, abs=64)
             assert without_hot(replace(row, stored_bytes=0)) == without_hot(replace(other, stored_bytes=0))
-            assert store.resolver.document(row).objects == cold.resolver.document(other).objects
+            assert store._repository.resolver.document(row).objects == cold._repository.resolver.document(other).objects
         assert len(present_packs(store)) == len(present_packs(cold))
-        assert store.catalog.tags() == {"best": 2}
+        assert store._catalog.tags() == {"best": 2}
         check(store, paths)
         left = pack_bytes(store.place) - sum(present_packs(store).values())  # In a bucket, for others to read on.
         assert store.gc(grace=0).bytes == left
@@ -211,7 +211,9 @@ def test_compaction_equals_an_immediate_ingest(directory: Path) -> None:
     assert recover(directory / "store").problems == []
     with ckstore.open(directory / "store") as store:
         # Costs are those of the model; a recovery computes them again.
-        assert [replace(row, cost=0.0) for row in store.catalog.versions()] == [replace(row, cost=0.0) for row in after]
+        assert [replace(row, cost=0.0) for row in store._catalog.versions()] == [
+            replace(row, cost=0.0) for row in after
+        ]
         check(store, paths)
 
 
@@ -222,9 +224,9 @@ def test_the_latest_stays_hot_and_the_others_are_compacted_behind(directory: Pat
             store.ingest(path, run="r", step=step, hot=1)
         deadline = time.monotonic() + 60
         # A pack's file goes once the catalog has gone without it.
-        while (due(store.repository, "r", keep=1) or len(raw_packs(store)) > 1) and time.monotonic() < deadline:
+        while (due(store._repository, "r", keep=1) or len(raw_packs(store)) > 1) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert [row.hot for row in store.catalog.versions()] == [False] * (STEPS - 1) + [True]
+        assert [row.hot for row in store._catalog.versions()] == [False] * (STEPS - 1) + [True]
         assert len(raw_packs(store)) == 1
         check(store, paths)
 
@@ -241,7 +243,7 @@ def test_unchanged_tensors_are_not_written_again(directory: Path) -> None:
         store.ingest(state(0), run="r", step=0, hot=0)
         row = store.ingest({**state(0), "step": 1}, run="r", step=1, hot=1).version
         assert row.stored_bytes < 20_000
-        assert store[row.number].document.objects == store["r@0"].document.objects
+        assert store[row.number]._stored.document.objects == store["r@0"]._stored.document.objects
         assert not row.hot  # Nothing of it is raw.
 
 
@@ -256,7 +258,7 @@ def test_versions_that_share_raw_objects(directory: Path) -> None:
                 for number in order:
                     store.compact([number])
                     assert store.verify().problems == []
-                    for other in store.catalog.versions():
+                    for other in store._catalog.versions():
                         if other.hot:
                             loaded = store[other.number].state_dict()["model"]["weight"]
                             assert torch.equal(loaded, state(1)["model"]["weight"])
@@ -309,7 +311,7 @@ def test_a_hot_version_under_a_coarse_policy_becomes_coarse(directory: Path) -> 
             assert (row.hot, row.fidelity) == (True, "exact")
             cold.ingest(state(step), run="r", step=step, policy="coarse")
         store.compact()
-        assert [row.fidelity for row in store.catalog.versions()] == ["coarse"] * 3
+        assert [row.fidelity for row in store._catalog.versions()] == ["coarse"] * 3
         assert raw_packs(store) == []
         for step in range(3):
             mine, other = store[f"r@{step}"], cold[f"r@{step}"]
@@ -326,7 +328,7 @@ def test_a_version_that_follows_a_hot_one_compacts_it_first(directory: Path) -> 
         store.ingest(paths[0], run="r", step=0, hot=2)
         store.ingest(paths[1], run="r", step=1, hot=2)
         row = store.ingest(paths[2], run="r", step=2, hot=0).version
-        assert (row.depth, [other.hot for other in store.catalog.versions()]) == (2, [False] * 3)
+        assert (row.depth, [other.hot for other in store._catalog.versions()]) == (2, [False] * 3)
         check(store, paths)
 
 
@@ -339,8 +341,8 @@ def test_a_version_keeps_its_own_budget_with_objects_of_a_larger_one(directory: 
         weight = {"weight": state(STEPS - 1)["model"]["weight"], "more": torch.ones(3)}
         store.ingest(weight, run="r", step=STEPS, hot=hot, budget=1.01)
         store.compact()
-        assert store.catalog.versions()[-1].cost <= 1.011
-        assert max(row.cost for row in store.catalog.versions()) > 1.1  # The others are as deep as they may be.
+        assert store._catalog.versions()[-1].cost <= 1.011
+        assert max(row.cost for row in store._catalog.versions()) > 1.1  # The others are as deep as they may be.
         check(store, paths)
 
 
@@ -351,8 +353,8 @@ def test_thinning_forgetting_and_freeing_hot_versions(directory: Path) -> None:
             store.ingest(path, run="r", step=step, hot=STEPS)
         assert [item.version.number for item in store.thin([2], dry_run=True).versions] == [2]
         store.thin([2])
-        assert [row.fidelity for row in store.catalog.versions()] == ["exact", "coarse", "exact", "exact"]
-        assert [row.hot for row in store.catalog.versions()] == [False, False, True, True]
+        assert [row.fidelity for row in store._catalog.versions()] == ["exact", "coarse", "exact", "exact"]
+        assert [row.hot for row in store._catalog.versions()] == [False, False, True, True]
         assert store.rebase(budget=1.0).versions is not None
         store.forget([3])
         store.gc(grace=0)
@@ -374,7 +376,7 @@ def test_a_flipped_bit_of_a_raw_object_is_found(directory: Path) -> None:
             store["r@1"].state_dict()
         with pytest.raises(IntegrityError):
             store.compact()
-        assert [row.hot for row in store.catalog.versions()] == [True]
+        assert [row.hot for row in store._catalog.versions()] == [True]
 
 
 def test_a_setting_that_makes_no_sense() -> None:
@@ -433,7 +435,7 @@ def test_killed_while_compacting(hot: tuple[Path, list[Path], float], directory:
             check(opened, paths)
         opened.compact()
         check(opened, paths)
-        assert not any(row.hot for row in opened.catalog.versions())
+        assert not any(row.hot for row in opened._catalog.versions())
 
 
 def test_files_of_all_kinds(directory: Path) -> None:
@@ -479,11 +481,11 @@ def test_a_version_that_becomes_due_while_another_is_compacted_is_compacted_too(
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", hot=9)
-        compactor = Compactor(store.repository)
+        compactor = Compactor(store._repository)
         begun = compact_module.compact
 
         def compact(*args: Any, **options: Any) -> Any:
-            if threading.current_thread() is compactor._thread and len(store.catalog.versions()) == 2:
+            if threading.current_thread() is compactor._thread and len(store._catalog.versions()) == 2:
                 store.ingest(state(2), run="a", hot=9)
                 compactor.begin("a", 1)
             return begun(*args, **options)
@@ -492,7 +494,7 @@ def test_a_version_that_becomes_due_while_another_is_compacted_is_compacted_too(
         compactor.begin("a", 1)
         while compactor._thread is not None:
             time.sleep(0.01)
-        assert [row.hot for row in store.catalog.versions()] == [False, False, True]
+        assert [row.hot for row in store._catalog.versions()] == [False, False, True]
 
 
 def test_a_compaction_can_be_left(directory: Path) -> None:
@@ -500,13 +502,13 @@ def test_a_compaction_can_be_left(directory: Path) -> None:
         for step in range(2):
             store.ingest(state(step), run="a", hot=9)
         before = raw_packs(store)
-        compactor = Compactor(store.repository)
+        compactor = Compactor(store._repository)
         compactor.pause()
         compactor.begin("a", 1)
         time.sleep(0.2)
-        assert [row.hot for row in store.catalog.versions()] == [True, True]
+        assert [row.hot for row in store._catalog.versions()] == [True, True]
         compactor.close(finish=False)
-        assert [row.hot for row in store.catalog.versions()] == [True, True]
+        assert [row.hot for row in store._catalog.versions()] == [True, True]
         assert raw_packs(store) == before
         assert list((store.path / "packs").glob("*tmp*")) == []
         assert store.verify().problems == []
@@ -526,11 +528,11 @@ def test_a_concurrently_forgotten_or_compacted_version_is_passed_over(
             next(gone, lambda: None)()
             return before(*args, **options)
 
-        rows = due(store.repository, "a", keep=0)
+        rows = due(store._repository, "a", keep=0)
         monkeypatch.setattr(compact_module, place, late)
-        assert compact_module.compact(store.repository, rows[:1]).versions == []
-        assert compact_module.compact(store.repository, rows).versions == [3]
-        assert [row.hot for row in store.catalog.versions()] == [False, False]
+        assert compact_module.compact(store._repository, rows[:1]).versions == []
+        assert compact_module.compact(store._repository, rows).versions == [3]
+        assert [row.hot for row in store._catalog.versions()] == [False, False]
         assert store.verify().problems == []
 
 
@@ -544,7 +546,7 @@ def test_objects_that_another_process_encodes_are_not_encoded_again(
     with ckstore.init(directory / "store") as store:
         for step, path in enumerate(paths):
             store.ingest(path, run="r", step=step, hot=9)
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
         with Repository(directory / "store") as other:
             for row in rows:
                 Version(StoredVersion(other, row)).state_dict()  # The objects' records are raw ones, for this process.
@@ -569,7 +571,7 @@ def test_a_raw_pack_that_gc_rewrote_is_deleted_with_its_last_version(directory: 
         assert raw_packs(store) != before
         store.compact()
         assert raw_packs(store) == []
-        assert store.catalog.moved_packs(None) == {}
+        assert store._catalog.moved_packs(None) == {}
         assert store.verify().problems == []
 
 
@@ -581,7 +583,7 @@ def test_a_version_that_is_compacted_while_another_one_is_thinned(
     with ckstore.init(directory / "store") as store:
         for step, path in enumerate(paths):
             store.ingest(path, run="r", step=step, hot=2)
-        before = store.catalog.versions()
+        before = store._catalog.versions()
         store.compact()
         if forgotten:
             store.forget(["r@3"])
@@ -591,7 +593,7 @@ def test_a_version_that_is_compacted_while_another_one_is_thinned(
             versions = other.catalog.versions
             monkeypatch.setattr(other.catalog, "versions", lambda run=None: next(rows, None) or versions(run))
             assert [item.version.number for item in thin(other, before[:1], Policy("coarse")).versions] == [1]
-        store.resolver.forget()
+        store._repository.resolver.forget()
         assert store.verify().problems == []
 
 
@@ -605,8 +607,8 @@ def test_a_version_that_is_described_elsewhere_since_its_row_was_read(directory:
         else:
             other.thin([1])
             other.gc(grace=0)
-        assert row.pack not in {pack.name for pack in other.catalog.packs()}
-        version = Version(StoredVersion(store.repository, row))
+        assert row.pack not in {pack.name for pack in other._catalog.packs()}
+        version = Version(StoredVersion(store._repository, row))
         if elsewhere == "compacted":
             version.checkout(directory / "out")
             assert (directory / "out").read_bytes() == path.read_bytes()
@@ -616,7 +618,7 @@ def test_a_version_that_is_described_elsewhere_since_its_row_was_read(directory:
         other.forget([1])
         other.gc(grace=0)
         with pytest.raises(NotFoundError, match="Unknown version 1"):
-            Version(StoredVersion(store.repository, replace(row, pack="0" * 40 + ".zip"))).state_dict()
+            Version(StoredVersion(store._repository, replace(row, pack="0" * 40 + ".zip"))).state_dict()
 
 
 def test_an_object_that_is_encoded_between_two_looks_is_found(directory: Path) -> None:
@@ -650,7 +652,7 @@ raise LookupError("the loop is broken")
     assert ended.returncode == 1
     assert ended.stderr.count("Traceback") == 1, ended.stderr
     with ckstore.open(directory / "store") as store:
-        assert [row.step for row in store.catalog.versions()] == [0, 1, 2, 3]
+        assert [row.step for row in store._catalog.versions()] == [0, 1, 2, 3]
         assert store.verify().problems == []
         store.compact()
         assert store.verify().problems == []
@@ -669,13 +671,13 @@ def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> Non
 
         def work() -> None:
             store.ingest(upcoming, run="a", step=2, hot=1)
-            while store["a@1"].row.hot:
+            while store["a@1"].hot:
                 time.sleep(0.05)
             store.close()
 
         with held(compactor._opened.reader._lock):
             assert in_child(work) == 0
-        assert [row.hot for row in store.catalog.versions()] == [False, False, True]
+        assert [row.hot for row in store._catalog.versions()] == [False, False, True]
         assert store.verify().problems == []
 
 
@@ -685,13 +687,13 @@ def test_a_raw_pack_that_another_compaction_removes_is_passed_over(
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
         for run in ("a", "b"):
             other.ingest(state(len(run)), run=run, step=1, hot=1)
-        names = store.catalog.raw_packs()
+        names = store._catalog.raw_packs()
 
         def late() -> list[str]:
             other.compact(run="a")
             return names
 
-        monkeypatch.setattr(store.repository.catalog, "raw_packs", late)
+        monkeypatch.setattr(store._repository.catalog, "raw_packs", late)
         assert store.compact(run="b").versions == [2]
         assert raw_packs(store) == []
         assert store.verify().problems == []
@@ -704,11 +706,11 @@ def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", hot=9)
-        compactor = Compactor(store.repository)
+        compactor = Compactor(store._repository)
         finish = Change.finish
 
         def ingest_first(self: Change, *args: Any, **options: Any) -> None:
-            if options.get("again") and len(store.catalog.versions()) == 2:
+            if options.get("again") and len(store._catalog.versions()) == 2:
                 store.ingest(state(2), run="a", hot=9)
             finish(self, *args, **options)
 
@@ -717,7 +719,7 @@ def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
         while (thread := compactor._thread) is not None:
             thread.join(0.1)
         compactor.close()
-        assert [row.hot for row in store.catalog.versions()] == [False, False, True]
+        assert [row.hot for row in store._catalog.versions()] == [False, False, True]
         assert store.verify().problems == []
 
 

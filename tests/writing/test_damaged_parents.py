@@ -32,14 +32,16 @@ def objects_pack(store: ckstore.Store, spec: str) -> str:
     """Store the objects of a version again, in a pack without its manifest unless they are in full; return the pack."""
     store.rebase([spec])
     store.gc(grace=0)
-    own = store[spec].row.pack
-    packs = {store.resolver.record(identity).pack for identity in store[spec].document.objects} - {own}
+    own = store[spec]._stored.row.pack
+    packs = {store._repository.resolver.record(identity).pack for identity in store[spec]._stored.document.objects} - {
+        own
+    }
     return packs.pop() if packs else own
 
 
 def own_pack(store: ckstore.Store, spec: str) -> str:
     """Return the pack of objects, layout and manifest that a version was committed with."""
-    return store[spec].row.pack
+    return store[spec]._stored.row.pack
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def path(tmp_path: Path) -> Path:
         for step in range(3):
             store.ingest(state(step), run="a", step=step)
         store.compact()
-        assert [row.depth for row in store.catalog.versions()] == [0, 1, 2]
+        assert [row.depth for row in store._catalog.versions()] == [0, 1, 2]
     return tmp_path / "store"
 
 
@@ -88,17 +90,17 @@ def test_a_tag_follows_the_version_that_is_healed(path: Path) -> None:
     spoil(path, objects_pack, "a@1")
     with ckstore.open(path) as store:
         number = store.ingest(state(1), run="a", step=1).version.number
-        assert store.catalog.tags() == {"best": number, "first": 1}
+        assert store._catalog.tags() == {"best": number, "first": 1}
         assert comes_back(store, "best", 1)
     recover(path)
     with ckstore.open(path) as store:
-        assert store.catalog.tags() == {"best": number, "first": 1}
+        assert store._catalog.tags() == {"best": number, "first": 1}
 
 
 def test_the_latest_version_is_healed_after_the_parent_it_had(path: Path) -> None:
     spoil(path, objects_pack, "a@2")
     with ckstore.open(path) as store:
-        before = store["a@2"].row
+        before = store["a@2"]._stored.row
         row = store.ingest(state(2), run="a", step=2).version
         assert (row.parent, before.parent) == (2, 2)
         assert comes_back(store, "a@2", 2)
@@ -149,4 +151,4 @@ def test_a_lost_ancestor_of_a_parent_in_full(path: Path) -> None:
         assert comes_back(store, row.number, 3)
         store.compact()
         assert comes_back(store, row.number, 3)
-        assert store["a@3"].row.depth == 1, "the parent can be decoded, so it is used"
+        assert store["a@3"].depth == 1, "the parent can be decoded, so it is used"

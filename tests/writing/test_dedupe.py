@@ -88,7 +88,7 @@ def test_the_same_content_in_another_version_run_and_format(store: ckstore.Store
         row = store.ingest(directory / name, run=run, step=step).version
         assert row.stored_bytes < OVERHEAD
         assert comes_back(store, row.number, directory / name)
-    assert store.catalog.objects() == 3
+    assert store._catalog.objects() == 3
     assert store.verify().problems == []
 
 
@@ -105,14 +105,14 @@ def test_a_rerun_of_the_same_ingest(store: ckstore.Store, directory: Path) -> No
     assert [report.is_new for report in again] == [False, False]
     assert [report.version for report in again] == [report.version for report in first]
     assert listing(store.place) == files
-    assert len(store.catalog.versions()) == 2
+    assert len(store._catalog.versions()) == 2
     (tree / "config.json").write_text("{ }")
     with pytest.raises(ckstore.errors.ConflictError):
         store.ingest(tree, run="b")
     replaced = store.ingest(tree, run="b", replace=True)
     assert replaced.is_new
     assert replaced.version.stored_bytes < OVERHEAD
-    assert [row.number for row in store.catalog.versions("b")] == [replaced.version.number]
+    assert [row.number for row in store._catalog.versions("b")] == [replaced.version.number]
 
 
 def fine_tune(directory: Path, count: int, *, whole: bool) -> list[Path]:
@@ -148,9 +148,11 @@ def test_a_frozen_backbone(store: ckstore.Store, directory: Path) -> None:
 def test_a_trained_run_with_a_frozen_backbone(store: ckstore.Store, frozen_run: list[Path]) -> None:
     """In the trained test run, every version after the first costs its trainable part at most."""
     rows = [store.ingest(path, run="frozen").version for path in frozen_run]
-    contents = [set(store[row.number].document.objects) for row in rows]
+    contents = [set(store[row.number]._stored.document.objects) for row in rows]
     for before, after, row in zip(contents, contents[1:], rows[1:], strict=False):
-        units = dict(zip(store[row.number].document.objects, store[row.number].layout.units, strict=True))
+        units = dict(
+            zip(store[row.number]._stored.document.objects, store[row.number]._stored.layout.units, strict=True)
+        )
         moved = sum(unit.nbytes for identity, unit in units.items() if identity not in before)
         assert after & before, "the backbone is the same objects"
         assert row.stored_bytes < 1.2 * moved + OVERHEAD
@@ -164,8 +166,8 @@ def test_another_storage_layout(store: ckstore.Store, shared_data: Path, directo
         alone = [other.ingest(path, run=path.name).version for path in paths]
     assert all(row.stored_bytes < 0.9 * single.stored_bytes for row, single in zip(rows[1:], alone[1:], strict=True))
     last = store[rows[-1].number]
-    bases = [store.resolver.record(identity).base for identity in last.document.objects]
-    weights = {unit.key: base for unit, base in zip(last.layout.units, bases, strict=True) if unit.count > 1000}
+    bases = [store._repository.resolver.record(identity).base for identity in last._stored.document.objects]
+    weights = {unit.key: base for unit, base in zip(last._stored.layout.units, bases, strict=True) if unit.count > 1000}
     assert any("state_dict" in key and base is not None for key, base in weights.items())
     assert store.verify().problems == []
 
@@ -238,8 +240,8 @@ def test_the_same_content_is_stored_again_where_it_is_to_be_more_faithful(
         store.tag(before.number, "best")
         report = store.ingest(moving(1), run="a", step=1, **then)
         assert report.is_new == is_new
-        assert [row.number for row in store.catalog.versions()] == [report.version.number]
-        assert store["best"].row.number == report.version.number
+        assert [row.number for row in store._catalog.versions()] == [report.version.number]
+        assert store["best"].number == report.version.number
         policy = then.get("policy")
         if isinstance(policy, Policy) and policy.max_abs_error is not None:
             errors = [item.max_abs for item in store["best"].deviations().values()]

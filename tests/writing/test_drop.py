@@ -56,7 +56,7 @@ def fill(store: ckstore.Store, count: int, run: str = "a", **options: Any) -> li
 
 def steps(store: ckstore.Store, run: str = "a") -> list[int | None]:
     """Return the steps of versions with dropped tensors."""
-    return [row.step for row in store.catalog.versions(run) if row.dropped]
+    return [row.step for row in store._catalog.versions(run) if row.dropped]
 
 
 def has_the_rest(version: ckstore.Version, step: int, **options: Any) -> bool:
@@ -71,10 +71,10 @@ def check(store: ckstore.Store, dropped: list[int], paths: list[Path], **options
     assert store.verify().problems == []
     assert steps(store) == dropped
     reader = Reader(store.place) if isinstance(store.place, Path) else None
-    for row in store.catalog.versions("a"):
+    for row in store._catalog.versions("a"):
         version = store[row.number]
         assert row.step is not None
-        assert costs.restore_cost(version.stored) == (row.cost, row.depth)
+        assert costs.restore_cost(version._stored) == (row.cost, row.depth)
         files = dict(reader.files(row.number)) if reader else {}
         if row.dropped:
             assert files == {}
@@ -101,16 +101,16 @@ def test_older_versions_lose_it_and_keep_the_rest(directory: Path, still: bool) 
         store.gc(grace=0)
         # Where moments barely change, the last version's are stored against the first one's.
         assert pack_bytes(store.place) < (1.01 if still else 0.5) * before
-        assert sum(row.stored_bytes for row in store.catalog.versions()) <= 1.01 * pack_bytes(store.place)
+        assert sum(row.stored_bytes for row in store._catalog.versions()) <= 1.01 * pack_bytes(store.place)
         check(store, [0, 1, 2, 3], paths, still=still)
         assert store.retain("a").dropped == []
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
     for lost in (False, True):
         if lost:
             (store.path / CATALOG).unlink()
         assert recover(directory / "store").problems == []
         with ckstore.open(directory / "store") as store:
-            assert store.catalog.versions() == rows
+            assert store._catalog.versions() == rows
             assert store.gc(grace=0).bytes == 0
             check(store, [0, 1, 2, 3], paths, still=still)
 
@@ -136,7 +136,7 @@ def test_tensors_shared_with_another_version_stay(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         for step in range(3):
             store.ingest(state(step) | {"optimizer": state(0)["optimizer"]}, run="a", step=step, hot=0)
-        drop(store.repository, store.catalog.versions("a")[:2], OPTIMIZER)
+        drop(store._repository, store._catalog.versions("a")[:2], OPTIMIZER)
         store.gc(grace=0)
         assert steps(store) == [0, 1]
         kept = store["a@2"].state_dict()["optimizer"]["state"][1]["exp_avg"]
@@ -156,8 +156,8 @@ def test_with_coarse_versions(directory: Path, order: str) -> None:
             store.retain("a")
             store.gc(grace=0)
         assert steps(store) == [0, 1, 2]
-        assert [row.fidelity for row in store.catalog.versions()] == ["coarse"] * 3 + ["exact"]
-        for row in store.catalog.versions()[:3]:
+        assert [row.fidelity for row in store._catalog.versions()] == ["coarse"] * 3 + ["exact"]
+        for row in store._catalog.versions()[:3]:
             found, expected = store[row.number].state_dict(), state(row.step or 0)
             assert list(found) == ["model", "epoch"]
             for name, weight in expected["model"].items():
@@ -184,12 +184,12 @@ def test_only_kept_tensors_become_coarse(directory: Path) -> None:
             assert [row.step for row in report.dropped] == [row.step for row in predicted.dropped] == [0, 1]
             assert [row.step for row in report.thinned] == [row.step for row in predicted.thinned]
             assert bool(report.thinned) == (name == "both")
-            sizes.append(sum(row.stored_bytes for row in store.catalog.versions()[:2]))
+            sizes.append(sum(row.stored_bytes for row in store._catalog.versions()[:2]))
     with ckstore.init(directory / "thinned") as store:
         fill(store, 3)
         store.thin(["a@0..a@1"])
-        drop(store.repository, store.catalog.versions()[:2], OPTIMIZER)
-        assert sum(row.stored_bytes for row in store.catalog.versions()[:2]) == pytest.approx(sizes[0], rel=0.05)
+        drop(store._repository, store._catalog.versions()[:2], OPTIMIZER)
+        assert sum(row.stored_bytes for row in store._catalog.versions()[:2]) == pytest.approx(sizes[0], rel=0.05)
 
 
 def test_dropping_the_only_coarse_tensors_leaves_an_exact_version(directory: Path) -> None:
@@ -199,8 +199,8 @@ def test_dropping_the_only_coarse_tensors_leaves_an_exact_version(directory: Pat
         moments = {"m": torch.randn(300, 256)}
         store.ingest({"model": counters, "optimizer": moments}, run="a", step=0, policy="coarse")
         assert store["a@0"].fidelity == "coarse"
-        drop(store.repository, store.catalog.versions(), OPTIMIZER)
-        assert store["a@0"].fidelity == store["a@0"].row.fidelity == "exact"
+        drop(store._repository, store._catalog.versions(), OPTIMIZER)
+        assert store["a@0"].fidelity == store["a@0"].fidelity == "exact"
         assert store.verify().problems == []
 
 
@@ -208,9 +208,9 @@ def test_a_small_tensor_is_dropped_with_all_of_its_object(directory: Path) -> No
     with ckstore.init(directory / "store") as store:
         small = {str(number): {"a": torch.rand(10), "b": torch.rand(10)} for number in range(20)}
         store.ingest({"model": {"w": torch.rand(300, 256)}, "small": small}, run="a", step=0, hot=0)
-        assert drop(store.repository, store.catalog.versions(), ["small/*/a"]) == []
+        assert drop(store._repository, store._catalog.versions(), ["small/*/a"]) == []
         assert len(store["a@0"]) == 41
-        [row] = drop(store.repository, store.catalog.versions(), ["small/*/a", "small/*/b"])
+        [row] = drop(store._repository, store._catalog.versions(), ["small/*/a", "small/*/b"])
         assert row.dropped == ("small/*/a", "small/*/b")
         assert list(store["a@0"]) == ["model/w"]
         assert list(store["a@0"].state_dict()) == ["model"]
@@ -223,9 +223,9 @@ def test_more_is_dropped_later(directory: Path) -> None:
         for globs in (("*/exp_avg",), OPTIMIZER):
             store.set_policy(Policy(retention=Retention(drop=globs, whole_last=1)), "a")
             store.retain("a")
-            assert store["a@0"].row.dropped[-1:] == globs
+            assert store["a@0"].dropped[-1:] == globs
             assert store.verify().problems == []
-        assert store["a@0"].row.dropped == ("*/exp_avg", *OPTIMIZER)
+        assert store["a@0"].dropped == ("*/exp_avg", *OPTIMIZER)
         assert has_the_rest(store["a@0"], 0)
 
 
@@ -233,9 +233,9 @@ def test_versions_of_a_run_share_a_layout(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         for step in range(4):
             store.ingest(state(step), run="a", step=step, hot=0)
-        drop(store.repository, store.catalog.versions()[:3], OPTIMIZER)
-        rows = store.catalog.versions()[:3]
-        places = {store[row.number].document.layout.pack or row.pack for row in rows}
+        drop(store._repository, store._catalog.versions()[:3], OPTIMIZER)
+        rows = store._catalog.versions()[:3]
+        places = {store[row.number]._stored.document.layout.pack or row.pack for row in rows}
         assert len(places) == 1
 
 
@@ -254,13 +254,13 @@ def test_hot_versions_are_encoded_first(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         store.ingest(state(0), run="a", step=0, hot=3)
         with pytest.raises(ConflictError, match="ckstore compact 1"):
-            drop(store.repository, store.catalog.versions(), OPTIMIZER)
+            drop(store._repository, store._catalog.versions(), OPTIMIZER)
         store.ingest(state(1), run="a", step=1, hot=3)
         store.set_policy(Policy(hot=1, retention=Retention(drop=OPTIMIZER, whole_last=1)), "a")
         store.retain("a")
         assert steps(store) == [0]
         assert has_the_rest(store["a@0"], 0)
-        assert store["a@1"].row.hot
+        assert store["a@1"].hot
 
 
 def test_packs_that_another_process_moved(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,16 +268,16 @@ def test_packs_that_another_process_moved(directory: Path, monkeypatch: pytest.M
     with ckstore.init(directory / "store") as store:
         for step in range(4):
             store.ingest(state(step), run="a", step=step, hot=0)
-        drop(store.repository, store.catalog.versions()[:3], ["*/exp_avg"])
-        shared = store["a@2"].document.layout.pack
-        assert shared == store["a@1"].document.layout.pack == store["a@0"].row.pack
-        assert store["a@2"].layout.units
+        drop(store._repository, store._catalog.versions()[:3], ["*/exp_avg"])
+        shared = store["a@2"]._stored.document.layout.pack
+        assert shared == store["a@1"]._stored.document.layout.pack == store["a@0"]._stored.row.pack
+        assert store["a@2"]._stored.layout.units
         with ckstore.open(directory / "store") as other:
             other.forget(["a@0"])
             monkeypatch.setattr(plan, "GARBAGE_SHARE", 0)
             assert other.gc(grace=0).rewritten
-            assert shared not in {pack.name for pack in other.catalog.packs()}
-        assert [row.step for row in drop(store.repository, store.catalog.versions()[:2], OPTIMIZER)] == [1, 2]
+            assert shared not in {pack.name for pack in other._catalog.packs()}
+        assert [row.step for row in drop(store._repository, store._catalog.versions()[:2], OPTIMIZER)] == [1, 2]
         assert has_the_rest(store["a@1"], 1)
         assert store.verify().problems == []
 
@@ -288,7 +288,7 @@ def test_packs_that_another_process_moved(directory: Path, monkeypatch: pytest.M
 def test_files_do_not_come_back_and_the_rest_does(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         fill(store, 2)
-        drop(store.repository, store.catalog.versions()[:1], OPTIMIZER)
+        drop(store._repository, store._catalog.versions()[:1], OPTIMIZER)
         version = store["a@0"]
         with pytest.raises(
             NotFoundError, match=r"has dropped optimizer/\*, so that a0.pt cannot .* with `format` pt\.$"
@@ -317,7 +317,7 @@ def test_a_file_of_another_container_lists_the_rest(directory: Path) -> None:
     np.savez(directory / "a.npz", model=np.ones((300, 256), "f4"), exp_avg=np.zeros((300, 256), "f4"))
     with ckstore.init(directory / "store") as store:
         row = store.ingest(directory / "a.npz", run="a", step=1, hot=0).version
-        drop(store.repository, [row], ["exp_avg"])
+        drop(store._repository, [row], ["exp_avg"])
         assert store["a@1"].opaque() == {}
         assert list(store["a@1"]) == ["model"]
 
@@ -329,7 +329,7 @@ def test_files_of_a_directory(directory: Path) -> None:
     torch.save(state(0)["optimizer"], source / "optimizer.pt")
     with ckstore.init(directory / "store") as store:
         store.ingest(source, run="a", hot=0)
-        drop(store.repository, store.catalog.versions(), ["optimizer.pt/*"])
+        drop(store._repository, store._catalog.versions(), ["optimizer.pt/*"])
         version = store["latest"]
         assert list(version.state_dict()) == ["model.pt"]
         with pytest.raises(NotFoundError, match=r"optimizer.pt cannot be restored.* with `exclude`"):
@@ -352,7 +352,7 @@ def test_shards(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         store.ingest(directory / "step0", run="a", hot=0)
         before = set(store["latest"])
-        [row] = drop(store.repository, store.catalog.versions(), ["optimizer/*"])
+        [row] = drop(store._repository, store._catalog.versions(), ["optimizer/*"])
         assert row.dropped == OPTIMIZER
         version = store["latest"]
         assert {path for path in before if path.startswith("model/")} == set(version)
@@ -368,7 +368,7 @@ def test_a_list_keeps_its_places(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         large, others = torch.rand(300, 256), torch.rand(300, 256)
         store.ingest({"parts": [large, others, 3]}, run="a", step=0, hot=0)
-        drop(store.repository, store.catalog.versions(), ["parts/[[]0]", "parts/[0]"])
+        drop(store._repository, store._catalog.versions(), ["parts/[[]0]", "parts/[0]"])
         found = store["a@0"].state_dict()["parts"]
         assert found[0] is None
         assert torch.equal(found[1], others)
@@ -382,7 +382,7 @@ def test_the_same_file_makes_it_whole_again(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         paths = fill(store, 3)
         store.tag("a@1", "mine")
-        drop(store.repository, store.catalog.versions()[:2], OPTIMIZER)
+        drop(store._repository, store._catalog.versions()[:2], OPTIMIZER)
         report = store.ingest(paths[1], run="a", step=1, hot=0)
         assert report.is_new
         assert steps(store) == [0]
@@ -395,7 +395,7 @@ def test_the_same_file_makes_it_whole_again(directory: Path) -> None:
 def test_a_run_continues_after_a_dropped_version(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         fill(store, 2)
-        drop(store.repository, store.catalog.versions(), OPTIMIZER)
+        drop(store._repository, store._catalog.versions(), OPTIMIZER)
         store.gc(grace=0)
         torch.save(state(9), directory / "fork.pt")
         for parent in ("a@0", "auto"):
@@ -412,9 +412,9 @@ def test_a_run_continues_after_a_dropped_version(directory: Path) -> None:
 def test_a_layout_with_gaps_is_one_of_a_version_that_dropped_something(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         fill(store, 1)
-        whole = store["a@0"].document
-        drop(store.repository, store.catalog.versions(), OPTIMIZER)
-        layout, document = store["a@0"].layout, store["a@0"].document
+        whole = store["a@0"]._stored.document
+        drop(store._repository, store._catalog.versions(), OPTIMIZER)
+        layout, document = store["a@0"]._stored.layout, store["a@0"]._stored.document
         check_layout(layout, document)
         with pytest.raises(IntegrityError, match="contradicts itself in units"):
             check_layout(layout, type(document)(**{**_fields(document), "dropped": ()}))

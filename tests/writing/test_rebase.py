@@ -29,19 +29,19 @@ def store(tmp_path: Path) -> Iterator[ckstore.Store]:
             opened.ingest({"w": values}, run="a", step=step, budget=9)
             values = values + (1e-3 * generator.standard_normal((300, 300))).astype(np.float32)
         opened.compact()
-        assert [row.depth for row in settled(opened).catalog.versions()] == [0, 1, 2, 3]
+        assert [row.depth for row in settled(opened)._catalog.versions()] == [0, 1, 2, 3]
         yield opened
 
 
 def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> None:
-    before = {row.number: row.cost for row in store.catalog.versions()}
+    before = {row.number: row.cost for row in store._catalog.versions()}
     store.rebase(["a@2"])
-    rows = store.catalog.versions()
+    rows = store._catalog.versions()
     assert [row.depth for row in rows] == [0, 1, 0, 1]
     assert [row.base for row in rows] == [True, False, True, False]
     assert [row.cost < before[row.number] for row in rows] == [False, False, True, True]
     for row in rows:
-        assert costs.restore_cost(store[row.number].stored) == (row.cost, row.depth)
+        assert costs.restore_cost(store[row.number]._stored) == (row.cost, row.depth)
 
 
 def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatc
     monkeypatch.setattr(costs, "restore_cost", interposed)
     store.rebase(["a@2"])
     assert taken == [2, 3, 4], "the base needs no object that could have moved"
-    assert [row.depth for row in store.catalog.versions()] == [0, 1, 0]
+    assert [row.depth for row in store._catalog.versions()] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("change", ["thin", "forget"])
@@ -79,8 +79,8 @@ def test_a_version_that_others_change_before_it_is_looked_at(
     monkeypatch.setattr(rebase, "_beyond", late)
     if change == "thin":
         store.rebase(["a@3"])
-        assert store["a@3"].row.fidelity == "coarse"
-        assert store["a@3"].row.depth == 0
+        assert store["a@3"].fidelity == "coarse"
+        assert store["a@3"].depth == 0
     else:
         with pytest.raises(NotFoundError, match="version 4"):
             store.rebase(["a@3"])
@@ -88,7 +88,7 @@ def test_a_version_that_others_change_before_it_is_looked_at(
 
 
 def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = store.catalog.versions()
+    before = store._catalog.versions()
 
     def fail(*arguments: Any) -> None:
         raise ZeroDivisionError
@@ -97,7 +97,7 @@ def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pyte
     with pytest.raises(ZeroDivisionError):
         store.rebase(["a@2"])
     monkeypatch.undo()
-    assert store.catalog.versions() == before
+    assert store._catalog.versions() == before
     assert store.verify().problems == []
     store.rebase(["a@2"])
     assert store.verify().problems == []
@@ -112,7 +112,7 @@ def test_a_level_costs_something_however_little_it_holds(tmp_path: Path, shape: 
         for step in range(40):
             store.ingest({"w": weights, "frozen": frozen}, run="r", step=step, hot=0)
             weights[step] += 1
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
         assert 1 < max(row.depth for row in rows) < 15
         assert max(row.cost for row in rows) <= PLANNED * BUDGET
 
@@ -122,8 +122,8 @@ def test_a_version_that_was_hot_when_it_was_looked_up(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
     with ckstore.init(tmp_path / "store") as store:
         store.ingest({"w": values}, run="a", step=0)
-        [identity] = store["a@0"].document.objects
-        assert store.resolver.record(identity).kind == "raw"
+        [identity] = store["a@0"]._stored.document.objects
+        assert store._repository.resolver.record(identity).kind == "raw"
         with ckstore.open(store.place) as other:
             other.compact()
         assert store.rebase(["a@0"]).objects == 0
@@ -138,7 +138,7 @@ def test_a_hot_version_is_read_from_the_object_that_another_has_encoded(tmp_path
         store.ingest({"a": first}, run="q", step=0, hot=0)
         store.ingest({"a": second}, run="r", step=0, hot=2)
         store.ingest({"a": second}, run="q", step=1, hot=0)
-        assert store["q@1"].row.depth == 1
+        assert store["q@1"].depth == 1
         store.rebase()
         for name in ("r@0", "q@1"):
             np.testing.assert_array_equal(store[name].state_dict()["a"], second)

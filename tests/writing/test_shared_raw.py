@@ -55,7 +55,7 @@ def test_a_file_in_two_runs_takes_its_bytes_once(directory: Path, file: Path) ->
         assert store["b@0"].state_dict(mmap=True)["w"].equal(draw(400, 256))
         store.compact()
         assert raw_packs(store) == []
-        assert [row.hot for row in store.catalog.versions()] == [False, False]
+        assert [row.hot for row in store._catalog.versions()] == [False, False]
         assert store.verify().problems == []
         lose_catalog(store.place)
     assert recover(directory / "store").problems == []
@@ -156,8 +156,8 @@ def test_a_compaction_that_comes_between(
             store.ingest(file, run="b", step=0, hot=9)
         else:
             store.compact(["a@0"])
-        assert not store["a@0"].row.hot
-        assert store["b@0"].row.hot
+        assert not store["a@0"].hot
+        assert store["b@0"].hot
         assert restores(store, "b@0", file)
         assert store.verify().problems == []
         store.gc(grace=0)
@@ -175,7 +175,7 @@ def test_a_version_that_will_be_coarse_shares_nothing(directory: Path) -> None:
         store.set_policy(Policy("coarse", hot=9), "a")
         for step in range(4):
             store.ingest({"frozen": frozen, "w": draw(20, 256, seed=step)}, run="a", step=step)
-            store.compact([row.number for row in store.catalog.versions()[:-1] if row.hot])
+            store.compact([row.number for row in store._catalog.versions()[:-1] if row.hot])
             assert len(raw_packs(store)) == 1
         assert np.array_equal(store["a@3"]["frozen"][...], frozen)
 
@@ -199,7 +199,7 @@ def test_nothing_is_stored_against_a_hot_ancestor(directory: Path) -> None:
         store.thin(["r@3"])
         store.ingest(third, run="r", step=4, hot=0)
         store.compact(["r@2"])
-        assert [row.hot for row in store.catalog.versions()] == [False] * 4
+        assert [row.hot for row in store._catalog.versions()] == [False] * 4
         assert store.verify().problems == []
         np.testing.assert_array_equal(store["r@4"]["w"].numpy(), third["w"])
         assert recover(store.place).problems == []
@@ -215,7 +215,7 @@ def test_no_cycle_comes_from_the_compaction_of_a_hot_ancestor(directory: Path) -
         store.thin(["r@4"])
         store.ingest(third, run="r", step=5, hot=0)
         store.compact()
-        assert not any(row.hot for row in store.catalog.versions())
+        assert not any(row.hot for row in store._catalog.versions())
         assert store.verify().problems == []
         np.testing.assert_array_equal(store["r@5"]["w"].numpy(), third["w"])
         np.testing.assert_array_equal(store["r@3"]["w"].numpy(), second["w"])

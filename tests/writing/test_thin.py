@@ -135,7 +135,7 @@ def restored(path: Path, *, by_format: bool = False) -> dict[str, str]:
     found = {}
     with ckstore.open(path, "r") as store:
         assert store.verify().problems == []
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
         for row in rows:
             store[row.number].checkout(path.parent / "out", force=True)
             found[f"{row.run}@{row.step}"] = sha256(path.parent / "out")
@@ -154,20 +154,20 @@ def outlasts(path: Path, series: list[Path], thinned: set[str]) -> None:
     for name, digest in first.items():
         assert (digest == sha256(series[int(name[2:])])) == (name not in thinned), name
     with ckstore.open(path) as store:
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
         said = {row.number: store[row.number].deviations() for row in rows}
         assert {f"{row.run}@{row.step}" for row in rows if row.fidelity == "coarse"} == thinned
-        assert all(costs.restore_cost(store[row.number].stored) == (row.cost, row.depth) for row in rows)
+        assert all(costs.restore_cost(store[row.number]._stored) == (row.cost, row.depth) for row in rows)
         store.gc(grace=0)
-        assert [row.uid for row in store.catalog.versions()] == [row.uid for row in rows]
-        rows = store.catalog.versions()
+        assert [row.uid for row in store._catalog.versions()] == [row.uid for row in rows]
+        rows = store._catalog.versions()
     assert restored(path) == first
     for lost in (False, True):
         if lost:
             lose_catalog(path)
         assert recover(path).problems == []
         with ckstore.open(path) as store:
-            assert store.catalog.versions() == rows
+            assert store._catalog.versions() == rows
             assert {row.number: store[row.number].deviations() for row in rows} == said
             assert store.gc(grace=0).bytes == 0
     assert restored(path, by_format=True) == first
@@ -175,8 +175,8 @@ def outlasts(path: Path, series: list[Path], thinned: set[str]) -> None:
 
 def objects(store: ckstore.Store, number: int) -> list[Record]:
     """Return the records of a version's objects."""
-    store.resolver.forget()
-    return list(map(store.resolver.record, store[number].document.objects))
+    store._repository.resolver.forget()
+    return list(map(store._repository.resolver.record, store[number]._stored.document.objects))
 
 
 # Removed and kept bytes
@@ -187,7 +187,7 @@ def test_most_of_a_versions_own_bytes_go(gpt_run: list[Path], directory: Path) -
         for path in gpt_run:
             store.ingest(path, run="gpt")
         store.compact()
-        rows = settled(store).catalog.versions("gpt")
+        rows = settled(store)._catalog.versions("gpt")
         for row in (rows[-1], rows[2]):
             before = pack_bytes(store.place)
             report = store.thin([row.number])
@@ -213,13 +213,13 @@ SELECTIONS = [
 @pytest.mark.parametrize("chosen", SELECTIONS, ids=" ".join)
 def test_others_come_back_as_they_went_in(path: Path, series: list[Path], chosen: list[str]) -> None:
     with ckstore.open(path) as store:
-        before = store.catalog.versions()
+        before = store._catalog.versions()
         report = store.thin(chosen)
         names = {f"{item.version.run}@{item.version.step}" for item in report.versions}
         assert report.skipped == []
         expected = report.freed
         stay = ("number", "uid", "run", "step", "parent", "created", "original_bytes", "elements", "files", "source")
-        for row, was in zip(store.catalog.versions(), before, strict=True):
+        for row, was in zip(store._catalog.versions(), before, strict=True):
             assert [getattr(row, name) for name in stay] == [getattr(was, name) for name in stay]
         total = pack_bytes(path)
         store.gc(grace=0)
@@ -233,7 +233,7 @@ def test_deviations_are_bounds(store: ckstore.Store, series: list[Path], directo
     for item in report.versions:
         version = store[item.version.number]
         version.checkout(directory / "out", force=True)
-        before, after = loaded(series[version.row.step or 0]), loaded(directory / "out")
+        before, after = loaded(series[version.step or 0]), loaded(directory / "out")
         check_deviations(version, before, after)
         said = version.deviations()
         assert {"model/weight", "model/half", "model/short", "model/small", "optimizer/[0]/exp_avg_sq"} <= said.keys()
@@ -271,11 +271,11 @@ def test_a_tagged_version_stays_exact(path: Path, series: list[Path]) -> None:
     with ckstore.open(path) as store:
         store.ingest(series[6], run="b", step=9, parent="a@5", hot=1)
         store.tag("a@3", "best")
-        before, rows = listing(store.place), store.catalog.versions()
+        before, rows = listing(store.place), store._catalog.versions()
         for dry_run in (True, False):
             with pytest.raises(ConflictError, match=r"Version 4 is tagged best.*`ckstore tag --delete best`"):
                 store.thin(["a@1..a@4", "b@9"], dry_run=dry_run)
-        assert (listing(store.place), store.catalog.versions()) == (before, rows)
+        assert (listing(store.place), store._catalog.versions()) == (before, rows)
         store.untag("best")
         assert [item.version.step for item in store.thin(["a@1..a@3"]).versions] == [1, 2, 3]
         store.tag("a@3", "best")
@@ -297,9 +297,9 @@ def test_a_tag_that_is_set_while_the_version_is_thinned(
 
 def test_thinning_again_does_nothing(store: ckstore.Store) -> None:
     store.thin(["a@2", "a@3"])
-    files, rows = listing(store.place), store.catalog.versions()
+    files, rows = listing(store.place), store._catalog.versions()
     assert store.thin(["a@2..a@3"]) == ThinReport(skipped=[3, 4])
-    assert (listing(store.place), store.catalog.versions()) == (files, rows)
+    assert (listing(store.place), store._catalog.versions()) == (files, rows)
 
 
 def test_one_after_the_other_is_as_good_as_at_once(path: Path, series: list[Path], directory: Path) -> None:
@@ -324,7 +324,7 @@ def test_one_after_the_other_is_as_good_as_at_once(path: Path, series: list[Path
 def test_children_are_stored_again_and_their_children_stay(chained: ckstore.Store) -> None:
     """Objects stored against a version that stays are left alone, though that version is stored again."""
     store = chained
-    child, grandchild = store["a@4"].row.number, store["a@5"].row.number
+    child, grandchild = store["a@4"].number, store["a@5"].number
     before = {number: objects(store, number) for number in (child, grandchild)}
     assert any(record.kind == "delta" for record in before[child])
     report = store.thin(["a@3"])
@@ -353,11 +353,11 @@ def test_a_frozen_object_is_deleted_with_the_last_version_that_claims_it(store: 
     """Given up by all others, it can be had from any that keeps it."""
 
     def frozen() -> Record | None:
-        store.resolver.forget()
-        return store.resolver.find(identity)
+        store._repository.resolver.forget()
+        return store._repository.resolver.find(identity)
 
-    [number] = [n for n, unit in enumerate(store["a@0"].layout.units) if unit.key.endswith("frozen")]
-    identity = store["a@0"].document.objects[number]
+    [number] = [n for n, unit in enumerate(store["a@0"]._stored.layout.units) if unit.key.endswith("frozen")]
+    identity = store["a@0"]._stored.document.objects[number]
     store.thin(["a@0..a@4", "b"])
     store.gc(grace=0)
     assert frozen() is not None
@@ -371,7 +371,7 @@ def test_a_frozen_object_is_deleted_with_the_last_version_that_claims_it(store: 
 def test_a_whole_run_keeps_its_coarse_chain(store: ckstore.Store) -> None:
     """Moments of one thinned version are stored against those of the other."""
     store.thin(run="a")
-    rows = store.catalog.versions("a")
+    rows = store._catalog.versions("a")
     assert [row.depth > 0 for row in rows] == [False, True, True, True, True, True]
     assert sum(row.stored_bytes for row in rows) < sum(row.original_bytes for row in rows) / 8
 
@@ -388,11 +388,12 @@ def test_versions_between_exact_ones_keep_a_coarse_chain(store: ckstore.Store) -
 
 def coarse_weights(store: ckstore.Store, step: int) -> dict[str, Record]:
     """Records of the coarse weights of a version of run a, by key of their units."""
-    store.resolver.forget()
-    version = store[f"a@{step}"].stored
+    store._repository.resolver.forget()
+    version = store[f"a@{step}"]._stored
     numbers = [number for number in version.document.coarse_units if version.layout.units[number].role == "weight"]
     return {
-        version.layout.units[number].key: store.resolver.record(version.document.objects[number]) for number in numbers
+        version.layout.units[number].key: store._repository.resolver.record(version.document.objects[number])
+        for number in numbers
     }
 
 
@@ -408,7 +409,7 @@ def test_the_same_file_makes_it_exact_again(path: Path, series: list[Path], dire
             assert not store.ingest(series[3], run="a", policy="coarse").is_new
             store.tag("a@3", "best")
             row = store.ingest(series[3], run="a").version
-            assert (row.fidelity, row.parent, store["best"].row.number) == ("exact", 3, row.number)
+            assert (row.fidelity, row.parent, store["best"].number) == ("exact", 3, row.number)
             assert (row.stored_bytes > 100_000) == collected
             store.untag("best")
             store["a@3"].checkout(directory / "again", force=True)
@@ -457,14 +458,14 @@ def test_runs_of_other_kinds(
         for name, files in (("bf16", bf16_run), ("cnn", cnn_run), ("frozen", frozen_run), ("ema", ema_run)):
             for path in files[:3]:
                 store.ingest(path, run=name)
-            rows = settled(store).catalog.versions(name)
+            rows = settled(store)._catalog.versions(name)
             dry = store.thin([rows[0].number, rows[1].number], dry_run=True)
             before = pack_bytes(store.place)
             report = store.thin([rows[0].number, rows[1].number])
             assert report == dry
             store.gc(grace=0)
             assert pack_bytes(store.place) < before, name
-            for row, path in zip(store.catalog.versions(name), files, strict=False):
+            for row, path in zip(store._catalog.versions(name), files, strict=False):
                 store[row.number].checkout(directory / "out", force=True)
                 assert (sha256(directory / "out") == sha256(path)) == (row.fidelity == "exact")
                 if row.fidelity == "coarse" and path.suffix == ".pt":
@@ -616,8 +617,8 @@ def test_a_dry_run_while_a_version_is_compacted(directory: Path, monkeypatch: py
 
 
 def unchanged(store: ckstore.Store) -> Callable[[], bool]:
-    rows, files = store.catalog.versions(), listing(store.place)
-    return lambda: store.catalog.versions() == rows and listing(store.place) == files
+    rows, files = store._catalog.versions(), listing(store.place)
+    return lambda: store._catalog.versions() == rows and listing(store.place) == files
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
@@ -636,7 +637,7 @@ def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: st
                 store.thin(["a@3"], dry_run=dry_run)
             assert "\n" not in str(raised.value)
             assert same()
-        assert store.catalog.leases() == []
+        assert store._catalog.leases() == []
     change_pack(path, layer.pack, whole)
     with ckstore.open(path) as store:
         assert store.thin(["a@3"]).versions
@@ -668,7 +669,7 @@ def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], 
     seen: list[str] = []
     with ckstore.open(whole) as store, mock.patch.object(durable, "checkpoint", seen.append):
         store.thin(["a@0", "a@1"])
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
     first = restored(whole)
     # Costs are a record, too, of a remote store.
     assert (seen.count("log-written"), seen.count("record-put")) in ((2, 0), (0, 3))
@@ -692,8 +693,8 @@ def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], 
         with suppress(Crash), dead[0], dead[1], mock.patch.object(module, "write_costs"):
             store.thin(["a@0", "a@1"])
         with ckstore.open(copy, "r") as there:  # The process that died may not know its own commit.
-            done = {f"{row.run}@{row.step}" for row in there.catalog.versions() if row.fidelity == "coarse"}
-        with mock.patch.object(durable, "is_running", return_value=False), store.catalog.lease("begin"):
+            done = {f"{row.run}@{row.step}" for row in there._catalog.versions() if row.fidelity == "coarse"}
+        with mock.patch.object(durable, "is_running", return_value=False), store._catalog.lease("begin"):
             pass
         # A pack that was complete may come back with the catalog.
         recovered = Path(shutil.copytree(copy, directory / f"recovered{wanted}" / "store"))
@@ -706,7 +707,7 @@ def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], 
         for place in (copy, recovered):
             with ckstore.open(place) as again:
                 again.thin(["a@0", "a@1"])
-                assert [(row.number, row.fidelity, row.cost, row.depth) for row in again.catalog.versions()] == [
+                assert [(row.number, row.fidelity, row.cost, row.depth) for row in again._catalog.versions()] == [
                     (row.number, row.fidelity, row.cost, row.depth) for row in rows
                 ], seen[wanted - 1]
                 again.gc(grace=0)
@@ -722,11 +723,11 @@ def stop(name):
     if name in sys.argv[2:]:
         os.kill(os.getpid(), signal.SIGKILL)
 with ckstore.open(sys.argv[1]) as store:
-    lease = store.catalog.lease
+    lease = store._catalog.lease
     def leased(purpose):
         durable.checkpoint = stop
         return lease(purpose)
-    store.catalog.lease = leased
+    store._catalog.lease = leased
     store.thin(["a@0", "a@1"])
 """
 
@@ -738,7 +739,7 @@ def test_a_thinning_that_is_killed(short: tuple[Path, list[Path]], directory: Pa
     done = subprocess.run([sys.executable, "-c", THIN, str(path), *steps], cwd=REPOSITORY, check=False)
     assert done.returncode == KILLED
     with ckstore.open(path) as store:
-        assert store.catalog.leases() == []
+        assert store._catalog.leases() == []
     assert restored(path) == {f"a@{step}": sha256(file) for step, file in enumerate(short[1])}
     with ckstore.open(path) as store:
         assert len(store.thin(["a@0", "a@1"]).versions) == 2
@@ -768,7 +769,7 @@ def test_a_full_disk(chained: ckstore.Store, part: int, monkeypatch: pytest.Monk
         store.thin(["a@3"])
     monkeypatch.undo()
     assert same()
-    assert store.catalog.leases() == []
+    assert store._catalog.leases() == []
     assert len(store.thin(["a@3"]).versions) == 1
     assert store.verify().problems == []
 
@@ -836,7 +837,7 @@ def test_a_concurrently_forgotten_version(path: Path, series: list[Path], monkey
         left = set(packs_of(path)) - set(packs)
         collect_uncommitted(store)
         assert not left & set(packs_of(path))
-        assert store.catalog.leases() == []
+        assert store._catalog.leases() == []
     assert "a@2" not in restored(path)
     outlasts(path, series, set())
 
@@ -859,28 +860,28 @@ def test_a_concurrent_ingest_keeps_its_claims(path: Path, series: list[Path], mo
 def test_packs_that_were_moved_before_the_lease(path: Path, series: list[Path]) -> None:
     """Between the choice of versions and the lease another process has freed space."""
     with ckstore.open(path) as store:
-        rows = [store["a@3"].row]
+        rows = [store["a@3"]._stored.row]
         with ckstore.open(path) as other:
             other.forget(["a@0..a@2"])
             other.gc(grace=0)
-        report = module.thin(store.repository, rows, module.Policy("coarse"))
+        report = module.thin(store._repository, rows, module.Policy("coarse"))
         assert len(report.versions) == 1
         assert report.versions[0].version == rows[0] or report.versions[0].version.uid == rows[0].uid
     outlasts(path, series, {"a@3"})
 
 
 def test_the_log(store: ckstore.Store) -> None:
-    before = {pack.name for pack in store.catalog.packs()}
+    before = {pack.name for pack in store._catalog.packs()}
     store.thin(["a@2", "a@3"])
-    *_, one, other = store.catalog.records()
+    *_, one, other = store._catalog.records()
     assert [(record["change"], record["version"]) for record in (one, other)] == [("thin", 3), ("thin", 4)]
-    assert {pack.name for pack in store.catalog.packs()} - before == {*one["packs"], *other["packs"]}
+    assert {pack.name for pack in store._catalog.packs()} - before == {*one["packs"], *other["packs"]}
 
 
 def test_every_byte_is_accounted_for(store: ckstore.Store) -> None:
     assert store.thin(["a@0", "a@4"]).reanchored > 0
     for _ in range(2):
         stats = store.stats()
-        files = sum(size for _, _, size in store.repository.packs.files())
+        files = sum(size for _, _, size in store._repository.packs.files())
         assert sum(stats["ledger"].values()) == stats["stored_bytes"] == files
         store.gc(grace=0)

@@ -77,7 +77,7 @@ def test_stored_versions_are_within_the_tolerance(
 ) -> None:
     for step in range(3):
         model, path = Model(step), saved(place, step)
-        before = store.catalog.last_number()
+        before = store._catalog.last_number()
         row = store.ingest(
             path, run="r", policy=Policy("coarse", scheme=scheme), search=Search(model, tolerance)
         ).version
@@ -92,7 +92,7 @@ def test_stored_versions_are_within_the_tolerance(
             assert degradation == 0
             assert min(model.said[1:]) - 1 > tolerance
             continue
-        said = store[row.number].document.coarse
+        said = store[row.number]._stored.document.coarse
         assert said is not None
         assert said.scheme == scheme
         assert said.parameters["evaluations"] == evaluations
@@ -113,7 +113,7 @@ def test_the_most_aggressive_quality_that_is_tolerated_is_found(place: Path) -> 
     for tolerance in (0.05, 0.3, 1e9):
         with ckstore.init(place / f"t{tolerance}") as store:
             row = store.ingest(path, run="r", search=Search(Model(0), tolerance)).version
-            said = store[row.number].document.coarse
+            said = store[row.number]._stored.document.coarse
         best = max(quality for quality, degradation in fits.items() if degradation <= tolerance)
         assert said is not None
         assert fits[said.parameters["quality"]] == fits[best], "of two qualities half an octave apart with one lattice"
@@ -125,7 +125,7 @@ def test_an_intolerable_choice_is_refined(store: ckstore.Store, place: Path) -> 
     for step, tolerance in enumerate((0.5, 0.5, 0.05)):
         model = Model(step)
         row = store.ingest(saved(place, step), run="r", search=Search(model, tolerance)).version
-        said = store[row.number].document.coarse
+        said = store[row.number]._stored.document.coarse
         assert said is not None
         chosen.append((said.parameters["quality"], len(model.said) - 1))
     qualities = [quality for quality, _ in chosen]
@@ -140,7 +140,7 @@ def test_nothing_is_tolerated(store: ckstore.Store, place: Path) -> None:
     assert (report.version.fidelity, report.version.number) == ("exact", 1)
     store["r"].checkout(place / "out.pt")
     assert sha256(place / "out.pt") == sha256(path)
-    assert store["r"].document.coarse is None
+    assert store["r"]._stored.document.coarse is None
     assert len(model.said) <= 6
     model = Model(0)
     assert not store.ingest(path, run="r", step=0, search=Search(model, 0.0)).is_new or model.said
@@ -149,12 +149,12 @@ def test_nothing_is_tolerated(store: ckstore.Store, place: Path) -> None:
 def test_an_accuracy_is_the_better_the_higher_it_is(store: ckstore.Store, place: Path) -> None:
     model = Model(0, accuracy=True)
     row = store.ingest(saved(place, 0), run="up", search=Search(model, 0.1, maximise=True)).version
-    said = store[row.number].document.coarse
+    said = store[row.number]._stored.document.coarse
     assert said is not None
     assert 0 < said.parameters["degradation"] <= 0.1
     # Taken for a loss, everything is an improvement.
     row = store.ingest(saved(place, 0), run="down", search=Search(Model(0, accuracy=True), 0.1)).version
-    other = store[row.number].document.coarse
+    other = store[row.number]._stored.document.coarse
     assert other is not None
     assert other.parameters["quality"] == QUALITIES[-1] > said.parameters["quality"]
     assert other.parameters["degradation"] < 0
@@ -170,14 +170,14 @@ def test_a_result_that_is_no_number_is_not_tolerated(store: ckstore.Store, place
     with pytest.raises(UsageError, match="finite"):
         store.ingest(saved(place, 1), run="r", search=Search(lambda path: value, 1e9))
     assert listing(store.place) == before
-    assert store.catalog.reservations() == []
+    assert store._catalog.reservations() == []
 
 
 def test_a_reference_of_zero(store: ckstore.Store, place: Path) -> None:
     """No difference is relative to 0: the tolerance is absolute."""
     model = Model(0)
     row = store.ingest(saved(place, 0), run="r", search=Search(lambda path: model(path) - 1, 0.3)).version
-    said = store[row.number].document.coarse
+    said = store[row.number]._stored.document.coarse
     assert said is not None
     assert 0 < said.parameters["degradation"] <= 0.3
 
@@ -196,16 +196,16 @@ def test_trials_leave_nothing(store: ckstore.Store, place: Path, monkeypatch: py
             catalog = repository.catalog
             assert [row.number for row in catalog.versions()] == [1]
             assert len(catalog.reservations()) == 1
-        seen.append((len(packs_of(store.place)), len(store.catalog.leases())))
+        seen.append((len(packs_of(store.place)), len(store._catalog.leases())))
         return model(path)
 
     row = store.ingest(saved(place, 1), run="r", search=Search(evaluate, 0.1)).version
     assert row.number == 2
     assert {files for files, _ in seen} == {seen[0][0]}, "a trial has gone when it is evaluated"
     assert {leases for _, leases in seen} == {1}
-    packs = {pack.name for pack in store.catalog.packs()}
+    packs = {pack.name for pack in store._catalog.packs()}
     assert set(packs_of(store.place)) == packs
-    assert store.catalog.reservations() == []
+    assert store._catalog.reservations() == []
     assert store.gc(grace=0).files == 0
     assert store.ingest(saved(place, 2), run="r").version.number == 3
     assert store.verify().problems == []
@@ -224,7 +224,7 @@ def test_an_evaluation_that_fails(store: ckstore.Store, place: Path, call: int) 
     with pytest.raises(ZeroDivisionError):
         store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1))
     assert listing(store.place) == before
-    assert (store.catalog.versions(), store.catalog.reservations(), store.catalog.leases()) == ([], [], [])
+    assert (store._catalog.versions(), store._catalog.reservations(), store._catalog.leases()) == ([], [], [])
     assert store.ingest(saved(place, 0), run="r").is_new
 
 
@@ -264,7 +264,7 @@ def test_a_state_dict_in_memory(store: ckstore.Store) -> None:
 def test_without_a_bound_a_twentieth_is_tolerated(store: ckstore.Store, place: Path) -> None:
     row = store.ingest(saved(place, 0), run="default", search=Search(Model(0))).version
     same = store.ingest(saved(place, 0), run="said", search=Search(Model(0), 0.05)).version
-    said, expected = (store[one.number].document.coarse for one in (row, same))
+    said, expected = (store[one.number]._stored.document.coarse for one in (row, same))
     assert said is not None
     assert expected is not None
     assert said.parameters == expected.parameters
@@ -291,7 +291,7 @@ def test_the_smallest_tolerated_version_is_stored(store: ckstore.Store, place: P
         policy=Policy("coarse", scheme="dynaquant"),
         search=Search(lambda path: 1.0),
     ).version
-    said = store[row.number].document.coarse
+    said = store[row.number]._stored.document.coarse
     assert said is not None
     assert said.parameters["metric"] == min(taken, key=taken.__getitem__)
     assert (said.parameters["levels"], said.parameters["prune"], said.parameters["embedding_levels"]) == (4, 0.5, 16)
@@ -314,7 +314,7 @@ def test_gradients_that_are_noise_do_not_hold_the_search(store: ckstore.Store) -
             policy=Policy("coarse", scheme="dynaquant"),
             search=Search(lambda path: 1.0),
         ).version
-        coarse = store["r"].document.coarse
+        coarse = store["r"]._stored.document.coarse
         assert coarse is not None
         metrics.append(coarse.parameters["metric"])
         sizes.append(row.stored_bytes)
@@ -384,11 +384,11 @@ def test_several_jobs_find_the_choice_of_one(place: Path, scheme: Any) -> None:
                     policy=Policy("coarse", scheme=scheme),
                     search=Search(model, tolerance, jobs=jobs),
                 ).version
-                coarse = store[row.number].document.coarse
+                coarse = store[row.number]._stored.document.coarse
                 chosen.append(None if coarse is None else coarse.parameters)
                 assert len(set(model.names)) == 1
             said[jobs] = chosen
-            assert store.catalog.reservations() == []
+            assert store._catalog.reservations() == []
             assert store.verify().problems == []
     assert said[1] == said[3]
 
@@ -425,7 +425,7 @@ def test_an_unused_evaluation_ahead_may_fail(store: ckstore.Store, place: Path) 
         return 1.0
 
     store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1, jobs=13))
-    said = store["r"].document.coarse
+    said = store["r"]._stored.document.coarse
     assert said is not None
     assert said.parameters["quality"] == QUALITIES[-1]
     assert gentle.is_set()

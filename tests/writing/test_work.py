@@ -112,7 +112,7 @@ def test_an_ingest_reads_its_input_once_and_each_parent_chunk_once(tmp_path: Pat
         store.ingest(checkpoint(tmp_path / "0.pt", 4, 1 << 19, 0))
     path = checkpoint(tmp_path / "1.pt", 4, 1 << 19, 1)
     with ckstore.open(tmp_path / "store", cache_bytes=64 << 20) as store:
-        packs = sum(pack.bytes for pack in store.catalog.packs())
+        packs = sum(pack.bytes for pack in store._catalog.packs())
         counts.clear()
         store.ingest(path)
     assert counts["input"] == path.stat().st_size
@@ -156,11 +156,15 @@ def test_reading_a_version_takes_each_of_its_chunks_once(
             store.ingest(checkpoint(tmp_path / "x.pt", 4, 1 << 19, seed))
     for work in (lambda version: version.state_dict(), lambda version: version.checkout(tmp_path / "out", force=True)):
         with ckstore.open(tmp_path / "store", "r") as store:
-            records = {record.id: record for one in store[3].document.objects for record in store.reader.records(one)}
+            records = {
+                record.id: record
+                for one in store[3]._stored.document.objects
+                for record in store._repository.reader.records(one)
+            }
             counts.clear()
             work(store[3])
-            assert store.reader.decoded_chunks <= 8 * len(records) // 4
-            stored = sum(pack.bytes for pack in store.catalog.packs())
+            assert store._repository.reader.decoded_chunks <= 8 * len(records) // 4
+            stored = sum(pack.bytes for pack in store._catalog.packs())
             assert counts["packs"] <= 1.05 * stored
 
 
@@ -170,10 +174,10 @@ def test_a_row_touches_one_chunk_of_each_level(tmp_path: Path, counts: Counter[s
             store.ingest(checkpoint(tmp_path / "x.pt", 1, 1 << 20, seed))
     with ckstore.open(tmp_path / "store", "r") as store:
         version = store[3]
-        levels = len(store.reader.records(version.document.objects[0]))
+        levels = len(store._repository.reader.records(version._stored.document.objects[0]))
         counts.clear()
         version["model/layer.0.weight"][1000:1500]
-        assert store.reader.decoded_chunks <= levels
+        assert store._repository.reader.decoded_chunks <= levels
         # An index and a chunk of each level.
         assert counts["reads"] <= 2 * levels + 2
 
@@ -183,16 +187,16 @@ def test_a_version_takes_the_place_of_its_parent_in_the_cache(tmp_path: Path) ->
         for seed in range(3):
             path = checkpoint(tmp_path / "x.pt", 4, 1 << 19, seed)
             store.ingest(path)
-        version, parent = (set(store[number].document.objects) for number in (3, 2))
-        held = store.reader.cache.identities
+        version, parent = (set(store[number]._stored.document.objects) for number in (3, 2))
+        held = store._repository.reader.cache.identities
         assert version <= held
         assert not parent & held
         # Values of the version; samples of the chain's end.
-        assert store.reader.cache.nbytes <= 1.6 * path.stat().st_size
-        decoded = store.reader.decoded_chunks
+        assert store._repository.reader.cache.nbytes <= 1.6 * path.stat().st_size
+        decoded = store._repository.reader.decoded_chunks
         store.ingest(checkpoint(tmp_path / "x.pt", 4, 1 << 19, 3))
         # Samples of an older ancestor, one of each object.
-        assert store.reader.decoded_chunks - decoded <= 4
+        assert store._repository.reader.decoded_chunks - decoded <= 4
 
 
 def test_the_first_file_of_a_process_leaves_nothing_in_memory(tmp_path: Path) -> None:
@@ -202,7 +206,7 @@ def test_the_first_file_of_a_process_leaves_nothing_in_memory(tmp_path: Path) ->
     with ckstore.init(tmp_path / "store") as store:
         for seed in range(3):
             store.ingest(tmp_path / f"{seed}.pt")
-            assert bool(store.reader.cache.nbytes) == (seed > 0)
+            assert bool(store._repository.reader.cache.nbytes) == (seed > 0)
     with ckstore.init(tmp_path / "other") as store:
         store.ingest(torch.load(tmp_path / "0.pt"))
-        assert store.reader.cache.nbytes
+        assert store._repository.reader.cache.nbytes

@@ -81,7 +81,9 @@ def measure(
     for number in range(1, len(series.versions) + 1):
         with ckstore.open(own, "r") as store:
             version = store[number]
-            works = restore_work(store.repository.reader, set(version.document.objects), version.layout.files)
+            works = restore_work(
+                store._repository.reader, set(version._stored.document.objects), version._stored.layout.files
+            )
         yield Row(number, *works, *_least(number, scratch, repeat))
     shutil.rmtree(own)
 

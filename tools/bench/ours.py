@@ -67,7 +67,7 @@ def measure(series: Series, work: Path) -> Ours:
             store[f"{run}@{step}"].checkout(out, force=True)
             if _contents(out) != _contents(path):
                 raise AssertionError(f"{path} is not restored byte for byte")
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
         deepest = max(rows, key=lambda row: (row.depth, row.number))
         with ckstore.init(full) as alone:
             alone.ingest(series.versions[rows.index(deepest)], run=run, step=0, hot=0)
@@ -83,7 +83,7 @@ def measure(series: Series, work: Path) -> Ours:
             return partial(ckstore.open(path, mode="r")[number].checkout, out, force=True)
 
         factor = time_ratio(partial(prepare, root, deepest.number), partial(prepare, full, rows[0].number))
-        entropy, coded = order0_bits(store.repository)
+        entropy, coded = order0_bits(store._repository)
         return Ours(
             total=totals[-1],
             later=totals[-1] - totals[0],

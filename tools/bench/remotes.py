@@ -180,10 +180,12 @@ def _commits(bench: Bench, writers: int) -> list[str]:
 
 def _sizes(store: ckstore.Store) -> list[str]:
     """Return the bytes of all versions; these, and the largest sum of one version's layers, as parts of the files."""
-    rows, reader = store.versions(), store.repository.reader
+    rows, reader = store.versions(), store._repository.reader
     shares = []
     for row in rows:
-        records = {record for identity in store[row.number].document.objects for record in reader.records(identity)}
+        records = {
+            record for identity in store[row.number]._stored.document.objects for record in reader.records(identity)
+        }
         nbytes = sum(length for record in records for _, length in reader.ranges(record, None))
         shares.append(nbytes / row.original_bytes)
     stored, original = sum(row.stored_bytes for row in rows), sum(row.original_bytes for row in rows)

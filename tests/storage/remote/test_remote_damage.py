@@ -92,9 +92,9 @@ def test_lost_objects_are_stored_again_and_other_mirrors_follow(
     with ckstore.open(URL, cache=directory / "other") as other:
         other.rebase(["gpt@1"])
         other.gc(grace=0.0)
-        [pack] = {other.resolver.record(identity).pack for identity in other["gpt@1"].document.objects} - {
-            other["gpt@0"].row.pack
-        }
+        [pack] = {
+            other._repository.resolver.record(identity).pack for identity in other["gpt@1"]._stored.document.objects
+        } - {other["gpt@0"]._stored.row.pack}
         del server.objects[f"packs/{pack}"]
         problems = recovered(monkeypatch, directory / "fresh")
         assert problems[0].startswith(f"Pack {pack} is damaged or missing")
@@ -105,7 +105,7 @@ def test_lost_objects_are_stored_again_and_other_mirrors_follow(
         assert len(records(server)) == before, "a loss is reported once"
         for step in (1, 2):
             assert other.ingest(paths[step], run="gpt", step=step).is_new
-        assert other["best"].row.step == 1
+        assert other["best"].step == 1
         same(other, paths, directory / "out")
         assert other.verify().problems == []
     assert recovered(monkeypatch, directory / "fresh") == []
@@ -117,7 +117,7 @@ def test_a_lost_manifest_is_replaced_and_a_copy_brings_it_back(
     server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.open(URL, cache=directory / "other") as other:
-        pack = other["gpt@1"].row.pack
+        pack = other["gpt@1"]._stored.row.pack
     copy = server.objects.pop(f"packs/{pack}")
     assert any("Version 2 (gpt@1) cannot be read" in problem for problem in recovered(monkeypatch, directory / "fresh"))
     server.objects[f"packs/{pack}"] = copy
@@ -130,7 +130,7 @@ def test_a_lost_manifest_is_replaced_and_a_copy_brings_it_back(
     with ckstore.open(URL, cache=directory / "fresher") as store:
         number = store.ingest(paths[1], run="gpt", step=1).version.number
         assert store.ingest(paths[2], run="gpt", step=2).is_new
-        assert store["best"].row.number == number
+        assert store["best"].number == number
         same(store, paths, directory / "out")
         assert store.verify().problems == []
 
@@ -139,7 +139,7 @@ def test_a_lost_base_comes_back_with_a_copy(
     server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.open(URL, cache=directory / "other") as other:
-        pack = other["gpt@0"].row.pack
+        pack = other["gpt@0"]._stored.row.pack
     whole = server.objects.pop(f"packs/{pack}")
     assert recovered(monkeypatch, directory / "fresh")
     server.objects[f"packs/{pack}"] = whole
@@ -168,5 +168,5 @@ def test_the_second_of_two_repairs_is_refused(
         monkeypatch.setattr(commit_module.Change, "finish", finished)
         with pytest.raises(ConflictError, match=r"Another process stored gpt@1 again as version \d+"):
             first.ingest(paths[1], run="gpt", step=1)
-        assert first["gpt@1"].row.number == numbers[0]
+        assert first["gpt@1"].number == numbers[0]
         assert not first.ingest(paths[1], run="gpt", step=1).is_new

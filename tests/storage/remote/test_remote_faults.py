@@ -84,7 +84,7 @@ def test_a_store_is_made_despite_faults(directory: Path, proxy: Scripted, fault:
     with ckstore.init(url, options={"endpoint": proxy.url}, cache=directory / "a") as store:
         proxy.next = [fault, fault]
         assert store.ingest({"w": draw(30, 40)}, run="r", step=0, hot=0).version.number == 1
-        assert [row.number for row in store.catalog.versions()] == [1]
+        assert [row.number for row in store._catalog.versions()] == [1]
         assert proxy.next == []
     with pytest.raises(ConflictError, match="is already a store"):
         ckstore.init(url, options={"endpoint": proxy.url}, cache=directory / "b")

@@ -124,7 +124,7 @@ def test_two_writers_and_a_collection_interleaved(server: SimulatedServer, direc
     scheduler.run({"one": write(1), "two": write(2), "gc": collect})
     server.client = lambda url: SimulatedBucket(server)
     with ckstore.open(URL, cache=directory / "reader") as store:
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
         assert {(row.run, row.step): row.uid for row in rows} == reported
         assert len({row.number for row in rows}) == len(rows) == 6
         for row in rows:
@@ -134,7 +134,7 @@ def test_two_writers_and_a_collection_interleaved(server: SimulatedServer, direc
         assert store.verify().problems == []
         store.gc(grace=0)
         assert store.verify().problems == []
-        packs = {f"packs/{pack.name}" for pack in store.catalog.packs()}
+        packs = {f"packs/{pack.name}" for pack in store._catalog.packs()}
         assert {name for name in server.objects if name.startswith("packs/")} == packs
 
 
@@ -146,7 +146,7 @@ def test_a_lost_response_is_no_conflict(server: SimulatedServer, directory: Path
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(4):
             assert store.ingest(state(1, step), run="r", step=step, hot=9).version.number == step + 1
-        assert [row.step for row in store.catalog.versions()] == [0, 1, 2, 3]
+        assert [row.step for row in store._catalog.versions()] == [0, 1, 2, 3]
     assert len([name for name in server.objects if name.startswith("log/")]) == 4
 
 
@@ -160,15 +160,15 @@ def test_a_mirror_begins_with_a_snapshot_and_few_requests(
         store.ingest(state(1, 0), run="r", step=0)
         for number in range(121):
             store.tag("r@0", f"t{number}")
-        rows, tags = store.catalog.versions(), store.catalog.tags()
+        rows, tags = store._catalog.versions(), store._catalog.tags()
     server.requests.clear()
     with ckstore.open(URL, cache=directory / "b") as store:
-        assert (store.catalog.versions(), store.catalog.tags()) == (rows, tags)
+        assert (store._catalog.versions(), store._catalog.tags()) == (rows, tags)
     assert server.requests.total() == 5, server.requests  # root, snapshot, list, records 122 and 112
     server.requests.clear()
     with ckstore.open(URL, cache=directory / "b") as store:
-        assert store.catalog.tags() == tags
-        assert store.catalog.differences() == []
+        assert store._catalog.tags() == tags
+        assert store._catalog.differences() == []
     server.requests.clear()
     ckstore.open(URL, cache=directory / "b").close()
     assert server.requests == {"list": 1}
@@ -186,9 +186,9 @@ def test_no_thread_is_needed_to_follow_a_record(
         first.ingest(state(1, 0), run="r", step=0)
         first.tag("r@0", "mine")
         monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
-        second.catalog.refresh()
+        second._catalog.refresh()
         second.tag("mine", "yours")
-        assert second.catalog.tags() == {"mine": 1, "yours": 1}
+        assert second._catalog.tags() == {"mine": 1, "yours": 1}
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "foreign", "calls"])
@@ -222,9 +222,9 @@ def test_a_line_that_is_damaged_here_does_not_get_to_others(server: SimulatedSer
         [line] = (store.path / "log").glob("*2")
         line.write_bytes(bytes(line.stat().st_size))  # As a power cut leaves unsynced bytes.
         store.tag("r@0", "last")
-        tags = store.catalog.tags()
+        tags = store._catalog.tags()
     with ckstore.open(URL, cache=directory / "b") as store:
-        assert store.catalog.tags() == tags
+        assert store._catalog.tags() == tags
 
 
 def test_mirrors_that_only_follow_forget_old_lines(
@@ -236,13 +236,13 @@ def test_mirrors_that_only_follow_forget_old_lines(
         for number in range(40):
             store.tag("r@0", f"t{number}")
             if number % 10 == 0:
-                other.catalog.refresh()
-        other.catalog.refresh()
+                other._catalog.refresh()
+        other._catalog.refresh()
         for mirror in (store, other):
             assert len(list((mirror.path / "log").iterdir())) <= 32
         other.tag("r@0", "last")
     with ckstore.open(URL, cache=directory / "c") as store:
-        assert len(store.catalog.tags()) == 41
+        assert len(store._catalog.tags()) == 41
 
 
 @pytest.mark.encoded
@@ -254,7 +254,7 @@ def test_a_lost_race_takes_a_put_and_a_read(server: SimulatedServer, directory: 
     )
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
         store.ingest(state(1, 0), run="r", step=0)
-        other.catalog.refresh()
+        other._catalog.refresh()
         store.tag("r@0", "first")
         server.requests.clear()
         losing[:] = [lost]
@@ -266,10 +266,10 @@ def test_a_lost_race_takes_a_put_and_a_read(server: SimulatedServer, directory: 
         other.tag("r@0", "third")
         # The record behind its own; when that was not the last one, the last one; and after the third put, in vain.
         assert server.requests == {"put_absent": 3, "read": 3, "list": 1}
-        store.catalog.refresh()
-        assert len(store.catalog.tags()) == 12
-        assert store.catalog.tags() == other.catalog.tags()
-        assert [store.catalog.differences(), other.catalog.differences()] == [[], []]
+        store._catalog.refresh()
+        assert len(store._catalog.tags()) == 12
+        assert store._catalog.tags() == other._catalog.tags()
+        assert [store._catalog.differences(), other._catalog.differences()] == [[], []]
 
 
 def test_our_own_record_behind_which_others_have_put_theirs(server: SimulatedServer, directory: Path) -> None:
@@ -293,11 +293,11 @@ def test_our_own_record_behind_which_others_have_put_theirs(server: SimulatedSer
             store.tag("r@0", "first")
             other.tag("r@0", "ours")
             assert len(puts) == 2
-            other.catalog.refresh()
-            store.catalog.refresh()
-            assert set(other.catalog.tags()) == {"first", "ours", "behind0", "behind1", "behind2"}
-            assert store.catalog.tags() == other.catalog.tags()
-            assert other.catalog.differences() == []
+            other._catalog.refresh()
+            store._catalog.refresh()
+            assert set(other._catalog.tags()) == {"first", "ours", "behind0", "behind1", "behind2"}
+            assert store._catalog.tags() == other._catalog.tags()
+            assert other._catalog.differences() == []
 
 
 class PickyBucket(SimulatedBucket):
@@ -333,16 +333,16 @@ def test_names_that_are_no_records_are_passed_over(
     for cache in ("made", "new"):
         with ckstore.open(URL, cache=tmp_path / cache) as store:
             assert (
-                [row.step for row in store.catalog.versions("r")] == list(range(count))
+                [row.step for row in store._catalog.versions("r")] == list(range(count))
                 if count
-                else not store.catalog.versions()
+                else not store._catalog.versions()
             )
     with ckstore.open(URL, cache=tmp_path / "made") as store:
         store.ingest(state(0, count), run="r", step=count)
         problems = store.verify().problems
         store.gc(grace=0)
     with ckstore.open(URL, cache=tmp_path / "another") as store:
-        assert [row.step for row in store.catalog.versions("r")] == list(range(count + 1))
+        assert [row.step for row in store._catalog.versions("r")] == list(range(count + 1))
     assert problems
     assert all(any(name in problem for problem in problems) for name in names[:1])
 
@@ -356,7 +356,7 @@ def test_a_log_that_cannot_be_listed_does_not_end_at_a_lost_object(server: Simul
     server.objects[f"{names[0].rpartition('/')[0]}/zz/../x"] = b"", server.now()
     del server.objects[names[4]]
     with ckstore.open(URL, cache=tmp_path / "new") as store:
-        assert len(store.catalog.versions()) == 6
+        assert len(store._catalog.versions()) == 6
 
 
 def log_names(server: SimulatedServer) -> list[str]:

@@ -63,7 +63,7 @@ class RemoteStoreMachine(StoreMachine):
         self.store.gc(grace=0 if at_once else 3600, dry_run=True)
         assert self._files() == before
         self.store.gc(grace=0 if at_once else 3600)
-        known = {f"packs/{pack.name}" for pack in self.store.catalog.packs()}
+        known = {f"packs/{pack.name}" for pack in self.store._catalog.packs()}
         assert known <= set(self._files())
         if at_once:
             assert known == set(self._files())
@@ -98,7 +98,7 @@ class RemoteStoreMachine(StoreMachine):
             except Crash:
                 died = True
         self.store = self._open()
-        row = self.store.catalog.at_step(run, self.steps)
+        row = self.store._catalog.at_step(run, self.steps)
         assert (row is None) == (died and at in BEFORE)
         if row is not None:
             self._note(row.number, sha256(path), weights, run, self.steps)

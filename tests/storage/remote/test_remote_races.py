@@ -46,14 +46,14 @@ def same(found: dict[str, Any], step: int, names: Sequence[str] = ("weight", "fr
 
 def once_published(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, task: Callable[[], None]) -> None:
     """Do something when the packs of the store's next change are put, and before it is committed."""
-    publish = store.packs.publish
+    publish = store._repository.packs.publish
     tasks = iter([task])
 
     def published(names: Sequence[str]) -> None:
         publish(names)
         next(tasks, lambda: None)()
 
-    monkeypatch.setattr(store.packs, "publish", published)
+    monkeypatch.setattr(store._repository.packs, "publish", published)
 
 
 def test_another_mirror_frees_the_base_of_a_compaction(
@@ -70,7 +70,7 @@ def test_another_mirror_frees_the_base_of_a_compaction(
 
             once_published(store, monkeypatch, free)
             store.compact()
-            assert not store["r@1"].row.hot
+            assert not store["r@1"].hot
             store.gc(grace=0)
         assert store.verify().problems == []
     with ckstore.open(URL, cache=directory / "c") as store:
@@ -92,10 +92,10 @@ def test_a_concurrently_thinned_version_does_not_become_exact_again(
 
             once_published(store, monkeypatch, thin)
             with pytest.raises(ConflictError, match="Version 1 was changed by another process; try again"):
-                drop(store.repository, [store["r@0"].row], ["moment"])
-            assert store["r@0"].row.fidelity == "coarse"
-            assert store["r@0"].row.dropped == ()
-            drop(store.repository, [store["r@0"].row], ["moment"])
+                drop(store._repository, [store["r@0"]._stored.row], ["moment"])
+            assert store["r@0"].fidelity == "coarse"
+            assert store["r@0"].dropped == ()
+            drop(store._repository, [store["r@0"]._stored.row], ["moment"])
     with ckstore.open(URL, cache=directory / "c") as store:
         store.gc(grace=0)
         assert store.verify().problems == []
@@ -107,14 +107,14 @@ def test_a_missing_pack_is_noticed_inside_of_a_transaction_too(server: Simulated
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="r", step=0, hot=0)
     with ckstore.open(URL, cache=directory / "b") as store:
-        name = store["r@0"].row.pack
+        name = store["r@0"]._stored.row.pack
         del server.objects[f"packs/{name}"]
         raised: list[BaseException] = []
 
         def read() -> None:
             try:
-                with store.catalog.transaction():
-                    store.repository.packs.pread(name, 0, 1)
+                with store._catalog.transaction():
+                    store._repository.packs.pread(name, 0, 1)
             except BaseException as error:
                 raised.append(error)
 
@@ -136,7 +136,7 @@ def test_a_commit_without_its_snapshot_is_a_commit(
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(2):
             assert store.ingest(state(step), run="r", step=step, hot=0).is_new
-        assert len(store.catalog.versions()) == 2
+        assert len(store._catalog.versions()) == 2
 
 
 def test_a_mirror_of_an_empty_store_does_not_outlive_it(server: SimulatedServer, directory: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_mirror_of_an_empty_store_does_not_outlive_it(server: SimulatedServer,
     with ckstore.init(URL, cache=directory / "b") as store:
         row = store.ingest(state(0), run="r", step=0, hot=0).version
     with ckstore.open(URL, cache=directory / "a") as store:
-        assert store.catalog.versions() == [row]
+        assert store._catalog.versions() == [row]
 
 
 def test_recovery_follows_the_log_and_not_a_false_snapshot(
@@ -159,15 +159,15 @@ def test_recovery_follows_the_log_and_not_a_false_snapshot(
             with closing(sqlite3.connect(liar.path / "catalog.sqlite")) as database, database:
                 database.execute("UPDATE versions SET fidelity = 'coarse'")
                 database.execute("UPDATE meta SET value = ? WHERE key = 'mirror:head'", [f"2 {'0' * 40}"])
-            mirror_module.put_snapshot(liar.catalog._mirror, 2)
+            mirror_module.put_snapshot(liar._catalog._mirror, 2)
         store.tag("r@0", "t")
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
     with pytest.raises(IntegrityError, match=r"does not follow the known record 2; run `ckstore recover`"):
         ckstore.open(URL, options={"region": "us-east-1"})
     assert recover(URL).versions == 2
     with ckstore.open(URL) as store:
-        assert store.catalog.versions() == rows
-        assert store.repository.address.options == (("region", "us-east-1"),)
+        assert store._catalog.versions() == rows
+        assert store._repository.address.options == (("region", "us-east-1"),)
 
 
 def test_a_snapshot_is_not_put_over_another_store(server: SimulatedServer, directory: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_snapshot_is_not_put_over_another_store(server: SimulatedServer, direc
         server.objects.clear()
         ckstore.init(URL, cache=directory / "b").close()
         there = dict(server.objects)
-        mirror_module.put_snapshot(store.catalog._mirror, 1)
+        mirror_module.put_snapshot(store._catalog._mirror, 1)
     assert server.objects == there
 
 
@@ -190,11 +190,11 @@ def test_a_forked_process_fetches_for_itself(server: SimulatedServer, directory:
         assert version["weight"][0, 0] == state(0)["weight"][0, 0]
         for block in store.path.glob("blocks/*/*"):
             block.unlink()
-        name, size = version.row.pack, store.repository.packs.size(version.row.pack)
+        name, size = version._stored.row.pack, store._repository.packs.size(version._stored.row.pack)
         child = os.fork()
         if child == 0:
             signal.alarm(60)
-            os._exit(0 if len(store.repository.packs.pread(name, 0, size)) == size else 1)
+            os._exit(0 if len(store._repository.packs.pread(name, 0, size)) == size else 1)
         assert os.waitpid(child, 0)[1] == 0
 
 
@@ -202,7 +202,7 @@ def test_the_writer_of_a_pack_verifies_the_bytes_in_the_bucket(server: Simulated
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="r", step=0, hot=0)
         assert store.verify().problems == []
-        name = f"packs/{store['r@0'].row.pack}"
+        name = f"packs/{store['r@0']._stored.row.pack}"
         data, modified = server.objects[name]
         server.objects[name] = data[:100] + bytes([data[100] ^ 1]) + data[101:], modified
         assert any("does not match its name" in problem for problem in store.verify().problems)
@@ -229,8 +229,8 @@ def test_versions_go_into_a_remote_store_and_out_of_it(server: SimulatedServer, 
         report = target.pull(source)
         assert (len(report.versions), len(report.there), report.failed) == (2, 2, [])
         assert source.push(target).versions == []
-        assert [row.uid for row in target.catalog.versions()] == [row.uid for row in source.catalog.versions()]
-        assert target.catalog.tags() == {"best": target["r@1"].row.number}
+        assert [row.uid for row in target._catalog.versions()] == [row.uid for row in source._catalog.versions()]
+        assert target._catalog.tags() == {"best": target["r@1"].number}
         with pytest.raises(ConflictError, match="r@0 holds other content"):
             target.ingest(state(9), run="r", step=0)
     with opened(after) as store:
@@ -273,10 +273,10 @@ def test_files_of_packs_take_no_more_than_the_limit(
         for step in range(3):
             store.ingest(state(step), run="r", step=step, hot=0)
             assert same(store[f"r@{step}"].state_dict(), step)  # Its files are open now.
-            committed = {pack.name for pack in store.catalog.packs()}
+            committed = {pack.name for pack in store._catalog.packs()}
             assert pack_files(store) == {under_way, *committed - known}
             known = committed
-        opened = [store.packs._open.get(name) for name in store.packs._open]
+        opened = [store._repository.packs._open.get(name) for name in store._repository.packs._open]
         assert all(os.fstat(file.descriptor).st_nlink for file in opened if isinstance(file, OpenFile))
         for step in range(3):
             assert same(store[f"r@{step}"].state_dict(), step)
@@ -307,7 +307,7 @@ def test_a_file_of_a_pack_that_is_not_committed_stays(
         once_published(store, monkeypatch, look)
         store.ingest(state(1), run="r", step=1, hot=0)
         [found] = seen
-        assert found == {pack.name for pack in store.catalog.packs()} - before
+        assert found == {pack.name for pack in store._catalog.packs()} - before
         assert found
 
 
@@ -319,21 +319,21 @@ def test_mapped_packs_beyond_the_limit_go_and_can_still_be_read(
         for step in range(2):
             store.ingest(state(step), run="r", step=step, hot=2)
         with ckstore.open(URL, cache=directory / "b") as reader:
-            first, last = reader.catalog.raw_packs()
-            mapped = [reader.packs.mapped(name) for name in (first, last)]
+            first, last = reader._catalog.raw_packs()
+            mapped = [reader._repository.packs.mapped(name) for name in (first, last)]
             assert pack_files(reader) == {last}
             assert [bytes(view) for view in mapped] == [server.objects[f"packs/{name}"][0] for name in (first, last)]
             asked = server.requests["read_range"]
-            assert bytes(reader.packs.mapped(last)) == bytes(mapped[1])
+            assert bytes(reader._repository.packs.mapped(last)) == bytes(mapped[1])
             assert server.requests["read_range"] == asked
             os.utime(reader.path / "packs" / last, (time.time() - 60,) * 2)
             monkeypatch.setattr(cache_module, "LIMIT", 1 << 30)
-            reader.packs.mapped(first)
+            reader._repository.packs.mapped(first)
             assert pack_files(reader) == {first, last}
         monkeypatch.setattr(cache_module, "LIMIT", 0)
         store.compact(["r@0", "r@1"])
     with ckstore.open(URL, cache=directory / "b") as reader:
-        assert not reader.catalog.raw_packs()
+        assert not reader._catalog.raw_packs()
         assert pack_files(reader) == {first}
 
 
@@ -344,10 +344,10 @@ def test_a_full_disk_below_a_mirror(server: SimulatedServer, directory: Path, mo
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="r", step=0, hot=1)
     with ckstore.open(URL, cache=directory / "b") as store:
-        [name] = store.catalog.raw_packs()
+        [name] = store._catalog.raw_packs()
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(DiskFullError, match=r"free some, or set \$CKSTORE_CACHE to a directory on another disk"):
-            store.packs.mapped(name)
+            store._repository.packs.mapped(name)
         assert not pack_files(store)
     assert "$CKSTORE_CACHE" in str(full_error(store.path, 1))
     assert "$CKSTORE_CACHE" not in str(full_error(directory, 1))
@@ -360,9 +360,9 @@ def test_a_pack_that_is_mapped_is_whole_before_it_has_its_name(
         store.ingest(state(0), run="r", step=0, hot=1)
     synced: list[int] = []
     with ckstore.open(URL, cache=directory / "b") as store:
-        name = store.catalog.raw_packs()[0]
+        name = store._catalog.raw_packs()[0]
         monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
-        mapped = store.packs.mapped(name)
+        mapped = store._repository.packs.mapped(name)
         assert synced == [len(mapped)]
 
 
@@ -373,17 +373,17 @@ def test_a_writer_waits_for_a_slow_put_of_another_process(
     monkeypatch.setattr(catalog_module, "BUSY_TIMEOUT", 0.0)
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "a") as other:
         store.ingest(state(0), run="r", step=0, hot=0)
-        begun, append = threading.Event(), store.catalog._log.append
+        begun, append = threading.Event(), store._catalog._log.append
 
         def slow(*arguments: Any, **named: Any) -> Any:
             begun.set()
             time.sleep(0.3)
             return append(*arguments, **named)
 
-        monkeypatch.setattr(store.catalog._log, "append", slow)
+        monkeypatch.setattr(store._catalog._log, "append", slow)
         thread = threading.Thread(target=lambda: store.tag("r@0", "slow"))
         thread.start()
         assert begun.wait(30)
         other.tag("r@0", "fast")
         thread.join()
-        assert store.catalog.tags() == {"slow": 1, "fast": 1}
+        assert store._catalog.tags() == {"slow": 1, "fast": 1}

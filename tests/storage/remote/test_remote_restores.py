@@ -37,14 +37,14 @@ def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, direc
         for step, path in enumerate(paths):
             local.ingest(path, run="r", step=step, hot=0)
             remote.ingest(path, run="r", step=step, hot=0)
-        ours, theirs = local.catalog.versions(), remote.catalog.versions()
-        assert max(map(read_by, (local[row.number].stored for row in ours))) > 1.3 * ours[0].original_bytes
+        ours, theirs = local._catalog.versions(), remote._catalog.versions()
+        assert max(map(read_by, (local[row.number]._stored for row in ours))) > 1.3 * ours[0].original_bytes
     assert sum(row.stored_bytes for row in theirs) < 1.05 * sum(row.stored_bytes for row in ours)
     for row, path in zip(theirs, paths, strict=True):
         server.bytes.clear()
         with ckstore.open(URL, cache=directory / f"b{row.number}") as store:
             assert_same(store[row.number].state_dict(), torch.load(path, weights_only=False))
-            assert read_by(store[row.number].stored) < 1.1 * row.original_bytes
+            assert read_by(store[row.number]._stored) < 1.1 * row.original_bytes
         # Besides, manifests of packs, and partly used blocks.
         assert server.bytes["read"] < 1.1 * row.original_bytes + 4 * (1 + row.depth) * BLOCK
 
@@ -57,7 +57,7 @@ def test_deltas_that_save_much_are_as_small_as_in_a_directory(server: SimulatedS
             for store in (local, remote):
                 store.ingest({"w": weight}, run="r", step=step, hot=0)
             weight = weight + draw(*weight.shape, seed=step + 1, scale=2e-7)
-        ours, theirs = local.catalog.versions(), remote.catalog.versions()
+        ours, theirs = local._catalog.versions(), remote._catalog.versions()
     assert sum(row.stored_bytes for row in ours) < 0.75 * sum(row.original_bytes for row in ours)
     assert sum(row.stored_bytes for row in theirs) < 1.02 * sum(row.stored_bytes for row in ours)
 
@@ -69,11 +69,11 @@ def test_a_tight_budget_leaves_deltas(server: SimulatedServer, directory: Path) 
         for step in range(4):
             store.ingest({"w": weight}, run="r", step=step, hot=0, budget=1.5)
             weight = weight + draw(*weight.shape, seed=step + 1, scale=2e-8)
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
         assert max(row.depth for row in rows) > 0
         assert min(row.stored_bytes for row in rows) < 0.5 * rows[0].stored_bytes
         for row in rows:
-            assert read_by(store[row.number].stored) < 1.5 * rows[0].stored_bytes
+            assert read_by(store[row.number]._stored) < 1.5 * rows[0].stored_bytes
 
 
 def test_a_table_is_as_small_as_in_a_directory(server: SimulatedServer, directory: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_table_is_as_small_as_in_a_directory(server: SimulatedServer, director
             table[step::512] += 1e-3 * draw(32, 64, seed=step)
             for store in (local, remote):
                 store.ingest({"table": table}, run="r", step=step, hot=0)
-        ours, theirs = local.catalog.versions(), remote.catalog.versions()
+        ours, theirs = local._catalog.versions(), remote._catalog.versions()
     assert max(row.depth for row in theirs) > 0.8 * max(row.depth for row in ours)
     assert sum(row.stored_bytes for row in theirs) < 1.1 * sum(row.stored_bytes for row in ours)
 
@@ -115,17 +115,17 @@ def test_the_log_is_listed_while_a_snapshot_comes(
         store.ingest({"w": draw(8)}, run="r", step=0)
         for number in range(40):
             store.tag("r@0", f"t{number}")
-        tags = store.catalog.tags()
+        tags = store._catalog.tags()
     listed.clear()
     with ckstore.open(URL, cache=directory / "b") as store:
-        assert store.catalog.tags() == tags
+        assert store._catalog.tags() == tags
     # A damaged snapshot is none: the list of records behind it is not enough.
     listed.clear()
     for name, (data, modified) in list(server.objects.items()):
         if name.startswith("snapshots/"):
             server.objects[name] = data[:-1], modified
     with ckstore.open(URL, cache=directory / "c") as store:
-        assert store.catalog.tags() == tags
+        assert store._catalog.tags() == tags
 
 
 def test_layers_come_in_the_order_in_which_they_are_decoded(
@@ -152,7 +152,7 @@ def test_layers_come_in_the_order_in_which_they_are_decoded(
 
     monkeypatch.setattr(StoredVersion, "chunk", decoded)
     with ckstore.open(URL, cache=directory / "b") as store:
-        assert store[2].row.depth == 1
+        assert store[2].depth == 1
         server.latency = 0.02
         assert_same(store[2].state_dict(), torch.load(paths[1], weights_only=False))
     assert fetched[len(fetched) // 2] < 0.7 * fetched[-1]
@@ -162,6 +162,6 @@ def test_manifests_of_many_packs_are_asked_for_at_once(server: SimulatedServer, 
     """More than the parameters that SQLite takes, as `gc` of a store of many versions does."""
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest({"w": draw(8)}, run="r", step=0, hot=0)
-        pack = store[1].row.pack
+        pack = store[1]._stored.row.pack
         names = [f"{number:040x}.zip" for number in range(300_000)]
-        assert store.catalog.manifest_offsets([*names, pack]) == {pack: store[1].row.manifest_offset}
+        assert store._catalog.manifest_offsets([*names, pack]) == {pack: store[1]._stored.row.manifest_offset}

@@ -86,7 +86,7 @@ def test_the_process_of_a_saver_stores_in_a_bucket(server: ObjectStore, director
             for step, state in enumerate(states):
                 saver.save(state, step=step)
     with ckstore.open(url, cache=directory / "other", options=server.options) as store:
-        assert [row.step for row in store.catalog.versions("gpt")] == [0, 1, 2]
+        assert [row.step for row in store._catalog.versions("gpt")] == [0, 1, 2]
         for step, state in enumerate(states):
             assert torch.equal(torch.as_tensor(store[f"gpt@{step}"].state_dict()["weight"]), state["weight"])
         assert store.verify().problems == []
@@ -169,6 +169,6 @@ def test_a_log_with_other_names_is_read(server: ObjectStore, directory: Path, na
     connection.close()
     with ckstore.open(url, options=server.options, cache=directory / "new") as store:
         store.ingest({"weight": draw(20, 30) + 1}, run="r", step=2)
-        assert [row.step for row in store.catalog.versions()] == [1, 2]
+        assert [row.step for row in store._catalog.versions()] == [1, 2]
         [problem] = store.verify().problems
         assert "delete" in problem

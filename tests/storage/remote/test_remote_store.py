@@ -76,14 +76,14 @@ def test_one_machine_restores_versions_of_another(server: SimulatedServer, direc
         store.tag("gpt@2", "best")
         same(store, paths, directory / "out")
         assert settled(store).verify().problems == []
-        rows = store.catalog.versions()
+        rows = store._catalog.versions()
     with ckstore.open(URL, cache=directory / "b") as store:
-        assert store.catalog.versions() == rows
+        assert store._catalog.versions() == rows
         same(store, paths, directory / "out")
         assert store.verify().problems == []
         np.testing.assert_array_equal(store["best"]["model/weight"][5:7, 3], state(2)["model"]["weight"][5:7, 3])
         again = pickle.loads(pickle.dumps(store))
-        assert again["best"].row == store["best"].row
+        assert again["best"]._stored.row == store["best"]._stored.row
         again.close()
 
 
@@ -103,22 +103,22 @@ def test_a_store_that_stays_open_hears_of_others(
     monkeypatch.setattr(store_module, "RECENT", 0.0)
     with ckstore.init(URL, cache=directory / "a") as first, ckstore.open(URL, cache=directory / "b") as second:
         first.ingest(state(0), run="gpt", step=0)
-        assert second["gpt@latest"].row.step == 0
+        assert second["gpt@latest"].step == 0
         second.tag("gpt@latest", "good")
-        assert first["good"].row.step == 0
+        assert first["good"].step == 0
         first.set_policy(Policy("coarse"), "gpt")
         assert second.policy("gpt").fidelity == "coarse"
         first.untag("good")
         second.forget(["gpt@0"])
-        assert first.catalog.versions() == []
+        assert first._catalog.versions() == []
 
 
 def test_fresh_answers_are_not_requested_again(server: SimulatedServer, directory: Path) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="gpt", step=0)
-        store.catalog.refresh()
+        store._catalog.refresh()
         before = server.requests.total()
-        assert store["gpt@latest"].row.step == 0
+        assert store["gpt@latest"].step == 0
         assert server.requests.total() == before
 
 
@@ -128,15 +128,15 @@ def test_a_writer_that_is_behind_commits_on_top_of_others(
     paths = files(directory, 3)
     with ckstore.init(URL, cache=directory / "a") as first, ckstore.open(URL, cache=directory / "b") as second:
         first.ingest(paths[0], run="gpt", step=0)
-        refresh = second.catalog.refresh
+        refresh = second._catalog.refresh
         calls = iter([lambda within: None] * 2)  # The other one commits right after this one has looked.
-        monkeypatch.setattr(second.catalog, "refresh", lambda within=0.0: next(calls, refresh)(within))
+        monkeypatch.setattr(second._catalog, "refresh", lambda within=0.0: next(calls, refresh)(within))
         report = second.ingest(paths[1], run="other", step=1)
         assert report.version.number == 2
-        second.catalog.refresh()
-        first.catalog.refresh()
-        assert first.catalog.versions() == second.catalog.versions()
-        assert [(row.number, row.run) for row in first.catalog.versions()] == [(1, "gpt"), (2, "other")]
+        second._catalog.refresh()
+        first._catalog.refresh()
+        assert first._catalog.versions() == second._catalog.versions()
+        assert [(row.number, row.run) for row in first._catalog.versions()] == [(1, "gpt"), (2, "other")]
         assert first.verify().problems == []
 
 
@@ -160,7 +160,7 @@ def test_gc_deletes_dropped_packs_however_often_it_is_called(server: SimulatedSe
             for _ in range(50):
                 server.now()
             assert store.gc(grace=100) == GcReport()
-        assert packs_in(server) == {pack.name for pack in store.catalog.packs()}
+        assert packs_in(server) == {pack.name for pack in store._catalog.packs()}
         assert records == sum(name.startswith("log/") for name in server.objects)
 
 
@@ -174,7 +174,7 @@ def test_compactions_delete_raw_packs(
         for step in range(3):
             store.ingest(state(step), run="gpt", step=step, hot=3)
         raw = {name for name in packs_in(server) if name.endswith(".raw.zip")}
-        reader.catalog.refresh()
+        reader._catalog.refresh()
         version = reader["gpt@0"]
         store.compact(["gpt@0"])
         assert raw < packs_in(server)
@@ -210,7 +210,7 @@ def test_a_writer_without_permission_to_delete_compacts_all_the_same(
         monkeypatch.setattr(SimulatedBucket, "delete", refuse)
         monkeypatch.setattr(retries_module, "PATIENCE", 0.0)
         store.compact()
-        assert not any(row.hot for row in store.catalog.versions())
+        assert not any(row.hot for row in store._catalog.versions())
 
 
 def test_gc_makes_a_copy_again_that_went_once(
@@ -225,7 +225,7 @@ def test_gc_makes_a_copy_again_that_went_once(
         append, came = RemoteLog.append, []
 
         def overtaken(self: RemoteLog, *arguments: Any, **named: Any) -> Any:
-            if self is store.repository.catalog._log and not came:
+            if self is store._repository.catalog._log and not came:
                 came.append(other.ingest({"b": both["b"]}, run="again", step=0, hot=0).version.number)
             return append(self, *arguments, **named)
 
@@ -235,7 +235,7 @@ def test_gc_makes_a_copy_again_that_went_once(
         store.gc()
         store.forget(came)
         assert store.gc(grace=0).rewritten > 0
-        assert packs_in(server) == {pack.name for pack in store.catalog.packs()}
+        assert packs_in(server) == {pack.name for pack in store._catalog.packs()}
         assert store.verify().problems == []
 
 
@@ -246,16 +246,16 @@ def test_gc_plans_again_where_its_copy_was_deleted(
         store.ingest({"a": draw(300, 256, seed=1), "b": draw(300, 256, seed=2)}, run="gpt", step=0, hot=0)
         store.ingest({"a": draw(300, 256, seed=1)}, run="part", step=0, hot=0)
         store.forget(["gpt@0"])
-        publish = store.packs.publish
+        publish = store._repository.packs.publish
 
         def published(names: list[str]) -> None:
             publish(names)
-            monkeypatch.setattr(store.packs, "publish", publish)
+            monkeypatch.setattr(store._repository.packs, "publish", publish)
             assert other.gc(grace=0).files == len(names)
 
-        monkeypatch.setattr(store.packs, "publish", published)
+        monkeypatch.setattr(store._repository.packs, "publish", published)
         store.gc(grace=0)
-        assert packs_in(server) == {pack.name for pack in store.catalog.packs()}
+        assert packs_in(server) == {pack.name for pack in store._catalog.packs()}
         assert store.verify().problems == other.verify().problems == []
 
 
@@ -272,7 +272,7 @@ def test_gc_reports_leftovers_of_compactions(server: SimulatedServer, directory:
         assert predicted == report
         assert report.files >= len(raw)
         assert report.bytes >= sum(raw.values())
-        assert packs_in(server) == {pack.name for pack in store.catalog.packs()}
+        assert packs_in(server) == {pack.name for pack in store._catalog.packs()}
         assert store.gc(dry_run=True) == store.gc() == GcReport()
 
 
@@ -291,7 +291,7 @@ def test_old_snapshots_and_clock_probes_are_deleted(server: SimulatedServer, dir
     assert sum(name.startswith("snapshots/") for name in server.objects) == 2
     assert [name for name in server.objects if name.startswith("probe/")] == ["probe/new"]
     with ckstore.open(URL, cache=directory / "b") as other:
-        assert len(other.catalog.versions()) == 1
+        assert len(other._catalog.versions()) == 1
 
 
 def test_verify_finds_nothing_wrong_while_versions_are_compacted(
@@ -317,7 +317,7 @@ def test_verify_finds_nothing_wrong_while_versions_are_compacted(
 
         def late(repository: Any, name: str) -> str:
             monkeypatch.setattr(verify_module, "_check_pack", check_pack)
-            other.repository.catalog.refresh()
+            other._repository.catalog.refresh()
             other.compact(["gpt@2"])
             return check_pack(repository, name)
 
@@ -332,8 +332,8 @@ def test_verify_finds_nothing_wrong_while_versions_are_compacted(
             return found
 
         monkeypatch.setattr(RemoteLog, "after", followed)
-        assert store.repository.catalog.differences() == []
-        assert not any(row.hot for row in store.catalog.versions())
+        assert store._repository.catalog.differences() == []
+        assert not any(row.hot for row in store._catalog.versions())
 
 
 def test_a_reader_finds_objects_that_gc_has_moved(server: SimulatedServer, directory: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_reader_finds_objects_that_gc_has_moved(server: SimulatedServer, direc
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as reader:
         for step, path in enumerate(paths):
             store.ingest(path, run="gpt", step=step)
-        reader.catalog.refresh()
+        reader._catalog.refresh()
         version = reader["gpt@3"]
         store.forget(["gpt@0"])
         store.rebase(["gpt@3"])
@@ -357,7 +357,7 @@ def test_a_pack_that_gc_removed_before_its_commit_is_not_referred_to(
     paths = files(directory, 2)
     with ckstore.init(URL, cache=directory / "a") as slow, ckstore.open(URL, cache=directory / "b") as other:
         slow.ingest(paths[0], run="gpt", step=0)
-        publish = slow.packs.publish
+        publish = slow._repository.packs.publish
 
         def published(names: list[str]) -> None:
             publish(names)
@@ -365,7 +365,7 @@ def test_a_pack_that_gc_removed_before_its_commit_is_not_referred_to(
             monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: server.client(url))
             assert other.gc(grace=0).files == len(names)
 
-        monkeypatch.setattr(slow.packs, "publish", published)
+        monkeypatch.setattr(slow._repository.packs, "publish", published)
         with pytest.raises(ConflictError, match="removed by `gc` before it was committed; ingest it again"):
             slow.ingest(paths[1], run="gpt", step=1)
         assert slow.ingest(paths[1], run="gpt", step=1).version.number == 3
@@ -380,13 +380,13 @@ def test_a_mirror_is_made_again(server: SimulatedServer, directory: Path, monkey
     with ckstore.init(URL) as store:
         for step, path in enumerate(paths):
             store.ingest(path, run="gpt", step=step)
-        rows, mirror = settled(store).catalog.versions(), store.path
+        rows, mirror = settled(store)._catalog.versions(), store.path
     (mirror / "catalog.sqlite").write_bytes(b"junk")
     with pytest.raises(IntegrityError, match="run `ckstore recover`"):
         ckstore.open(URL)
     assert recover(URL).versions == 3
     with ckstore.open(URL) as store:
-        assert store.catalog.versions() == rows
+        assert store._catalog.versions() == rows
         same(store, paths, directory / "out")
 
 
@@ -396,7 +396,7 @@ def test_a_store_that_was_made_again_is_another_one(server: SimulatedServer, dir
         store.ingest(path, run="gpt", step=0)
         server.objects.clear()
         with pytest.raises(IntegrityError, match="was deleted or made again"):
-            store.catalog.refresh()
+            store._catalog.refresh()
 
 
 def test_concurrent_changes_are_no_problem_for_verify(
@@ -406,16 +406,16 @@ def test_concurrent_changes_are_no_problem_for_verify(
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
         for step, path in enumerate(paths):
             store.ingest(path, run="gpt", step=step)
-        check = store.catalog.check
+        check = store._catalog.check
 
         def checked() -> list[str]:
-            other.catalog.refresh()
+            other._catalog.refresh()
             other.tag("gpt@0", "kept")
             other.forget(["gpt@2"])
             return check()
 
         with monkeypatch.context() as context:
-            context.setattr(store.catalog, "check", checked)
+            context.setattr(store._catalog, "check", checked)
             report = store.verify()
         assert (report.problems, report.versions) == ([], 3)
         report = store.verify()
@@ -431,10 +431,10 @@ def test_a_copy_of_a_bucket_is_independent(server: SimulatedServer, directory: P
         servers["s3://models/copy"].objects |= servers[URL].objects
         store.ingest(paths[1], run="gpt", step=1)
         with ckstore.open("s3://models/copy", cache=directory / "a") as copy:
-            assert [row.step for row in copy.catalog.versions()] == [0]
+            assert [row.step for row in copy._catalog.versions()] == [0]
             copy.ingest(paths[2], run="gpt", step=2)
-            store.catalog.refresh()
-            assert [row.step for row in store.catalog.versions()] == [0, 1]
+            store._catalog.refresh()
+            assert [row.step for row in store._catalog.versions()] == [0, 1]
             assert copy.verify().problems == store.verify().problems == []
 
 
@@ -501,7 +501,7 @@ def test_packs_that_others_put_do_not_keep_gc_from_its_change(
             store.ingest(path, run="gpt", step=step)
         store.forget(["gpt@0"])
         store.rebase(["gpt@2"])
-        other.catalog.refresh()
+        other._catalog.refresh()
         plans = []
 
         def planned(*arguments: Any) -> Any:
@@ -556,30 +556,30 @@ def test_gc_frees_space_while_others_commit(
             store.ingest(state(step), run="hot", step=step, hot=2)
         store.forget(["gpt@0", "hot@0"])
         store.rebase(["gpt@2"])
-        other.catalog.refresh()
-        before = {info.name for info in store.packs.list_packs()}
+        other._catalog.refresh()
+        before = {info.name for info in store._repository.packs.list_packs()}
 
         def commit() -> None:
             # Upon kept objects, of kept objects, and with new ones.
-            step = len(store.catalog.versions()) + 1
+            step = len(store._catalog.versions()) + 1
             store.ingest(state(step), run="gpt", step=step, hot=0)
             store.ingest(state(3) | {"step": step}, run="again", step=step, hot=0)
             store.ingest({"w": draw(9, 9, seed=step)}, run="other", step=step, hot=0)
             store.ingest(state(step), run="hot", step=step, hot=1)
 
         planned = Planned(monkeypatch, commit)
-        report = gc(other.repository, grace=0, patience=60)
+        report = gc(other._repository, grace=0, patience=60)
         assert planned.count == 1
         assert report.removed + report.rewritten > 0
-        assert before - {info.name for info in store.packs.list_packs()}
+        assert before - {info.name for info in store._repository.packs.list_packs()}
     with ckstore.open(URL, cache=directory / "c") as store:
-        assert len(store.catalog.versions()) == 8
-        for row in store.catalog.versions():
+        assert len(store._catalog.versions()) == 8
+        for row in store._catalog.versions():
             found = store[row.number].state_dict()
             if row.run == "gpt":
                 assert bool((found["model"]["weight"] == state(row.step or 0)["model"]["weight"]).all())
         assert store.verify().problems == []
-        assert store.catalog.differences() == []
+        assert store._catalog.differences() == []
 
 
 def test_gc_plans_again_where_others_commit_its_garbage(
@@ -589,7 +589,7 @@ def test_gc_plans_again_where_others_commit_its_garbage(
         for step in range(3):
             store.ingest({"w": draw(90, 90, seed=step), "kept": draw(9, 9)}, run=f"r{step}", step=0, hot=0)
         store.forget(["r0@0", "r1@0"])
-        other.catalog.refresh()
+        other._catalog.refresh()
         steps = iter([1])
 
         def commit() -> None:
@@ -597,7 +597,7 @@ def test_gc_plans_again_where_others_commit_its_garbage(
                 store.ingest({"w": draw(90, 90, seed=0)}, run="again", step=step, hot=0)
 
         planned = Planned(monkeypatch, commit)
-        assert gc(other.repository, grace=0, patience=60).removed > 0
+        assert gc(other._repository, grace=0, patience=60).removed > 0
         assert planned.count == 2
     with ckstore.open(URL, cache=directory / "c") as store:
         assert bool((store["again@1"].state_dict()["w"] == draw(90, 90, seed=0)).all())
@@ -617,7 +617,7 @@ def test_gc_reads_nothing_between_a_commit_of_others_and_its_own(
             server.requests.clear()
 
         planned = Planned(monkeypatch, commit)
-        assert gc(other.repository, grace=0, patience=60).removed > 0
+        assert gc(other._repository, grace=0, patience=60).removed > 0
         assert planned.count == 1
         assert server.requests["read_range"] == 0
         assert other.verify().problems == []
@@ -640,7 +640,7 @@ def test_gc_gives_up_where_others_keep_committing_its_garbage(
 
         Planned(monkeypatch, commit)
         with pytest.raises(LockedError, match=r"keep writing \(last: version \d+ of run gpt, 20\d\d-.*\); free"):
-            gc(other.repository, grace=0, patience=0.2)
+            gc(other._repository, grace=0, patience=0.2)
 
 
 def test_packs_that_are_committed_while_gc_is_about_to_remove_them_stay(
@@ -652,14 +652,14 @@ def test_packs_that_are_committed_while_gc_is_about_to_remove_them_stay(
         store.forget(["gpt@0"])
         store.rebase(["gpt@1"])
         published, planned = threading.Event(), threading.Event()
-        publish = store.packs.publish
+        publish = store._repository.packs.publish
 
         def waiting(names: list[str]) -> None:
             publish(names)
             published.set()
             assert planned.wait(60)
 
-        monkeypatch.setattr(store.packs, "publish", waiting)
+        monkeypatch.setattr(store._repository.packs, "publish", waiting)
         thread = threading.Thread(target=lambda: store.ingest(state(2), run="gpt", step=2, hot=0))
         thread.start()
         assert published.wait(60)
@@ -669,16 +669,16 @@ def test_packs_that_are_committed_while_gc_is_about_to_remove_them_stay(
             thread.join()
 
         plans = Planned(monkeypatch, commit)
-        assert gc(other.repository, grace=0, patience=60).files == 0
+        assert gc(other._repository, grace=0, patience=60).files == 0
         assert plans.count == 1
     with ckstore.open(URL, cache=directory / "c") as store:
-        assert [row.step for row in store.catalog.versions()] == [1, 2]
+        assert [row.step for row in store._catalog.versions()] == [1, 2]
         assert bool((store["gpt@2"].state_dict()["model"]["weight"] == state(2)["model"]["weight"]).all())
         assert store.verify().problems == []
         assert not any(
             record.get("versions")
-            for record in store.catalog.records()
-            if record["change"] == "gc" and any(origin[0] == store["gpt@2"].row.uid for origin in record["versions"])
+            for record in store._catalog.records()
+            if record["change"] == "gc" and any(origin[0] == store["gpt@2"].id for origin in record["versions"])
         )
 
 
