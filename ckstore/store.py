@@ -373,7 +373,7 @@ class Store(Mapping[str | int, "Version"]):
         versions: Versions | None = None,
         *,
         run: str | None = None,
-        budget: float | None = None,
+        max_restore_cost: float | None = None,
         dry_run: bool = False,
     ) -> RebaseReport:
         """Store objects of versions in full again, so that restoring the versions costs less; no value changes.
@@ -382,7 +382,7 @@ class Store(Mapping[str | int, "Version"]):
         ----------
         versions, run
             Names of versions, ranges, or a run; by default all versions.
-        budget
+        max_restore_cost
             Largest restore cost of a version, as a multiple of restoring it in full. By default every object of the
             versions is stored in full.
         dry_run
@@ -397,7 +397,7 @@ class Store(Mapping[str | int, "Version"]):
 
         if not dry_run:
             self._repository.require_writable()
-        return rebase(self._followed(), self._chosen(versions, run), budget=budget, dry_run=dry_run)
+        return rebase(self._followed(), self._chosen(versions, run), budget=max_restore_cost, dry_run=dry_run)
 
     def policy(self, run: str | None = None) -> Policy:
         """Return the policy of a run: its own, else the store's, else the default (exact, keep everything).
@@ -842,7 +842,7 @@ class Store(Mapping[str | int, "Version"]):
         replace: bool = False,
         verify: bool = False,
         force: bool = False,
-        budget: float | None = None,
+        max_restore_cost: float | None = None,
         policy: Policy | Fidelity | None = None,
         search: Search | None = None,
         gradients: Mapping[str, Any] | None = None,
@@ -873,7 +873,7 @@ class Store(Mapping[str | int, "Version"]):
             Decode and compare everything before the version becomes visible.
         force
             Store damaged files as opaque bytes instead of refusing them.
-        budget
+        max_restore_cost
             Largest restore cost of the version, as a multiple of restoring it exactly and in full; 2 by default.
         policy
             Fidelity of this version: `exact`, `coarse`, or a `Policy` with the quality or the error bounds of a coarse
@@ -908,8 +908,8 @@ class Store(Mapping[str | int, "Version"]):
         ConflictError
             The run has other content at this step.
         UsageError
-            The name of the run, the step, the metrics or the budget is invalid, `policy` and `search` contradict each
-            other, or the state dict holds an object that cannot be stored.
+            The name of the run, the step, the metrics or `max_restore_cost` is invalid, `policy` and `search`
+            contradict each other, or the state dict holds an object that cannot be stored.
 
         Examples
         --------
@@ -923,8 +923,8 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.writing.request import IngestOptions
 
         options = IngestOptions(
-            run, step, _name_of(parent), metrics or {}, replace, verify, force, budget, policy, search, gradients or {},
-            on_unknown, hot,
+            run, step, _name_of(parent), metrics or {}, replace, verify, force, max_restore_cost, policy, search,
+            gradients or {}, on_unknown, hot,
         )  # fmt: skip
         return self._taking().ingest(source, options, progress)
 

@@ -54,7 +54,7 @@ def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
     assert store.verify().problems == []
     check(store, sources, directory / "out")
     store.compact()
-    store.rebase(budget=1.0)
+    store.rebase(max_restore_cost=1.0)
     last = max(sources)
     store.rebase([last])
     assert store[last].depth == 0
@@ -74,7 +74,9 @@ def test_deltas_of_small_tensors_are_small(shared_data: Path, directory: Path) -
     """484,563 bytes; 491,000 with histograms that were too coarse for the groups of a tensor of 2^14 elements."""
     with ckstore.init(directory / "store") as store:
         for path in ordered(shared_data / "espcn")[:4]:
-            store.ingest(path, run="espcn", budget=2.0 * 0.9 / PLANNED)  # The planned share as it was when measured.
+            store.ingest(
+                path, run="espcn", max_restore_cost=2.0 * 0.9 / PLANNED
+            )  # The planned share as it was when measured.
         assert sum(row.stored_bytes for row in store._catalog.versions()[1:]) < 487_000
 
 

@@ -136,7 +136,7 @@ def test_every_depth_after_a_rebase_and_after_a_recovery(directory: Path) -> Non
     assert max(row.depth for row in rows) >= 3, "the run must have chains for this test to mean anything"
     assert store.verify().problems == []
     check_all(store, expected, directory)
-    report = store.rebase(run="a", budget=1.0)
+    report = store.rebase(run="a", max_restore_cost=1.0)
     assert report.objects > 0
     assert store["a@11"].depth <= rows[11].depth
     check_all(store, expected, directory)

@@ -184,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), budget=st.sampled_from([None, 1.0, 1.2]))
     def rebase(self, data: st.DataObject, budget: float | None) -> None:
         numbers = data.draw(st.lists(st.sampled_from(sorted(self.digests)), min_size=1, max_size=3, unique=True))
-        self.store.rebase(numbers, budget=budget)
+        self.store.rebase(numbers, max_restore_cost=budget)
         for number in numbers:
             row = self.store._catalog.version(number)
             assert row.depth == 0 if budget is None else row.cost <= max(budget, 1.0) + 1e-3

@@ -102,8 +102,8 @@ _INGEST = (
     option("--verify", "Decode and compare each version before it becomes visible."),
     option("--force", "Store damaged files as opaque bytes instead of refusing them."),
     option(
-        "--budget X",
-        "Maximal restore cost, as a multiple of restoring a full copy; larger takes fewer bytes.  [default: 2]",
+        "--max-restore-cost X",
+        "Limit the cost of a restore, as a multiple of restoring a full copy; larger takes fewer bytes.  [default: 2]",
         type=click.FloatRange(min=1.0),
     ),
     *_POLICY,

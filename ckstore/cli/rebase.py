@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 @verb(
-    ("ckstore rebase --budget 1.5", "restore any version at 1.5 times the cost of a full one"),
+    ("ckstore rebase --max-restore-cost 1.5", "restore any version at 1.5 times the cost of a full one"),
     ("ckstore rebase best", "store one version in full"),
-    ("ckstore rebase --run gpt --budget 1.2 --dry-run", "preview"),
+    ("ckstore rebase --run gpt --max-restore-cost 1.2 --dry-run", "preview"),
     exit_codes=[3, 13],
 )
 @named_options
 @option(
-    "--budget X",
+    "--max-restore-cost X",
     "Maximal restore cost, as a multiple of a full restore.  [default: store the versions in full]",
     type=click.FloatRange(min=1),
 )
@@ -33,39 +33,49 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, versions: tuple[str, ...], run: str | None, budget: float | None, dry_run: bool, as_json: bool
+    ctx: click.Context,
+    versions: tuple[str, ...],
+    run: str | None,
+    max_restore_cost: float | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Rewrite versions in full, so that they restore faster.
 
-    The selected versions, or with --budget all versions above it, are stored without deltas, in more bytes. Values do
-    not change; `ckstore compact` does not undo it. `ckstore gc` frees the old deltas. Coarse versions of scheme lc
-    cannot be stored in full: those above the budget are listed, with exit code 3.
+    The selected versions, or with --max-restore-cost all versions above it, are stored without deltas, in more bytes.
+    Values do not change; `ckstore compact` does not undo it. `ckstore gc` frees the old deltas. Coarse versions of
+    scheme lc cannot be stored in full: those that still cost more are listed, with exit code 3.
     """
-    if not versions and run is None and budget is None:
+    if not versions and run is None and max_restore_cost is None:
         raise UsageError(
-            "Name versions, a --run or a --budget: a rewrite of the whole store would undo all savings of deltas."
+            "Name versions, a --run or a --max-restore-cost: a rewrite of the whole store would undo all savings of"
+            " deltas."
         )
     with open_store(ctx, "r" if dry_run else "a") as store:
-        report = store.rebase(versions or None, run=run, budget=budget, dry_run=dry_run)
+        report = store.rebase(versions or None, run=run, max_restore_cost=max_restore_cost, dry_run=dry_run)
         rows = [store[number] for number in report.versions]
     if as_json:
         changed = [{"version": row.number, "run": row.run, "step": row.step, "cost": row.cost} for row in rows]
         amounts = {"objects": report.objects, "bytes": report.bytes, "beyond": report.beyond, "dry_run": dry_run}
         print_json([{"versions": changed, **amounts}])
     else:
-        _say(report, rows, budget, dry_run=dry_run)
+        _say(report, rows, max_restore_cost, dry_run=dry_run)
     if report.beyond:
-        wanted = "could not be stored in full" if budget is None else f"stay beyond a budget of {budget:g}"
+        wanted = (
+            "could not be stored in full"
+            if max_restore_cost is None
+            else f"still cost more than {max_restore_cost:g} times a full copy"
+        )
         raise PartialError(
             f"{counted(len(report.beyond), 'version')} ({', '.join(map(str, report.beyond))}) {wanted}, as sums of"
-            " changes (scheme lc) have no values of their own; give the budget when files are ingested"
-            " (`ckstore ingest --budget`)."
+            " changes (scheme lc) have no values of their own; set the limit when files are ingested"
+            " (`ckstore ingest --max-restore-cost`)."
         )
 
 
-def _say(report: RebaseReport, rows: Sequence[Version], budget: float | None, *, dry_run: bool) -> None:
+def _say(report: RebaseReport, rows: Sequence[Version], max_restore_cost: float | None, *, dry_run: bool) -> None:
     if not rows and not report.beyond:
-        done = "every version is within the budget" if budget is not None else "the versions are stored in full"
+        done = "every version costs at most that" if max_restore_cost is not None else "the versions are stored in full"
         print_line(f"Nothing to do: {done}.")
     if not rows:
         return

@@ -30,7 +30,7 @@ class IngestOptions:
 
     Examples
     --------
-    >>> IngestOptions(run="gpt", step=100).budget
+    >>> IngestOptions(run="gpt", step=100).max_restore_cost
     """
 
     run: str | None = None
@@ -40,7 +40,7 @@ class IngestOptions:
     replace: bool = False
     verify: bool = False
     force: bool = False
-    budget: float | None = None
+    max_restore_cost: float | None = None
     policy: Policy | Fidelity | None = None
     search: Search | None = None
     gradients: Mapping[str, Any] = field(default_factory=dict)
@@ -102,9 +102,9 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     UsageError
         An option is invalid.
     """
-    budget = BUDGET if options.budget is None else options.budget
+    budget = BUDGET if options.max_restore_cost is None else options.max_restore_cost
     if not budget >= 1:
-        raise UsageError(f"The restore budget must be 1 or more, not {budget}.")
+        raise UsageError(f"The maximal restore cost must be 1 or more, not {budget}.")
     run = DEFAULT_RUN if options.run is None else options.run
     current = policy_of(catalog, run)
     asked = options.asked

@@ -72,7 +72,7 @@ def test_rebase(ckstore, filled: Path) -> None:
     ckstore("rebase", "--run", "gpt")
     assert depths() == [0, 0, 0]
     restored(ckstore, filled)
-    assert "Nothing to do" in ckstore("rebase", "--budget", "1.5").out
+    assert "Nothing to do" in ckstore("rebase", "--max-restore-cost", "1.5").out
     ckstore("verify")
 
 

@@ -78,7 +78,7 @@ def test_version(ckstore) -> None:
         (["log", "-n", "x"], "see `ckstore log --help`."),
         (["show"], "see `ckstore show --help`."),
         (["verify", "--sample", "2"], "--sample"),
-        (["rebase", "--budget", "0.5"], "--budget"),
+        (["rebase", "--max-restore-cost", "0.5"], "--max-restore-cost"),
     ],
 )
 def test_usage_errors_are_one_sentence(ckstore, arguments: list[str], sentence: str) -> None:

@@ -46,7 +46,7 @@ def test_a_budget_is_kept_and_a_larger_one_takes_fewer_bytes(tmp_path: Path) -> 
     for budget in (1.0, 1.5, 1e9):
         with ckstore.init(tmp_path / str(budget)) as store:
             for step, values in enumerate(steps):
-                store.ingest({"w": values}, run="r", step=step, budget=budget)
+                store.ingest({"w": values}, run="r", step=step, max_restore_cost=budget)
             rows = store._catalog.versions()
             assert all(row.cost <= budget * 1.001 for row in rows), [row.cost for row in rows]
             stored[budget] = sum(row.stored_bytes for row in rows)
@@ -57,5 +57,5 @@ def test_a_budget_is_kept_and_a_larger_one_takes_fewer_bytes(tmp_path: Path) -> 
 def test_budgets_below_one_are_refused(tmp_path: Path, budget: float) -> None:
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(UsageError, match="1 or more"):
-            store.ingest({"w": np.zeros(3, np.float32)}, budget=budget)
+            store.ingest({"w": np.zeros(3, np.float32)}, max_restore_cost=budget)
         assert store._catalog.versions() == []

@@ -125,7 +125,7 @@ def test_versions_between_may_go(place: Path, dtype: str) -> None:
         for step in (0, 1, 2, 5, 6, 7):
             assert bytes_of(store[f"r@{step}"].state_dict()["table"]) == expected[step]
         assert record_of(store, 5).kind == "patches"
-        store.rebase(["r@6"], budget=1)
+        store.rebase(["r@6"], max_restore_cost=1)
         assert record_of(store, 6).kind == "full"
         assert bytes_of(store["r@7"].state_dict()["table"]) == expected[7]
         assert store.verify().problems == []

@@ -50,7 +50,7 @@ def run_of(place: Path, kind: str) -> ckstore.Store:
     store = ckstore.init(place / "store")
     for step in range(4):
         # A generous budget: of one small object a chain costs more than twice a full one.
-        store.ingest({"w": KINDS[kind](values(step))}, run="r", step=step, budget=9)
+        store.ingest({"w": KINDS[kind](values(step))}, run="r", step=step, max_restore_cost=9)
     return store
 
 

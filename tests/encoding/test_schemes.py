@@ -305,10 +305,12 @@ def test_a_rebase_names_the_versions_that_it_cannot_bring_down(
     with ckstore.init(place / "store") as store:
         for step in range(8):
             weight = weight + 1e-3 * torch.randn(weight.shape, generator=generator)
-            store.ingest({"w": weight}, run="gpt", step=step, budget=9, hot=0, policy=Policy("coarse", scheme=scheme))
+            store.ingest(
+                {"w": weight}, run="gpt", step=step, max_restore_cost=9, hot=0, policy=Policy("coarse", scheme=scheme)
+            )
         for budget in (1.2, None):
             for dry_run in (True, False, False):
-                report = store.rebase(budget=budget, dry_run=dry_run)
+                report = store.rebase(max_restore_cost=budget, dry_run=dry_run)
                 high = [
                     row.number
                     for row in store._catalog.versions()
@@ -317,11 +319,11 @@ def test_a_rebase_names_the_versions_that_it_cannot_bring_down(
                 assert report.beyond == (high if scheme == "lc" else [])
                 assert dry_run or report.beyond == high
                 assert bool(report.beyond) == (scheme == "lc")
-    for budget, named in (("1.2", "stay beyond a budget of 1.2"), ("1", "stay beyond a budget of 1")):
+    for budget, named in (("1.2", "still cost more than 1.2 times a full copy"), ("1", "still cost more than 1 times a full copy")):
         code = 3 if scheme == "lc" else 0
-        assert run(["--store", str(place / "store"), "rebase", "--budget", budget]) == code
+        assert run(["--store", str(place / "store"), "rebase", "--max-restore-cost", budget]) == code
         said = capsys.readouterr()
-        assert ("every version is within the budget" in said.out) == (scheme != "lc")
+        assert ("every version costs at most that" in said.out) == (scheme != "lc")
         assert (named in said.err) == (scheme == "lc")
     assert run(["--store", str(place / "store"), "rebase", "--run", "gpt", "--json"]) == code
     assert json.loads(capsys.readouterr().out)[0]["beyond"] == report.beyond

@@ -247,7 +247,9 @@ def test_a_deep_version_by_itself_is_encoded_again_where_that_takes_fewer_bytes(
         weight = draw(300, 300, scale=0.02)
         for step in range(4):
             weight = weight + draw(300, 300, seed=step + 1, scale=1e-5)
-            store.ingest({"w": weight, "exp_avg": draw(300, 300, seed=9 + step)}, run="a", step=step, hot=0, budget=9)
+            store.ingest(
+                {"w": weight, "exp_avg": draw(300, 300, seed=9 + step)}, run="a", step=step, hot=0, max_restore_cost=9
+            )
         assert store["a@3"].depth > 1
         [predicted] = other.pull(store, ["a@3"], dry_run=True).versions
         [sent] = other.pull(store, ["a@3"]).versions
@@ -724,7 +726,7 @@ def test_a_version_whose_content_lies_deep_in_the_target_is_rebased(directory: P
         weights.append(weights[-1] + draw(512, 512, seed=seed, scale=1e-4))
     with ckstore.init(directory / "source") as source, ckstore.init(directory / "target") as target:
         for step, weight in enumerate(weights):
-            target.ingest({"w": weight}, run="deep", step=step, hot=0, budget=100.0)
+            target.ingest({"w": weight}, run="deep", step=step, hot=0, max_restore_cost=100.0)
         assert target["deep@7"].cost > 2
         source.ingest({"w": weights[7]}, run="a", step=0, hot=0)
         source.push(target)

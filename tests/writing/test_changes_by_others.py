@@ -40,7 +40,7 @@ def place(directory: Path) -> Path:
     """A store with a run of encoded versions."""
     with ckstore.init(directory / "store") as store:
         for step in range(STEPS):
-            store.ingest(state(step), run="a", step=step, hot=0, budget=9)
+            store.ingest(state(step), run="a", step=step, hot=0, max_restore_cost=9)
     return directory / "store"
 
 

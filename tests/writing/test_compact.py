@@ -337,9 +337,9 @@ def test_a_version_keeps_its_own_budget_with_objects_of_a_larger_one(directory: 
     paths = files(directory)
     with ckstore.init(directory / "store") as store:
         for step, path in enumerate(paths):
-            store.ingest(path, run="r", step=step, hot=hot, budget=9)
+            store.ingest(path, run="r", step=step, hot=hot, max_restore_cost=9)
         weight = {"weight": state(STEPS - 1)["model"]["weight"], "more": torch.ones(3)}
-        store.ingest(weight, run="r", step=STEPS, hot=hot, budget=1.01)
+        store.ingest(weight, run="r", step=STEPS, hot=hot, max_restore_cost=1.01)
         store.compact()
         assert store._catalog.versions()[-1].cost <= 1.011
         assert max(row.cost for row in store._catalog.versions()) > 1.1  # The others are as deep as they may be.
@@ -355,7 +355,7 @@ def test_thinning_forgetting_and_freeing_hot_versions(directory: Path) -> None:
         store.thin([2])
         assert [row.fidelity for row in store._catalog.versions()] == ["exact", "coarse", "exact", "exact"]
         assert [row.hot for row in store._catalog.versions()] == [False, False, True, True]
-        assert store.rebase(budget=1.0).versions is not None
+        assert store.rebase(max_restore_cost=1.0).versions is not None
         store.forget([3])
         store.gc(grace=0)
         assert len(raw_packs(store)) == 1

@@ -50,7 +50,7 @@ def fill(store: ckstore.Store, count: int, run: str = "a", **options: Any) -> li
     for step in range(count):
         paths.append(store.path.parent / f"{run}{step}.pt")
         torch.save(state(step, **options), paths[-1])
-        store.ingest(paths[-1], run=run, step=step, budget=8, hot=0)
+        store.ingest(paths[-1], run=run, step=step, max_restore_cost=8, hot=0)
     return paths
 
 

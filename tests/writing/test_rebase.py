@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Iterator[ckstore.Store]:
     values = generator.standard_normal((300, 300)).astype(np.float32)
     with ckstore.init(tmp_path / "store") as opened:
         for step in range(4):
-            opened.ingest({"w": values}, run="a", step=step, budget=9)
+            opened.ingest({"w": values}, run="a", step=step, max_restore_cost=9)
             values = values + (1e-3 * generator.standard_normal((300, 300))).astype(np.float32)
         opened.compact()
         assert [row.depth for row in settled(opened)._catalog.versions()] == [0, 1, 2, 3]

@@ -94,8 +94,8 @@ def generous(series: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Pa
 def six_and_one(series: list[Path], path: Path, budget: float | None = None) -> Path:
     with ckstore.init(path) as opened:
         for checkpoint in series[:6]:
-            opened.ingest(checkpoint, run="a", budget=budget)
-        opened.ingest(series[6], run="b", parent="a@2", budget=budget, hot=0)
+            opened.ingest(checkpoint, run="a", max_restore_cost=budget)
+        opened.ingest(series[6], run="b", parent="a@2", max_restore_cost=budget, hot=0)
         settled(opened)
     return path
 

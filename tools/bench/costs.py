@@ -67,7 +67,7 @@ def ingest(
     with ckstore.init(root) as store:
         for step, path in enumerate(series.versions):
             run = f"run{step}" if in_full else "run"
-            store.ingest(path, run=run, step=step, budget=budget, policy=fidelity, hot=0)
+            store.ingest(path, run=run, step=step, max_restore_cost=budget, policy=fidelity, hot=0)
 
 
 def measure(

@@ -74,7 +74,7 @@ def measure(series: Series, work: Path) -> Ours:
 
         with ckstore.init(free) as unbounded:
             for step, path in enumerate(series.versions):
-                unbounded.ingest(path, run=run, step=step, budget=1e9, hot=0)
+                unbounded.ingest(path, run=run, step=step, max_restore_cost=1e9, hot=0)
                 if step == 0:
                     first = size_of(free)
 

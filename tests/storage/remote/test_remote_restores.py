@@ -67,7 +67,7 @@ def test_a_tight_budget_leaves_deltas(server: SimulatedServer, directory: Path) 
     weight = draw(1024, 512)
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(4):
-            store.ingest({"w": weight}, run="r", step=step, hot=0, budget=1.5)
+            store.ingest({"w": weight}, run="r", step=step, hot=0, max_restore_cost=1.5)
             weight = weight + draw(*weight.shape, seed=step + 1, scale=2e-8)
         rows = store._catalog.versions()
         assert max(row.depth for row in rows) > 0
