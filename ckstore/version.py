@@ -345,7 +345,7 @@ class Version(Mapping[str, "LazyTensor"]):
         from ckstore.reading.state_dict import build, build_sharded
 
         if not mmap:
-            self.stored.foresee()
+            self.stored.prefetch()
         if not self.document.is_directory:
             return build(self.stored, 0, allow, mmap=mmap)
         found: dict[str, Any] = {}

@@ -147,7 +147,7 @@ def _salvage(version: Version, target: Path, *, force: bool) -> None:
         print_line(f"ckstore: {path} is lost: {why}", err=True)
     whole = f"{counted(len(report.files), 'whole file')}, {counted(tensors, 'tensor')} of others"
     print_line(f"{name_of(version.row)} (version {version.row.number}) -> {target}  {whole}")
-    dropped = {version.document.files[number].path for number, _ in version.stored.dropped}
+    dropped = {version.document.files[number].path for number, _ in version.stored.contents.dropped}
     if report.lost_files and not report.lost_tensors and dropped.issuperset(report.lost_files):
         raise IntegrityError(
             f"Version {version.row.number} is not damaged, but it has dropped "

@@ -60,13 +60,15 @@ def fill(
     for request in requests:
         position = 0
         size = _part_size(version, request)
-        for number, chunk, start, stop in version.cover(request.file, request.extent, request.first, request.last):
+        for number, chunk, start, stop in version.contents.cover(
+            request.file, request.extent, request.first, request.last
+        ):
             nbytes = (stop - start) * size
             out = request.out[position : position + nbytes]
             places.setdefault((number, chunk), []).append((start, stop, out))
             position += nbytes
 
-    version.foresee(places)
+    version.prefetch(places)
 
     def work(place: tuple[int, int]) -> int:
         parts = places[place]

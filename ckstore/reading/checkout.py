@@ -83,18 +83,18 @@ def checkout(
         No file matches, or the version has dropped tensors of one.
     """
     document = version.document
-    version.foresee()
+    version.prefetch()
     if document.is_directory:
         chosen = chosen_entries(version, include, exclude)
-        version.require_whole(number for number, entry in enumerate(document.files) if entry.path in chosen)
-        with beside(target, force=force, directory=True) as made:
+        version.contents.require_whole(number for number, entry in enumerate(document.files) if entry.path in chosen)
+        with staged(target, force=force, directory=True) as made:
             _write_tree(version, chosen, made, progress)
         entries = [entry.path for entry in document.files] + [path for path, _ in document.links]
         return [path for path in entries if path not in chosen]
-    version.require_whole([0])
+    version.contents.require_whole([0])
     if os.path.isdir(target):  # which raises no error for any path
         target = target / version.document.files[0].path
-    with beside(target, force=force) as made:
+    with staged(target, force=force) as made:
         _write_file(version, 0, made, progress)
     return []
 
@@ -140,7 +140,7 @@ def chosen_entries(version: StoredVersion, include: Sequence[str] = (), exclude:
 
 
 @contextmanager
-def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Path]:
+def staged(target: Path, *, force: bool, directory: bool = False) -> Iterator[Path]:
     """Yield a path next to `target`, which replaces the target after the block, or is removed on an error.
 
     Remains of killed processes next to `target` are removed.
@@ -235,7 +235,9 @@ def _write_file(version: StoredVersion, number: int, place: Path, progress: Prog
         writeback = Writeback(out.fileno())
         try:
             blocks = (
-                coarse_blocks(version, number, out) if version.is_changed(number) else checked_blocks(version, number)
+                coarse_blocks(version, number, out)
+                if version.contents.is_changed(number)
+                else checked_blocks(version, number)
             )
             for block in blocks:
                 write_all(out, block)
@@ -276,7 +278,7 @@ def write_file(version: StoredVersion, out: BinaryIO, include: Sequence[str] = (
             f"Version {version.row.number} is a directory; check it out as a whole, or choose a single file with "
             f"`include`: it matches {len(numbers)}."
         )
-    if not version.is_changed(numbers[0]):
+    if not version.contents.is_changed(numbers[0]):
         for block in checked_blocks(version, numbers[0]):
             out.write(block)
     else:
@@ -356,7 +358,7 @@ def _stretches(version: StoredVersion, number: int, layout: FileLayout) -> Itera
             position += length
             size = 1
         else:
-            found = [(piece.extent, first, last) for first, last in version.stretches(number, piece.extent)]
+            found = [(piece.extent, first, last) for first, last in version.contents.stretches(number, piece.extent)]
             size = ITEM_SIZES[layout.extents[piece.extent].dtype]
         for stretch in found:
             group.append(stretch)

@@ -17,7 +17,7 @@ from ckstore.formats.layout import Path as TensorPath
 from ckstore.formats.torch.writer import write_torch
 from ckstore.formats.trees import replace_tensors, select_tensors, tensor_numbers
 from ckstore.reading.buffers import read_tensor
-from ckstore.reading.checkout import Block, beside
+from ckstore.reading.checkout import Block, staged
 from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
 from ckstore.reading.subtree import Format, chosen_tensors, stripped_names, subtree_of
 from ckstore.runtime.threads import in_order, worker_count
@@ -89,7 +89,7 @@ def export(
     chosen = chosen_tensors(version, include, exclude)
     subtree = subtree_of(version, chosen, include) if strip else None
     names = _names(version, chosen) if subtree is None else stripped_names(version, chosen, subtree)
-    with beside(target, force=force) as made, _created(made) as out:
+    with staged(target, force=force) as made, _created(made) as out:
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             reader = _TensorReader(version, pool, progress)
             if format == "pt":
@@ -130,12 +130,7 @@ class _TensorReader:
 
     def extent(self, file: int, extent: int, first: int = 0, last: int | None = None) -> Iterator[Block]:
         """Yield the bytes of an extent, or of its elements from `first` to before `last`."""
-        stop = self._version.layout.files[file].extents[extent].count if last is None else last
-        stretches = (
-            (max(first, low), min(stop, high))
-            for low, high in self._version.stretches(file, extent)
-            if low < stop and high > first
-        )
+        stretches = self._version.contents.stretches(file, extent, first, last)
 
         def work(stretch: tuple[int, int]) -> Block:
             return self._version.read_extent(file, extent, *stretch)

@@ -19,10 +19,13 @@ from ckstore.formats.layout import FileLayout, Tensor
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.shards import slabs
 from ckstore.formats.trees import replace_tensors, select_tensors
+from ckstore.objects.records import Raw
 from ckstore.reading.buffers import Destination, fill, read_tensor
 from ckstore.reading.known_types import ObjectBuilder
 from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
 from ckstore.runtime.memory import use_large_pages
+from ckstore.runtime.threads import worker_count
+from ckstore.storage.pack_reader import MissingPackError
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
@@ -67,8 +70,8 @@ def build(
     source = version.source(file)
     for extent in range(len(layout.extents)):
         version.require(file, extent)
-    gone = {extent for number, extent in version.dropped if number == file}
-    storages = _Storages(layout, version.mapped(file, checked=mmap == "checked") if mmap else {}, gone)
+    gone = {extent for number, extent in version.contents.dropped if number == file}
+    storages = _Storages(layout, _mapped(version, file, checked=mmap == "checked") if mmap else {}, gone)
     with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:
         advising = aside.submit(use_large_pages, storages.spans())
         parsing = aside.submit(parse, source, path)
@@ -85,11 +88,50 @@ def build(
     return replace_tensors(tree, tensors.__getitem__, ObjectBuilder(skeleton_bytes, allow))
 
 
+def _mapped(version: StoredVersion, file: int, *, checked: bool) -> dict[int, memoryview]:
+    """Return the extents of a file that are stored unencoded in one piece, by number: views of mapped packs.
+
+    Writes to a view change neither the pack nor other views. With `checked`, damaged extents are left out, so that
+    reading them raises an error with their names; otherwise no checksums are compared.
+    """
+    repository, contents = version.repository, version.contents
+    packs: dict[str, memoryview] = {}
+    whole: dict[int, bool] = {}
+    found = {}
+    for extent, cut in enumerate(version.layout.files[file].extents):
+        parts = contents.places.get((file, extent), [])
+        if len(parts) != 1 or (file, extent) in contents.dropped:
+            continue
+        _, number, position = parts[0]
+        record = repository.resolver.record(version.document.objects[number])
+        if not isinstance(record, Raw):
+            continue
+        try:
+            if record.pack not in packs:
+                packs[record.pack] = repository.packs.mapped(record.pack)
+        except MissingPackError:  # Another process compacts the version: read it as it is then.
+            repository.resolver.forget()
+            return {}
+        start = record.offset + position * ITEM_SIZES[record.dtype]
+        view = packs[record.pack][start : start + cut.nbytes]
+        if len(view) != cut.nbytes:
+            raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
+        if checked and number not in whole:
+            whole[number] = repository.reader.is_whole(record, packs[record.pack], worker_count())
+        if whole.get(number, True):
+            found[extent] = view
+    return found
+
+
 def _left(version: StoredVersion, file: int, parsed: FileLayout) -> tuple[Any, Sequence[int]]:
     """Return the tree of a file without dropped tensors, and the numbers of the others."""
-    if not any(place[0] == file for place in version.dropped):
+    if not any(place[0] == file for place in version.contents.dropped):
         return parsed.tree, range(len(parsed.tensors))
-    kept = [number for number, tensor in enumerate(parsed.tensors) if version.dropped.isdisjoint(tensor.places(file))]
+    kept = [
+        number
+        for number, tensor in enumerate(parsed.tensors)
+        if version.contents.dropped.isdisjoint(tensor.places(file))
+    ]
     return select_tensors(parsed.tree, kept), kept
 
 
@@ -156,7 +198,7 @@ def outline(version: StoredVersion, leaf: Callable[[str], Any], allow: Sequence[
     for number, layout in enumerate(version.layout.files):
         if not layout.tensors or number in sharded:
             continue
-        prefix = version.prefix(number)
+        prefix = version.contents.prefix(number)
         tree, kept = _left(version, number, version.parsed(number))
         leaves = {index: leaf(path_to_text((*prefix, *layout.tensors[index].path))) for index in kept}
         builder = ObjectBuilder(layout.size - sum(extent.nbytes for extent in layout.extents), allow)

@@ -97,14 +97,14 @@ def subtree_of(version: StoredVersion, chosen: Sequence[str], include: Sequence[
     files = {version.paths[path][0] for path in chosen}
     if include and len(files) == 1:
         named = _common([literal_segments(pattern) for pattern in include])
-        path = version.prefix(files.pop(), version.paths[chosen[0]][1])
+        path = version.contents.prefix(files.pop(), version.paths[chosen[0]][1])
         before = [path_to_text((segment,)) for segment in path]
         if list(named[: len(before)]) == before and len(named) > len(before):
             return common[: len(named) - len(before)]
     if not common and any(len(path) > 1 for path in inside):
         tops = sorted({path_to_text(path[:1]) for path in inside})
         file, tensor = version.paths[next(path for path in chosen if len(version.paths[path][1].path) > 1)]
-        example = path_to_text((*version.prefix(file, tensor), tensor.path[0]))
+        example = path_to_text((*version.contents.prefix(file, tensor), tensor.path[0]))
         raise UsageError(
             f"The chosen tensors lie in {len(tops)} subtrees ({listed(tops)}), and `strip` takes one: "
             f"choose it, as with `include` '{example}/*'."

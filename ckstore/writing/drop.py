@@ -96,7 +96,7 @@ def _left(version: StoredVersion, globs: Sequence[str]) -> list[int]:
     return [
         number
         for number in range(len(version.layout.units))
-        if not (named := version.tensors_of(number)) or not matching.issuperset(named)
+        if not (named := version.contents.tensors_of(number)) or not matching.issuperset(named)
     ]
 
 

@@ -40,10 +40,10 @@ from ckstore.storage.placements import RemovedError
 from ckstore.storage.root import PACKS
 from ckstore.writing.compact import compacted
 from ckstore.writing.describe import describe
+from ckstore.writing.existing import in_place_of, is_there
 from ckstore.writing.nearest import nearest_version
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import AUTO, IngestOptions, Request, request_of
-from ckstore.writing.standing import in_place_of, is_there
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
 from ckstore.writing.tuning import Search, Trials, last_choice, restored, search_space, weight
 
