@@ -45,34 +45,19 @@ def export(
     force: bool = False,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Write tensors of a version to one file, with memory for a few chunks.
+    """Write tensors of a version to one file, with memory for a few chunks; return the paths of those left out.
 
     For safetensors and npz, a tensor that is not contiguous, or a conj or neg view, is held in memory whole.
 
     Parameters
     ----------
-    version
-        The version.
-    target
-        The file; it is written next to it and renamed.
     format
         `safetensors` and `npz` store tensors by name: the text of their path, or the plain name if the version is one
         file with one flat dictionary. `pt` keeps the nesting, plain values, ties, and conj and neg views, and loads
         with ``weights_only=True``: objects of unknown classes become plain dictionaries, parameters tensors.
-    include, exclude
-        Globs over the paths of tensors; see `ckstore.formats.paths.match_texts`.
     strip
         Write one subtree alone: tensors get their names in it, joined by dots as in torch, and `pt` contains the
         subtree itself. Files of a directory, such as the shards of a model, are merged.
-    force
-        Overwrite the target.
-    progress
-        Called with numbers of decoded bytes.
-
-    Returns
-    -------
-    list of str
-        Paths of the tensors that were left out.
 
     Raises
     ------

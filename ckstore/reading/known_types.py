@@ -262,18 +262,8 @@ def _fair(key: Any, depth: int = 0) -> Any:
 class ObjectBuilder:
     """Makes objects of the `Unknown` nodes of one tree; unknown types stay nodes.
 
-    Parameters
-    ----------
-    pickle_bytes
-        Size of the pickle, which limits the memory of objects.
-    allow
-        Further classes, by the names in the pickle: dataclasses, enumerations, named tuples and any other class whose
-        pickle contains its attributes.
-
-    Raises
-    ------
-    `allow` contains a value that is not a class.
-        Something in `allow` is not a class.
+    The size of the pickle limits the memory of objects. `allow` are further classes, by the names in the pickle:
+    dataclasses, enumerations, named tuples and any other class whose pickle contains its attributes.
     """
 
     def __init__(self, pickle_bytes: int, allow: Sequence[type] = ()) -> None:
@@ -287,12 +277,8 @@ class ObjectBuilder:
     def __call__(self, node: Unknown) -> Any:
         """Return the object of a node whose parts are complete; the node itself if its type is unknown.
 
-        Raises
-        ------
-        InputError
-            The objects would take far more memory than the pickle has bytes.
-        UsageError
-            An object of an allowed class cannot be made.
+        Raise `InputError` if the objects would take far more memory than the pickle has bytes, and `UsageError` if an
+        object of an allowed class cannot be made.
         """
         if node.args is None:
             return self._allowed.get(node.name, NAMED.get(node.name, node))

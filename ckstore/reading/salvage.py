@@ -58,23 +58,8 @@ def salvage(
     A damaged file is not written. Its intact tensors are written as `pt`, in their nesting, to a file with the suffix
     `.salvaged.pt`, so that it is not mistaken for the original. It is next to the others, or next to `target`.
 
-    Parameters
-    ----------
-    version
-        The version.
-    target
-        The file or directory to write.
-    force
-        Overwrite the target.
-    progress
-        Called with numbers of bytes that were written.
-
-    Raises
-    ------
-    ConflictError
-        The target exists, and `force` is not set.
-    IntegrityError
-        No part is intact, or the version's document is lost.
+    Raise `ConflictError` if the target exists without `force`, and `IntegrityError` if no part is intact, or the
+    version's document is lost.
     """
     report = SalvageReport()
     document = version.document

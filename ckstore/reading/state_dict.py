@@ -40,25 +40,12 @@ def build(
     """Return the object that `torch.load` would return for a file of a version, on the CPU.
 
     Tensors with a common storage share one again. Parameters stay parameters, other subclasses become plain tensors.
-    Objects of classes that `ckstore.reading.known_types` does not list become `ckstore.formats.Unknown`, safetensors
-    files flat dictionaries.
+    Objects of classes that neither `ckstore.reading.known_types` nor `allow` lists become `ckstore.formats.Unknown`,
+    safetensors files flat dictionaries. With `mmap`, storages that are stored in one piece are mapped instead of read;
+    `checked` compares checksums.
 
-    Parameters
-    ----------
-    version
-        The version.
-    file
-        Number of the file in it.
-    allow
-        Further classes to instantiate.
-    mmap
-        Map storages that are stored in one piece as they are, instead of reading them; `checked` compares checksums.
-
-    Raises
-    ------
-    UsageError
-        The file has no tensors, or a dtype that the installed torch lacks; or `allow` contains a value that is not a
-        class, or a class that cannot be instantiated.
+    Raise `UsageError` if the file has no tensors, or a dtype that the installed torch lacks, or if `allow` contains a
+    value that is not a class, or a class that cannot be instantiated.
     """
     layout = version.layout.files[file]
     path = version.document.files[file].path
@@ -138,19 +125,7 @@ def _left(version: StoredVersion, file: int, parsed: FileLayout) -> tuple[Any, S
 def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] = ()) -> Any:
     """Return the state dict of a torch.distributed.checkpoint, loaded into one process: whole tensors, on the CPU.
 
-    Parameters
-    ----------
-    version
-        The version.
-    directory
-        Directory of the checkpoint; empty if it is the whole version.
-    allow
-        Further classes to instantiate.
-
-    Raises
-    ------
-    UsageError
-        The installed torch lacks a dtype; or see `build`.
+    `directory` is that of the checkpoint; empty if it is the whole version. For errors see `build`.
     """
     tree, paths, rest = sharded_tree(version, directory)
     tensors = [version.paths[path] for path in paths]
@@ -178,17 +153,7 @@ def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] 
 
 
 def outline(version: StoredVersion, leaf: Callable[[str], Any], allow: Sequence[type] = ()) -> Any:
-    """Return the tree of `Version.state_dict` with other objects in place of the tensors.
-
-    Parameters
-    ----------
-    version
-        The version.
-    leaf
-        Makes the object for a tensor's path.
-    allow
-        Further classes to instantiate.
-    """
+    """Return the tree of `Version.state_dict` with `leaf(path)` in place of each tensor."""
     found: dict[str, Any] = {}
     for directory in sharded_directories(version):
         tree, paths, rest = sharded_tree(version, directory)

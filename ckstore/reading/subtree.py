@@ -35,23 +35,10 @@ def format_for(
     globs: bool = False,
     strip: bool = False,
 ) -> Literal["original"] | Format:
-    """Return the format of a checkout.
+    """Return the format of a checkout: the given one, or that of the target's suffix if tensors are chosen.
 
-    Parameters
-    ----------
-    version
-        The version. Globs choose files of a directory, and tensors of a file.
-    target
-        The target; its suffix selects a format if tensors are chosen and no format is given.
-    format
-        The given format.
-    globs, strip
-        Whether globs, or names within a subtree, are given.
-
-    Raises
-    ------
-    UsageError
-        Tensors are chosen, and neither `format` nor `target` gives a format.
+    `globs` and `strip` tell whether globs, or names within a subtree, are given; globs choose files of a directory, and
+    tensors of a file. Raise `UsageError` if tensors are chosen, and neither `format` nor `target` gives a format.
     """
     choose = "give `format` safetensors, pt or npz, or let the target's name end with one of these"
     if strip and format == "original":
@@ -67,12 +54,9 @@ def format_for(
 
 
 def chosen_tensors(version: StoredVersion, include: Sequence[str], exclude: Sequence[str]) -> list[str]:
-    """Return the paths of the tensors that globs choose; see `ckstore.formats.paths.match_texts`.
+    """Return the paths of the tensors that globs choose; raise `NotFoundError` if none matches.
 
-    Raises
-    ------
-    NotFoundError
-        No tensor matches.
+    See `ckstore.formats.paths.match_texts`.
     """
     paths = list(version.paths)
     chosen = [paths[number] for number in match_texts(paths, include, exclude)]
@@ -85,12 +69,8 @@ def subtree_of(version: StoredVersion, chosen: Sequence[str], include: Sequence[
     """Return the path, within its file, of the subtree of the chosen tensors.
 
     It is the common prefix of all globs, such as `model` in `model/h.*`, or else of the paths of all tensors. The files
-    of a directory are not subtrees: shards may have one in common.
-
-    Raises
-    ------
-    UsageError
-        The tensors lie in several subtrees.
+    of a directory are not subtrees: shards may have one in common. Raise `UsageError` if the tensors lie in several
+    subtrees.
     """
     inside = {version.paths[path][1].path for path in chosen}
     common = _common([path[:-1] for path in inside])
@@ -125,10 +105,7 @@ def _common(paths: Iterable[Sequence[_S]]) -> tuple[_S, ...]:
 def stripped_names(version: StoredVersion, chosen: Sequence[str], subtree: TensorPath) -> list[str]:
     """Return the names of chosen tensors below a subtree: the rest of their paths, joined by dots as in torch.
 
-    Raises
-    ------
-    UsageError
-        Two tensors would get the same name.
+    Raise `UsageError` if two tensors would get the same name.
     """
     found: dict[str, str] = {}
     for path in chosen:

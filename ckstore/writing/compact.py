@@ -59,14 +59,9 @@ class CompactReport:
 
 
 def due(repository: Repository, run: str | None = None, *, keep: int | None = None) -> list[VersionRow]:
-    """Return the hot versions that are due for compaction, in order.
+    """Return the hot versions that are due for compaction, in order; by default those of all runs.
 
-    Parameters
-    ----------
-    run
-        Versions of this run; by default of all runs.
-    keep
-        Number of a run's latest versions that stay hot; by default the policy's.
+    `keep` is the number of a run's latest versions that stay hot; by default the policy's.
     """
     catalog = repository.catalog
     found = []
@@ -80,11 +75,7 @@ def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Pro
     """Encode hot versions, each in its own commit. Hot ancestors are encoded first.
 
     Values, content ids and version ids do not change. If the process is killed, each version is hot or encoded.
-
-    Parameters
-    ----------
-    progress
-        Called with numbers of encoded bytes.
+    `progress` is called with numbers of encoded bytes.
     """
     report = CompactReport()
     for row in rows:
@@ -148,18 +139,12 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
             objects = store_objects(repository, writer, repository.reader, scanned, request, progress)
             with Change(repository, writer) as change:
                 change.check_unencoded()
-                change.register_pending()
                 document, blobs = describe(
                     repository, row.number, scanned, request, [objects[content] for content in scanned.contents]
                 )
                 document = replace(document, created=before.created, facts=before.facts, replaces=before.replaces)
                 change.finish(document, blobs, again=True)
-                change.commit(
-                    {"change": "compact", "version": row.number},
-                    frees=partial(_raw_packs, stored, document),
-                    lease=lease,
-                    before=row,
-                )
+                change.commit_encoded(row, lease, partial(_raw_packs, stored, document))
     return within_budget(repository, catalog.version(row.number), before.hot.budget)
 
 

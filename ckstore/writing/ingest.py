@@ -4,7 +4,8 @@ request  = request_of(options)                 # checks the options
 scanned  = open_source(source)                 # parses files or a state dict
 stored   = store_objects(writer, ...)          # reads once; looks up, estimates, plans, encodes, writes
 document = describe(stored, ...)               # the metadata of the version
-Change.finish(document); Change.commit()       # a trial is evaluated instead of committed
+Change.finish(document)                        # the packs are durable
+Change.commit_version()                        # a trial is evaluated instead of committed
 """
 
 from __future__ import annotations
@@ -201,7 +202,6 @@ class _Ingestion:
             stored = store_raw(writer, repository.resolver, scanned, windows, self._progress, share=share)
             is_hot = any(item.is_raw for item in stored.values())
             with Change(repository, writer) as change:
-                change.register_pending()
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, hot=is_hot)
                 change.finish(document, blobs)
@@ -261,7 +261,6 @@ class _Ingestion:
             writer = ObjectWriter(pack)
             stored = store_objects(repository, writer, self._reader, scanned, request, progress)
             with Change(repository, writer) as change:
-                change.register_pending()
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, found)
                 change.finish(document, blobs, trial=trial)
@@ -280,9 +279,7 @@ class _Ingestion:
             with change.version() as version:
                 check_restores(version, self._progress)
         needs = _needs(stored, change.writer)
-        change.commit(needs=needs, replace=request.replace, heals=request.heals, lease=self._lease)
-        assert change.row is not None
-        return change.row.number
+        return change.commit_version(needs, self._lease, replaces=request.replace, heals=request.heals)
 
 
 def _needs(stored: Mapping[str, Stored], writer: ObjectWriter) -> set[str]:

@@ -23,7 +23,7 @@ from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.objects.units import Unit
 from ckstore.repository import Repository
-from ckstore.runtime.threads import in_turn, one_ahead, worker_count
+from ckstore.runtime.threads import batches, in_turn, one_ahead, worker_count
 from ckstore.scanning.held import WINDOW
 from ckstore.scanning.scan import held_windows
 from ckstore.scanning.scanned import ScannedVersion
@@ -33,7 +33,7 @@ from ckstore.writing.request import Request
 #: Objects that are estimated and planned together, with their content ids.
 Window = list[tuple[str, Unit]]
 
-#: Bytes of objects that are looked up and written together.
+#: Bytes of objects that are looked up and written together: the catalog is queried for many, and writing starts early.
 _BATCH = 4 << 20
 
 
@@ -68,12 +68,7 @@ def store_objects(
 ) -> dict[str, Stored]:
     """Write the objects that the store lacks; return all objects of the version, by content id.
 
-    An unhashed version is read once, during the encoding.
-
-    Raises
-    ------
-    InputError
-        A file changed since it was scanned.
+    An unhashed version is read once, during the encoding. Raise `InputError` if a file changed since it was scanned.
     """
     progress = in_turn(progress)
     resolver = repository.resolver
@@ -87,7 +82,8 @@ def store_objects(
         ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
     ):
         windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
-        for batch in _batches(_encoded(pool, estimator, windows, budget)):
+        encoded = _encoded(pool, estimator, windows, budget)
+        for batch in batches(encoded, lambda job: job.unit.nbytes, _BATCH):
             # Objects that the store knows by content id are not encoded. A second record of a coarse object could name
             # itself as its base.
             known = resolver.known(job.encoded.record.id for job in batch if not job.encoded.record.is_exact)
@@ -122,12 +118,8 @@ def store_raw(
 ) -> dict[str, Stored]:
     """Write the objects that the store lacks, unencoded; return all objects of the version, by content id.
 
-    `windows` are those of `all_windows`. Without `share`, objects that only hot versions have are written again.
-
-    Raises
-    ------
-    InputError
-        A file changed since it was scanned.
+    `windows` are those of `all_windows`. Without `share`, objects that only hot versions have are written again. Raise
+    `InputError` if a file changed since it was scanned.
     """
     known: dict[str, Stored] = {}
     for numbers in windows:
@@ -183,13 +175,7 @@ def _encoded(
 
 
 class _Objects:
-    """The objects of a version that the store lacks, window by window.
-
-    Attributes
-    ----------
-    known
-        Stored objects by content id; at first, those that the store already had.
-    """
+    """The objects of a version that the store lacks, window by window; `known` are the stored ones, by content id."""
 
     def __init__(self, reader: ObjectReader, resolver: CatalogResolver, scanned: ScannedVersion) -> None:
         self.known: dict[str, Stored] = {}
@@ -209,16 +195,7 @@ class _Objects:
             present = todo.setdefault(content, unit)
             if estimator.may_be_coarse(present) and not estimator.may_be_coarse(unit):
                 todo[content] = unit
-        window: Window = []
-        filled = 0
-        for item in todo.items():
-            window.append(item)
-            filled += item[1].nbytes
-            if filled >= WINDOW:
-                yield window
-                window, filled = [], 0
-        if window:
-            yield window
+        yield from batches(todo.items(), lambda item: item[1].nbytes, WINDOW)
 
     def streamed(self, windows: Iterator[list[int]], budget: Budget) -> Iterator[Window]:
         """Yield the windows of an exact version that is read while it is stored."""
@@ -240,17 +217,3 @@ class _Objects:
             self.known[content] = Stored(content)
             record = self._resolver.record(content)
             budget.add(record.nbytes_of_values, cost(record.full_work), cost(self._reader.work(record)))
-
-
-def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:
-    """Group encoded objects by bytes: the catalog is queried for many at once, and writing starts early."""
-    batch: list[_Job] = []
-    filled = 0
-    for job in encoded:
-        batch.append(job)
-        filled += job.unit.nbytes
-        if filled >= _BATCH:
-            yield batch
-            batch, filled = [], 0
-    if batch:
-        yield batch
