@@ -222,9 +222,13 @@ class StoredVersion:
     def crcs(self, file: int) -> list[int]:
         """Return the CRC-32 of each checked range of a file."""
         counts = [len(layout.checked) for layout in self.layout.files]
-        blob = self._settled(lambda: self.repository.resolver.blob(self.document.crcs, self.row.pack, 4 * sum(counts)))
         before = sum(counts[:file])
-        return [int(crc) for crc in np.frombuffer(blob, "<u4")[before : before + counts[file]]]
+        return [int(crc) for crc in np.frombuffer(self.all_crcs(), "<u4")[before : before + counts[file]]]
+
+    def all_crcs(self) -> bytes:
+        """Return the CRC-32 of all checked ranges, file by file, as they are stored."""
+        size = 4 * sum(len(layout.checked) for layout in self.layout.files)
+        return self._settled(lambda: self.repository.resolver.blob(self.document.crcs, self.row.pack, size))
 
     def source(self, file: int, *, gaps: bool = False) -> CompositeSource:
         """Return the original file, composed of its skeleton and of chunks decoded on read.

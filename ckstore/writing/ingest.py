@@ -30,7 +30,7 @@ from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import in_turn
 from ckstore.scanning.metrics import metrics_inside
-from ckstore.scanning.scan import hash_version
+from ckstore.scanning.scan import hash_version, held_windows
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.scanning.source import open_source
 from ckstore.storage import reserve
@@ -259,7 +259,9 @@ class _Ingestion:
         repository, scanned = self._repository, self._scanned
         with PackWriter(repository.path, "encoded") as pack:
             writer = ObjectWriter(pack)
-            stored = store_objects(repository, writer, self._reader, scanned, request, progress)
+            windows = None if scanned.is_hashed else held_windows(scanned, progress)
+            stored = store_objects(repository, writer, self._reader, scanned, request, progress, windows)
+            scanned.settle()
             with Change(repository, writer) as change:
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, found)
