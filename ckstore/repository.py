@@ -58,7 +58,7 @@ def _close_opened() -> None:
 
 
 class Repository:
-    """The parts of an open store that operations, views and encoders use.
+    """The parts of an open store that other rooms use: the catalog is the index, packs hold the bytes.
 
     Parameters
     ----------
@@ -75,12 +75,6 @@ class Repository:
     ----------
     path
         The store's directory; for a remote store that of its mirror.
-    catalog
-        The index.
-    packs
-        The bytes.
-    cache_bytes
-        Limit of the cache.
     has_stored
         Whether this repository has stored a version; later ones are stored against its cached objects.
     """

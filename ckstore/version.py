@@ -358,7 +358,7 @@ class Version(Mapping[str, "LazyTensor"]):
         from ckstore.reading.state_dict import build, build_sharded
 
         if not mmap:
-            self._stored.foresee()
+            self._stored.prefetch()
         if not self._stored.document.is_directory:
             return build(self._stored, 0, allow, mmap=mmap)
         found: dict[str, Any] = {}

@@ -13,8 +13,9 @@ from unittest import mock
 import hypothesis
 import pytest
 
-from ckstore import policy
+from ckstore import Store, init, policy
 from tests import places
+from tests.checkpoints import scratch
 from tests.object_store import object_store
 from tools import runs
 
@@ -131,3 +132,17 @@ def frozen_run(trained_runs: Path) -> list[Path]:
 def ema_run(trained_runs: Path) -> list[Path]:
     """Checkpoints of a tiny GPT with tied embeddings and an EMA copy of its weights, oldest first."""
     return runs.train("ema", trained_runs, tier="tiny")
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A directory in memory, where a store syncs quickly."""
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def store(directory: Path) -> Iterator[Store]:
+    """An empty store in `directory`."""
+    with init(directory / "store") as opened:
+        yield opened

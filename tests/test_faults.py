@@ -277,7 +277,7 @@ def test_an_ingest_after_one_whose_packs_could_not_be_removed(
     def interrupted(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Change, "commit", interrupted)
+    monkeypatch.setattr(Change, "commit_version", interrupted)
     monkeypatch.setattr("ckstore.commit.change.remove_uncommitted", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.ingest(paths[1], run="a")
@@ -306,15 +306,15 @@ def test_objects_that_go_before_the_commit(
     store: ckstore.Store, paths: list[Path], known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that refers to them, or has objects stored against them, is not committed."""
-    commit = Change.commit
+    commit = Change.commit_version
 
-    def interposed(self: Change, *arguments: Any, **options: Any) -> None:
+    def interposed(self: Change, *arguments: Any, **options: Any) -> int:
         with Catalog(store.path, "a") as other:
             for pack in other.packs():
                 other.remove_objects([place for place, _ in other.objects_in(pack.name)])
-        commit(self, *arguments, **options)
+        return commit(self, *arguments, **options)
 
-    monkeypatch.setattr(Change, "commit", interposed)
+    monkeypatch.setattr(Change, "commit_version", interposed)
     with pytest.raises(ConflictError, match="ingest it again"):
         store.ingest(paths[0] if known else paths[1], run="b" if known else "a")
     assert len(store._catalog.versions()) == 1

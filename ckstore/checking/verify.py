@@ -159,7 +159,7 @@ def _check_versions(
                 report.bytes += nbytes
                 if problem:
                     for version, number in places:
-                        names = version.names(number)
+                        names = version.contents.names(number)
                         affected.setdefault((problem, tuple(names)), set()).add(version.row.number)
                         report.damaged.setdefault(version.row.number, []).extend(names)
                 if progress is not None:
@@ -227,7 +227,7 @@ def check_restores(version: StoredVersion, progress: Callable[[int], None] | Non
     """
     from ckstore.reading.checkout import checked_blocks
 
-    changed = {file for file in range(len(version.document.files)) if version.is_changed(file)}
+    changed = {file for file in range(len(version.document.files)) if version.contents.is_changed(file)}
     for file in range(len(version.document.files)):
         if file in changed:
             version.skeleton(file)
@@ -240,7 +240,7 @@ def check_restores(version: StoredVersion, progress: Callable[[int], None] | Non
             continue
         _, nbytes, problem = _check_object(version.repository.reader, _ids(version, number), unit)
         if problem:
-            named = f"{listed(version.names(number))} of version {version.row.number}"
+            named = f"{listed(version.contents.names(number))} of version {version.row.number}"
             raise IntegrityError(f"{named}: {problem.rstrip('.')}; run `ckstore verify`.")
         if progress is not None:
             progress(nbytes)
@@ -251,7 +251,7 @@ def check_objects(version: StoredVersion) -> None:
     for number, unit in enumerate(version.layout.units):
         _, _, problem = _check_object(version.repository.reader, _ids(version, number), unit)
         if problem:
-            named = f"{listed(version.names(number))} of version {version.row.number}"
+            named = f"{listed(version.contents.names(number))} of version {version.row.number}"
             raise IntegrityError(f"{named}: {problem.rstrip('.')}; run `ckstore verify`.")
 
 

@@ -147,7 +147,7 @@ def _salvage(version: Version, target: Path, *, force: bool) -> None:
         print_line(f"ckstore: {path} is lost: {why}", err=True)
     whole = f"{counted(len(report.files), 'whole file')}, {counted(tensors, 'tensor')} of others"
     print_line(f"{version.name} (version {version.number}) -> {target}  {whole}")
-    dropped = {version._stored.document.files[number].path for number, _ in version._stored.dropped}
+    dropped = {version._stored.document.files[number].path for number, _ in version._stored.contents.dropped}
     if report.lost_files and not report.lost_tensors and dropped.issuperset(report.lost_files):
         raise IntegrityError(
             f"Version {version.number} is not damaged, but it has dropped "

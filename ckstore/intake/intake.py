@@ -79,14 +79,8 @@ class Ingested:
 class Batch:
     """The treatment of all inputs of a batch.
 
-    Attributes
-    ----------
-    options
-        The options of each ingest.
-    deletes
-        Whether to delete an input once its version is compared with it.
-    follows
-        Whether the first version of a new run follows the nearest stored version.
+    With `deletes`, an input is deleted once its version is compared with it. With `follows`, the first version of a new
+    run follows the nearest stored version.
     """
 
     options: IngestOptions = field(default_factory=IngestOptions)
@@ -95,13 +89,7 @@ class Batch:
 
 
 class Intake:
-    """Stores checkpoints in a store.
-
-    Parameters
-    ----------
-    repository
-        The store. It stays open when the intake is closed.
-    """
+    """Stores checkpoints in a store, which stays open when the intake is closed."""
 
     def __init__(self, repository: Repository) -> None:
         self.repository = repository
@@ -169,12 +157,8 @@ class Intake:
     ) -> Iterator[Ingested]:
         """Store the inputs of a plan in order; yield each outcome. A failed input does not stop the others.
 
-        Parameters
-        ----------
-        name
-            Tag for the last version.
-        executor
-            Its workers store the versions, a task for each run; `progress` is then called once for each.
+        `name` is a tag for the last version. The workers of an `executor` store the versions, a task for each run;
+        `progress` is then called once for each.
         """
         repository = self.repository
         repository.require_writable()

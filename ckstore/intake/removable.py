@@ -10,13 +10,7 @@ from ckstore.errors import InputError
 
 
 class Removable:
-    """A file or directory tree before its ingest, to be removed afterwards if unchanged.
-
-    Parameters
-    ----------
-    path
-        Path of the input.
-    """
+    """A file or directory tree before its ingest, to be removed afterwards if unchanged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,10 +36,7 @@ class Removable:
     def remove(self) -> None:
         """Remove files, links and then empty directories; later additions stay.
 
-        Raises
-        ------
-        InputError
-            The path is a link, or a file has changed; this file and later ones stay.
+        Raise `InputError` if the path is a link, or a file has changed; this file and later ones stay.
         """
         if self.path.is_symlink():
             raise InputError(f"{self.path} is stored, but it is a link; remove its target yourself.")

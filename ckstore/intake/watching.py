@@ -64,10 +64,7 @@ def watch(
 class _Watcher:
     """Stores complete inputs in one run.
 
-    Attributes
-    ----------
-    waits
-        Whether the last attempt failed because the disk was full or the store locked.
+    `waits` tells whether the last attempt failed because the disk was full or the store locked.
     """
 
     def __init__(self, intake: Intake, watched: Watched, batch: Batch, step_from: StepSource | None) -> None:
@@ -139,13 +136,7 @@ class _Watcher:
 
 
 class _Changes:
-    """Changes in directories, as the system reports them.
-
-    Attributes
-    ----------
-    are_told
-        Whether the system reports changes.
-    """
+    """Changes in directories; `are_told` tells whether the system reports them."""
 
     def __init__(self) -> None:
         self.are_told = False

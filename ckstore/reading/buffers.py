@@ -43,30 +43,23 @@ def fill(
     *,
     keep: bool = True,
 ) -> None:
-    """Fill all destinations; decode each chunk once.
+    """Fill all destinations; decode each chunk once. With `keep`, chunks stay in the store's cache.
 
-    Parameters
-    ----------
-    version
-        Version to read.
-    requests
-        Ranges and their destinations.
-    progress
-        Called with numbers of bytes that were filled, by this thread.
-    keep
-        Keep chunks in the store's cache.
+    `progress` is called with numbers of bytes that were filled, by this thread.
     """
     places: dict[tuple[int, int], list[tuple[int, int, Bytes]]] = {}
     for request in requests:
         position = 0
         size = _part_size(version, request)
-        for number, chunk, start, stop in version.cover(request.file, request.extent, request.first, request.last):
+        for number, chunk, start, stop in version.contents.cover(
+            request.file, request.extent, request.first, request.last
+        ):
             nbytes = (stop - start) * size
             out = request.out[position : position + nbytes]
             places.setdefault((number, chunk), []).append((start, stop, out))
             position += nbytes
 
-    version.foresee(places)
+    version.prefetch(places)
 
     def work(place: tuple[int, int]) -> int:
         parts = places[place]
@@ -94,12 +87,7 @@ def read(version: StoredVersion, file: int, extent: int, first: int, last: int) 
 def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Sequence[Selection]) -> npt.NDArray[Any]:
     """Return the elements of a tensor at combinations of positions, as unsigned integers (complex128: 16 raw bytes).
 
-    Parameters
-    ----------
-    version, file, tensor
-        Version, file number and tensor.
-    wanted
-        For each axis a range, or ascending positions; see `ckstore.reading.gather.gather`.
+    `wanted` has a range, or ascending positions, for each axis; see `ckstore.reading.gather.gather`.
     """
     dtype = bits_dtype(tensor.dtype)
     if tensor.shards:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.formats.directory import leads_out
-from ckstore.formats.layout import Checked, FileLayout
+from ckstore.formats.layout import Checked
 from ckstore.formats.paths import match_texts
 from ckstore.formats.skeleton import Checks, pieces
 from ckstore.formats.sources import PERMISSIONS
@@ -24,7 +24,7 @@ from ckstore.runtime.checksum import crc32
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.local_path import local_path
 from ckstore.runtime.sha256 import StreamSha256
-from ckstore.runtime.threads import in_order, worker_count
+from ckstore.runtime.threads import batches, in_order, worker_count
 from ckstore.storage import durable
 from ckstore.storage.writeback import Writeback
 
@@ -39,6 +39,9 @@ _GROUP = 2 << 20
 #: A piece of a file.
 Block = bytes | memoryview
 
+#: A range of elements in an extent, or of bytes in the skeleton if the extent is negative.
+_Stretch = tuple[int, int, int]
+
 
 @collection_seldom()
 def checkout(
@@ -50,28 +53,11 @@ def checkout(
     force: bool = False,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Write a version's file or directory tree to `target`.
+    """Write a version's file or directory tree to `target`; return the paths of files and links that were left out.
 
     Everything is written next to the target and renamed once it is complete and its SHA-256 matches the original. Files
-    with coarse values get matching checksums. With `force`, a directory replaces everything at `target`.
-
-    Parameters
-    ----------
-    version
-        The version.
-    target
-        The file or directory to write.
-    include, exclude
-        Globs over the paths of a directory's files; see `chosen_entries`.
-    force
-        Overwrite the target.
-    progress
-        Called with numbers of bytes that were written.
-
-    Returns
-    -------
-    list of str
-        Paths of the files and links that were left out.
+    with coarse values get matching checksums. With `force`, a directory replaces everything at `target`. Globs choose
+    files of a directory; see `chosen_entries`. `progress` is called with numbers of written bytes.
 
     Raises
     ------
@@ -83,18 +69,18 @@ def checkout(
         No file matches, or the version has dropped tensors of one.
     """
     document = version.document
-    version.foresee()
+    version.prefetch()
     if document.is_directory:
         chosen = chosen_entries(version, include, exclude)
-        version.require_whole(number for number, entry in enumerate(document.files) if entry.path in chosen)
-        with beside(target, force=force, directory=True) as made:
+        version.contents.require_whole(number for number, entry in enumerate(document.files) if entry.path in chosen)
+        with staged(target, force=force, directory=True) as made:
             _write_tree(version, chosen, made, progress)
         entries = [entry.path for entry in document.files] + [path for path, _ in document.links]
         return [path for path in entries if path not in chosen]
-    version.require_whole([0])
+    version.contents.require_whole([0])
     if os.path.isdir(target):  # which raises no error for any path
         target = target / version.document.files[0].path
-    with beside(target, force=force) as made:
+    with staged(target, force=force) as made:
         _write_file(version, 0, made, progress)
     return []
 
@@ -102,19 +88,8 @@ def checkout(
 def chosen_entries(version: StoredVersion, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> set[str]:
     """Return the paths of the files, links and directories of a directory version that globs choose.
 
-    Chosen files include their directories, chosen links their targets.
-
-    Parameters
-    ----------
-    version
-        A version that is a directory.
-    include, exclude
-        Globs over the paths; see `ckstore.formats.paths.match_texts`.
-
-    Raises
-    ------
-    NotFoundError
-        No file or link is chosen.
+    Chosen files include their directories, chosen links their targets. Raise `NotFoundError` if no file or link is
+    chosen. For the globs see `ckstore.formats.paths.match_texts`.
     """
     document = version.document
     links = dict(document.links)
@@ -140,7 +115,7 @@ def chosen_entries(version: StoredVersion, include: Sequence[str] = (), exclude:
 
 
 @contextmanager
-def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Path]:
+def staged(target: Path, *, force: bool, directory: bool = False) -> Iterator[Path]:
     """Yield a path next to `target`, which replaces the target after the block, or is removed on an error.
 
     Remains of killed processes next to `target` are removed.
@@ -235,7 +210,9 @@ def _write_file(version: StoredVersion, number: int, place: Path, progress: Prog
         writeback = Writeback(out.fileno())
         try:
             blocks = (
-                coarse_blocks(version, number, out) if version.is_changed(number) else checked_blocks(version, number)
+                coarse_blocks(version, number, out)
+                if version.contents.is_changed(number)
+                else checked_blocks(version, number)
             )
             for block in blocks:
                 write_all(out, block)
@@ -276,7 +253,7 @@ def write_file(version: StoredVersion, out: BinaryIO, include: Sequence[str] = (
             f"Version {version.row.number} is a directory; check it out as a whole, or choose a single file with "
             f"`include`: it matches {len(numbers)}."
         )
-    if not version.is_changed(numbers[0]):
+    if not version.contents.is_changed(numbers[0]):
         for block in checked_blocks(version, numbers[0]):
             out.write(block)
     else:
@@ -327,42 +304,30 @@ def write_all(out: BinaryIO, block: bytes | memoryview) -> None:
 
 def file_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
     """Yield the bytes of a file in order; a pool of threads decodes chunks ahead."""
-    layout = version.layout.files[number]
     skeleton = version.skeleton(number)
 
-    def work(stretches: list[_Stretch]) -> list[Block]:
+    def work(stretches: list[tuple[_Stretch, int]]) -> list[Block]:
         return [
             skeleton[first:last] if extent < 0 else version.read_extent(number, extent, first, last)
-            for extent, first, last in stretches
+            for (extent, first, last), _ in stretches
         ]
 
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-        for blocks in in_order(pool, work, _stretches(version, number, layout), 2 * worker_count()):
+        # A thread gets many small chunks at once.
+        groups = batches(_stretches(version, number), lambda item: item[1], _GROUP)
+        for blocks in in_order(pool, work, groups, 2 * worker_count()):
             yield from blocks
 
 
-#: A range of elements in an extent, or of bytes in the skeleton if the extent is negative.
-_Stretch = tuple[int, int, int]
-
-
-def _stretches(version: StoredVersion, number: int, layout: FileLayout) -> Iterator[list[_Stretch]]:
-    """Yield all ranges of a file in order, grouped, so that a thread gets many small chunks at once."""
-    group: list[_Stretch] = []
-    filled = position = 0
+def _stretches(version: StoredVersion, number: int) -> Iterator[tuple[_Stretch, int]]:
+    """Yield all ranges of a file in order, with their bytes."""
+    layout = version.layout.files[number]
+    position = 0
     for piece in pieces(layout):
         if piece.extent < 0:
-            length = piece.stop - piece.start
-            found = [(-1, position, position + length)]
-            position += length
-            size = 1
-        else:
-            found = [(piece.extent, first, last) for first, last in version.stretches(number, piece.extent)]
-            size = ITEM_SIZES[layout.extents[piece.extent].dtype]
-        for stretch in found:
-            group.append(stretch)
-            filled += (stretch[2] - stretch[1]) * size
-            if filled >= _GROUP:
-                yield group
-                group, filled = [], 0
-    if group:
-        yield group
+            start, position = position, position + piece.stop - piece.start
+            yield (-1, start, position), position - start
+            continue
+        size = ITEM_SIZES[layout.extents[piece.extent].dtype]
+        for first, last in version.contents.stretches(number, piece.extent):
+            yield (piece.extent, first, last), (last - first) * size

@@ -17,7 +17,7 @@ from ckstore.formats.layout import Path as TensorPath
 from ckstore.formats.torch.writer import write_torch
 from ckstore.formats.trees import replace_tensors, select_tensors, tensor_numbers
 from ckstore.reading.buffers import read_tensor
-from ckstore.reading.checkout import Block, beside
+from ckstore.reading.checkout import Block, staged
 from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
 from ckstore.reading.subtree import Format, chosen_tensors, stripped_names, subtree_of
 from ckstore.runtime.threads import in_order, worker_count
@@ -45,34 +45,19 @@ def export(
     force: bool = False,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Write tensors of a version to one file, with memory for a few chunks.
+    """Write tensors of a version to one file, with memory for a few chunks; return the paths of those left out.
 
     For safetensors and npz, a tensor that is not contiguous, or a conj or neg view, is held in memory whole.
 
     Parameters
     ----------
-    version
-        The version.
-    target
-        The file; it is written next to it and renamed.
     format
         `safetensors` and `npz` store tensors by name: the text of their path, or the plain name if the version is one
         file with one flat dictionary. `pt` keeps the nesting, plain values, ties, and conj and neg views, and loads
         with ``weights_only=True``: objects of unknown classes become plain dictionaries, parameters tensors.
-    include, exclude
-        Globs over the paths of tensors; see `ckstore.formats.paths.match_texts`.
     strip
         Write one subtree alone: tensors get their names in it, joined by dots as in torch, and `pt` contains the
         subtree itself. Files of a directory, such as the shards of a model, are merged.
-    force
-        Overwrite the target.
-    progress
-        Called with numbers of decoded bytes.
-
-    Returns
-    -------
-    list of str
-        Paths of the tensors that were left out.
 
     Raises
     ------
@@ -89,7 +74,7 @@ def export(
     chosen = chosen_tensors(version, include, exclude)
     subtree = subtree_of(version, chosen, include) if strip else None
     names = _names(version, chosen) if subtree is None else stripped_names(version, chosen, subtree)
-    with beside(target, force=force) as made, _created(made) as out:
+    with staged(target, force=force) as made, _created(made) as out:
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             reader = _TensorReader(version, pool, progress)
             if format == "pt":
@@ -130,12 +115,7 @@ class _TensorReader:
 
     def extent(self, file: int, extent: int, first: int = 0, last: int | None = None) -> Iterator[Block]:
         """Yield the bytes of an extent, or of its elements from `first` to before `last`."""
-        stop = self._version.layout.files[file].extents[extent].count if last is None else last
-        stretches = (
-            (max(first, low), min(stop, high))
-            for low, high in self._version.stretches(file, extent)
-            if low < stop and high > first
-        )
+        stretches = self._version.contents.stretches(file, extent, first, last)
 
         def work(stretch: tuple[int, int]) -> Block:
             return self._version.read_extent(file, extent, *stretch)

@@ -28,23 +28,9 @@ SPARSE = 1 << 21
 
 
 def gather(read: Read, dtype: np.dtype[Any], offset: int, strides: Sequence[int], wanted: Sequence[Selection]) -> Array:
-    """Return the elements at all combinations of positions, as a new contiguous array.
+    """Return the elements at all combinations of positions, as a new contiguous array of one axis for each of `wanted`.
 
-    Parameters
-    ----------
-    read
-        Reads the extent; see `Read`.
-    dtype
-        Dtype of the elements.
-    offset, strides
-        Place of the tensor, in elements of the extent; strides are not negative.
-    wanted
-        Positions for each axis, all within the tensor.
-
-    Returns
-    -------
-    ndarray
-        Its shape is the number of positions along each axis.
+    The tensor lies at `offset` in the extent, in elements; its `strides` are not negative.
     """
     shape = tuple(len(positions) for positions in wanted)
     if 0 in shape:

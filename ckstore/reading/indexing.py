@@ -15,24 +15,10 @@ _ALL = slice(None)
 
 
 def parse_key(key: Any, shape: tuple[int, ...]) -> tuple[list[Selection], tuple[Any, ...]]:
-    """Split an indexing expression into positions to read, and an expression for the resulting array.
+    """Split an indexing expression of NumPy into positions to read, and an index of the resulting array.
 
-    Parameters
-    ----------
-    key
-        Any index that NumPy accepts: integers, slices, `...`, None, arrays of integers or bools, tuples of these.
-    shape
-        Shape of the indexed array.
-
-    Returns
-    -------
-    tuple
-        The positions to read for each axis, and the expression that turns their box into the result.
-
-    Raises
-    ------
-    IndexError
-        As NumPy would.
+    Return the positions to read for each axis, and the expression that turns their box into the result. Raise
+    `IndexError` as NumPy would.
 
     Examples
     --------

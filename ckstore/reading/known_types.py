@@ -93,11 +93,6 @@ def _default_dict(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> 
     return collections.defaultdict(args[0] if args else None, ((_fair(key), value) for key, value in items))
 
 
-def _counter(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
-    _require(state is None and not items and len(args) <= 1 and all(isinstance(counts, dict) for counts in args))
-    return collections.Counter(*args)
-
-
 def _deque(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
     _require(state is None and len(args) <= 2)
     first, longest = (*args, (), None)[:2] if args else ((), None)
@@ -110,24 +105,18 @@ def _uuid(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
     return uuid.UUID(int=state["int"])
 
 
-def _fraction(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+def _fraction(*args: Any) -> Any:
     text = len(args) == 1 and isinstance(args[0], str) and _FRACTION.fullmatch(args[0])
-    _require(state is None and not items and bool(text or all(isinstance(part, int) for part in args)))
+    _require(bool(text or all(isinstance(part, int) for part in args)))
     return fractions.Fraction(*args)
 
 
-def _bytearray(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
-    _require(state is None and not items)
+def _bytearray(*args: Any) -> Any:
     if len(args) == 2:
         _require(isinstance(args[0], str) and args[1] in ("latin-1", "latin1"))
         return bytearray(args[0], "latin-1")
     _require(all(isinstance(data, bytes) for data in args))
     return bytearray(*args)
-
-
-def _text_version(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
-    _require(state is None and not items and len(args) == 1 and type(args[0]) is str)
-    return torch.torch_version.TorchVersion(args[0])
 
 
 def _dtype(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
@@ -175,16 +164,12 @@ def _reconstruct(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> A
     return array if dtype.isnative or dtype.fields else array.astype(dtype.newbyteorder("="), order="K")
 
 
-def _from_buffer(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> Any:
     """`_frombuffer(data, dtype, shape, order)`, as protocol 5 writes arrays."""
-    data, dtype, shape, order = args
-    _require(state is None and not items)
     return _array(shape, dtype, data, order)
 
 
-def _scalar(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
-    dtype, data = args
-    _require(state is None and not items)
+def _scalar(dtype: Any, data: Any) -> Any:
     return _array((1,), dtype, data, "C")[0]
 
 
@@ -203,13 +188,13 @@ NAMED: dict[str, Any] = {
 #: Makers of objects by the name that the pickle calls.
 MAKERS: dict[str, _Make] = {
     "argparse.Namespace": _with_state(argparse.Namespace),
-    "builtins.bytearray": _bytearray,
+    "builtins.bytearray": _called(_bytearray),
     "builtins.dict": _mapping(dict),
     "builtins.frozenset": _elements(frozenset),
     "builtins.range": _called(range, int),
     "builtins.set": _elements(set),
     "builtins.slice": _called(slice),
-    "collections.Counter": _counter,
+    "collections.Counter": _called(collections.Counter, dict),
     "collections.OrderedDict": _mapping(collections.OrderedDict),
     "collections.defaultdict": _default_dict,
     "collections.deque": _deque,
@@ -219,11 +204,11 @@ MAKERS: dict[str, _Make] = {
     "datetime.timedelta": _called(dt.timedelta, int),
     "datetime.timezone": _called(dt.timezone, dt.timedelta, str),
     "decimal.Decimal": _called(decimal.Decimal, str),
-    "fractions.Fraction": _fraction,
+    "fractions.Fraction": _called(_fraction),
     "numpy.dtype": _dtype,
     **{f"{core}._reconstruct": _reconstruct for core in NUMPY_CORES},
-    **{f"{core}.scalar": _scalar for core in NUMPY_CORES},
-    **{f"{core.removesuffix('multiarray')}numeric._frombuffer": _from_buffer for core in NUMPY_CORES},
+    **{f"{core}.scalar": _called(_scalar) for core in NUMPY_CORES},
+    **{f"{core.removesuffix('multiarray')}numeric._frombuffer": _called(_from_buffer) for core in NUMPY_CORES},
     **{
         f"{module}.{kind.__name__}": _called(kind, str)
         for module in ("pathlib", "pathlib._local")
@@ -231,8 +216,8 @@ MAKERS: dict[str, _Make] = {
     },
     "torch.Size": _called(torch.Size, tuple),
     "torch.device": _called(torch.device, str, int),
-    "torch.serialization._get_layout": lambda args, state, items: NAMED[args[0]],
-    "torch.torch_version.TorchVersion": _text_version,
+    "torch.serialization._get_layout": _called(NAMED.__getitem__, str),
+    "torch.torch_version.TorchVersion": _called(torch.torch_version.TorchVersion, str),
     "types.SimpleNamespace": _with_state(types.SimpleNamespace),
     "uuid.UUID": _uuid,
 }
@@ -262,18 +247,8 @@ def _fair(key: Any, depth: int = 0) -> Any:
 class ObjectBuilder:
     """Makes objects of the `Unknown` nodes of one tree; unknown types stay nodes.
 
-    Parameters
-    ----------
-    pickle_bytes
-        Size of the pickle, which limits the memory of objects.
-    allow
-        Further classes, by the names in the pickle: dataclasses, enumerations, named tuples and any other class whose
-        pickle contains its attributes.
-
-    Raises
-    ------
-    `allow` contains a value that is not a class.
-        Something in `allow` is not a class.
+    The size of the pickle limits the memory of objects. `allow` are further classes, by the names in the pickle:
+    dataclasses, enumerations, named tuples and any other class whose pickle contains its attributes.
     """
 
     def __init__(self, pickle_bytes: int, allow: Sequence[type] = ()) -> None:
@@ -287,12 +262,8 @@ class ObjectBuilder:
     def __call__(self, node: Unknown) -> Any:
         """Return the object of a node whose parts are complete; the node itself if its type is unknown.
 
-        Raises
-        ------
-        InputError
-            The objects would take far more memory than the pickle has bytes.
-        UsageError
-            An object of an allowed class cannot be made.
+        Raise `InputError` if the objects would take far more memory than the pickle has bytes, and `UsageError` if an
+        object of an allowed class cannot be made.
         """
         if node.args is None:
             return self._allowed.get(node.name, NAMED.get(node.name, node))

@@ -16,7 +16,7 @@ _WITHOUT_BYTES = ("torch-zip", "torch-legacy", "safetensors", "dcp", "dcp-metada
 def opaque_parts(version: StoredVersion) -> dict[str, dict[str, str]]:
     """Return the reasons by path of the file and name of the part; see `Version.opaque`."""
     found: dict[str, dict[str, str]] = {}
-    pruned = {file for file, _ in version.dropped}  # A file that lacks tensors cannot be parsed again.
+    pruned = {file for file, _ in version.contents.dropped}  # A file that lacks tensors cannot be parsed again.
     for number, layout in enumerate(version.layout.files):
         path = version.document.files[number].path
         if layout.kind == "opaque":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import IntegrityError
-from ckstore.reading.checkout import beside, checkout, write_entries
+from ckstore.reading.checkout import checkout, staged, write_entries
 from ckstore.reading.export import write_whole
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import in_order, worker_count
@@ -63,23 +63,8 @@ def salvage(
     A damaged file is not written. Its intact tensors are written as `pt`, in their nesting, to a file with the suffix
     `.salvaged.pt`, so that it is not mistaken for the original. It is next to the others, or next to `target`.
 
-    Parameters
-    ----------
-    version
-        The version.
-    target
-        The file or directory to write.
-    force
-        Overwrite the target.
-    progress
-        Called with numbers of bytes that were written.
-
-    Raises
-    ------
-    ConflictError
-        The target exists, and `force` is not set.
-    IntegrityError
-        No part is intact, or the version's document is lost.
+    Raise `ConflictError` if the target exists without `force`, and `IntegrityError` if no part is intact, or the
+    version's document is lost.
     """
     report = SalvageReport()
     document = version.document
@@ -101,11 +86,11 @@ def salvage(
         if os.path.isdir(target):
             target = target / document.files[0].path
         [tensors] = report.tensors.values()
-        with beside(target.with_name(target.name + SUFFIX), force=force) as made:
+        with staged(target.with_name(target.name + SUFFIX), force=force) as made:
             write_whole(version, made, tensors, progress)
         return report
     kept = {*report.files, *(path for path, _ in document.directories), *(path for path, _ in document.links)}
-    with beside(target, force=force, directory=True) as made:
+    with staged(target, force=force, directory=True) as made:
         write_entries(version, kept, made, progress)
         for path, tensors in report.tensors.items():
             place = made / (path + SUFFIX)
@@ -117,7 +102,7 @@ def salvage(
 def _survey(version: StoredVersion, report: SalvageReport) -> None:
     """Read everything, and record losses in the report."""
     files = [entry.path for entry in version.document.files]
-    for number, _ in version.dropped:
+    for number, _ in version.contents.dropped:
         report.lost_files[files[number]] = f"The version has dropped {', '.join(version.document.dropped)}."
     for number, path in enumerate(files):
         try:
@@ -131,7 +116,7 @@ def _survey(version: StoredVersion, report: SalvageReport) -> None:
             if problem:
                 for file in {member.file for member in units[number].members}:
                     report.lost_files.setdefault(files[file], problem)
-                for path in version.tensors_of(number):
+                for path in version.contents.tensors_of(number):
                     report.lost_tensors.setdefault(path, problem)
 
 

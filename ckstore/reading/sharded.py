@@ -47,15 +47,8 @@ def sharded_files(version: StoredVersion) -> set[int]:
 def sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str], int]:
     """Return the state dict of such a checkpoint.
 
-    Returns
-    -------
-    tuple
-        The tree, with `TensorRef` indexing the paths; the paths of its tensors; and the bytes of other objects.
-
-    Raises
-    ------
-    IntegrityError
-        The metadata does not describe the files next to it.
+    It is the tree, with `TensorRef` indexing the paths; the paths of its tensors; and the bytes of other objects. Raise
+    `IntegrityError` if the metadata does not describe the files next to it.
     """
     try:
         return _sharded_tree(version, directory)

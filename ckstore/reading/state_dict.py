@@ -19,10 +19,13 @@ from ckstore.formats.layout import FileLayout, Tensor
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.shards import slabs
 from ckstore.formats.trees import replace_tensors, select_tensors
+from ckstore.objects.records import Raw
 from ckstore.reading.buffers import Destination, fill, read_tensor
 from ckstore.reading.known_types import ObjectBuilder
 from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
 from ckstore.runtime.memory import use_large_pages
+from ckstore.runtime.threads import worker_count
+from ckstore.storage.pack_reader import MissingPackError
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
@@ -37,25 +40,12 @@ def build(
     """Return the object that `torch.load` would return for a file of a version, on the CPU.
 
     Tensors with a common storage share one again. Parameters stay parameters, other subclasses become plain tensors.
-    Objects of classes that `ckstore.reading.known_types` does not list become `ckstore.formats.Unknown`, safetensors
-    files flat dictionaries.
+    Objects of classes that neither `ckstore.reading.known_types` nor `allow` lists become `ckstore.formats.Unknown`,
+    safetensors files flat dictionaries. With `mmap`, storages that are stored in one piece are mapped instead of read;
+    `checked` compares checksums.
 
-    Parameters
-    ----------
-    version
-        The version.
-    file
-        Number of the file in it.
-    allow
-        Further classes to instantiate.
-    mmap
-        Map storages that are stored in one piece as they are, instead of reading them; `checked` compares checksums.
-
-    Raises
-    ------
-    UsageError
-        The file has no tensors, or a dtype that the installed torch lacks; or `allow` contains a value that is not a
-        class, or a class that cannot be instantiated.
+    Raise `UsageError` if the file has no tensors, or a dtype that the installed torch lacks, or if `allow` contains a
+    value that is not a class, or a class that cannot be instantiated.
     """
     layout = version.layout.files[file]
     path = version.document.files[file].path
@@ -67,8 +57,8 @@ def build(
     source = version.source(file)
     for extent in range(len(layout.extents)):
         version.require(file, extent)
-    gone = {extent for number, extent in version.dropped if number == file}
-    storages = _Storages(layout, version.mapped(file, checked=mmap == "checked") if mmap else {}, gone)
+    gone = {extent for number, extent in version.contents.dropped if number == file}
+    storages = _Storages(layout, _mapped(version, file, checked=mmap == "checked") if mmap else {}, gone)
     with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:
         advising = aside.submit(use_large_pages, storages.spans())
         parsing = aside.submit(parse, source, path)
@@ -85,30 +75,57 @@ def build(
     return replace_tensors(tree, tensors.__getitem__, ObjectBuilder(skeleton_bytes, allow))
 
 
+def _mapped(version: StoredVersion, file: int, *, checked: bool) -> dict[int, memoryview]:
+    """Return the extents of a file that are stored unencoded in one piece, by number: views of mapped packs.
+
+    Writes to a view change neither the pack nor other views. With `checked`, damaged extents are left out, so that
+    reading them raises an error with their names; otherwise no checksums are compared.
+    """
+    repository, contents = version.repository, version.contents
+    packs: dict[str, memoryview] = {}
+    whole: dict[int, bool] = {}
+    found = {}
+    for extent, cut in enumerate(version.layout.files[file].extents):
+        parts = contents.places.get((file, extent), [])
+        if len(parts) != 1 or (file, extent) in contents.dropped:
+            continue
+        _, number, position = parts[0]
+        record = repository.resolver.record(version.document.objects[number])
+        if not isinstance(record, Raw):
+            continue
+        try:
+            if record.pack not in packs:
+                packs[record.pack] = repository.packs.mapped(record.pack)
+        except MissingPackError:  # Another process compacts the version: read it as it is then.
+            repository.resolver.forget()
+            return {}
+        start = record.offset + position * ITEM_SIZES[record.dtype]
+        view = packs[record.pack][start : start + cut.nbytes]
+        if len(view) != cut.nbytes:
+            raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
+        if checked and number not in whole:
+            whole[number] = repository.reader.is_whole(record, packs[record.pack], worker_count())
+        if whole.get(number, True):
+            found[extent] = view
+    return found
+
+
 def _left(version: StoredVersion, file: int, parsed: FileLayout) -> tuple[Any, Sequence[int]]:
     """Return the tree of a file without dropped tensors, and the numbers of the others."""
-    if not any(place[0] == file for place in version.dropped):
+    if not any(place[0] == file for place in version.contents.dropped):
         return parsed.tree, range(len(parsed.tensors))
-    kept = [number for number, tensor in enumerate(parsed.tensors) if version.dropped.isdisjoint(tensor.places(file))]
+    kept = [
+        number
+        for number, tensor in enumerate(parsed.tensors)
+        if version.contents.dropped.isdisjoint(tensor.places(file))
+    ]
     return select_tensors(parsed.tree, kept), kept
 
 
 def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] = ()) -> Any:
     """Return the state dict of a torch.distributed.checkpoint, loaded into one process: whole tensors, on the CPU.
 
-    Parameters
-    ----------
-    version
-        The version.
-    directory
-        Directory of the checkpoint; empty if it is the whole version.
-    allow
-        Further classes to instantiate.
-
-    Raises
-    ------
-    UsageError
-        The installed torch lacks a dtype; or see `build`.
+    `directory` is that of the checkpoint; empty if it is the whole version. For errors see `build`.
     """
     tree, paths, rest = sharded_tree(version, directory)
     tensors = [version.paths[path] for path in paths]
@@ -136,17 +153,7 @@ def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] 
 
 
 def outline(version: StoredVersion, leaf: Callable[[str], Any], allow: Sequence[type] = ()) -> Any:
-    """Return the tree of `Version.state_dict` with other objects in place of the tensors.
-
-    Parameters
-    ----------
-    version
-        The version.
-    leaf
-        Makes the object for a tensor's path.
-    allow
-        Further classes to instantiate.
-    """
+    """Return the tree of `Version.state_dict` with `leaf(path)` in place of each tensor."""
     found: dict[str, Any] = {}
     for directory in sharded_directories(version):
         tree, paths, rest = sharded_tree(version, directory)
@@ -156,7 +163,7 @@ def outline(version: StoredVersion, leaf: Callable[[str], Any], allow: Sequence[
     for number, layout in enumerate(version.layout.files):
         if not layout.tensors or number in sharded:
             continue
-        prefix = version.prefix(number)
+        prefix = version.contents.prefix(number)
         tree, kept = _left(version, number, version.parsed(number))
         leaves = {index: leaf(path_to_text((*prefix, *layout.tensors[index].path))) for index in kept}
         builder = ObjectBuilder(layout.size - sum(extent.nbytes for extent in layout.extents), allow)

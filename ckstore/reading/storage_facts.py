@@ -27,13 +27,7 @@ class StoredObject:
 
 @dataclass(slots=True)
 class StorageFacts:
-    """The objects of a version, by their tensors.
-
-    Parameters
-    ----------
-    version
-        A version of an open store.
-    """
+    """The objects of a version, by their tensors."""
 
     version: StoredVersion
     objects: list[StoredObject] = field(init=False)

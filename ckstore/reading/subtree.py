@@ -35,23 +35,10 @@ def format_for(
     globs: bool = False,
     strip: bool = False,
 ) -> Literal["original"] | Format:
-    """Return the format of a checkout.
+    """Return the format of a checkout: the given one, or that of the target's suffix if tensors are chosen.
 
-    Parameters
-    ----------
-    version
-        The version. Globs choose files of a directory, and tensors of a file.
-    target
-        The target; its suffix selects a format if tensors are chosen and no format is given.
-    format
-        The given format.
-    globs, strip
-        Whether globs, or names within a subtree, are given.
-
-    Raises
-    ------
-    UsageError
-        Tensors are chosen, and neither `format` nor `target` gives a format.
+    `globs` and `strip` tell whether globs, or names within a subtree, are given; globs choose files of a directory, and
+    tensors of a file. Raise `UsageError` if tensors are chosen, and neither `format` nor `target` gives a format.
     """
     choose = "give `format` safetensors, pt or npz, or let the target's name end with one of these"
     if strip and format == "original":
@@ -67,12 +54,9 @@ def format_for(
 
 
 def chosen_tensors(version: StoredVersion, include: Sequence[str], exclude: Sequence[str]) -> list[str]:
-    """Return the paths of the tensors that globs choose; see `ckstore.formats.paths.match_texts`.
+    """Return the paths of the tensors that globs choose; raise `NotFoundError` if none matches.
 
-    Raises
-    ------
-    NotFoundError
-        No tensor matches.
+    See `ckstore.formats.paths.match_texts`.
     """
     paths = list(version.paths)
     chosen = [paths[number] for number in match_texts(paths, include, exclude)]
@@ -85,26 +69,22 @@ def subtree_of(version: StoredVersion, chosen: Sequence[str], include: Sequence[
     """Return the path, within its file, of the subtree of the chosen tensors.
 
     It is the common prefix of all globs, such as `model` in `model/h.*`, or else of the paths of all tensors. The files
-    of a directory are not subtrees: shards may have one in common.
-
-    Raises
-    ------
-    UsageError
-        The tensors lie in several subtrees.
+    of a directory are not subtrees: shards may have one in common. Raise `UsageError` if the tensors lie in several
+    subtrees.
     """
     inside = {version.paths[path][1].path for path in chosen}
     common = _common([path[:-1] for path in inside])
     files = {version.paths[path][0] for path in chosen}
     if include and len(files) == 1:
         named = _common([literal_segments(pattern) for pattern in include])
-        path = version.prefix(files.pop(), version.paths[chosen[0]][1])
+        path = version.contents.prefix(files.pop(), version.paths[chosen[0]][1])
         before = [path_to_text((segment,)) for segment in path]
         if list(named[: len(before)]) == before and len(named) > len(before):
             return common[: len(named) - len(before)]
     if not common and any(len(path) > 1 for path in inside):
         tops = sorted({path_to_text(path[:1]) for path in inside})
         file, tensor = version.paths[next(path for path in chosen if len(version.paths[path][1].path) > 1)]
-        example = path_to_text((*version.prefix(file, tensor), tensor.path[0]))
+        example = path_to_text((*version.contents.prefix(file, tensor), tensor.path[0]))
         raise UsageError(
             f"The chosen tensors lie in {len(tops)} subtrees ({listed(tops)}), and `strip` takes one: "
             f"choose it, as with `include` '{example}/*'."
@@ -125,10 +105,7 @@ def _common(paths: Iterable[Sequence[_S]]) -> tuple[_S, ...]:
 def stripped_names(version: StoredVersion, chosen: Sequence[str], subtree: TensorPath) -> list[str]:
     """Return the names of chosen tensors below a subtree: the rest of their paths, joined by dots as in torch.
 
-    Raises
-    ------
-    UsageError
-        Two tensors would get the same name.
+    Raise `UsageError` if two tensors would get the same name.
     """
     found: dict[str, str] = {}
     for path in chosen:

@@ -1,4 +1,4 @@
-"""The exact values of a stored version, unit by unit, with the interface of a scanned version."""
+"""The exact values of a stored version, unit by unit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckstore.reading.stored_version import StoredVersion
 
 
 class StoredValues:
-    """The units of a stored version and their values, for an `Estimator`."""
+    """The units of an exact version, their values and content ids, for its compaction or thinning."""
 
     def __init__(self, version: StoredVersion) -> None:
         self._version = version
@@ -24,6 +24,11 @@ class StoredValues:
     def units(self) -> Sequence[Unit]:
         """All units."""
         return self._version.layout.units
+
+    @property
+    def contents(self) -> Sequence[str]:
+        """The content ids of the units."""
+        return self._version.document.objects
 
     @property
     def layouts(self) -> Sequence[FileLayout]:

@@ -54,15 +54,7 @@ class BackgroundContext(SpawnContext):
 
 
 def settle(parent: int, nice: int) -> None:
-    """Make this process a background process.
-
-    Parameters
-    ----------
-    parent
-        Id of the parent; if that has died already, this process ends at once.
-    nice
-        Increase of the process's niceness.
-    """
+    """Make this process a background process; end it at once if its parent, given by id, has died already."""
     for name in _SIGNALS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -23,13 +23,7 @@ _free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = {size: [] for size i
 
 
 class Block:
-    """Memory and, as `base`, the owner of arrays in it: it is reused after the last of them is deleted.
-
-    Attributes
-    ----------
-    nbytes
-        Size in bytes.
-    """
+    """Memory and, as `base`, the owner of arrays in it: it is reused after the last of them is deleted."""
 
     __slots__ = ("__array_interface__", "_memory", "_size", "nbytes")
 

@@ -30,14 +30,8 @@ _LOST = (
 def spread(executor: Executor, work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
     """Call `work` on each item with an executor; yield results in the order of the items.
 
-    Each task uses one thread: an executor has as many workers as there are cores for it.
-
-    Raises
-    ------
-    UsageError
-        `work` cannot be pickled.
-    CkstoreError
-        A worker died. Errors of `work` are raised as they are.
+    Each task uses one thread: an executor has as many workers as there are cores for it. Raise `UsageError` if `work`
+    cannot be pickled, and `CkstoreError` if a worker died. Errors of `work` are raised as they are.
     """
     if _is_of_processes(executor):
         try:

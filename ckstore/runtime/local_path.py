@@ -17,17 +17,9 @@ _OF_FILES = "ckstore reads and writes local paths only: give the path of a mount
 
 
 def local_path(given: str | os.PathLike[str], rule: str = _OF_FILES) -> Path:
-    """Return the given path.
+    """Return the given path; raise `UsageError` for a URL, which would become a directory with a colon in its name.
 
-    Parameters
-    ----------
-    rule
-        Rule for the path, for the error about a URL.
-
-    Raises
-    ------
-    UsageError
-        The path is a URL, which would become a directory with a colon in its name.
+    `rule` is the rule for the path, for the error about a URL.
     """
     text = os.fspath(given)
     found = _URL.match(text)

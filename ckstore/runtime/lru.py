@@ -13,14 +13,9 @@ Value = TypeVar("Value")
 
 
 class Lru(Generic[Key, Value]):
-    """Values by key, the least recently used ones dropped beyond a limit; safe for threads.
+    """Values by key, the least recently used ones dropped beyond a limit of the sum of their weights; safe for threads.
 
-    Parameters
-    ----------
-    limit
-        Limit of the sum of all weights.
-    weight
-        Weight of a value; by default 1. It must not change while the value is cached.
+    The weight of a value, by default 1, must not change while the value is cached.
 
     Examples
     --------

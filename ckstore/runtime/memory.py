@@ -52,15 +52,10 @@ def populate(memory: mmap.mmap) -> None:
 
 
 def use_large_pages(spans: Iterable[tuple[int, int]]) -> None:
-    """Ask the system for large pages under arrays; a hint, without guarantee.
+    """Ask the system for large pages under arrays, given as (address, bytes); a hint, without guarantee.
 
-    Call it before the first write. Concurrent writers wait for a moment, and their data stays.
-
-    Parameters
-    ----------
-    spans
-        Address and bytes of each array. Adjacent arrays of any size share pages, including the gaps that the allocator
-        leaves between them.
+    Call it before the first write. Concurrent writers wait for a moment, and their data stays. Adjacent arrays of any
+    size share pages, including the gaps that the allocator leaves between them.
     """
     ranges: list[tuple[int, int, list[int]]] = []
     for address, nbytes in sorted(spans):

@@ -17,14 +17,7 @@ _held = local()
 def scratch(name: str, size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an uninitialised one-dimensional array, valid in this thread until its next call with the same name.
 
-    Parameters
-    ----------
-    name
-        Name of the use, unique in ckstore: concurrent uses of one name would overwrite each other.
-    size
-        Number of elements.
-    dtype
-        Dtype of the elements.
+    The name is that of the use, unique in ckstore: concurrent uses of one name would overwrite each other.
     """
     wanted = np.dtype(dtype)
     nbytes = size * wanted.itemsize

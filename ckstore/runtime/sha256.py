@@ -18,12 +18,8 @@ _PENDING = 8
 class StreamSha256:
     """SHA-256 of blocks in order, computed in a separate thread; use it as a context manager.
 
-    Blocks must not change before they are hashed; see `wait`.
-
-    Parameters
-    ----------
-    pending
-        Largest number of queued tasks before `update` waits; None for no limit.
+    Blocks must not change before they are hashed; see `wait`. `update` waits while more than `pending` tasks are
+    queued, if that is not None.
     """
 
     def __init__(self, pending: int | None = _PENDING) -> None:

@@ -90,6 +90,20 @@ def shared(work: Callable[[Item], Result], items: Iterable[Item], workers: int) 
             todo.clear()
 
 
+def batches(items: Iterable[Item], size: Callable[[Item], int], least: int) -> Iterator[list[Item]]:
+    """Group items in order, so that the sizes of each group but the last sum up to at least `least`."""
+    batch: list[Item] = []
+    filled = 0
+    for item in items:
+        batch.append(item)
+        filled += size(item)
+        if filled >= least:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch
+
+
 def in_turn(call: Callable[[int], None] | None) -> Callable[[int], None] | None:
     """Return a function that several threads may call, one at a time."""
     if call is None:

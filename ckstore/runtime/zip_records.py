@@ -42,18 +42,9 @@ CENTRAL_CRC = 16
 class Style(NamedTuple):
     """The common properties of an archive's members.
 
-    Attributes
-    ----------
-    version
-        Format version that members without long fields need.
-    flags
-        With `HAS_DESCRIPTOR`, local records have no checksum and no sizes.
-    date
-        Date and time in the form of MS-DOS.
-    system
-        System that defines `attributes`.
-    attributes
-        Attributes of each file.
+    `version` is that of the format which members without long fields need. With `HAS_DESCRIPTOR` in `flags`, local
+    records have no checksum and no sizes. `date` is the date and time in the form of MS-DOS, `system` the one that
+    defines `attributes`, those of each file.
     """
 
     version: int

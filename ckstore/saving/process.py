@@ -31,18 +31,8 @@ _LOOK = 1.0
 class Settings:
     """Settings of the process, passed at its start.
 
-    Attributes
-    ----------
-    parent
-        Id of the program's process.
-    connection, areas
-        File descriptors.
-    store, run
-        Address of the store, and name of the run.
-    workers
-        Number of encoding threads.
-    nice
-        Increase of the process's niceness.
+    `parent` is the id of the program's process; `connection` and `areas` are file descriptors. `workers` counts
+    encoding threads, `nice` is the increase of the process's niceness.
     """
 
     parent: int

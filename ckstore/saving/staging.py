@@ -34,17 +34,8 @@ INGEST_BYTES = 256 << 20
 class Packed:
     """The layout of a described state dict in an area: tensors first, then everything else.
 
-    Parameters
-    ----------
-    state
-        Result of `describe_state_dict`.
-
-    Attributes
-    ----------
-    offsets
-        Offset of each extent.
-    start, stop
-        Range of the pickle: plain values and nodes of layouts, but no objects of the caller.
+    `offsets` are those of the extents. From `start` to `stop` is the pickle: plain values and nodes of layouts, but no
+    objects of the caller.
     """
 
     def __init__(self, state: LiveState) -> None:
@@ -65,10 +56,7 @@ class Packed:
 class Area:
     """Memory for one staged state dict; it grows with the largest one, and is reused.
 
-    Attributes
-    ----------
-    descriptor
-        File descriptor of an anonymous file, which another process maps, too.
+    `descriptor` is that of an anonymous file, which another process maps, too.
     """
 
     def __init__(self) -> None:
@@ -83,13 +71,7 @@ class Area:
         return self._memory.nbytes
 
     def reserve(self, nbytes: int) -> None:
-        """Ensure at least `nbytes` of memory.
-
-        Raises
-        ------
-        UsageError
-            The machine, or the limit of this process, has too little memory.
-        """
+        """Ensure at least `nbytes` of memory; raise `UsageError` if the machine or a limit has too little."""
         if nbytes <= self.nbytes:
             return
         free = available()
@@ -112,10 +94,7 @@ class Area:
     def stage(self, packed: Packed) -> None:
         """Copy a state dict into reserved memory; the caller may change it afterwards.
 
-        Raises
-        ------
-        InputError
-            Another thread changed the state dict after it was described.
+        Raise `InputError` if another thread changed the state dict after it was described.
         """
         state, memory = packed.state, self._memory
         self._pin()
@@ -149,13 +128,7 @@ class Area:
 
 
 class StagedStates:
-    """The view of an area in the saver's process.
-
-    Parameters
-    ----------
-    descriptor
-        File descriptor of the anonymous file.
-    """
+    """The view of an area, given by the descriptor of its file, in the saver's process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

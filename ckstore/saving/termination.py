@@ -62,10 +62,7 @@ def leave(saver: Any, error: BaseException | None) -> None:
 def follow() -> None:
     """Close all savers if SIGTERM was received, which ends the program; only in its main thread.
 
-    Raises
-    ------
-    CkstoreError or OSError
-        A save failed: the program must not end as if it had succeeded.
+    Raise the error of a failed save: the program must not end as if it had succeeded.
     """
     if not _is_asked or threading.current_thread() is not threading.main_thread():
         return

@@ -3,7 +3,8 @@
 missing = find_missing(version, target)        # compares ids, under a lease of the target
 missing.write(writer)                          # copies payloads into new packs
 document, blobs = missing.described(...)       # new number and parent; same id and time
-Change.finish(document); Change.commit()       # after checking the copied objects
+Change.finish(document)                        # the packs are durable
+Change.commit_version()                        # after checking the copied objects
 
 A version is skipped if the target has it, by its id or by its content at its run and step. So repeating an interrupted
 transfer sends the rest.
@@ -251,7 +252,6 @@ class _Transfer:
                 share = _Share(self._progress, row.original_bytes, missing.nbytes)
                 missing.write(writer, self._trusted, share.done)
                 with Change(target, writer) as change:
-                    change.register_pending()
                     document, blobs = missing.described(target, number, self._parent(row))
                     change.finish(document, blobs)
                     with change.version() as arrived:
@@ -259,9 +259,7 @@ class _Transfer:
                         if self._verify:
                             check_objects(arrived)
                             check_restores(arrived)
-                    change.commit(needs=missing.needs, lease=lease)
-                    assert change.row is not None
-                    committed = change.row.number
+                    committed = change.commit_version(missing.needs, lease)
                     sent = sum(pack.bytes for pack in change.packs)
         except BaseException:
             if number:

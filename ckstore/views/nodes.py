@@ -117,15 +117,7 @@ class GroupNode:
 
 
 class Hierarchy:
-    """Groups and arrays by path, the root being the empty path.
-
-    Parameters
-    ----------
-    arrays
-        By path; the groups above them are made, and keep their order.
-    attributes
-        Of the root.
-    """
+    """Groups and arrays by path, the root being the empty path; it makes the groups above the arrays, in order."""
 
     def __init__(self, arrays: Mapping[str, ArrayNode], attributes: Mapping[str, Any]) -> None:
         self.nodes: dict[str, ArrayNode | GroupNode] = {"": GroupNode(attributes)}

@@ -12,15 +12,7 @@ from ckstore.storage.catalog import VersionRow
 
 
 class Claims:
-    """Exact objects claimed by the versions that stay as they are, and their dependencies.
-
-    Attributes
-    ----------
-    claimed
-        Ids of the claimed objects.
-    lost
-        Ids of objects that were given up so far.
-    """
+    """Ids of exact objects `claimed` by the versions that stay, of those `lost` so far, and their dependencies."""
 
     def __init__(self, repository: Repository, thinned: set[int]) -> None:
         self._repository = repository

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.codecs.lattice import Bits
 from ckstore.commit.change import Change, RawPacks
 from ckstore.commit.naming import policy_of
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError
-from ckstore.objects.documents import HotFacts, VersionDocument
+from ckstore.objects.documents import VersionDocument
 from ckstore.objects.resolver import Manifest
-from ckstore.objects.units import Unit
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
 from ckstore.runtime.collector import collection_seldom
-from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackWriter
-from ckstore.writing.describe import describe
+from ckstore.writing.describe import describe_encoded
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import Request
 from ckstore.writing.storing import store_objects
@@ -66,14 +63,9 @@ class CompactReport:
 
 
 def due(repository: Repository, run: str | None = None, *, keep: int | None = None) -> list[VersionRow]:
-    """Return the hot versions that are due for compaction, in order.
+    """Return the hot versions that are due for compaction, in order; by default those of all runs.
 
-    Parameters
-    ----------
-    run
-        Versions of this run; by default of all runs.
-    keep
-        Number of a run's latest versions that stay hot; by default the policy's.
+    `keep` is the number of a run's latest versions that stay hot; by default the policy's.
     """
     catalog = repository.catalog
     found = []
@@ -87,11 +79,7 @@ def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Pro
     """Encode hot versions, each in its own commit. Hot ancestors are encoded first.
 
     Values, content ids and version ids do not change. If the process is killed, each version is hot or encoded.
-
-    Parameters
-    ----------
-    progress
-        Called with numbers of encoded bytes.
+    `progress` is called with numbers of encoded bytes.
     """
     report = CompactReport()
     for row in rows:
@@ -148,39 +136,18 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
         before = stored.document
         if before.hot is None:
             raise ConflictError(f"Version {row.number} was compacted by another process.")
-        scanned = _scanned_again(stored)
-        request = _request(repository, row, before.hot)
+        values = StoredValues(stored)
+        parent = None if row.parent is None else catalog.version(row.parent)
+        request = Request(row.run, parent=parent, policy=before.hot.asked, budget=before.hot.budget)
         with PackWriter(repository.path, "encoded") as pack:
             writer = ObjectWriter(pack)
-            objects = store_objects(repository, writer, repository.reader, scanned, request, progress)
+            objects = store_objects(repository, writer, repository.reader, values, request, progress)
             with Change(repository, writer) as change:
                 change.check_unencoded()
-                change.register_pending()
-                document, blobs = describe(
-                    repository, row.number, scanned, request, [objects[content] for content in scanned.contents]
-                )
-                document = replace(document, created=before.created, facts=before.facts, replaces=before.replaces)
+                document, blobs = describe_encoded(stored, request, [objects[content] for content in values.contents])
                 change.finish(document, blobs, again=True)
-                change.commit(
-                    {"change": "compact", "version": row.number},
-                    frees=partial(_raw_packs, stored, document),
-                    lease=lease,
-                    before=row,
-                )
+                change.commit_encoded(row, lease, partial(_raw_packs, stored, document))
     return within_budget(repository, catalog.version(row.number), before.hot.budget)
-
-
-def _request(repository: Repository, row: VersionRow, hot: HotFacts) -> Request:
-    """Return the request of the version's ingest."""
-    return Request(
-        run=row.run,
-        step=row.step,
-        parent=None if row.parent is None else repository.catalog.version(row.parent),
-        metrics=row.metrics,
-        source=row.source or "",
-        policy=hot.asked,
-        budget=hot.budget,
-    )
 
 
 def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
@@ -212,40 +179,3 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
 def _commit(manifest: Manifest) -> tuple[int, str]:
     """Return the number and time of a pack's commit."""
     return manifest.document["number"], manifest.document["created"]
-
-
-@dataclass(slots=True, kw_only=True)
-class _HotVersion(ScannedVersion):
-    """A hot version in the form of a scanned one."""
-
-    values: StoredValues
-
-    def read(self, unit: Unit, first: int, last: int) -> Bits:
-        """Return the bits of the elements `first` to `last`, exclusive, of a unit."""
-        return self.values.read(unit, first, last)
-
-    def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
-        """Return a function that reads and checks a unit."""
-        return self.values.checked(unit)
-
-
-def _scanned_again(stored: StoredVersion) -> ScannedVersion:
-    document, layout = stored.document, stored.layout
-    files = [
-        ScannedFile(
-            entry.path, stored.source(number), cut, entry.mode, entry.mtime_ns, entry.sha256,
-            stored.blank_skeleton(number), stored.crcs(number),
-        )
-        for number, (entry, cut) in enumerate(zip(document.files, layout.files, strict=True))
-    ]  # fmt: skip
-    return _HotVersion(
-        files=files,
-        links=list(document.links),
-        directories=list(document.directories),
-        is_directory=document.is_directory,
-        units=layout.units,
-        contents=list(document.objects),
-        is_hashed=True,
-        step=document.step,
-        values=StoredValues(stored),
-    )

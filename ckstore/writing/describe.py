@@ -14,6 +14,8 @@ from ckstore.formats.shards import gather_shards
 from ckstore.objects.documents import BlobRef, CoarseFacts, FileEntry, HotFacts, LayoutDocument, VersionDocument
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.objects.skeleton_delta import compress_against, compress_quickly
+from ckstore.policy import Policy
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage import durable
@@ -40,16 +42,8 @@ def describe(
 ) -> tuple[VersionDocument, dict[str, bytes]]:
     """Return the document of a version, and its blobs by name.
 
-    Parameters
-    ----------
-    number
-        Number of the version.
-    stored
-        The version's objects, in the order of its units.
-    found
-        Results of a search for the setting.
-    hot
-        The objects are stored raw; nothing is stored against another version.
+    `stored` are the version's objects, in the order of its units; `found` are the results of a search for the setting.
+    With `hot`, the objects are stored raw, and nothing is stored against another version.
     """
     blobs = Blobs(repository, None if hot else request.parent, compress_quickly if hot else _compressed)
     layout = LayoutDocument([file.layout for file in scanned.files], scanned.units).encode()
@@ -60,8 +54,7 @@ def describe(
     if request.read:
         facts["metrics"] = {name: list(found) for name, found in request.read.items()}
     objects = tuple(item.id for item in stored)
-    off = {index: item.facts for index, item in enumerate(stored) if item.facts is not None}
-    coarse = CoarseFacts(request.policy.scheme, {**request.policy.parameters(), **found}, off) if off else None
+    coarse = _coarse_facts(request.policy, stored, found)
     existing = None
     if request.replace and request.step is not None:
         existing = repository.catalog.at_step(request.run, request.step)
@@ -97,6 +90,44 @@ def describe(
     return document, blobs.packed
 
 
+def describe_encoded(
+    version: StoredVersion, request: Request, stored: Sequence[Stored]
+) -> tuple[VersionDocument, dict[str, bytes]]:
+    """Return the document of a hot version whose objects are encoded now, and its blobs by name."""
+    repository, before = version.repository, version.document
+    blobs = Blobs(repository, request.parent)
+    objects = tuple(item.id for item in stored)
+    coarse = _coarse_facts(request.policy, stored)
+    single = not before.is_directory
+    cost, depth = relative_cost(repository.reader, set(objects), version.layout.files)
+    document = replace(
+        before,
+        parent=version.row.parent,
+        metrics=dict(version.row.metrics),
+        fidelity="exact" if coarse is None else "coarse",
+        files=tuple(
+            replace(file, skeleton=blobs.skeleton(index, file.path, version.blank_skeleton(index), single=single))
+            for index, file in enumerate(before.files)
+        ),
+        layout=blobs.layout(version.layout.encode()),
+        crcs=blobs.alone("crcs", version.all_crcs()),
+        objects=objects,
+        coarse=coarse,
+        summary={**before.summary, "depth": depth, "cost": cost, "base": depth == 0},
+        hot=None,
+    )
+    document.check()
+    return document, blobs.packed
+
+
+def _coarse_facts(
+    policy: Policy, stored: Sequence[Stored], found: Mapping[str, float] = MappingProxyType({})
+) -> CoarseFacts | None:
+    """Return the coarse objects of a version, with the results of a search; None if all objects are exact."""
+    off = {index: item.facts for index, item in enumerate(stored) if item.facts is not None}
+    return CoarseFacts(policy.scheme, {**policy.parameters(), **found}, off) if off else None
+
+
 def _summary(repository: Repository, scanned: ScannedVersion, objects: Sequence[str]) -> dict[str, Any]:
     """Return counts, depth, relative restore cost, and whether the version needs no other."""
     cost, depth = relative_cost(repository.reader, set(objects), scanned.layouts)
@@ -122,13 +153,7 @@ def _compressed(data: bytes) -> bytes:
 
 
 class Blobs:
-    """The blobs of a version, packed against the parent's if that pays.
-
-    Attributes
-    ----------
-    packed
-        The new blobs, by name.
-    """
+    """The blobs of a version, packed against the parent's if that pays; `packed` are the new ones, by name."""
 
     def __init__(
         self, repository: Repository, parent: VersionRow | None, compress: Callable[[bytes], bytes] = _compressed

@@ -35,21 +35,9 @@ def drop(
 ) -> list[VersionRow]:
     """Remove tensors from versions, each in its own commit; `gc` frees the objects that no other version needs.
 
-    Small tensors share objects: a shared object is removed only if all its tensors match.
-
-    Parameters
-    ----------
-    rows
-        The versions.
-    globs
-        Globs over the paths of tensors; see `ckstore.formats.paths.match_texts`.
-    progress
-        Called with numbers of removed bytes. An exception that it raises stops between two commits.
-
-    Returns
-    -------
-    list of VersionRow
-        The changed versions, with the globs of all their dropped tensors.
+    Small tensors share objects: a shared object is removed only if all its tensors match. Return the changed versions,
+    with the globs of all their dropped tensors. `progress` is called with numbers of removed bytes; an exception that
+    it raises stops between two commits.
 
     Raises
     ------
@@ -96,7 +84,7 @@ def _left(version: StoredVersion, globs: Sequence[str]) -> list[int]:
     return [
         number
         for number in range(len(version.layout.units))
-        if not (named := version.tensors_of(number)) or not matching.issuperset(named)
+        if not (named := version.contents.tensors_of(number)) or not matching.issuperset(named)
     ]
 
 
@@ -124,7 +112,7 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
         Change(repository, ObjectWriter(pack)) as change,
     ):
         change.finish(document, blobs.packed, again=True)
-        change.commit({"change": "drop", "version": row.number}, before=row)
+        change.commit_again({"change": "drop", "version": row.number}, row)
     return document.dropped
 
 

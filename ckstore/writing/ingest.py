@@ -4,7 +4,8 @@ request  = request_of(options)                 # checks the options
 scanned  = open_source(source)                 # parses files or a state dict
 stored   = store_objects(writer, ...)          # reads once; looks up, estimates, plans, encodes, writes
 document = describe(stored, ...)               # the metadata of the version
-Change.finish(document); Change.commit()       # a trial is evaluated instead of committed
+Change.finish(document)                        # the packs are durable
+Change.commit_version()                        # a trial is evaluated instead of committed
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import in_turn
 from ckstore.scanning.metrics import metrics_inside
-from ckstore.scanning.scan import hash_version
+from ckstore.scanning.scan import hash_version, held_windows
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.scanning.source import open_source
 from ckstore.storage import reserve
@@ -40,10 +41,10 @@ from ckstore.storage.placements import RemovedError
 from ckstore.storage.root import PACKS
 from ckstore.writing.compact import compacted
 from ckstore.writing.describe import describe
+from ckstore.writing.existing import in_place_of, is_there
 from ckstore.writing.nearest import nearest_version
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import AUTO, IngestOptions, Request, request_of
-from ckstore.writing.standing import in_place_of, is_there
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
 from ckstore.writing.tuning import Search, Trials, last_choice, restored, search_space, weight
 
@@ -206,7 +207,6 @@ class _Ingestion:
             stored = store_raw(writer, repository.resolver, scanned, windows, self._progress, share=share)
             is_hot = any(item.is_raw for item in stored.values())
             with Change(repository, writer) as change:
-                change.register_pending()
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, hot=is_hot)
                 change.finish(document, blobs)
@@ -264,9 +264,10 @@ class _Ingestion:
         repository, scanned = self._repository, self._scanned
         with PackWriter(repository.path, "encoded") as pack:
             writer = ObjectWriter(pack)
-            stored = store_objects(repository, writer, self._reader, scanned, request, progress)
+            windows = None if scanned.is_hashed else held_windows(scanned, progress)
+            stored = store_objects(repository, writer, self._reader, scanned, request, progress, windows)
+            scanned.settle()
             with Change(repository, writer) as change:
-                change.register_pending()
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, found)
                 change.finish(document, blobs, trial=trial)
@@ -285,9 +286,7 @@ class _Ingestion:
             with change.version() as version:
                 check_restores(version, self._progress)
         needs = _needs(stored, change.writer)
-        change.commit(needs=needs, replace=request.replace, heals=request.heals, lease=self._lease)
-        assert change.row is not None
-        return change.row.number
+        return change.commit_version(needs, self._lease, replaces=request.replace, heals=request.heals)
 
 
 def _needs(stored: Mapping[str, Stored], writer: ObjectWriter) -> set[str]:

@@ -27,12 +27,7 @@ def parents_of(
     """Return the objects of the parent version by key and signature of their units; none if its layout is lost.
 
     Exact objects are stored against exact ones, and coarse objects against coarse ones. So if the parent has another
-    fidelity, the nearest ancestor's objects are returned as well.
-
-    Parameters
-    ----------
-    coarse
-        Whether the new version is coarse.
+    fidelity than the new version, the nearest ancestor's objects are returned as well.
     """
 
     def is_other(row: VersionRow) -> bool:

@@ -65,17 +65,8 @@ def rebase(
 ) -> RebaseReport:
     """Store objects of `versions` in full until each version costs at most `budget` times a full restore.
 
-    Parameters
-    ----------
-    budget
-        Maximal restore cost, 1 or more; None stores every object in full.
-    dry_run
-        Change nothing; count the versions over budget and the objects to store.
-
-    Raises
-    ------
-    NotFoundError
-        A version was forgotten since.
+    Without a `budget`, every object is stored in full. A `dry_run` changes nothing, and counts the versions over budget
+    and the objects to store. Raise `NotFoundError` if a version was forgotten since.
     """
     for _ in range(_TRIES):
         try:
@@ -120,7 +111,7 @@ def _rebase(
             report.bytes = sum(pack.bytes for pack in change.packs)
             # The cost of a version without deltas does not change.
             costs = present_costs(repository, [row for row in repository.catalog.versions() if row.depth > 0])
-            change.commit({"change": "rebase", "versions": numbers}, costs=costs)
+            change.commit_again({"change": "rebase", "versions": numbers}, costs=costs)
     return report
 
 

@@ -95,13 +95,7 @@ class Request:
 
 
 def request_of(catalog: Catalog, options: IngestOptions) -> Request:
-    """Check options and build a request; the source will add its name and, if missing, the step.
-
-    Raises
-    ------
-    UsageError
-        An option is invalid.
-    """
+    """Check options and build a request; the source will add its name and, if missing, the step. Raise `UsageError`."""
     budget = BUDGET if options.max_restore_cost is None else options.max_restore_cost
     if not budget >= 1:
         raise UsageError(f"The maximal restore cost must be 1 or more, not {budget}.")
@@ -167,10 +161,7 @@ def checked_step(step: Any) -> int | None:
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics as plain JSON values: NumPy scalars as plain ones, NaN and infinities as text.
 
-    Raises
-    ------
-    UsageError
-        A metric is no plain value.
+    Raise `UsageError` for any other value.
     """
 
     def item(value: Any) -> Any:

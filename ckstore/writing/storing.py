@@ -6,14 +6,15 @@ While one window is encoded and written, the next is estimated and a third is re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from ckstore.encoding.budget import Budget
 from ckstore.encoding.estimate import Encoded, Parent
-from ckstore.encoding.estimator import Estimator
+from ckstore.encoding.estimator import Estimator, Values
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost
@@ -23,7 +24,7 @@ from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.objects.units import Unit
 from ckstore.repository import Repository
-from ckstore.runtime.threads import in_turn, one_ahead, worker_count
+from ckstore.runtime.threads import batches, one_ahead, worker_count
 from ckstore.scanning.held import WINDOW
 from ckstore.scanning.scan import held_windows
 from ckstore.scanning.scanned import ScannedVersion
@@ -33,8 +34,16 @@ from ckstore.writing.request import Request
 #: Objects that are estimated and planned together, with their content ids.
 Window = list[tuple[str, Unit]]
 
-#: Bytes of objects that are looked up and written together.
+#: Bytes of objects that are looked up and written together: the catalog is queried for many, and writing starts early.
 _BATCH = 4 << 20
+
+
+class Contents(Values, Protocol):
+    """The units of a version, their values, and their content ids as far as they are known."""
+
+    @property
+    def contents(self) -> Sequence[str]:
+        """The content ids, in the order of the units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +71,28 @@ def store_objects(
     repository: Repository,
     writer: ObjectWriter,
     reader: ObjectReader,
-    scanned: ScannedVersion,
+    values: Contents,
     request: Request,
     progress: Callable[[int], None] | None,
+    windows: Generator[list[int], None, None] | None = None,
 ) -> dict[str, Stored]:
     """Write the objects that the store lacks; return all objects of the version, by content id.
 
-    An unhashed version is read once, during the encoding.
-
-    Raises
-    ------
-    InputError
-        A file changed since it was scanned.
+    `windows` are those of `held_windows`, to read an unhashed version once, during the encoding.
     """
-    progress = in_turn(progress)
     resolver = repository.resolver
     parents = parents_of(repository, request.parent, coarse=request.policy.is_coarse)
-    estimator = Estimator(reader, scanned, request.policy, parents, request.gradients)
-    full = cost(assembly_work(scanned.layouts))
-    budget = Budget(full + LEVEL * (1 + deepest(reader, parents.values())), full, scanned.size, request.budget)
-    objects = _Objects(reader, resolver, scanned)
+    estimator = Estimator(reader, values, request.policy, parents, request.gradients)
+    full = cost(assembly_work(values.layouts))
+    budget = Budget(full + LEVEL * (1 + deepest(reader, parents.values())), full, values.size, request.budget)
+    objects = _Objects(reader, resolver, values)
     with (
-        nullcontext() if scanned.is_hashed else one_ahead(held_windows(scanned, progress)) as stream,
+        nullcontext() if windows is None else one_ahead(windows) as stream,
         ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
     ):
-        windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
-        for batch in _batches(_encoded(pool, estimator, windows, budget)):
+        unstored = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
+        encoded = _encoded(pool, estimator, unstored, budget)
+        for batch in batches(encoded, lambda job: job.unit.nbytes, _BATCH):
             # Objects that the store knows by content id are not encoded. A second record of a coarse object could name
             # itself as its base.
             known = resolver.known(job.encoded.record.id for job in batch if not job.encoded.record.is_exact)
@@ -98,7 +103,6 @@ def store_objects(
                 if progress is not None:
                     progress(job.unit.nbytes)
     writer.begin_sync()
-    scanned.settle()
     return objects.known
 
 
@@ -122,12 +126,8 @@ def store_raw(
 ) -> dict[str, Stored]:
     """Write the objects that the store lacks, unencoded; return all objects of the version, by content id.
 
-    `windows` are those of `all_windows`. Without `share`, objects that only hot versions have are written again.
-
-    Raises
-    ------
-    InputError
-        A file changed since it was scanned.
+    `windows` are those of `all_windows`. Without `share`, objects that only hot versions have are written again. Raise
+    `InputError` if a file changed since it was scanned.
     """
     known: dict[str, Stored] = {}
     for numbers in windows:
@@ -183,53 +183,38 @@ def _encoded(
 
 
 class _Objects:
-    """The objects of a version that the store lacks, window by window.
+    """The objects of a version that the store lacks, window by window; `known` are the stored ones, by content id."""
 
-    Attributes
-    ----------
-    known
-        Stored objects by content id; at first, those that the store already had.
-    """
-
-    def __init__(self, reader: ObjectReader, resolver: CatalogResolver, scanned: ScannedVersion) -> None:
+    def __init__(self, reader: ObjectReader, resolver: CatalogResolver, values: Contents) -> None:
         self.known: dict[str, Stored] = {}
         self._reader = reader
         self._resolver = resolver
-        self._scanned = scanned
+        self._values = values
 
     def hashed(self, estimator: Estimator, budget: Budget) -> Iterator[Window]:
         """Yield the windows of a hashed version."""
-        scanned = self._scanned
-        self._look_up(scanned.contents, budget)
+        values = self._values
+        self._look_up(values.contents, budget)
         todo: dict[str, Unit] = {}
-        for unit, content in zip(scanned.units, scanned.contents, strict=True):
+        for unit, content in zip(values.units, values.contents, strict=True):
             if content in self.known:
                 continue
             # Among units with the same content, an exact one takes precedence.
             present = todo.setdefault(content, unit)
             if estimator.may_be_coarse(present) and not estimator.may_be_coarse(unit):
                 todo[content] = unit
-        window: Window = []
-        filled = 0
-        for item in todo.items():
-            window.append(item)
-            filled += item[1].nbytes
-            if filled >= WINDOW:
-                yield window
-                window, filled = [], 0
-        if window:
-            yield window
+        yield from batches(todo.items(), lambda item: item[1].nbytes, WINDOW)
 
     def streamed(self, windows: Iterator[list[int]], budget: Budget) -> Iterator[Window]:
         """Yield the windows of an exact version that is read while it is stored."""
-        scanned = self._scanned
+        values = self._values
         begun: set[str] = set()
         for numbers in windows:
             fresh: dict[str, Unit] = {}
             for number in numbers:
-                content = scanned.contents[number]
+                content = values.contents[number]
                 if content not in self.known and content not in begun:
-                    fresh.setdefault(content, scanned.units[number])
+                    fresh.setdefault(content, values.units[number])
             self._look_up(fresh, budget)
             begun.update(fresh)
             yield [item for item in fresh.items() if item[0] not in self.known]
@@ -240,17 +225,3 @@ class _Objects:
             self.known[content] = Stored(content)
             record = self._resolver.record(content)
             budget.add(record.nbytes_of_values, cost(record.full_work), cost(self._reader.work(record)))
-
-
-def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:
-    """Group encoded objects by bytes: the catalog is queried for many at once, and writing starts early."""
-    batch: list[_Job] = []
-    filled = 0
-    for job in encoded:
-        batch.append(job)
-        filled += job.unit.nbytes
-        if filled >= _BATCH:
-            yield batch
-            batch, filled = [], 0
-    if batch:
-        yield batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from ckstore.objects.restore_cost import LEVEL, assembly_work, relative_cost
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
-from ckstore.runtime.threads import in_order, worker_count
+from ckstore.runtime.threads import batches, in_order, worker_count
 from ckstore.scanning.held import WINDOW
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
@@ -100,22 +100,13 @@ def thin(
     dry_run: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ThinReport:
-    """Replace the exact values of versions by coarse ones, each in its own commit.
+    """Replace the exact values of versions by coarse ones of a policy's fidelity, each in its own commit.
 
     Coarse objects are those of a coarse ingest, planned within the default restore budget. Norms, biases and counters
     stay exact. If an object of another version is stored against a dropped one, the same commit stores it against
-    another base. Versions that exceed the budget for it are rebased.
-
-    Parameters
-    ----------
-    rows
-        The versions.
-    policy
-        Fidelity of the coarse objects.
-    dry_run
-        Do everything except the commit.
-    progress
-        Called with numbers of bytes of processed objects. An exception that it raises stops between two commits.
+    another base. Versions that exceed the budget for it are rebased. A `dry_run` does everything except the commit.
+    `progress` is called with numbers of bytes of processed objects; an exception that it raises stops between two
+    commits.
 
     Raises
     ------
@@ -234,12 +225,8 @@ def may_have_any(version: StoredVersion, going: Collection[int] = ()) -> bool:
 class _Batch:
     """Shared state of the thinnings of one call.
 
-    Attributes
-    ----------
-    reader
-        Decodes objects of the store and of the dry run.
-    objects
-        The new objects of thinned versions, by number, with their coarse facts.
+    `reader` decodes objects of the store and of the dry run. `objects` are the new objects of thinned versions, by
+    number, with their coarse facts.
     """
 
     def __init__(
@@ -301,7 +288,7 @@ class _Thinning:
         objects = list(self.version.document.objects)
         facts: dict[int, CoarseUnit] = {}
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            for window in self._windows():
+            for window in batches(range(len(units)), lambda number: units[number].nbytes, WINDOW):
                 estimated = pool.map(estimator.coarse_estimate, [units[number] for number in window])
                 estimates = dict(zip(window, estimated, strict=True))
                 coarse = {unit: estimate for unit, estimate in estimates.items() if estimate is not None}
@@ -324,19 +311,6 @@ class _Thinning:
                 if self.batch.progress is not None:
                     self.batch.progress(sum(units[unit].nbytes for unit in window))
         return objects, dict(sorted(facts.items()))
-
-    def _windows(self) -> Iterator[list[int]]:
-        """Yield the numbers of the units that are estimated and planned together."""
-        window: list[int] = []
-        filled = 0
-        for number, unit in enumerate(self.version.layout.units):
-            window.append(number)
-            filled += unit.nbytes
-            if filled >= WINDOW:
-                yield window
-                window, filled = [], 0
-        if window:
-            yield window
 
     def _store_again(self, identities: set[str], writer: ObjectWriter) -> None:
         """Re-encode objects whose bases were dropped."""
@@ -383,10 +357,8 @@ class _Thinning:
 
     def _commit(self, writer: ObjectWriter, objects: list[str], facts: dict[int, CoarseUnit]) -> None:
         with Change(self.repository, writer) as change:
-            if facts:
-                change.register_pending()
             change.finish(self._document(writer, objects, facts) if facts else None, again=True)
-            change.commit({"change": "thin", "version": self.row.number}, before=self.row, untagged=bool(facts))
+            change.commit_again({"change": "thin", "version": self.row.number}, self.row, untagged=bool(facts))
 
     def _document(self, writer: ObjectWriter, objects: list[str], facts: dict[int, CoarseUnit]) -> VersionDocument:
         """Return the version's new document."""

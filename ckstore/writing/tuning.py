@@ -90,13 +90,7 @@ class Search:
             raise UsageError(f"The evaluation returned {result!r}; it must return one number.") from error
 
     def reference(self, scanned: ScannedVersion) -> float:
-        """Return the evaluation of the original.
-
-        Raises
-        ------
-        UsageError
-            The evaluation is not a finite number.
-        """
+        """Return the evaluation of the original; raise `UsageError` unless it is a finite number."""
         with TemporaryDirectory(prefix="ckstore-") as scratch:
             value = self._value(_written(scanned, Path(scratch)))
         if not math.isfinite(value):
@@ -113,14 +107,8 @@ class Search:
 class Trials:
     """Trial versions under different settings, each written and evaluated once; several run at the same time.
 
-    Parameters
-    ----------
-    search
-        The search with the evaluation.
-    reference
-        The evaluation of the original.
-    written
-        Writes the version under a policy into a directory and returns its path. Called by one thread.
+    `reference` is the evaluation of the original. `written` writes the version under a policy into a directory and
+    returns its path; one thread calls it.
     """
 
     def __init__(self, search: Search, reference: float, written: Callable[[Policy, Path], Path]) -> None:

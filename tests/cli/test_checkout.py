@@ -230,7 +230,7 @@ def test_salvage(ckstore, filled: Path) -> None:
     with library.open(filled / ".ckstore", "r") as store:
         version = store["best"]._stored
         objects = {name: version.document.objects[unit] for unit in range(len(version.layout.units))
-                   for name in version.names(unit)}  # fmt: skip
+                   for name in version.contents.names(unit)}  # fmt: skip
         lost = [store._repository.resolver.record(objects[f"model/{name}"]) for name in ("weight", "frozen")]
     for record in lost:
         flip(filled / ".ckstore", record.pack, lambda _, record=record: record.offset + record.length // 2)

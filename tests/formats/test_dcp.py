@@ -181,7 +181,7 @@ def test_whole_tensors_are_salvaged(saved: Path, store: ckstore.Store, tmp_path:
     store.ingest(saved / "cut-2", run="a", hot=0)
     version = store["a@7"]._stored
     exact = store["a@7"]["columns"].torch()
-    [number] = [number for number in range(len(version.layout.units)) if "rows" in version.names(number)]
+    [number] = [number for number in range(len(version.layout.units)) if "rows" in version.contents.names(number)]
     record = version.repository.resolver.record(version.document.objects[number])
     store.close()
     flip(store.place, record.pack, lambda _: record.offset + record.length // 2)

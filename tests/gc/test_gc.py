@@ -545,12 +545,12 @@ def test_gc_waits_for_a_running_ingest(path: Path, series: list[Path], monkeypat
     script = (
         "import sys, ckstore\n"
         "from ckstore.commit.change import Change\n"
-        "commit = Change.commit\n"
+        "commit = Change.commit_version\n"
         "def waiting(*given, **named):\n"
         "    print('coded', flush=True)\n"
         "    sys.stdin.readline()\n"
-        "    commit(*given, **named)\n"
-        "Change.commit = waiting\n"
+        "    return commit(*given, **named)\n"
+        "Change.commit_version = waiting\n"
         "with ckstore.open(sys.argv[1]) as store: store.ingest(sys.argv[2], run='c', parent=2)\n"
     )
 

@@ -57,7 +57,7 @@ def places(path: Path, spec: str, tensor: str) -> list[tuple[str, int, int]]:
     """Return (pack, first byte, bytes) of the objects of a version's tensor or file, without their bases."""
     with ckstore.open(path, "r") as store:
         version = store[spec]._stored
-        numbers = [unit for unit in range(len(version.layout.units)) if tensor in version.names(unit)]
+        numbers = [unit for unit in range(len(version.layout.units)) if tensor in version.contents.names(unit)]
         records = [store._repository.resolver.record(version.document.objects[number]) for number in numbers]
         return [(record.pack, record.offset, record.length) for record in records if record.length]
 

@@ -280,16 +280,16 @@ def claim_a_step_twice(path: Path) -> None:
         from ckstore.commit.change import Change
         from ckstore.storage.catalog import Catalog
 
-        commit = Change.commit
+        commit = Change.commit_version
 
         def interposed(self, *arguments, **options):
-            Change.commit = commit
+            Change.commit_version = commit
             with ckstore.open({str(path)!r}) as other:
                 other.ingest({{"w": np.ones((300, 300), "f4")}}, run="a", step=10)
             Catalog.commit_version = lambda *given, **named: os._exit(9)
             return commit(self, *arguments, **options)
 
-        Change.commit = interposed
+        Change.commit_version = interposed
         with ckstore.open({str(path)!r}) as store:
             store.ingest({{"w": np.zeros((300, 300), "f4")}}, run="a", step=10)
         """
@@ -325,16 +325,16 @@ def test_writers_are_kept_out_while_packs_are_scanned(small: Path, monkeypatch: 
 def test_an_ingest_whose_packs_recover_found_first_succeeds(
     small: Path, lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = Change.commit
+    commit = Change.commit_version
 
-    def interposed(self: Change, *arguments: Any, **named: Any) -> None:
-        monkeypatch.setattr(Change, "commit", commit)
+    def interposed(self: Change, *arguments: Any, **named: Any) -> int:
+        monkeypatch.setattr(Change, "commit_version", commit)
         if lost:
             (small / "catalog.sqlite").unlink()
         assert recover(small).versions == 3
-        commit(self, *arguments, **named)
+        return commit(self, *arguments, **named)
 
-    monkeypatch.setattr(Change, "commit", interposed)
+    monkeypatch.setattr(Change, "commit_version", interposed)
     with ckstore.open(small) as opened:
         report = opened.ingest({"w": weights(2)}, run="a", step=2)
         assert report.is_new
@@ -605,7 +605,7 @@ def test_packs_that_a_failed_change_removes_are_not_missed(
     with ckstore.init(path) as store:
         store.ingest(paths[0], run="a")
         monkeypatch.setattr(durable, "checkpoint", checkpoint)
-        commit = Change.commit
+        commit = Change.commit_version
 
         def failed(change: Change, *arguments: Any, **named: Any) -> None:
             recovering.start()
@@ -614,12 +614,12 @@ def test_packs_that_a_failed_change_removes_are_not_missed(
 
         recovering = Thread(target=lambda: reports.append(recover(path)))
         reports: list[Any] = []
-        monkeypatch.setattr(Change, "commit", failed)
+        monkeypatch.setattr(Change, "commit_version", failed)
         with pytest.raises(ValueError, match="gave up"):
             store.ingest(paths[4], run="late")
         listed.set()
         recovering.join()
-        monkeypatch.setattr(Change, "commit", commit)
+        monkeypatch.setattr(Change, "commit_version", commit)
     assert reports[0].problems == []
     with ckstore.open(path) as store:
         assert store.verify().problems == []

@@ -42,12 +42,6 @@ STEPS = 4
 KILLS = int(os.environ.get("CKSTORE_KILLS", "2"))
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
-
-
 def state(step: int) -> dict[str, Any]:
     """Return moving weights, moments, short floats, tied and frozen weights, a bundle of small tensors, values."""
     weight = draw(700, 512)
@@ -514,7 +508,7 @@ def test_a_compaction_can_be_left(directory: Path) -> None:
         assert store.verify().problems == []
 
 
-@pytest.mark.parametrize("place", ["StoredVersion", "_scanned_again", "describe"])
+@pytest.mark.parametrize("place", ["StoredVersion", "store_objects", "describe_encoded"])
 def test_a_concurrently_forgotten_or_compacted_version_is_passed_over(
     directory: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

@@ -140,18 +140,19 @@ def test_a_compaction_that_comes_between(
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
         store.set_policy(Policy(fidelity, hot=9), "a")
         store.ingest(file, run="a", step=0)
-        original, done = Change.commit, []
+        step = "commit_version" if where == "before it is committed" else "commit_encoded"
+        original, done = getattr(Change, step), []
 
-        def commit(self: Change, *arguments: Any, **named: Any) -> None:
+        def commit(self: Change, *arguments: Any, **named: Any) -> Any:
             if not done:
                 done.append(True)
                 if where == "before it is committed":
                     other.compact(["a@0"])
                 else:
                     other.ingest(file, run="b", step=0, hot=9)
-            original(self, *arguments, **named)
+            return original(self, *arguments, **named)
 
-        monkeypatch.setattr(Change, "commit", commit)
+        monkeypatch.setattr(Change, step, commit)
         if where == "before it is committed":
             store.ingest(file, run="b", step=0, hot=9)
         else:

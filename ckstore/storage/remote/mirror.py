@@ -177,7 +177,7 @@ def _mirror(
         if not (path / root.CATALOG).is_file():
             temporary = durable.temporary_path(path)
             if snapshot is not None:
-                log.foresee(_number(snapshot))
+                log.prefetch(_number(snapshot))
             try:
                 if snapshot is None or not _fetch(storage, snapshot, temporary):
                     create_file(temporary)

@@ -113,7 +113,7 @@ class RemoteLog:
         self._lines = lines
         self._listing: tuple[int, Future[list[int]]] | None = None
 
-    def foresee(self, number: int) -> None:
+    def prefetch(self, number: int) -> None:
         """Start listing the log, for a mirror that begins with the record of this number."""
         pool = ThreadPoolExecutor(1)
         self._listing = number, pool.submit(self._numbers, number)
@@ -184,8 +184,8 @@ class RemoteLog:
     def _lines_after(self, head: Head) -> list[bytes]:
         """Return the lines of the records after a head."""
         listing, self._listing = self._listing, None
-        is_foreseen = listing is not None and listing[0] == head.number
-        numbers = listing[1].result() if listing is not None and is_foreseen else self._numbers(head.number)
+        is_prefetched = listing is not None and listing[0] == head.number
+        numbers = listing[1].result() if listing is not None and is_prefetched else self._numbers(head.number)
         if head.number and head.number not in numbers:
             raise IntegrityError(
                 f"Record {head.number} of the log is gone: the store was deleted or made again; see `ckstore recover`."

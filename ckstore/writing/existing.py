@@ -27,12 +27,8 @@ def in_place_of(repository: Repository, existing: VersionRow, scanned: ScannedVe
     """Return the request that replaces the existing version.
 
     A damaged or less faithful version of the same content is stored again after the same parent, with the same metrics.
-    So is a version with a lost manifest: its content is unknown.
-
-    Raises
-    ------
-    ConflictError
-        The existing version has other content, and `request.replace` is not set, or it is tagged.
+    So is a version with a lost manifest: its content is unknown. Raise `ConflictError` if the existing version has
+    other content, and `request.replace` is not set, or it is tagged.
     """
     if _is_lost(repository, existing) or _is_same(repository, existing, scanned):
         parent = request.parent
