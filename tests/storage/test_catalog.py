@@ -233,7 +233,12 @@ def test_a_lease_from_before_the_catalog_was_rebuilt_ends_no_other(catalog, stor
 def test_claims_are_taken_over_by_the_catalog_that_is_built(catalog, store):
     number = catalog.reserve_number()
     with catalog.lease("ingest"):
-        replace_catalog(store, lambda fresh, present: fresh.take_over_claims(present))
+
+        def take_over(fresh: Path, present: Catalog) -> None:
+            with Catalog(fresh, "a") as built:
+                built.take_over_claims(present)
+
+        replace_catalog(store, take_over)
         assert [lease.purpose for lease in catalog.leases()] == ["ingest"]
         assert [claim.number for claim in catalog.reservations()] == [number]
         assert catalog.reserve_number() == number + 1
@@ -265,7 +270,7 @@ def test_a_pack_that_only_blobs_of_a_version_need_is_not_free(filled, store):
 
 
 def test_writers_are_kept_out_while_the_catalog_is_replaced(filled, store, monkeypatch):
-    def build(fresh: Catalog, present: Catalog | None) -> None:
+    def build(fresh: Path, present: Catalog | None) -> None:
         assert present is not None
         assert len(present.versions()) == 3
         with Catalog.open(store, "a", timeout=0.05) as other, pytest.raises(LockedError):
@@ -430,9 +435,11 @@ def test_a_file_system_without_locks_is_read_as_immutable(filled, store, monkeyp
 def test_replacing_the_catalog(filled, store):
     rows, packs = filled.versions(), filled.packs()
 
-    def build(fresh: Catalog, present: Catalog | None) -> None:
-        for row in rows[:2]:
-            fresh.commit_version(row, [PackInfo(row.pack, row.stored_bytes, "encoded")], [(row.number, row.pack, 0)])
+    def build(fresh: Path, present: Catalog | None) -> None:
+        with Catalog(fresh, "a") as built:
+            for row in rows[:2]:
+                pack = PackInfo(row.pack, row.stored_bytes, "encoded")
+                built.commit_version(row, [pack], [(row.number, row.pack, 0)])
 
     replace_catalog(store, build)
     # A connection that was open before sees the present file as soon as it writes.
@@ -446,8 +453,9 @@ def test_replacing_the_catalog(filled, store):
 
 
 def test_a_failed_replacement_changes_nothing(filled, store):
-    def fail(fresh: Catalog, present: Catalog | None) -> None:
-        fresh.add_packs([PackInfo("0" * 40 + ".zip", 5, "encoded")])
+    def fail(fresh: Path, present: Catalog | None) -> None:
+        with Catalog(fresh, "a") as built:
+            built.add_packs([PackInfo("0" * 40 + ".zip", 5, "encoded")])
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -567,7 +575,7 @@ def test_a_writer_does_not_wait_for_a_replaced_file(store, monkeypatch):
 
         thread = threading.Thread(target=write)
 
-        def build(catalog: Catalog, present: Catalog | None) -> None:
+        def build(fresh: Path, present: Catalog | None) -> None:
             thread.start()
             thread.join(0.3)
             assert thread.is_alive()
