@@ -246,10 +246,21 @@ def check_restores(version: StoredVersion, progress: Callable[[int], None] | Non
             progress(nbytes)
 
 
-def check_objects(version: StoredVersion) -> None:
-    """Decode every object of a version and compare it with its ids; raise `IntegrityError` if they differ."""
+def check_objects(version: StoredVersion, bases: Iterable[str] = ()) -> None:
+    """Decode every object of a version, and coarse bases, and compare them with their ids.
+
+    Raises
+    ------
+    IntegrityError
+        They differ.
+    """
+    reader = version.repository.reader
+    for identity in bases:
+        record = reader.resolver.record(identity)
+        if not isinstance(record, Coarse) or _lattice_id(reader, record) != identity:
+            raise IntegrityError(f"Base {identity} does not match its id; run `ckstore verify`.")
     for number, unit in enumerate(version.layout.units):
-        _, _, problem = _check_object(version.repository.reader, _ids(version, number), unit)
+        _, _, problem = _check_object(reader, _ids(version, number), unit)
         if problem:
             named = f"{listed(version.contents.names(number))} of version {version.row.number}"
             raise IntegrityError(f"{named}: {problem.rstrip('.')}; run `ckstore verify`.")

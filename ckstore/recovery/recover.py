@@ -88,11 +88,12 @@ def _recover_directory(path: Path) -> RecoverReport:
     report = RecoverReport()
     rebased = False
 
-    def build(catalog: Catalog, present: Catalog | None) -> None:
+    def build(temporary: Path, present: Catalog | None) -> None:
         nonlocal rebased
-        builder = _Builder(path, catalog, present, report)
-        builder.build()
-        rebased = builder.rebased
+        with Catalog(temporary, "a") as catalog, catalog.transaction():
+            builder = _Builder(path, catalog, present, report)
+            builder.build()
+            rebased = builder.rebased
 
     with reserve.spent(path):
         replace_catalog(path, build)

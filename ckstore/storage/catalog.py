@@ -15,7 +15,7 @@ from ckstore.storage.catalog_reader import COLLECTED, POLICY
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.pack import RAW
-from ckstore.storage.rows import Claim, PackRow, Placement, RunRow, VersionRow, key
+from ckstore.storage.rows import VERSION_COLUMNS, Claim, PackRow, Placement, RunRow, VersionRow, key
 from ckstore.storage.version_names import check_tag
 
 C = TypeVar("C", bound="Catalog")
@@ -253,8 +253,7 @@ class Catalog(CatalogClaims):
         for name in names:
             if name not in removable:
                 raise ConflictError(f"Pack {name} is still referred to; look again for unreferenced packs.")
-            self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
-            self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
+            self._delete_pack(name)
 
     @recorded
     def free_packs(self, names: Sequence[str], objects: Iterable[int], needed: Collection[int] = ()) -> list[str]:
@@ -270,10 +269,13 @@ class Catalog(CatalogClaims):
         for name in names:
             used = "SELECT 1 FROM version_packs r JOIN packs p ON p.id = r.pack WHERE p.name = ? LIMIT 1"
             if not self._connection.rows(used, [name]):
-                self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
-                self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
+                self._delete_pack(name)
                 freed.append(name)
         return freed
+
+    def _delete_pack(self, name: str) -> None:
+        self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
+        self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
 
     @recorded
     def replace_pack(self, former: str, pack: Any, manifest: Any) -> None:
@@ -408,19 +410,12 @@ class Catalog(CatalogClaims):
             self._connection.execute("INSERT INTO version_packs VALUES (?, ?)", [number, found[0][0]])
 
     def _insert_version(self, row: VersionRow, parent: int | None) -> None:
-        marks = ", ".join("?" * 17)
+        named = {"run": "(SELECT id FROM runs WHERE name = ?)", "pack": "(SELECT id FROM packs WHERE name = ?)"}
+        marks = ", ".join(named.get(name, "?") for name in VERSION_COLUMNS)
+        changed = {"parent": parent, "dropped": _json(row.dropped), "metrics": _json(dict(row.metrics))}
         self._connection.execute(
-            "INSERT INTO versions (number, uid, run, pack, step, parent, created, manifest_offset, manifest_length,"
-            " original_bytes, stored_bytes, elements, tensors, files, depth, cost, base, fidelity, hot, dropped,"
-            " metrics, source)"
-            " VALUES (?, ?, (SELECT id FROM runs WHERE name = ?), (SELECT id FROM packs WHERE name = ?),"
-            f" {marks}, ?)",
-            [
-                *(row.number, row.uid, row.run, row.pack, row.step, parent, row.created),
-                *(row.manifest_offset, row.manifest_length, row.original_bytes, row.stored_bytes, row.elements),
-                *(row.tensors, row.files, row.depth, row.cost, row.base, row.fidelity, row.hot),
-                *(_json(row.dropped), _json(dict(row.metrics)), row.source),
-            ],
+            f"INSERT INTO versions ({', '.join(VERSION_COLUMNS)}) VALUES ({marks})",
+            [changed.get(name, getattr(row, name)) for name in VERSION_COLUMNS],
         )
 
 

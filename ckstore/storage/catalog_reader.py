@@ -20,6 +20,7 @@ from ckstore.storage.rows import (
     RESERVATION_ROWS,
     RUN_ROWS,
     TAG_ROWS,
+    VERSION_COLUMNS,
     VERSION_ROWS,
     Claim,
     PackRow,
@@ -29,11 +30,6 @@ from ckstore.storage.rows import (
 from ckstore.storage.schema import HIGHEST, ID, LOWEST, items, optional, plain_object, read_json, rows, text, whole
 from ckstore.storage.version_names import resolve
 
-_COLUMNS = (
-    "v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset, v.manifest_length,"
-    " v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base, v.fidelity,"
-    " v.hot, v.dropped, v.metrics, v.source"
-)
 #: Row of `meta` with the time of the last change by `gc`.
 COLLECTED = "collected"
 #: Prefix of the rows of `meta` with policies; the run's name, if any, follows.
@@ -42,7 +38,9 @@ POLICY = "policy:"
 #: Number of names in one statement; SQLite limits parameters.
 _NAMES_AT_ONCE = 500
 
-_SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
+_COLUMNS = ({"run": "r.name", "pack": "p.name"}.get(name, f"v.{name}") for name in VERSION_COLUMNS)
+#: Query of all versions, without order.
+VERSIONS = f"SELECT {', '.join(_COLUMNS)} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
 
 _GLOBS = items(text(1))
 _STEP_ROWS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
@@ -320,7 +318,7 @@ class CatalogReader:
         return [Claim(*row) for row in found]
 
     def _select(self, tail: str, *parameters: Any) -> list[VersionRow]:
-        found = self._connection.rows(f"{_SELECT} {tail}", parameters, VERSION_ROWS)
+        found = self._connection.rows(f"{VERSIONS} {tail}", parameters, VERSION_ROWS)
         with believed(self._path):
             return [_version(row) for row in found]
 

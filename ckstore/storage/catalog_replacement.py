@@ -13,32 +13,17 @@ from ckstore.storage.catalog import Catalog
 from ckstore.storage.connection import create_file, place_lock
 
 
-def replace_catalog(store: Path, build: Callable[[Catalog, Catalog | None], None]) -> None:
+def replace_catalog(store: Path, fill: Callable[[Path, Catalog | None], None]) -> None:
     """Build a catalog next to the present one and replace it atomically; other writers wait.
 
-    Parameters
-    ----------
-    store : Path
-        The store's directory.
-    build : callable
-        Function (empty catalog, present catalog) that fills the first. If it raises, the present catalog stays. The
-        second is None if it is missing or cannot be opened; its rows may be damaged.
+    `fill` gets the directory of an empty catalog, and the present catalog: None if that is missing or cannot be opened;
+    its rows may be damaged. If `fill` raises, the present catalog stays.
 
     Raises
     ------
     LockedError
         Another process is writing to the present catalog.
     """
-
-    def fill(temporary: Path, present: Catalog | None) -> None:
-        with Catalog(temporary, "a") as catalog, catalog.transaction():
-            build(catalog, present)
-
-    replace_file(store, fill)
-
-
-def replace_file(store: Path, fill: Callable[[Path, Catalog | None], None]) -> None:
-    """Like `replace_catalog`, but pass `fill` the directory of the new catalog."""
     temporary = durable.temporary_path(store)
     temporary.mkdir()
     try:

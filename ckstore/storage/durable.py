@@ -125,6 +125,16 @@ def write_file(path: Path, data: bytes, *, absent: bool = False) -> bool:
         temporary.unlink(missing_ok=True)
 
 
+def write_cached(path: Path, data: bytes) -> None:
+    """Write a file that can be fetched again: in full or not at all, but not durably."""
+    temporary = temporary_path(path.parent)
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def place_absent(temporary: Path, path: Path) -> bool:
     """Link a file to a path; return False if that exists. The caller removes the temporary name."""
     try:

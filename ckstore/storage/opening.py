@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ckstore.errors import ConflictError, IntegrityError, NoStoreError
 from ckstore.storage import root
 from ckstore.storage.catalog import Catalog
-from ckstore.storage.catalog_replacement import replace_file
+from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.connection import Mode
 from ckstore.storage.pack_reader import PackReader
 
@@ -113,5 +113,5 @@ def rebuild_from_log(place: Path | str) -> bool:
                 with suppress(IntegrityError):
                     catalog.take_over_claims(present)
 
-    replace_file(mirror.path, fill)
+    replace_catalog(mirror.path, fill)
     return True

@@ -405,22 +405,10 @@ class PackReader:
         return opened
 
 
-def read_shard_index(data: bytes, chunks: int, shard_length: int | None = None) -> list[tuple[int, int] | None]:
-    """Parse the index at the end of a shard.
+def read_shard_index(data: bytes, chunks: int, shard_length: int) -> list[tuple[int, int] | None]:
+    """Return offset and length in the shard for each chunk; None for a chunk that is all zeros.
 
-    Parameters
-    ----------
-    data : bytes
-        The last bytes of the shard, at least `16 * chunks + 4`.
-    chunks : int
-        Number of chunks in the shard.
-    shard_length : int, optional
-        Length of the whole shard in bytes; when given, every chunk must lie in it.
-
-    Returns
-    -------
-    list of (offset, length) or None
-        Offset and length in the shard, for each chunk; None for an absent chunk, which is all zeros.
+    `data` are the last bytes of the shard, at least `16 * chunks + 4`.
 
     Raises
     ------
@@ -431,12 +419,11 @@ def read_shard_index(data: bytes, chunks: int, shard_length: int | None = None) 
     table = data[len(data) - length : len(data) - 4] if len(data) >= length else b""
     if not table or crc32c(table).to_bytes(4, "little") != data[-4:]:
         raise IntegrityError("The index of a shard does not match its checksum; restore the pack from a copy.")
-    limit = None if shard_length is None else shard_length - length
     result: list[tuple[int, int] | None] = []
     for offset, size in struct.iter_unpack("<QQ", table):
         if offset == size == _ABSENT:
             result.append(None)
-        elif limit is not None and offset + size > limit:
+        elif offset + size > shard_length - length:
             raise IntegrityError("The index of a shard points outside of it; restore the pack from a copy.")
         else:
             result.append((offset, size))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ckstore.storage.pack import PACK_NAME
-from ckstore.storage.schema import HIGHEST, ID, LOWEST, TIME, number, one_of, optional, rows, text, whole
+from ckstore.storage.schema import HIGHEST, ID, LOWEST, TIME, Schema, number, one_of, optional, rows, text, whole
 
 #: (key, pack name, slot): the place of an object.
 Placement = tuple[int, str, int]
@@ -112,12 +112,20 @@ class VersionRow:
         return self.uid, self.pack, self.manifest_offset
 
 
-#: Schemas of the columns of a `VersionRow`, in order.
-VERSION_ROWS = rows(
-    whole(1), ID, text(1), optional(whole(LOWEST, HIGHEST)), optional(whole(1)), TIME, PACK_NAME, whole(), whole(),
-    whole(), whole(), whole(), whole(), whole(), whole(), number(0), whole(0, 1), one_of("exact", "coarse"),
-    whole(0, 1), text(), text(), optional(text()),
-)  # fmt: skip
+#: Names of the columns of a `VersionRow`, in order.
+VERSION_COLUMNS = [column.name for column in fields(VersionRow)]
+
+
+def version_schemas(flag: Schema, globs: Schema, metrics: Schema) -> list[Schema]:
+    """Return the schemas of the columns of a `VersionRow`, in order; SQL and JSON differ in three kinds of values."""
+    return [
+        whole(1), ID, text(1), optional(whole(LOWEST, HIGHEST)), optional(whole(1)), TIME, PACK_NAME, whole(), whole(),
+        whole(), whole(), whole(), whole(), whole(), whole(), number(0), flag, one_of("exact", "coarse"), flag, globs,
+        metrics, optional(text()),
+    ]  # fmt: skip
+
+
+VERSION_ROWS = rows(*version_schemas(whole(0, 1), text(), text()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,10 @@ class Missing:
         The version in its own store.
     records
         Missing records by id: the version's own, and their chains'.
+    bases
+        Ids of the missing records that are not the version's own objects.
     full
-        Number and unit of the objects that take fewer bytes in full than with their missing chains, by id.
+        Number and unit of the objects to encode in full, by id.
     raw
         Number and unit of the raw objects to copy for a hot version, by content id.
     needs
@@ -55,6 +57,7 @@ class Missing:
 
     version: StoredVersion
     records: dict[str, Record] = field(default_factory=dict)
+    bases: set[str] = field(default_factory=set)
     full: dict[str, tuple[int, Unit]] = field(default_factory=dict)
     raw: dict[str, tuple[int, Unit]] = field(default_factory=dict)
     needs: set[str] = field(default_factory=set)
@@ -150,18 +153,24 @@ class Missing:
         return document, blobs.packed
 
 
-def find_missing(version: StoredVersion, target: Repository, planned: set[str] | None = None) -> Missing:
+def find_missing(
+    version: StoredVersion, target: Repository, planned: set[str] | None = None, *, verify: bool = False
+) -> Missing:
     """Find the parts of a version that the target lacks.
 
     Parameters
     ----------
     planned
         Ids of objects that earlier versions will have sent; the missing ones are added.
+    verify
+        Bring no bases that are not the version's own: the values of exact ones cannot be compared with their ids,
+        which depend on the layout of their own version. Sums are an exception, since their ids depend on their bases'.
     """
     document, units = version.document, version.layout.units
     known = target.resolver.known(document.objects)
     missing = Missing(version)
     chains = _Chains(version, target, planned or set())
+    own = set(document.objects)
     wanted: dict[str, tuple[int, Unit]] = {}
     for number, identity in enumerate(document.objects):
         if identity in known:
@@ -174,9 +183,11 @@ def find_missing(version: StoredVersion, target: Repository, planned: set[str] |
     chains.find(wanted)
     for identity, place in wanted.items():
         records, needs = chains.below(identity)
-        if chains.is_cheaper_in_full(identity, records):
+        bases = {record.id for record in records} - own
+        if not chains.is_sum(identity) and ((verify and bases) or chains.is_cheaper_in_full(identity, records)):
             missing.full[identity] = place
             continue
+        missing.bases |= bases
         missing.needs.update(needs)
         missing.records |= {record.id: record for record in records}
     for identity in missing.full:
@@ -220,12 +231,14 @@ class _Chains:
             identity = found[identity].base
         return list(found.values()), set()
 
+    def is_sum(self, identity: str) -> bool:
+        """Return whether an object is a sum of deltas, which cannot be stored in full."""
+        record = self._source.record(identity)
+        return isinstance(record, Codebook) and record.additive
+
     def is_cheaper_in_full(self, identity: str, records: Sequence[Record]) -> bool:
         """Return whether an object takes fewer bytes in full than with its missing bases."""
-        record = self._source.record(identity)
-        return not (isinstance(record, Codebook) and record.additive) and 0 < record.alone < _WORTH_ENCODING * _size(
-            records
-        )
+        return 0 < self._source.record(identity).alone < _WORTH_ENCODING * _size(records)
 
 
 def _size(records: Iterable[Record]) -> int:

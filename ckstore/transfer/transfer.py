@@ -176,7 +176,8 @@ class _Transfer:
             try:
                 there, sent = self._existing(row), 0
                 if there is None and dry_run:
-                    sent = find_missing(StoredVersion(self._source, row), self._target, planned).nbytes
+                    missing = find_missing(StoredVersion(self._source, row), self._target, planned, verify=self._verify)
+                    sent = missing.nbytes
                 elif there is None:
                     there, sent = self._sent(row)
                 if there is None or sent:
@@ -245,7 +246,7 @@ class _Transfer:
                 with catalog.transaction():  # Each commit waits for the disk: one commit for both.
                     number = catalog.reserve_number()
                     lease = held.enter_context(catalog.lease(f"transfer {number}"))
-                missing = find_missing(version, target)
+                missing = find_missing(version, target, verify=self._verify)
                 encoded = held.enter_context(PackWriter(target.path, "encoded"))
                 raw = held.enter_context(PackWriter(target.path, "raw")) if missing.raw else None
                 writer = ObjectWriter(encoded, raw)
@@ -257,7 +258,7 @@ class _Transfer:
                     with change.version() as arrived:
                         _check(arrived)
                         if self._verify:
-                            check_objects(arrived)
+                            check_objects(arrived, missing.bases)
                             check_restores(arrived)
                     committed = change.commit_version(missing.needs, lease)
                     sent = sum(pack.bytes for pack in change.packs)

@@ -256,16 +256,16 @@ def test_every_flip_in_a_shard_index_is_found(store):
         name = writer.finish().name
     shard = PackReader.of(store).pread(name, entry.offset, entry.length)
     tail = shard[-36:]
-    assert read_shard_index(tail, 2) == [(0, 2), None]
+    assert read_shard_index(tail, 2, len(shard)) == [(0, 2), None]
     for bit in range(8 * len(tail)):
         flipped = bytearray(tail)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(IntegrityError):
-            read_shard_index(bytes(flipped), 2)
+            read_shard_index(bytes(flipped), 2, len(shard))
     with pytest.raises(IntegrityError):
-        read_shard_index(tail[1:], 2)
+        read_shard_index(tail[1:], 2, len(shard))
     with pytest.raises(IntegrityError):
-        read_shard_index(tail, 2, shard_length=37)
+        read_shard_index(tail, 2, 37)
 
 
 def test_a_pack_that_cannot_be_begun(tmp_path):

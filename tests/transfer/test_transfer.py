@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.checking import verify as verify_module
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.objects import units
 from ckstore.objects.layer_parts import layer_parts
+from ckstore.objects.records import Codebook
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
@@ -565,8 +568,8 @@ def interposed(patch: pytest.MonkeyPatch, change: Callable[[], object]) -> list[
     """Make one change between the search for missing objects and the commit; return a list with an item a search."""
     looked, looks = transfer_module.find_missing, []
 
-    def find_missing(*arguments: Any) -> Any:
-        found = looked(*arguments)
+    def find_missing(*arguments: Any, **options: Any) -> Any:
+        found = looked(*arguments, **options)
         looks.append(1)
         if len(looks) == 1:
             change()
@@ -694,15 +697,58 @@ def test_a_store_that_lies_is_refused_by_the_gate(directory: Path, lie: Callable
         assert store._catalog.leases() == []
 
 
+@pytest.mark.local  # The crafted store is a directory.
+@pytest.mark.parametrize("scheme", ["exact", "lattice", "lc"])
+def test_a_forged_base_does_not_come_along(directory: Path, scheme: Any) -> None:
+    """The base of a stranger's version has the id of other content, which the receiving store ingests later."""
+    weight, other = draw(300, 300), draw(300, 300, seed=7)
+    moved = weight.clone()
+    moved[0, :9] += 0.5
+    policy = Policy("exact") if scheme == "exact" else Policy("coarse", scheme=scheme)
+    with ckstore.init(directory / "source") as source, ckstore.init(directory / "honest") as honest:
+        for step, values in enumerate([weight, moved]):
+            source.ingest({"w": values}, run="a", step=step, policy=policy, hot=0, budget=9)
+        honest.ingest({"w": other}, run="b", step=0, policy=policy, hot=0)
+        [forged] = honest["b@0"].document.objects
+        first, second = (source[f"a@{step}"].row.pack for step in range(2))
+        record, _ = source.repository.reader.records(source["a@1"].document.objects[0])
+        if isinstance(record, Codebook):  # Its id depends on its base's.
+            record = replace(
+                record, id=verify_module._lattice_id(source.repository.reader, replace(record, base=forged))
+            )
+    crafted = CraftedStore(directory / "source")
+
+    def forge_base(document: dict[str, Any]) -> None:
+        document["records"][0]["id"] = forged
+        document["stands_for"] = [first]
+
+    def forge(document: dict[str, Any]) -> None:
+        document["records"][0] |= {"id": record.id, "base": forged}
+        document["version"]["objects"] = [record.id]
+
+    crafted.change(first, forge_base)
+    crafted.change(second, forge)
+    lose_catalog(directory / "source")
+    recover(directory / "source")
+    with ckstore.init(directory / "target") as store, ckstore.open(directory / "source", "r") as source:
+        report = store.pull(source, ["a@1"], verify=True)
+        assert bool(report.failed) == (scheme == "lc"), "only sums need their bases"
+        assert store.repository.resolver.find(forged) is None
+        store.ingest({"w": other}, run="b", step=0, policy=policy, hot=0)
+        assert store.verify().problems == []
+        for version, values in {"a@1": moved, "b@0": other}.items():
+            assert scheme != "exact" or torch.equal(store[version].state_dict()["w"], values)
+
+
 def test_a_compaction_during_the_search_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_missing, compacting = transfer_module.find_missing, []
 
-    def found(version: Any, *arguments: Any) -> Any:
+    def found(version: Any, *arguments: Any, **options: Any) -> Any:
         if compacting:  # As if the version's manifest had been read after, and its objects before the commit.
             with compacting.pop() as other:
                 other.compact()
             raise IntegrityError("Version 1 needs an object that is lost; run `ckstore verify 1`.")
-        return find_missing(version, *arguments)
+        return find_missing(version, *arguments, **options)
 
     monkeypatch.setattr(transfer_module, "find_missing", found)
     states = [{"weight": draw(300, 256, seed=1) + draw(300, 256, seed=2 + step, scale=1e-3)} for step in range(3)]

@@ -221,12 +221,7 @@ class BlockCache:
         path = self._path(pack, number)
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = durable.temporary_path(path.parent)
-            try:
-                temporary.write_bytes(block + crc32c(block).to_bytes(4, "little"))
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            durable.write_cached(path, block + crc32c(block).to_bytes(4, "little"))
 
     def _trim(self, written: int) -> None:
         with self._lock:

@@ -8,11 +8,8 @@ from itertools import groupby
 from typing import Any
 
 from ckstore.storage.pack import PACK_NAME, PackEntry, PackInfo
-from ckstore.storage.rows import KEY, VersionRow
+from ckstore.storage.rows import KEY, VersionRow, version_schemas
 from ckstore.storage.schema import (
-    HIGHEST,
-    ID,
-    LOWEST,
     TIME,
     Schema,
     fields,
@@ -29,34 +26,15 @@ from ckstore.storage.schema import (
 )
 
 _NUMBER, _SIZE, _KEYS = whole(1), whole(), items(KEY)
-_KIND = one_of("encoded", "raw")
-_VERSION = row(
-    _NUMBER, ID, text(1), optional(whole(LOWEST, HIGHEST)), optional(_NUMBER), TIME, PACK_NAME, _SIZE, _SIZE,
-    _SIZE, _SIZE, _SIZE, _SIZE, _SIZE, _SIZE, number(0), flag, one_of("exact", "coarse"), flag, items(text()),
-    plain_object, optional(text()),
-)  # fmt: skip
-_PACK = row(PACK_NAME, _SIZE, _KIND)
-_PACKS, _NAMES = items(_PACK), items(PACK_NAME)
+_VERSION = row(*version_schemas(flag, items(text()), plain_object))
+_PACK = row(PACK_NAME, _SIZE, one_of("encoded", "raw"))
 #: For each pack its name, the keys, and their slots.
 _PLACES = rows(PACK_NAME, _KEYS, items(_SIZE))
-_ENTRY = row(_SIZE, _SIZE)
 
 
 def _version(values: Sequence[Any]) -> VersionRow:
     row = VersionRow(*values)
     return replace(row, dropped=tuple(row.dropped))
-
-
-def _pack(values: Sequence[Any]) -> PackInfo:
-    return PackInfo(*values)
-
-
-def _packs(values: Sequence[Sequence[Any]]) -> list[PackInfo]:
-    return [PackInfo(*pack) for pack in values]
-
-
-def _entry(values: Sequence[int]) -> PackEntry:
-    return PackEntry(*values)
 
 
 def _places(values: Sequence[Sequence[Any]]) -> list[tuple[int, str, int]]:
@@ -87,11 +65,13 @@ def _shallow(value: Any) -> list[Any]:
 #: A kind of argument: its schema, its conversion to JSON, and the inverse.
 Kind = tuple[Schema, Callable[[Any], Any], Callable[[Any], Any]]
 _ROW: Kind = (_VERSION, _plain_row, _version)
-_PACK_LIST: Kind = (_PACKS, lambda packs: [_shallow(pack) for pack in packs], _packs)
-_ONE_PACK: Kind = (_PACK, _shallow, _pack)
+_PACK_LIST: Kind = (
+    items(_PACK), lambda packs: list(map(_shallow, packs)), lambda packs: [PackInfo(*pack) for pack in packs]
+)  # fmt: skip
+_ONE_PACK: Kind = (_PACK, _shallow, lambda pack: PackInfo(*pack))
 _PLACEMENTS: Kind = (_PLACES, _plain_places, _places)
-_ONE_ENTRY: Kind = (_ENTRY, _shallow, _entry)
-_PACK_NAMES: Kind = (_NAMES, sorted, _as_is)
+_ONE_ENTRY: Kind = (row(_SIZE, _SIZE), _shallow, lambda entry: PackEntry(*entry))
+_PACK_NAMES: Kind = (items(PACK_NAME), sorted, _as_is)
 _KEY_LIST: Kind = (_KEYS, sorted, _as_is)
 _NUMBERS: Kind = (items(_NUMBER), list, _as_is)
 

@@ -260,9 +260,7 @@ def _remember(url: str, store: str, options: Mapping[str, str], cache: Path | No
         if path.exists() and path.read_bytes() == data:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = durable.temporary_path(path.parent)
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    durable.write_cached(path, data)
 
 
 def _note(url: str, cache: Path | None) -> Path:

@@ -18,6 +18,7 @@ from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageErr
 from ckstore.runtime.lru import Lru
 from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog, recorded
+from ckstore.storage.catalog_reader import VERSIONS
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote import retries
@@ -33,10 +34,7 @@ T = TypeVar("T")
 HEAD = "mirror:head"
 #: Tables that are equal in all mirrors, except for the ids of rows.
 _TABLES = {
-    "versions": "SELECT v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset,"
-    " v.manifest_length, v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base,"
-    " v.fidelity, v.hot, v.dropped, v.metrics, v.source FROM versions v JOIN runs r ON r.id = v.run"
-    " JOIN packs p ON p.id = v.pack ORDER BY 1",
+    "versions": f"{VERSIONS} ORDER BY 1",
     "packs": "SELECT name, kind, bytes FROM packs ORDER BY 1",
     "references": "SELECT r.version, p.name FROM version_packs r JOIN packs p ON p.id = r.pack ORDER BY 1, 2",
     "tags": "SELECT name, version FROM tags ORDER BY 1",

@@ -316,10 +316,7 @@ class RemoteLog:
 
     def _keep(self, number: int, line: bytes) -> None:
         """Cache a line; occasionally delete those that no later object includes."""
-        path = self._lines / f"{number:012d}"
-        temporary = durable.temporary_path(self._lines)
-        temporary.write_bytes(line)
-        temporary.replace(path)
+        durable.write_cached(self._lines / f"{number:012d}", line)
         if number % _MANY == 0:
             for path in self._lines.iterdir():
                 if path.name.isdigit() and int(path.name) <= number - _MANY:
