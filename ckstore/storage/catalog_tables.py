@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Iterable
 
 # `slot` is the position of the object in its pack's manifest. `key` is the first 63 bits of an id (`catalog.key`).
@@ -77,20 +76,9 @@ CREATE TABLE leases (
 )
 """
 
-#: For each format version the SQL that leads to it from the one before; released ones are never edited.
-MIGRATIONS = [FORMAT_1]
-
-#: Statements of the catalog by the name of their object.
+#: Statements of the catalog by the name of their object, without the tables of `sqlite_utils` and SQLite.
 STATEMENTS = {match[1]: match[0] for match in re.finditer(r"CREATE (?:UNIQUE )?[A-Z]+ (\w+)[^;]*(?<!\s)", FORMAT_1)}
-
-
-def migrate(database: sqlite3.Connection) -> None:
-    """Bring a catalog to the latest format, inside a `BEGIN IMMEDIATE` transaction."""
-    [[present]] = database.execute("PRAGMA user_version")
-    for script in MIGRATIONS[present:]:
-        for statement in script.split(";"):  # `executescript` would commit first.
-            database.execute(statement)
-    database.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+_OTHERS = re.compile(r"sqlite_\w+|(?:idx_)?_sqlite_migrations\w*")
 
 
 def odd_one(found: Iterable[tuple[object, object, object]]) -> object:
@@ -102,7 +90,7 @@ def odd_one(found: Iterable[tuple[object, object, object]]) -> object:
     for kind, name, statement in found:
         if not isinstance(name, str):
             return name
-        other = name.startswith("sqlite_") and kind in ("table", "index")
+        other = _OTHERS.fullmatch(name) and kind in ("table", "index")
         if left.pop(name, None) != statement and not other:
             return name
     return next(iter(left), None)

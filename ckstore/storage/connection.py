@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,8 @@ from ckstore.runtime import forks
 from ckstore.storage import catalog_tables, durable
 from ckstore.storage.schema import Schema, optional, rows, text
 
+#: The format version of the catalog, in SQLite's `user_version`.
+FORMAT = 1
 #: `CKST`, in SQLite's `application_id`.
 APPLICATION = 0x434B5354
 #: Seconds to wait for another process's lock.
@@ -284,12 +285,11 @@ class Connection:
         application = self.rows("PRAGMA application_id")[0][0]
         if application != APPLICATION:
             raise IntegrityError(f"{self.path} is not a catalog of ckstore; run `ckstore recover` to rebuild it.")
-        latest = len(catalog_tables.MIGRATIONS)
-        if found > latest:
+        if found > FORMAT:
             raise FormatVersionError(
-                f"{self.path} has format {found}, this ckstore reads up to {latest}; install a later ckstore."
+                f"{self.path} has format {found}, this ckstore reads up to {FORMAT}; install a later ckstore."
             )
-        if found < latest:
+        if found < FORMAT:
             self._upgrade()
         odd = catalog_tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER))
         if odd is not None:
@@ -299,8 +299,10 @@ class Connection:
         if self.mode == "r":
             Connection(self.path, "a", self._timeout).close()
             return
+        from ckstore.storage.migrations import migrate
+
         with self.transaction(), explained(self.path):
-            catalog_tables.migrate(self._database)
+            migrate(self._database, FORMAT)
 
 
 @contextmanager
@@ -326,13 +328,14 @@ def place_lock(directory: Path, *, exclusive: bool = False) -> Iterator[None]:
 
 def create_file(path: Path) -> None:
     """Create an empty catalog at a free path, durably."""
+    from ckstore.storage.migrations import migrate
+
     forks.check()
     with forks.Lock(), closing(sqlite3.connect(path, isolation_level=None)) as database, explained(path):
         database.execute("PRAGMA page_size = 1024")
         database.execute(f"PRAGMA application_id = {APPLICATION}")
         database.execute("BEGIN IMMEDIATE")
-        catalog_tables.migrate(database)
-        database.execute("INSERT INTO meta VALUES ('store', ?)", [secrets.token_hex(16)])
+        migrate(database, FORMAT)
         database.execute("COMMIT")
 
 

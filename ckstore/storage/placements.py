@@ -13,7 +13,7 @@ from ckstore.storage.schema import Schema, rows, whole
 
 #: Number of keys in one statement; SQLite's own limit on parameters is 32,766.
 _KEYS_AT_ONCE = 500
-#: Number of rows of the small table after which they are moved to the large one (see `catalog_tables`).
+#: Number of rows of the small table after which they are moved to the large one (see `migrations`).
 _LARGEST_RECENT = 1 << 15
 _PLACED = rows(KEY, whole(), whole())
 _NAMES = rows(whole(), PACK_NAME)

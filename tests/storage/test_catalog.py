@@ -25,7 +25,7 @@ from ckstore.errors import (
     NotFoundError,
     UsageError,
 )
-from ckstore.storage import catalog_tables, connection, durable, placements, root
+from ckstore.storage import connection, durable, placements, root
 from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.pack import PackEntry, PackInfo
@@ -353,7 +353,7 @@ def test_stores_that_are_none(tmp_path, store):
 
 
 def test_a_later_format_is_refused(filled, store):
-    filled._connection.execute(f"PRAGMA user_version = {len(catalog_tables.MIGRATIONS) + 1}")
+    filled._connection.execute(f"PRAGMA user_version = {connection.FORMAT + 1}")
     filled.close()
     for mode in ("r", "a"):
         with pytest.raises(FormatVersionError):
@@ -362,11 +362,20 @@ def test_a_later_format_is_refused(filled, store):
 
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_an_earlier_format_is_upgraded(filled, store, monkeypatch, mode):
+    from ckstore.storage import catalog_tables, migrations
+
     filled.close()
-    statement = "CREATE TABLE example (id INTEGER PRIMARY KEY)"
-    monkeypatch.setattr(catalog_tables, "MIGRATIONS", [*catalog_tables.MIGRATIONS, statement])
-    monkeypatch.setitem(catalog_tables.STATEMENTS, "example", statement)
-    later = len(catalog_tables.MIGRATIONS)
+    following = migrations.Migrations("ckstore")
+    following._migrations = list(migrations.migrations._migrations)
+
+    @following(name="0002_example")
+    def add_table(db):
+        db.execute("CREATE TABLE example (id INTEGER PRIMARY KEY)")
+
+    monkeypatch.setattr(migrations, "migrations", following)
+    monkeypatch.setitem(catalog_tables.STATEMENTS, "example", "CREATE TABLE example (id INTEGER PRIMARY KEY)")
+    later = connection.FORMAT + 1
+    monkeypatch.setattr(connection, "FORMAT", later)
     for _ in range(2):
         with Catalog.open(store, mode) as catalog:
             assert len(catalog.versions()) == 3
@@ -494,7 +503,7 @@ def test_rows_are_small(catalog, store, monkeypatch):
 
 
 def test_reading_needs_only_the_standard_library(filled, store):
-    """A verb that only lists answers at once: numpy and numcodecs stay out."""
+    """A verb that only lists answers at once: numpy, numcodecs and sqlite-utils stay out."""
     code = (
         "import sys, json; from pathlib import Path; from ckstore.storage.catalog import Catalog\n"
         "with Catalog.open(Path(sys.argv[1])) as catalog: catalog.resolve('gpt@100'); catalog.objects()\n"
@@ -502,7 +511,7 @@ def test_reading_needs_only_the_standard_library(filled, store):
         "print(json.dumps([name for name in sys.modules if '.' not in name]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(store)], capture_output=True, check=True, cwd=REPOSITORY)
-    assert not {"numpy", "numcodecs", "zarr"} & set(json.loads(done.stdout))
+    assert not {"numpy", "numcodecs", "sqlite_utils", "zarr"} & set(json.loads(done.stdout))
 
 
 def test_a_pack_in_the_place_of_another(filled):

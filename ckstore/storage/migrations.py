@@ -1,0 +1,36 @@
+"""The catalog's tables, one migration for each format version; released migrations are never edited."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+
+from sqlite_utils import Database
+from sqlite_utils.migrations import Migrations
+
+from ckstore.storage import catalog_tables
+
+migrations = Migrations("ckstore")
+
+
+@migrations(name="0001_tables")
+def create_tables(db: Database) -> None:
+    """Format 1."""
+    for statement in catalog_tables.FORMAT_1.split(";"):
+        if statement.strip():
+            db.execute(statement)
+    db.execute("INSERT INTO meta VALUES ('store', ?)", [secrets.token_hex(16)])
+
+
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring a catalog to this version's tables.
+
+    Parameters
+    ----------
+    connection : sqlite3.Connection
+        Inside a `BEGIN IMMEDIATE` transaction, so that two processes cannot migrate at once.
+    version : int
+        Format version after the migration.
+    """
+    migrations.apply(Database(connection))
+    connection.execute(f"PRAGMA user_version = {version}")
