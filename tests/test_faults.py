@@ -21,7 +21,7 @@ import ckstore
 from ckstore.commit.change import Change
 from ckstore.errors import CkstoreError, ConflictError, InputError
 from ckstore.recovery.recover import recover
-from ckstore.scanning import scan
+from ckstore.scanning import hashing
 from ckstore.storage import durable
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
@@ -368,11 +368,11 @@ def test_a_file_that_changes_while_it_is_read(
         path = path.rename(source / "model.pt")
     store.compact()  # Coarse versions would be stored against it.
     same = unchanged(store)
-    begin, hash_version, add = scan.Reading.__init__, scan.hash_version, PackWriter.add_values
+    begin, hash_version, add = hashing._Reading.__init__, hashing.hash_version, PackWriter.add_values
     changed: list[Path] = []
 
-    def begun(*arguments: Any) -> None:
-        begin(*arguments)
+    def begun(*arguments: Any, **options: Any) -> None:
+        begin(*arguments, **options)
         change(path)
 
     def added(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -388,7 +388,7 @@ def test_a_file_that_changes_while_it_is_read(
     # Exact versions are read once; coarse ones are hashed before they are read again.
     fidelity: Any = "exact"
     if moment == "parsed":
-        monkeypatch.setattr(scan.Reading, "__init__", begun)
+        monkeypatch.setattr(hashing._Reading, "__init__", begun)
     elif moment == "read":
         monkeypatch.setattr(PackWriter, "add_values", added)
     else:

@@ -35,24 +35,11 @@ _FIRST_NAMES = (_ATTRIBUTES, "metadata.json")
 
 
 def parse_archive(source: Source, kind: str, parse_entry: Callable[[Source], FileLayout | None]) -> FileLayout | None:
-    """Return the layout of an archive; an entry's name without its ending is the first segment of its tensors' paths.
+    """Return the layout of an archive of kind `npz` or `zip`; None if no entry of a `zip` holds tensors.
 
-    Compressed entries, and stored ones without tensors, stay bytes. The CRCs of large entries are in `checked`, after
-    the CRCs within them; those of small entries are compared.
-
-    Parameters
-    ----------
-    source
-        The file.
-    kind
-        `npz` or `zip`.
-    parse_entry
-        Parses a file in the archive; returns None for one without tensors.
-
-    Returns
-    -------
-    FileLayout or None
-        None if no entry of a `zip` holds tensors.
+    An entry's name without its ending is the first segment of its tensors' paths. `parse_entry` parses an entry;
+    compressed ones, and stored ones without tensors, for which it returns None, stay bytes. The CRCs of large entries
+    are in `checked`, after the CRCs within them; those of small entries are compared.
 
     Raises
     ------

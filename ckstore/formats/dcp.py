@@ -33,16 +33,9 @@ _MODULE_BYTES = _MODULE.encode() + b"\x94\x8c\x08Metadata"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A shard of a tensor, or an object.
+    """A shard of a tensor, or an object, which has no box, by its typed path.
 
-    Attributes
-    ----------
-    path
-        Typed path of the tensor or object.
-    file, start, nbytes
-        The place of the archive: the path of a file below the directory, and the bytes in it.
-    box
-        The place of a shard; None for an object.
+    Its archive is `nbytes` bytes from `start` of a file, whose path is below the directory.
     """
 
     path: Path
@@ -108,20 +101,10 @@ def read_metadata(data: bytes) -> list[Item]:
 
 
 def name_tensors(layouts: dict[str, FileLayout], items: Sequence[Item], sources: dict[str, Source]) -> bool:
-    """Give the tensors of a checkpoint's files the names and places of its metadata.
+    """Give the tensors of a checkpoint's files, by their paths in the directory, the names and places of its metadata.
 
-    Parameters
-    ----------
-    layouts, sources
-        The files of the directory by their paths in it. The layouts are changed.
-    items
-        The items of the metadata.
-
-    Returns
-    -------
-    bool
-        Whether names were given: not if a file contains anything but archives, or is cut in another way than the
-        metadata describes.
+    Returns whether names were given: not if a file contains anything but archives, or is cut in another way than the
+    metadata describes. Only then the layouts are changed.
 
     Raises
     ------

@@ -105,21 +105,10 @@ def _formats(head: bytes) -> Iterator[Format]:
 
 
 def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
-    """Parse a file of any kind.
+    """Parse a file of any kind; one of an unsupported kind is `opaque`, with the reason in `bytes_for` if it is known.
 
-    Parameters
-    ----------
-    source
-        The file.
-    name
-        The name for errors; the step of a `trainer_state.json` is read.
-    lone
-        Whether the file is the whole checkpoint: then an empty file and a Git LFS pointer are refused.
-
-    Returns
-    -------
-    FileLayout
-        Of kind `opaque` for an unsupported kind; `bytes_for` has the reason if it is known.
+    `name` is for errors, and tells a `trainer_state.json`, whose step is read. A `lone` file is the whole checkpoint:
+    empty files and Git LFS pointers are refused.
 
     Raises
     ------

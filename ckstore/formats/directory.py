@@ -22,23 +22,7 @@ _LONGEST_PATH = 4095
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a directory tree.
-
-    Attributes
-    ----------
-    path
-        Relative to the tree's root, with `/`.
-    kind
-        `file`, `directory` or `symlink`.
-    mode
-        Permission bits.
-    mtime_ns
-        Time of the last change in nanoseconds.
-    size
-        Of a file, in bytes; else 0.
-    target
-        Target of a link, as written; else empty.
-    """
+    """One entry of a directory tree: its path from the root with `/`, permissions, the target of a link as written."""
 
     path: str
     kind: Literal["file", "directory", "symlink"]
@@ -160,15 +144,7 @@ def is_relative(path: object) -> bool:
 
 
 def leads_out(path: str, target: str, base: str, real_base: str) -> bool:
-    """Return whether a link leaves its tree, as written or as resolved.
-
-    Parameters
-    ----------
-    path, target
-        The path of the link in the tree, and its target.
-    base, real_base
-        The tree's root, and the same without links.
-    """
+    """Return whether a link leaves its tree, as written or as resolved; `real_base` is `base` without links."""
     written = os.path.normpath(os.path.join(os.path.dirname(path), target))
     if os.path.isabs(target) or written == ".." or written.startswith("../"):
         return True

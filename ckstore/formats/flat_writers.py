@@ -53,23 +53,9 @@ def write_safetensors(
     read: ReadItem,
     metadata: dict[str, str] | None = None,
 ) -> int:
-    """Write a safetensors file.
+    """Write a safetensors file of tensors (name, dtype, shape); return its size. The output need not seek.
 
-    Parameters
-    ----------
-    out
-        A binary file; it need not seek.
-    items
-        (name, dtype, shape) of each tensor.
-    read
-        Returns the data of an item; called once for each, in order.
-    metadata
-        Text for the header's `__metadata__`.
-
-    Returns
-    -------
-    int
-        Number of bytes written.
+    `read` is called once for each tensor, in order; `metadata` is text for the header's `__metadata__`.
 
     Raises
     ------
@@ -99,15 +85,10 @@ def write_safetensors(
 
 
 def write_npz(out: IO[bytes], items: Sequence[tuple[str, str, tuple[int, ...]]], read: ReadItem) -> None:
-    """Write an uncompressed npz archive, one entry `<name>.npy` for each tensor.
+    """Write an uncompressed npz archive, one entry `<name>.npy` for each tensor; see `write_safetensors`.
 
     NumPy has no bfloat16, float8, float4 or complex32: these are written as unsigned integers of their size, bit for
     bit.
-
-    Parameters
-    ----------
-    out, items, read
-        See `write_safetensors`.
     """
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for index, item in enumerate(_distinct(items)):

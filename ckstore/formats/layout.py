@@ -114,20 +114,11 @@ def memory_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A contiguous run of elements of one dtype in a file: the data of one tensor or of the rest of a storage.
+    """A contiguous run of elements of one dtype in a file: the data of a tensor or of the rest of a storage.
 
-    Extents of a layout are sorted by `start` and do not overlap.
-
-    Attributes
-    ----------
-    start
-        Offset of the first byte in the file.
-    dtype
-        A key of `ITEM_SIZES`; elements are little-endian.
-    shape
-        The shape in memory order of the tensor that the extent was cut for, or `(count,)`.
-    path
-        Typed path of the first tensor that views it; versions are matched by it.
+    Elements are little-endian. It has the shape in memory order of the tensor that it was cut for, or `(count,)`, and
+    the typed path of the first tensor that views it, by which versions are matched. Extents of a layout are sorted by
+    `start`, an offset in the file, and do not overlap.
     """
 
     start: int
@@ -153,15 +144,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The place of a shard in its tensor.
-
-    Attributes
-    ----------
-    first
-        The shard's first element, axis by axis.
-    whole
-        The shape of the whole tensor.
-    """
+    """The place of a shard in its tensor: its first element, axis by axis, and the shape of the whole tensor."""
 
     first: tuple[int, ...]
     whole: tuple[int, ...]

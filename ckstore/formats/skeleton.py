@@ -10,15 +10,7 @@ from ckstore.runtime.checksum import crc32
 
 
 class Piece(NamedTuple):
-    """A stretch of a file.
-
-    Attributes
-    ----------
-    extent
-        Index into `FileLayout.extents`, or -1 for a stretch of the skeleton.
-    start, stop
-        Offsets of its first byte and after its last byte in the file.
-    """
+    """A stretch of a file from byte `start` to before `stop`: the extent of that number, or (-1) of the skeleton."""
 
     extent: int
     start: int
@@ -73,18 +65,7 @@ def crc_offsets(layout: FileLayout) -> Iterator[tuple[int, int]]:
 
 
 class Checks:
-    """CRC-32 of the checked stretches of a file, computed while the file is read in order.
-
-    Parameters
-    ----------
-    layout
-        The file's layout.
-
-    Attributes
-    ----------
-    results
-        The CRC of each of `layout.checked`.
-    """
+    """CRC-32 of the checked stretches of a file, computed while the file is read in order; see `results`."""
 
     def __init__(self, layout: FileLayout) -> None:
         self._order = sorted(range(len(layout.checked)), key=lambda index: layout.checked[index].start)

@@ -16,13 +16,7 @@ PERMISSIONS = 0o777
 
 
 class BytesSource:
-    """A file that is a byte string in memory.
-
-    Parameters
-    ----------
-    data
-        The bytes.
-    """
+    """A file that is a byte string in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -39,15 +33,7 @@ class BytesSource:
 
 
 class PartSource:
-    """A stretch of a file as a file of its own.
-
-    Parameters
-    ----------
-    source
-        The file.
-    start, size
-        The place of the stretch in it.
-    """
+    """A stretch of a file as a file of its own."""
 
     def __init__(self, source: Source, start: int, size: int) -> None:
         self._source = source
@@ -156,18 +142,9 @@ class FileSource:
 
 
 class CompositeSource:
-    """A file reassembled from its skeleton, with zeros or the bytes of a callback in its extents.
+    """A file reassembled from its skeleton and extents, which are (start, number of bytes), sorted and not overlapping.
 
-    Parameters
-    ----------
-    skeleton
-        All bytes outside of the extents, in file order.
-    extents
-        (start, number of bytes) of each extent, sorted and not overlapping.
-    size
-        Size of the file in bytes.
-    read
-        Returns `nbytes` bytes of an extent: `read(extent_index, byte_offset, nbytes)`; None fills in zeros.
+    `read(extent, byte_offset, nbytes)` returns bytes of an extent; without it they are zeros.
     """
 
     def __init__(

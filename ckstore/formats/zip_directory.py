@@ -51,20 +51,10 @@ class NoDirectoryError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class ZipEntry:
-    """One entry of an archive.
+    """One entry of an archive: place, size and CRC-32 of its data as stored.
 
-    Attributes
-    ----------
-    name
-        As in the directory.
-    start, size
-        Place and number of bytes of the data as stored.
-    crc
-        CRC-32 of the data.
-    crc_positions
-        Its places in the file: local header or data descriptor, and directory.
-    plain
-        Whether the data is stored: neither compressed nor encrypted.
+    `crc_positions` are the places of the CRC in the file: local header or data descriptor, and directory. A `plain`
+    entry is neither compressed nor encrypted.
     """
 
     name: str

@@ -25,7 +25,7 @@ from ckstore.repository import Address, Repository
 from ckstore.retention.retain import retain
 from ckstore.runtime import compiling
 from ckstore.scanning.folder import propose
-from ckstore.scanning.source import tree_size
+from ckstore.scanning.opening import tree_size
 from ckstore.scanning.steps import Planned, StepSource, plan_steps
 from ckstore.writing.ingest import IngestReport, ingest
 from ckstore.writing.request import AUTO, IngestOptions

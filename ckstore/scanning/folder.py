@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckstore.errors import InputError
 from ckstore.formats.facts import named_step
-from ckstore.scanning.source import open_directory, open_file
+from ckstore.scanning.opening import open_path
 from ckstore.scanning.steps import Planned, natural, plan_steps
 from ckstore.storage.root import is_store
 from ckstore.storage.version_names import LONGEST_NAME
@@ -45,15 +45,9 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
     """Return everything in some folders: first the inputs to store, by run and step, then the others, by name.
 
     Inputs of one directory whose names differ only in numbers, and whose tensors have mostly the same names, are a run.
-    It is named after the directory and, if that has several runs, after the common part of the inputs' names.
-
-    Parameters
-    ----------
-    folders
-        Directories, searched recursively. Stores and links to directories are left out. Inputs of different folders
-        never share a run.
-    force
-        As in the ingest: damaged files count as opaque bytes.
+    It is named after the directory and, if that has several runs, after the common part of the inputs' names. Inputs of
+    different folders never share a run. Stores and links to directories are left out. With `force`, damaged files count
+    as opaque bytes.
 
     Raises
     ------
@@ -133,7 +127,7 @@ def _is_one(directory: Path, *, force: bool) -> bool:
         marked = any(name in _COMPANIONS or name.endswith(".index.json") for name in files)
         if not marked and (named_step(directory.name) is None or len(inside) < 2):
             return False
-        scanned = open_directory(directory, force=force)
+        scanned = open_path(directory, force=force)
     except (InputError, OSError):
         return False
     scanned.close()
@@ -141,15 +135,11 @@ def _is_one(directory: Path, *, force: bool) -> bool:
 
 
 def _input(path: Path, *, force: bool) -> _Input:
-    if path.is_dir():
-        scanned = open_directory(path, force=force)
-        files = scanned.files
-        scanned.close()
-    else:
-        files = [open_file(path, force=force)]
-        files[0].source.close()
-    names = (str(tensor.path) for file in files if file.layout.kind != "opaque" for tensor in file.layout.tensors)
-    why = next((why for file in files for why in file.layout.bytes_for.values()), "")
+    scanned = open_path(path, force=force)
+    scanned.close()
+    layouts = scanned.layouts
+    names = (str(tensor.path) for layout in layouts if layout.kind != "opaque" for tensor in layout.tensors)
+    why = next((why for layout in layouts for why in layout.bytes_for.values()), "")
     return _Input(path, frozenset(names), why)
 
 

@@ -31,24 +31,11 @@ class Readable(Source, Protocol):
 
 @dataclass(slots=True)
 class ScannedFile:
-    """One file of a version.
+    """One file of a version, at a path in its directory with slashes; alone, at its own name.
 
-    Attributes
-    ----------
-    path
-        Relative to the version's directory, with slashes; the file's own name for a version of one file.
-    source, layout
-        Its bytes and their layout.
-    mode, mtime_ns
-        Permissions and modification time; None for a version without files.
-    sha256
-        Of the whole file, hexadecimal.
-    skeleton
-        Bytes outside of extents, stored CRCs as zeros.
-    crcs
-        CRC-32 of each of `layout.checked`.
-    digests
-        For each extent the digests of its stretches, by first element.
+    `mode` and `mtime_ns` are None for a version without files. Once the file is hashed, `sha256` is that of the whole
+    file; `skeleton` has the bytes outside of extents, with stored CRCs as zeros; `crcs` those of `layout.checked`;
+    `digests` those of the stretches of units, by extent and first element.
     """
 
     path: str
@@ -66,24 +53,10 @@ class ScannedFile:
 class ScannedVersion:
     """The contents of a future version.
 
-    Attributes
-    ----------
-    files
-        Regular files.
-    links, directories
-        Symbolic links as (path, target), and directories as (path, mode).
-    is_directory
-        The version is a directory tree rather than one file.
-    units, contents
-        The objects and their content ids, in the same order.
-    is_hashed
-        All content ids and digests are known.
-    held
-        Values of units that are in memory, by their first members: keys may be equal.
-    name
-        Its origin, as text; empty for a state dict.
-    step
-        The step from the contents of the files, or else from the name.
+    Its links are (path, target), its directories (path, mode). `contents` are the content ids of the units, known with
+    all digests once `is_hashed`. `held` has the values of units that are in memory, by their first members: keys may be
+    equal. `name` is its origin as text, empty for a state dict; `step` comes from the contents of the files, or else
+    from the name.
     """
 
     files: list[ScannedFile]
@@ -144,13 +117,7 @@ class ScannedVersion:
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), f"u{size}")
 
     def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
-        """Return a reader of a unit, after comparing its bytes with the hashed ones.
-
-        Raises
-        ------
-        InputError
-            They differ.
-        """
+        """Return a reader of a unit; raise `InputError` unless its bytes are the hashed ones."""
         whole = self.read(unit, 0, unit.count)
         self.check(unit, whole)
         return lambda first, last: whole[first:last]

@@ -12,7 +12,8 @@ from typing import Literal
 
 from ckstore.errors import InputError
 from ckstore.formats.facts import DECIMAL, step_of
-from ckstore.scanning.source import infer_step
+from ckstore.runtime.local_path import local_path
+from ckstore.scanning.opening import open_path, step_inside
 
 #: Sources of steps: names, contents, or the order of the names.
 StepSource = Literal["name", "content", "order"]
@@ -61,19 +62,10 @@ def plan_steps(
 
     By default steps come from the contents, if these are distinct among all inputs that have any. Otherwise they are
     the number that differs among all names. Otherwise each input's step comes from its contents, or else from its name.
+    `source` says where all steps come from; `first` is the first one if that is the order.
 
-    Parameters
-    ----------
-    paths
-        Files or directories. An unreadable one has no step here; its ingest reports the reason.
-    source
-        The source of all steps.
-    first
-        The first step if they come from the order.
-    force
-        As in the ingest: damaged files count as opaque bytes.
-    known
-        Known steps from contents; other files are opened.
+    An unreadable input has no step here; its ingest reports the reason. Inputs in `known` have that step in their
+    contents, and are not opened. With `force`, damaged files count as opaque bytes.
     """
     inputs = sorted(paths, key=lambda path: natural(path.name))
     if source == "order":
@@ -136,7 +128,9 @@ def _infer(path: Path, known: Mapping[Path, int | None], *, force: bool) -> int 
     if path in known:
         return known[path]
     with suppress(InputError, OSError):
-        return infer_step(path, force=force)
+        scanned = open_path(local_path(path), force=force)
+        scanned.close()
+        return step_inside(scanned)
     return None
 
 

@@ -15,8 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ckstore.errors import InputError
 from ckstore.formats.directory import has_checkpoint, scan
-from ckstore.scanning.scanned import ScannedVersion
-from ckstore.scanning.source import open_directory, open_file, step_inside
+from ckstore.scanning.opening import open_path, step_inside
 from ckstore.storage.root import is_store
 
 #: Names that writers give to incomplete files.
@@ -47,20 +46,10 @@ Traits = tuple[str, frozenset[tuple[str, int, int]]]
 
 @dataclass(slots=True)
 class _Seen:
-    """The state of an input at the last look.
+    """The state of an input at the last look, with the time when its files were first seen in this state.
 
-    Attributes
-    ----------
-    signature, since
-        Its files, and the time when they were first seen in this state.
-    changes
-        The number of changes.
-    is_looked_into
-        Whether they were parsed.
-    why
-        Why it is not complete; empty for a complete one, and if there is nothing to report.
-    step
-        The step from its contents.
+    `why` tells why it is not complete: empty for a complete one, and if there is nothing to report. `step` comes from
+    its contents.
     """
 
     signature: Signature
@@ -73,14 +62,9 @@ class _Seen:
 
 
 class Watched:
-    """The files and directories in some directories.
+    """The files and directories in some directories: each is one input; links do not count.
 
-    Parameters
-    ----------
-    folders
-        Directories. Each file or directory in them is one input; links do not count.
-    settle
-        Treat a file as complete after this number of seconds without change (directories: five times).
+    A file counts as complete after `settle` seconds without change, a directory after five times as many.
     """
 
     def __init__(self, folders: Sequence[Path], settle: float) -> None:
@@ -89,12 +73,7 @@ class Watched:
         self._seen: dict[Path, _Seen] = {}
 
     def look(self, now: float) -> list[Path]:
-        """Return the inputs that have become complete since the last look.
-
-        Parameters
-        ----------
-        now
-            Seconds, from any origin.
+        """Return the inputs that have become complete since the last look; `now` is in seconds, from any origin.
 
         Raises
         ------
@@ -204,9 +183,7 @@ def _look_into(path: Path, seen: _Seen) -> None:
             if not has_checkpoint(path, scan(path)):
                 return  # Logs, which are not reported.
             lacks = _lacks(sorted(name for name, *_ in seen.signature))
-            scanned = open_directory(path, force=False)
-        else:
-            scanned = ScannedVersion([open_file(path, force=False)])
+        scanned = open_path(path)
         scanned.close()
     except (InputError, OSError) as error:
         seen.why = str(error)

@@ -29,10 +29,10 @@ from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import in_turn
+from ckstore.scanning.hashing import hash_version, held_windows
 from ckstore.scanning.metrics import metrics_inside
-from ckstore.scanning.scan import hash_version, held_windows
+from ckstore.scanning.opening import open_source
 from ckstore.scanning.scanned import ScannedVersion
-from ckstore.scanning.source import open_source
 from ckstore.storage import reserve
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.durable import sweep_temporaries

@@ -25,8 +25,7 @@ from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.objects.units import Unit
 from ckstore.repository import Repository
 from ckstore.runtime.threads import batches, one_ahead, worker_count
-from ckstore.scanning.held import WINDOW
-from ckstore.scanning.scan import held_windows
+from ckstore.scanning.hashing import WINDOW, held_windows
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.writing.parents import parents_of
 from ckstore.writing.request import Request

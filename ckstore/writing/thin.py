@@ -26,7 +26,7 @@ from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
 from ckstore.runtime.threads import batches, in_order, worker_count
-from ckstore.scanning.held import WINDOW
+from ckstore.scanning.hashing import WINDOW
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
 from ckstore.writing.claims import Claims

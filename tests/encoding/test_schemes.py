@@ -319,10 +319,7 @@ def test_a_rebase_names_the_versions_that_it_cannot_bring_down(
                 assert report.beyond == (high if scheme == "lc" else [])
                 assert dry_run or report.beyond == high
                 assert bool(report.beyond) == (scheme == "lc")
-    for budget, named in (
-        ("1.2", "still cost more than 1.2 times a full copy"),
-        ("1", "still cost more than 1 times a full copy"),
-    ):
+    for budget in ("1.2", "1"):
         code = 3 if scheme == "lc" else 0
         assert run(["--store", str(place / "store"), "rebase", "--max-restore-cost", budget]) == code
         said = capsys.readouterr()

@@ -13,9 +13,9 @@ import torch
 from ckstore.formats.torch.state_dict import LiveState, describe_state_dict
 from ckstore.objects import units
 from ckstore.saving.staging import Area, Packed, StagedStates
-from ckstore.scanning.scan import hash_version, held_windows
+from ckstore.scanning.hashing import hash_version, held_windows
+from ckstore.scanning.opening import scan_state_dict
 from ckstore.scanning.scanned import ScannedVersion
-from ckstore.scanning.source import scan_state_dict
 
 
 @pytest.fixture(autouse=True)

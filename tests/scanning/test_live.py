@@ -14,8 +14,8 @@ import torch
 import ckstore
 from ckstore.errors import InputError
 from ckstore.formats.torch.state_dict import StateDictSource
-from ckstore.scanning.scan import hash_version
-from ckstore.scanning.source import STATE_DICT, scan_state_dict
+from ckstore.scanning.hashing import hash_version
+from ckstore.scanning.opening import STATE_DICT, scan_state_dict
 from tests.equality import assert_same, storage_of
 
 

@@ -709,12 +709,12 @@ def test_a_forged_base_does_not_come_along(directory: Path, scheme: Any) -> None
         for step, values in enumerate([weight, moved]):
             source.ingest({"w": values}, run="a", step=step, policy=policy, hot=0, budget=9)
         honest.ingest({"w": other}, run="b", step=0, policy=policy, hot=0)
-        [forged] = honest["b@0"].document.objects
-        first, second = (source[f"a@{step}"].row.pack for step in range(2))
-        record, _ = source.repository.reader.records(source["a@1"].document.objects[0])
+        [forged] = honest["b@0"]._stored.document.objects
+        first, second = (source[f"a@{step}"]._stored.row.pack for step in range(2))
+        record, _ = source._repository.reader.records(source["a@1"]._stored.document.objects[0])
         if isinstance(record, Codebook):  # Its id depends on its base's.
             record = replace(
-                record, id=verify_module._lattice_id(source.repository.reader, replace(record, base=forged))
+                record, id=verify_module._lattice_id(source._repository.reader, replace(record, base=forged))
             )
     crafted = CraftedStore(directory / "source")
 
@@ -733,7 +733,7 @@ def test_a_forged_base_does_not_come_along(directory: Path, scheme: Any) -> None
     with ckstore.init(directory / "target") as store, ckstore.open(directory / "source", "r") as source:
         report = store.pull(source, ["a@1"], verify=True)
         assert bool(report.failed) == (scheme == "lc"), "only sums need their bases"
-        assert store.repository.resolver.find(forged) is None
+        assert store._repository.resolver.find(forged) is None
         store.ingest({"w": other}, run="b", step=0, policy=policy, hot=0)
         assert store.verify().problems == []
         for version, values in {"a@1": moved, "b@0": other}.items():

@@ -57,18 +57,9 @@ _DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "c
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A storage of a pickle.
+    """A storage of a pickle: its name in the file, the name of its class, its number of elements.
 
-    Attributes
-    ----------
-    key
-        Name of the storage within its file.
-    kind
-        Name of its class.
-    count
-        Number of elements.
-    offset
-        First element within the storage `key`: legacy files store views of storages.
+    Legacy files store views of storages, which begin at element `offset`.
     """
 
     key: str
@@ -100,13 +91,7 @@ class StoredTensor:
 
 
 class TorchPersistent:
-    """Interprets torch's persistent ids and remembers the storages.
-
-    Attributes
-    ----------
-    storages
-        Every storage by its key, as first referenced, without legacy views.
-    """
+    """Interprets torch's persistent ids; keeps every storage by its key, as first referenced, without legacy views."""
 
     def __init__(self) -> None:
         self.storages: dict[str, Storage] = {}

@@ -85,23 +85,10 @@ def read_pickle(
     reduce: Reduce = Object,
     persistent: Persistent = no_persistent,
 ) -> tuple[Any, int]:
-    """Read one pickle.
+    """Read the pickle at `start`; return its value and the offset after the STOP opcode.
 
-    Parameters
-    ----------
-    data
-        Bytes that contain it.
-    start
-        Offset of its first opcode.
-    reduce
-        Called for every call of the stream, with the name of the callable and the arguments; the default records them.
-    persistent
-        Called for every persistent id.
-
-    Returns
-    -------
-    tuple
-        The value and the offset after the STOP opcode. Containers may be shared and may contain themselves.
+    `reduce` is called for every call of the stream, with the name of the callable and the arguments; the default
+    records them. `persistent` is called for every persistent id. Containers may be shared and may contain themselves.
 
     Raises
     ------

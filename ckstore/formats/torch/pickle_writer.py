@@ -48,20 +48,11 @@ OPAQUE = "pickle.loads"
 
 
 def write_pickle(tree: Any, tensor: Callable[[int], Any]) -> bytes:
-    """Return the pickle of a tree.
+    """Return the pickle of a tree; equal trees give equal bytes.
 
-    Parameters
-    ----------
-    tree
-        Plain containers, plain values, `TensorRef`, `Unknown`, `Identity` (of dictionary keys and elements of sets),
-        `Reference`, `Call` and `PersistentId`.
-    tensor
-        Returns the replacement of the tensor of that number.
-
-    Returns
-    -------
-    bytes
-        Containers with several references are written once and shared; equal trees give equal bytes.
+    It may hold plain containers, which are written once and shared, plain values, `Unknown`, `Identity` (of dictionary
+    keys and elements of sets), `Reference`, `Call`, `PersistentId`, and `TensorRef`, which `tensor` replaces by its
+    number.
     """
     writer = _Writer(tensor)
     writer.value(tree, 0)

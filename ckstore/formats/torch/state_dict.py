@@ -98,16 +98,9 @@ class Memory(Protocol):
 
 @dataclass(slots=True)
 class LiveState:
-    """The contents of a state dict.
+    """The contents of a state dict: tree, tensors, extents, whose `start` is 0, and the bytes of each extent.
 
-    Attributes
-    ----------
-    tree, tensors, extents
-        As in `FileLayout`; the extents' `start` is 0, since they are not in a file yet.
-    memories
-        The bytes of each extent.
-    is_still
-        No one writes to them while the state is read, and they do not move.
+    If it `is_still`, no one writes to them while the state is read, and they do not move.
     """
 
     tree: Any
@@ -142,19 +135,9 @@ class LiveState:
 
 
 class StateDictSource:
-    """A state dict as the torch zip that it would be, without writing it.
+    """A state dict, or its `LiveState`, as the torch zip that it would be, without writing it.
 
-    Parameters
-    ----------
-    state_dict, on_unknown
-        See `describe_state_dict`, or its result.
-
-    Attributes
-    ----------
-    layout
-        The result of `parse` for the file, but for the tree.
-    skeleton
-        The result of `split_skeleton` for it.
+    `layout` is the result of `parse` for the file, but for the tree; `skeleton` has its bytes outside of extents.
     """
 
     def __init__(self, state_dict: Any, on_unknown: OnUnknown = "raise") -> None:
@@ -259,16 +242,12 @@ def _layout_of(plan: TorchPlan, state: LiveState) -> FileLayout:
 def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> LiveState:
     """Return the tree, tensors and extents of an object in memory.
 
+    It may nest dictionaries (`dict`, `OrderedDict`, `defaultdict`), lists, tuples and sets of tensors, arrays, plain
+    values and objects of the types that `Version.state_dict` rebuilds. With `pickle` as `on_unknown`, any other object
+    is kept as the bytes of its pickle.
+
     Tensors that share a storage stay tied: the part of it that they span becomes one extent. Any other tensor becomes
     an extent of its own, in memory order if it is dense, else in C order.
-
-    Parameters
-    ----------
-    state_dict
-        Dictionaries (`dict`, `OrderedDict`, `defaultdict`), lists, tuples and sets of tensors, arrays, plain values and
-        objects of the types that `Version.state_dict` rebuilds, nested in any way.
-    on_unknown
-        `pickle` keeps any other object as the bytes of its pickle.
 
     Raises
     ------

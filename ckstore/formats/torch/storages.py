@@ -15,17 +15,7 @@ _MAX_RANK = 64
 
 @dataclass(frozen=True, slots=True)
 class StorageData:
-    """The place of a storage's bytes.
-
-    Attributes
-    ----------
-    key
-        Name of the storage within its file.
-    dtype
-        Of its elements; None if only the views have one.
-    start, nbytes
-        In the file.
-    """
+    """The place of a storage's bytes in its file; its dtype is None if only the views have one."""
 
     key: str
     dtype: str | None
@@ -53,13 +43,8 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
 
     A view that is dense in some order of its dimensions, and that does not overlap with others or contains them,
     becomes an extent of its own shape (in memory order). Views that overlap otherwise or have holes share one extent of
-    shape `(count,)` over their whole span. Bytes without a view become extents of the storage's dtype.
-
-    Returns
-    -------
-    tuple
-        Extents, and for each view its `Tensor`, or None if it overlaps one of another item size: no extent can hold
-        both.
+    shape `(count,)` over their whole span. Bytes without a view become extents of the storage's dtype. No extent can
+    hold views of several item sizes: the others are None.
 
     Raises
     ------

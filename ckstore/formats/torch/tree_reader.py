@@ -34,15 +34,10 @@ ROOT: Path = ("tensor",)
 
 
 class TreeReader:
-    """Turns nodes into a tree of plain containers, plain values, `TensorRef` and `Unknown`.
+    """Turns nodes into a tree of plain containers, plain values, `TensorRef` (which counts `views`) and `Unknown`.
 
     Containers without tensors keep their sharing. Those with tensors are expanded at each reference, since each place
     gives the tensors other paths.
-
-    Attributes
-    ----------
-    views
-        The tensors found, in the order of the tree; `TensorRef` counts them.
     """
 
     def __init__(self) -> None:

@@ -78,16 +78,9 @@ ReadExtent = Callable[[int], Iterable[BytesLike]]
 class TorchPlan:
     """A torch zip before its storages are written.
 
-    Attributes
-    ----------
-    layout
-        The file; each of its extents is a whole storage, whose CRC is the check of the same number.
-    skeleton
-        All bytes outside of the storages, with the CRCs of storages as zeros.
-    numbers
-        The number of each storage in the caller's list of extents.
-    untyped
-        Those whose dtype belongs to the tensors rather than the storage.
+    Each extent of the layout is a whole storage, whose CRC is the check of the same number. The skeleton has all bytes
+    outside of the storages, with these CRCs as zeros. `numbers` has the number of each storage in the caller's list of
+    extents; `untyped` those whose dtype belongs to the tensors rather than the storage.
     """
 
     layout: FileLayout
@@ -97,17 +90,10 @@ class TorchPlan:
 
 
 def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent]) -> TorchPlan:
-    """Lay out the torch zip of a tree.
+    """Lay out the torch zip of a tree, whose `TensorRef` index `tensors`; tensors without a reference are left out.
 
-    Parameters
-    ----------
-    tree
-        As in `FileLayout`. Tensors without a reference in it are left out.
-    tensors
-        The list that `TensorRef` indexes.
-    extents
-        The list that `Tensor.extent` indexes; `start` is not used. Each extent of a tensor of the tree becomes one
-        storage, so tensors that share an extent are tied again.
+    Each extent of a tensor of the tree becomes one storage, so tensors that share an extent are tied again. The `start`
+    of extents is not used.
     """
     used = [tensors[index] for index in sorted(set(tensor_numbers(tree)))]
     numbers = sorted({tensor.extent for tensor in used if tensor.extent >= 0})
@@ -148,23 +134,11 @@ def write_torch(
     extents: Sequence[Extent],
     read: ReadExtent,
 ) -> int:
-    """Write the torch zip of a tree in one pass, holding no more than the skeleton and one piece of data.
+    """Write the torch zip of a tree in one pass, with no more than the skeleton and one piece of data in memory.
 
-    Parameters and arrays become tensors without gradients, as in the state dict of a module.
-
-    Parameters
-    ----------
-    out
-        The target.
-    tree, tensors, extents
-        See `plan_torch`; `Unknown` nodes are written in the form of `plain_tree`.
-    read
-        Called once for each written extent, in ascending order of its number.
-
-    Returns
-    -------
-    int
-        The number of bytes written.
+    Parameters and arrays become tensors without gradients, as in the state dict of a module; `Unknown` nodes are
+    written in the form of `plain_tree`. `read` is called once for each written extent, in ascending order of its
+    number. Returns the number of bytes written; for the rest see `plan_torch`.
     """
     plan = plan_torch(plain_tree(tree), [replace(tensor, marks=tensor.lazy) for tensor in tensors], extents)
     skeleton = bytearray(plan.skeleton)

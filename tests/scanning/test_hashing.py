@@ -14,9 +14,8 @@ import torch
 
 import ckstore
 from ckstore.runtime.sha256 import StreamSha256
-from ckstore.scanning import held as held_module
-from ckstore.scanning import scan
-from ckstore.scanning.source import open_source, scan_state_dict
+from ckstore.scanning import hashing
+from ckstore.scanning.opening import open_source, scan_state_dict
 from tests.checkpoints import sha256, write_safetensors
 
 
@@ -34,13 +33,13 @@ def state(seed: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("window", [1 << 12, 1 << 17, 1 << 20, 32 << 20])
 def test_each_object_comes_once_with_its_values(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_module, "WINDOW", window)
+    monkeypatch.setattr(hashing, "WINDOW", window)
     hashed, held = scan_state_dict(state()), scan_state_dict(state())
-    scan.hash_version(hashed, force=False)
+    hashing.hash_version(hashed, force=False)
     seen: list[int] = []
     waiting: deque[list[tuple[int, Any]]] = deque()
     in_memory: set[int] = set()
-    for numbers in scan.held_windows(held):
+    for numbers in hashing.held_windows(held):
         # As an ingest does: one window is still coded and one estimated while the next one is read.
         for number, values in itertools.chain(*waiting):
             unit = hashed.units[number]
@@ -78,9 +77,9 @@ def test_no_memory_is_used_again_before_it_is_hashed(tmp_path: Path, monkeypatch
         hash_blocks(self, blocks)
 
     monkeypatch.setattr(StreamSha256, "_hash", slowly)
-    monkeypatch.setattr(held_module, "WINDOW", 300_000)  # one object each
+    monkeypatch.setattr(hashing, "WINDOW", 300_000)  # one object each
     scanned = open_source(path, tmp_path / "store", force=False)
-    for _ in scan.held_windows(scanned):
+    for _ in hashing.held_windows(scanned):
         pass
     assert scanned.files[0].sha256 == sha256(path)
     scanned.close()
@@ -91,8 +90,8 @@ def test_no_memory_is_used_again_before_it_is_hashed(tmp_path: Path, monkeypatch
 def test_versions_are_restored_with_any_windows(
     tmp_path: Path, window: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_module, "WINDOW", window)
-    monkeypatch.setattr(scan, "BLOCK", block)
+    monkeypatch.setattr(hashing, "WINDOW", window)
+    monkeypatch.setattr(hashing, "BLOCK", block)
     with ckstore.init(tmp_path / "store") as store:
         for seed in range(3):
             path = tmp_path / f"{seed}.pt"
@@ -105,11 +104,11 @@ def test_versions_are_restored_with_any_windows(
 
 
 def test_memory_of_a_window_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_module, "WINDOW", 1 << 20)
+    monkeypatch.setattr(hashing, "WINDOW", 1 << 20)
     scanned = scan_state_dict({f"w{i}": torch.full((70_000,), float(i)) for i in range(40)})
     owners = set()
     most = 0
-    for numbers in scan.held_windows(scanned):
+    for numbers in hashing.held_windows(scanned):
         most = max(most, len(scanned.held))
         for number in numbers:
             values = scanned.held[scanned.units[number].members[0]]
@@ -132,10 +131,10 @@ def test_a_tensor_that_is_called_like_a_part_of_another(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_the_number_of_small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several bundles fit one window."""
-    monkeypatch.setattr(held_module, "WINDOW", 16 << 20)
+    monkeypatch.setattr(hashing, "WINDOW", 16 << 20)
     scanned = scan_state_dict({f"{i:04}.lora": torch.full((12_000,), float(i)) for i in range(2000)})
     seen = []
-    for numbers in scan.held_windows(scanned):
+    for numbers in hashing.held_windows(scanned):
         assert sum(scanned.units[number].nbytes for number in numbers) <= 16 << 20
         assert sum(values.nbytes for values in scanned.held.values()) <= 48 << 20
         seen += numbers
@@ -145,6 +144,6 @@ def test_memory_does_not_grow_with_the_number_of_small_tensors(monkeypatch: pyte
 
 def test_arrays_read_from_a_version_are_read_only() -> None:
     scanned = scan_state_dict(state())
-    for numbers in scan.held_windows(scanned):
+    for numbers in hashing.held_windows(scanned):
         for number in numbers:
             assert not scanned.read(scanned.units[number], 0, 5).flags.writeable

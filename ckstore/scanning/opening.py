@@ -13,13 +13,58 @@ from ckstore.formats.detect import parse
 from ckstore.formats.facts import step_of
 from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.shards import directory_of
+from ckstore.formats.sources import FileSource, check_identity, file_identity
 from ckstore.formats.torch.state_dict import OnUnknown, StateDictSource
 from ckstore.runtime.local_path import local_path
-from ckstore.scanning.files import InputFile, OpenFiles
+from ckstore.runtime.lru import Lru
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Name of the file of a state dict.
 STATE_DICT = "state_dict.pt"
+
+#: Files that stay open. Directories may hold more files than a process may open.
+_MOST_OPEN = 64
+
+
+class InputFile:
+    """One regular input file, reopened as often as needed, and verified to be the same file.
+
+    `opened` has the open files by path, and drops the least recently used; a thread that reads one keeps it open.
+    `size`, `mtime_ns` and `mode` are those at the first opening.
+    """
+
+    def __init__(self, path: Path, opened: Lru[str, FileSource]) -> None:
+        self._path = os.fspath(path)
+        self._opened = opened
+        first = opened.put(self._path, FileSource(path))
+        self.size, self.mtime_ns, self.mode = first.size, first.mtime_ns, first.mode
+        self._identity = file_identity(self._path)
+        first.check_unchanged()
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `offset`; raise `InputError` if the file is shorter."""
+        return self._file().pread(offset, length)
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` (bytes) from `offset` on; raise `InputError` if the file is shorter."""
+        self._file().read_into(offset, target)
+
+    def _file(self) -> FileSource:
+        found = self._opened.get(self._path)
+        if found is None:
+            found = FileSource(self._path)
+            found.check_unchanged()
+            self.check_unchanged()
+            found = self._opened.put(self._path, found)
+        return found
+
+    def check_unchanged(self) -> None:
+        """Raise `InputError` if size or mtime changed since the first opening, or another file has the path."""
+        check_identity(self._path, self._identity)
+
+    def close(self) -> None:
+        """Close the file; reading it opens it again."""
+        self._opened.drop(self._path)
 
 
 def open_source(
@@ -27,16 +72,8 @@ def open_source(
 ) -> ScannedVersion:
     """Parse a checkpoint, without reading its tensors.
 
-    Parameters
-    ----------
-    source
-        Path of a file or directory, or a state dict.
-    store
-        The store's directory, which no source may contain.
-    force
-        Treat damaged files as opaque bytes.
-    on_unknown
-        `pickle` keeps objects of unknown types in a state dict as the bytes of their pickles.
+    `source` is the path of a file or directory, which does not contain the directory `store`, or a state dict. With
+    `force` damaged files are opaque bytes; for `on_unknown` see `describe_state_dict`.
 
     Raises
     ------
@@ -47,14 +84,14 @@ def open_source(
     """
     if not isinstance(source, str | os.PathLike):
         scanned = scan_state_dict(source, on_unknown)
-        scanned.step = _infer_step(scanned, "")
+        scanned.step = step_inside(scanned)
         return scanned
     path = local_path(source)
     if path.is_dir() and store.resolve().is_relative_to(path.resolve()):
         raise InputError(f"{path} contains the store itself; name a directory that does not.")
     if not path.exists():
         raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
-    return _opened(path, force=force)
+    return open_path(path, force=force)
 
 
 def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> ScannedVersion:
@@ -63,30 +100,13 @@ def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> Scanned
     return ScannedVersion([ScannedFile(STATE_DICT, source, source.layout)])
 
 
-def infer_step(path: Path, *, force: bool = False) -> int | None:
-    """Return the step from the contents of a file or directory; None without one.
-
-    Raises
-    ------
-    InputError
-        It is damaged or holds no checkpoint.
-    """
-    scanned = _opened(local_path(path), force=force)
-    scanned.close()
-    return step_inside(scanned)
-
-
-def _opened(path: Path, *, force: bool) -> ScannedVersion:
-    scanned = open_directory(path, force=force) if path.is_dir() else ScannedVersion([open_file(path, force=force)])
+def open_path(path: Path, *, force: bool = False) -> ScannedVersion:
+    """Parse a file or directory; with `force`, damaged files are opaque bytes."""
+    scanned = _open_directory(path, force=force) if path.is_dir() else _open_file(path, force=force)
     scanned.name = str(path).encode("utf-8", "backslashreplace").decode()
-    scanned.step = _infer_step(scanned, path.name)
+    inside = step_inside(scanned)
+    scanned.step = step_of(path.name) if inside is None else inside
     return scanned
-
-
-def _infer_step(scanned: ScannedVersion, name: str) -> int | None:
-    """Return the step from the files, or else from a name."""
-    step = step_inside(scanned)
-    return step_of(name) if step is None else step
 
 
 def step_inside(scanned: ScannedVersion) -> int | None:
@@ -99,26 +119,26 @@ def step_inside(scanned: ScannedVersion) -> int | None:
     return None
 
 
-def open_file(path: Path, *, force: bool) -> ScannedFile:
+def _open_file(path: Path, *, force: bool) -> ScannedVersion:
     """Parse one file that is a checkpoint by itself."""
     try:
         path.name.encode("utf-8")
     except UnicodeEncodeError:
         shown = str(path).encode("utf-8", "backslashreplace").decode()
         raise InputError(f"The name {shown} is not UTF-8; rename it, then ingest again.") from None
-    source = InputFile(path, OpenFiles())
+    source = InputFile(path, Lru(1))
     layout = _parse(source, path.name, force=force, lone=True)
-    return ScannedFile(path.name, source, layout, source.mode, source.mtime_ns)
+    return ScannedVersion([ScannedFile(path.name, source, layout, source.mode, source.mtime_ns)])
 
 
-def open_directory(path: Path, *, force: bool) -> ScannedVersion:
+def _open_directory(path: Path, *, force: bool) -> ScannedVersion:
     """Parse all files of a directory tree."""
     from ckstore.formats.directory import refuse_several, require_checkpoint, scan
 
     version = ScannedVersion([], is_directory=True)
     entries = scan(path)
     refuse_several(path, entries)
-    opened = OpenFiles()
+    opened = Lru[str, FileSource](_MOST_OPEN)
     for entry in entries:
         if entry.kind == "symlink":
             version.links.append((entry.path, entry.target or ""))

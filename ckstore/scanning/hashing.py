@@ -1,4 +1,4 @@
-"""Reads the inputs of an ingest: parses every file, and hashes each byte once in file order.
+"""Reads every file of a version once, in order: hashes each byte, and holds objects in memory to be coded.
 
 An exact ingest codes objects while their bytes are in memory. Other objects are read a second time: all of a coarse
 version, which is planned as a whole, and bundles of distant members. Their bytes are compared with the digests of the
@@ -8,6 +8,7 @@ any order and number of tensors in a file.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import cast
 
@@ -23,7 +24,6 @@ from ckstore.formats.torch.state_dict import StateDictSource
 from ckstore.objects.identity import content_id
 from ckstore.objects.units import Member, plan_units
 from ckstore.runtime.sha256 import StreamSha256
-from ckstore.scanning.held import Held
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Bytes that are read at once.
@@ -34,6 +34,18 @@ _BLOCKS = 6
 
 #: Stretches of at least this size are read to their final memory; others are copied there from a block of many.
 _LARGE = 1 << 18
+
+#: Objects are estimated, planned and encoded in windows of about this many bytes.
+WINDOW = 32 << 20
+
+#: Windows in memory.
+_WINDOWS = 3
+
+#: The window size for data that stays in place, whose writing begins sooner.
+_LENT = 8 << 20
+
+#: The alignment of objects in memory: NumPy needs aligned items, and the processor profits from aligned cache lines.
+_ALIGNMENT = 64
 
 Progress = Callable[[int], None]
 
@@ -47,9 +59,8 @@ def hash_version(version: ScannedVersion, *, force: bool, progress: Progress | N
         A CRC in a file does not agree with its bytes (unless `force`, which stores that file as opaque bytes).
     """
     while True:
-        reading = Reading(version, progress)
         try:
-            for _ in reading.windows(hold=False):
+            for _ in _Reading(version, progress, hold=False).windows():
                 pass
         except _CrcMismatch as mismatch:
             if not force:
@@ -58,33 +69,28 @@ def hash_version(version: ScannedVersion, *, force: bool, progress: Progress | N
             mismatch.file.digests.clear()
             progress = None
             continue
-        version.is_hashed = True
         return
 
 
 def held_windows(version: ScannedVersion, progress: Progress | None = None) -> Generator[list[int], None, None]:
-    """Read every byte once, and yield objects while their bytes are in memory; plan the units first.
+    """Plan the units at once, then read every byte once, and yield objects while their bytes are in memory.
 
-    Yields
-    ------
-    list of int
-        Numbers of units whose content ids are known. `version.read` takes them from memory until the third next window
-        is requested (one is being read, one estimated, one coded). Units in too many pieces are not kept; it reads them
-        again.
+    A window has the numbers of units whose content ids are known. `version.read` takes them from memory until the third
+    next window is requested (one is being read, one estimated, one coded). Units in too many pieces are not held; it
+    reads them again.
 
     Raises
     ------
     InputError
         A CRC in a file does not agree with its bytes.
     """
-    reading = Reading(version, progress)
+    reading = _Reading(version, progress, hold=True)
 
     def windows() -> Generator[list[int], None, None]:
         try:
-            yield from reading.windows(hold=True)
+            yield from reading.windows()
         except _CrcMismatch as mismatch:
             raise mismatch.refusal() from None
-        version.is_hashed = True
 
     return windows()
 
@@ -102,18 +108,11 @@ class _CrcMismatch(Exception):  # noqa: N818 - a signal between functions of thi
         )
 
 
-class Reading:
-    """One pass over the files of a version, in order.
+class _Reading:
+    """One pass over the files of a version, in order; fills in its units, content ids and the facts of its files."""
 
-    Parameters
-    ----------
-    version
-        Gets its units, content ids and the facts of its files.
-    progress
-        Called with the number of bytes read.
-    """
-
-    def __init__(self, version: ScannedVersion, progress: Progress | None) -> None:
+    def __init__(self, version: ScannedVersion, progress: Progress | None, *, hold: bool) -> None:
+        self._held = _Held(version) if hold else None
         self._version = version
         self._progress = progress
         version.units = plan_units([(version.prefix(file), file.layout) for file in version.files])
@@ -132,17 +131,17 @@ class Reading:
             members.sort(key=lambda member: member.first)
         self._blocks: list[npt.NDArray[np.uint8]] = []
 
-    def windows(self, *, hold: bool) -> Iterator[list[int]]:
-        """Yield the units whose last byte was read, in windows of about `WINDOW` bytes."""
-        held = Held(self._version) if hold else None
+    def windows(self) -> Iterator[list[int]]:
+        """Yield the held units whose last byte was read, in windows of about `WINDOW` bytes."""
         for number, file in enumerate(self._version.files):
             is_still = isinstance(file.source, StateDictSource) and file.source.is_still
-            yield from self._read_still(number, held) if is_still else self._read_file(number, held)
-        if held is not None:
-            yield from held.rest()
+            yield from self._read_still(number) if is_still else self._read_file(number)
+        if self._held is not None:
+            yield from self._held.rest()
+        self._version.is_hashed = True
 
-    def _read_file(self, number: int, held: Held | None) -> Iterator[list[int]]:
-        file = self._version.files[number]
+    def _read_file(self, number: int) -> Iterator[list[int]]:
+        held, file = self._held, self._version.files[number]
         layout = file.layout
         self._blocks = self._blocks or [np.empty(BLOCK, np.uint8) for _ in range(_BLOCKS)]
         # The file of a state dict in memory has valid checksums by construction.
@@ -154,7 +153,7 @@ class Reading:
         extent, member, stop = next(following, (-1, None, layout.size))
         hasher = blake3()
         with StreamSha256() as sha:
-            target = yield from self._target(held, number, extent, member, sha)
+            target = yield from self._target(number, extent, member, sha)
             start = index = 0
             while start < layout.size:
                 sha.wait(_BLOCKS - 1)  # The previous contents of this block's memory are hashed.
@@ -191,7 +190,7 @@ class Reading:
                             if held is not None and arrived is not None:
                                 held.arrived(arrived)
                         extent, member, stop = next(following, (-1, None, layout.size))
-                        target = yield from self._target(held, number, extent, member, sha)
+                        target = yield from self._target(number, extent, member, sha)
             file.sha256 = sha.hexdigest()
         file.crcs = stored_crcs(file.source, layout)
         if checks is not None:
@@ -201,9 +200,9 @@ class Reading:
         file.skeleton = fill_crcs(bytes(skeleton), layout, [0] * len(file.crcs))
         file.source.check_unchanged()
 
-    def _read_still(self, number: int, held: Held | None) -> Iterator[list[int]]:
+    def _read_still(self, number: int) -> Iterator[list[int]]:
         """Read a state dict that does not change while it is read: only bundles are copied."""
-        file = self._version.files[number]
+        held, file = self._held, self._version.files[number]
         source = cast("StateDictSource", file.source)
         skeleton = bytearray()
         position = 0
@@ -240,9 +239,10 @@ class Reading:
             file.sha256 = sha.hexdigest()
 
     def _target(
-        self, held: Held | None, file: int, extent: int, member: Member | None, sha: StreamSha256
+        self, file: int, extent: int, member: Member | None, sha: StreamSha256
     ) -> Generator[list[int], None, npt.NDArray[np.uint8] | None]:
-        """Return the memory for the bytes of a stretch, if they are kept; see `Held.target`."""
+        """Return the memory for the bytes of a stretch, if they are held; see `_Held.target`."""
+        held = self._held
         if member is None or held is None:
             return None
         before = held.windows
@@ -262,6 +262,97 @@ class Reading:
         digests = [version.files[one.file].digests[one.extent, one.first] for one in unit.members]
         version.contents[number] = content_id(unit.dtype, unit.chunk, digests)
         return number
+
+
+class _Held:
+    """The bytes of objects that are being read and coded: windows in reused memory, and incomplete bundles.
+
+    `windows` counts the windows that were passed on.
+    """
+
+    def __init__(self, version: ScannedVersion) -> None:
+        self.windows = 0
+        self._version = version
+        self._arenas = deque(np.empty(WINDOW, np.uint8) for _ in range(_WINDOWS))
+        self._used = 0
+        self._window: list[int] = []
+        self._filled = 0
+        #: Windows that were passed on and may still be used.
+        self._before: deque[list[int]] = deque()
+        self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
+        self._waiting = 0
+        self._late: dict[int, None] = {}
+
+    def target(self, number: int, position: int) -> Generator[list[int], None, npt.NDArray[np.uint8] | None]:
+        """Return the memory for the bytes of a unit from `position` on; None if they are not kept.
+
+        Yields a window if the unit has no room next to the kept ones.
+        """
+        buffer = self._buffers.get(number)
+        if buffer is None and number not in self._late:
+            unit = self._version.units[number]
+            nbytes = unit.nbytes
+            if self._filled and self._filled + nbytes > WINDOW:
+                yield from self._close()
+            if len(unit.members) > 1:
+                if self._waiting + nbytes > WINDOW:
+                    self._late[number] = None
+                    return None
+                self._waiting += nbytes
+                buffer = np.empty(nbytes, np.uint8)
+            else:
+                if self._used + nbytes <= WINDOW:
+                    buffer = self._arenas[0][self._used : self._used + nbytes]
+                    self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+                else:
+                    buffer = np.empty(nbytes, np.uint8)
+            self._buffers[number] = buffer
+        return None if buffer is None else buffer[position:]
+
+    def lend(self, number: int, data: memoryview) -> Iterator[list[int]]:
+        """Record a unit of one member, whose bytes stay in place; yield a window once there are enough of them."""
+        unit = self._version.units[number]
+        self._version.held[unit.members[0]] = np.frombuffer(data, f"u{ITEM_SIZES[unit.dtype]}")
+        self._window.append(number)
+        self._filled += unit.nbytes
+        if self._filled >= _LENT:
+            yield from self._close()
+
+    def arrived(self, number: int) -> None:
+        """Record that all bytes of a unit were read."""
+        buffer = self._buffers.pop(number, None)
+        if buffer is None:
+            return
+        unit = self._version.units[number]
+        if len(unit.members) > 1:
+            self._waiting -= unit.nbytes
+        buffer.flags.writeable = False
+        self._version.held[unit.members[0]] = buffer.view(f"u{ITEM_SIZES[unit.dtype]}")
+        self._window.append(number)
+        self._filled += unit.nbytes
+
+    def rest(self) -> Iterator[list[int]]:
+        """Yield the last window, and windows of units that were not kept."""
+        if self._window:
+            yield from self._close()
+        for number in self._late:
+            self._window.append(number)
+            self._filled += self._version.units[number].nbytes
+            if self._filled >= WINDOW:
+                yield from self._close()
+        if self._window:
+            yield from self._close()
+
+    def _close(self) -> Iterator[list[int]]:
+        """Yield the complete units; at the next request the oldest window is coded, and its memory is free again."""
+        self.windows += 1
+        self._before.append(self._window)
+        self._window, self._filled, self._used = [], 0, 0
+        self._arenas.rotate()
+        yield self._before[-1]
+        if len(self._before) == _WINDOWS:
+            for number in self._before.popleft():
+                self._version.held.pop(self._version.units[number].members[0], None)
 
 
 def _cuts(
