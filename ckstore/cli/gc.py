@@ -28,8 +28,9 @@ from ckstore.cli.verb import open_store, option, verb
 def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> None:
     """Collect garbage: free bytes that no version needs.
 
-    Packs without live data are deleted. Packs with at least a tenth or 1 MiB of garbage are rewritten without it;
-    nothing is decoded. Files of killed processes are deleted. No version changes.
+    Packs without live data are deleted. Packs with at least a tenth or 1 MiB of garbage are rewritten without it.
+    Versions that are stored against forgotten ones are stored in full where that takes fewer bytes. Files of killed
+    processes are deleted. No value changes.
 
     Other processes may ingest concurrently; the final change waits until none does, for up to ten minutes. If
     something is damaged, nothing is freed, since a repair may need it.
@@ -43,14 +44,15 @@ def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> N
         return
     if is_clean:
         print_line("Nothing to do: no garbage.")
-        print_held(stats)
+        print_held(stats, 0)
         return
     done = [
         f"{counted(report.removed, 'pack')} removed",
         f"{counted(report.rewritten, 'pack')} rewritten",
+        f"{counted(report.in_full, 'object')} stored in full",
         f"{counted(report.files, 'file')} of killed processes",
         f"manifests of {counted(report.versions, 'version')}",
     ]
-    amounts = (report.removed, report.rewritten, report.files, report.versions)
+    amounts = (report.removed, report.rewritten, report.in_full, report.files, report.versions)
     parts = ", ".join(text for text, amount in zip(done, amounts, strict=True) if amount)
     print_line(f"{'Would free' if dry_run else 'Freed'} {size_text(report.bytes)}: {parts}.")

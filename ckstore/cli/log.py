@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from ckstore.cli.output import (
 from ckstore.cli.verb import RunName, open_store, option, verb
 from ckstore.errors import UsageError
 
+if TYPE_CHECKING:
+    from ckstore.storage.catalog import Catalog
+
 #: Columns of the table, and further ones that appear where a version differs from the default.
 _COLUMNS = ("version", "run", "step", "parent", "kind", "depth", "size", "stored", "ratio", "cost", "tags", "created")
 _IF_ANY: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -28,6 +31,10 @@ _IF_ANY: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 #: Most metrics in the table.
 _METRICS = 4
+
+#: Bytes of no version are mentioned from this part of the store on, after one of these changes.
+_NOTED = 1 / 8
+_FREEING = ("forget", "thin", "drop", "rebase")
 
 #: Text of a cell, by column.
 _TEXTS: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -83,6 +90,7 @@ def command(
         records = store.log(run or run_option).where(*where)
         if sort is not None:
             records = records.sorted_by(sort)
+        garbage = _garbage(store._repository.catalog)
     if limit is not None:
         del records[: max(len(records) - limit, 0)]
     names = [name.strip() for name in columns.split(",")] if columns else []
@@ -103,6 +111,24 @@ def command(
         names += list(metrics)[:_METRICS]
     rows = [[_TEXTS[name](record) if name in _TEXTS else _cell(record, name) for name in names] for record in records]
     print_table(names, rows, right=[place for place, name in enumerate(names) if name not in _LEFT])
+    if garbage:
+        print_line(
+            f"ckstore: {size_text(garbage)} of the store are of no version in this list: `ckstore stats` says how many "
+            "of them `ckstore gc` would free.",
+            err=True,
+        )
+
+
+def _garbage(catalog: Catalog) -> int:
+    """Return the bytes that no version has added, if they are many and came since the last `gc`; else 0."""
+    packs = sum(pack.bytes for pack in catalog.packs())
+    unclaimed = packs - sum(row.stored_bytes for row in catalog.versions())
+    collected = catalog.collected()
+    if unclaimed <= _NOTED * packs or not any(
+        record["change"] in _FREEING and record["created"] > collected for record in catalog.whole_records()
+    ):
+        return 0
+    return unclaimed
 
 
 def _cell(record: dict[str, Any], name: str) -> object:

@@ -145,13 +145,15 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
         print_line(line(row))
 
 
-def print_held(stats: Mapping[str, Any]) -> None:
-    """Say on stderr how many bytes of forgotten versions are left, if they are an eighth of the store."""
+def print_held(stats: Mapping[str, Any], freed: int) -> None:
+    """Say on stderr how many bytes of forgotten versions are left, and the savings of a `gc` and a rebase."""
     held = stats["ledger"]["held"]
-    if held > stats["stored_bytes"] / 8:
+    if freed > stats["stored_bytes"] / 8:
+        print_line(f"ckstore: `ckstore gc` would free {size_text(freed)} that no version needs.", err=True)
+    elif held:
         print_line(
-            f"ckstore: {size_text(held)} of forgotten versions are left: `ckstore gc` frees their garbage, and present "
-            "versions need the rest until `ckstore rebase` stores them in full, in more bytes of their own.",
+            f"ckstore: {size_text(held)} of forgotten versions stay: present ones are stored against them, in fewer "
+            "bytes than in full. `ckstore rebase` would save none.",
             err=True,
         )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from ckstore.cli.output import json_option, print_facts, print_held, print_json, print_line, print_table, size_text
 from ckstore.cli.verb import open_store, option, verb
+from ckstore.errors import CkstoreError
 
 _LEDGER = "ledger"
 #: Totals that are counts instead of bytes.
@@ -29,12 +31,15 @@ def command(ctx: click.Context, with_ledger: bool, as_json: bool) -> None:
     """
     with open_store(ctx) as store:
         stats = store.stats()
+        freed = 0
+        with suppress(CkstoreError):  # Damage prevents a `gc`.
+            freed = 0 if as_json else store.gc(dry_run=True).bytes
     if as_json:
         print_json([stats])
         return
     facts = {name: value for name, value in stats.items() if name != _LEDGER}
     print_facts((name.replace("_", " "), _text(name, value)) for name, value in _flat(facts))
-    print_held(stats)
+    print_held(stats, freed)
     if with_ledger:
         ledger: Mapping[str, int] = stats[_LEDGER]
         total = sum(ledger.values())

@@ -1,4 +1,4 @@
-"""Restore costs in the catalog, updated after objects were stored again."""
+"""Restore costs and sizes in the catalog, updated after objects were stored again."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.storage.catalog import Catalog, VersionRow
 
-#: Restore cost, as a multiple of a full restore, and depth, by number of the version.
-Costs = Mapping[int, tuple[float, int]]
+#: Restore cost, as a multiple of a full restore, depth, and stored bytes, by number of the version.
+Costs = Mapping[int, tuple[float, int, int]]
 
 
 def update_costs(repository: Repository) -> None:
-    """Write the current depth and restore cost of every version into the catalog."""
+    """Write the current depth, restore cost and size of every version into the catalog."""
     write_costs(repository.catalog, present_costs(repository, repository.catalog.versions()))
 
 
 def present_costs(repository: Repository, rows: Sequence[VersionRow]) -> Costs:
-    """Return the restore costs and depths that differ from the catalog's.
+    """Return the restore costs, depths and sizes that differ from the catalog's.
 
     It reads every manifest: call it outside of a transaction.
     """
     found = {}
     for row in rows:
         try:
-            current = restore_cost(StoredVersion(repository, row))
+            version = StoredVersion(repository, row)
+            current = *restore_cost(version), stored_bytes(version)
         except IntegrityError:
             continue  # A version with lost objects keeps its old values; `verify` reports it.
-        if current != (row.cost, row.depth):
+        if current != (row.cost, row.depth, row.stored_bytes):
             found[row.number] = current
     return found
 
 
 def write_costs(catalog: Catalog, costs: Costs) -> None:
-    """Write restore costs and depths into the catalog; skip versions that were forgotten."""
+    """Write restore costs, depths and sizes into the catalog; skip versions that were forgotten."""
     if not costs:
         return
 
     def change() -> None:
         present = {row.number for row in catalog.versions()}
-        for number, (cost, depth) in costs.items():
+        for number, (cost, depth, stored) in costs.items():
             if number in present:
-                catalog.update_version(number, cost=cost, depth=depth, base=depth == 0)
+                catalog.update_version(number, cost=cost, depth=depth, base=depth == 0, stored_bytes=stored)
 
     catalog.commit(change)
 
@@ -54,3 +55,19 @@ def restore_cost(version: StoredVersion, objects: Iterable[str] | None = None) -
     reader = version.repository.reader
     objects = set(version.document.objects if objects is None else objects)
     return relative_cost(reader, objects, version.layout.files)
+
+
+def stored_bytes(version: StoredVersion) -> int:
+    """Return the bytes of a version's own packs, and of its objects that a rebase stored again."""
+    row, summary = version.row, version.document.summary
+    if row.hot:
+        return row.stored_bytes
+    own = summary["stored_bytes"] if "stored_bytes" in summary else version.repository.packs.size(row.pack)
+    return own + bytes_again(version.repository, version.document.objects)
+
+
+def bytes_again(repository: Repository, objects: Iterable[str]) -> int:
+    """Return the bytes of those objects that a rebase stored again: their packs are of no version."""
+    resolver = repository.resolver
+    records = [resolver.record(identity) for identity in set(objects)]
+    return sum(record.nbytes for record in records if resolver.manifest(record.pack).document["number"] == 0)

@@ -136,7 +136,6 @@ class ObjectWriter:
         self,
         document: VersionDocument | None,
         blobs: dict[str, bytes],
-        number: int = 0,
         *,
         again: bool = False,
         trial: bool = False,
@@ -149,9 +148,8 @@ class ObjectWriter:
         again = again or document is None
         # Exponents of one kind compress best as neighbours.
         self.encoded_records.sort(key=lambda record: (record.kind, record.base is None))
+        number = 0 if document is None else document.number
         head: dict[str, Any] = {"format": 1, "number": number, "created": durable.timestamp()}
-        if document is not None:
-            head |= {"number": document.number}
         if document is not None and not again:
             head |= {"created": document.created}
         if trial:

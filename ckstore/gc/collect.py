@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from ckstore.commit.change import remove_uncommitted
-from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError
+from ckstore.commit.in_full import store_in_full
+from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError, NotFoundError
 from ckstore.gc.plan import GcPlan, plan_for
 from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
@@ -38,11 +39,14 @@ class GcReport:
     Attributes
     ----------
     bytes
-        Freed bytes. A dry run counts the garbage in packs to rewrite.
+        Freed bytes; a dry run estimates them.
     removed
         Number of deleted packs: no version needed them.
     rewritten
         Number of packs that were rewritten without their garbage.
+    in_full
+        Number of objects that were stored in full: this takes fewer bytes than the objects of forgotten versions that
+        they were stored against.
     files
         Number of deleted leftovers of killed processes: uncommitted packs and temporary files.
     versions
@@ -57,6 +61,7 @@ class GcReport:
     bytes: int = 0
     removed: int = 0
     rewritten: int = 0
+    in_full: int = 0
     files: int = 0
     versions: int = 0
 
@@ -93,7 +98,7 @@ def gc(
         Others wrote or freed space for too long.
     """
     if dry_run:
-        return _expected(repository, plan_for(repository, grace), grace)
+        return expected(repository, grace)
     with reserve.spent(repository.path), repository.catalog.lease(_PURPOSE) as lease:
         return _Collection(repository, grace, lease, PATIENCE if patience is None else patience).run()
 
@@ -115,6 +120,8 @@ class _Collection:
         self._copies: dict[str, tuple[Copy, tuple[Any, ...]]] = {}
         # Packs that a gc has already counted as freed: a remote store deletes them later.
         self._told: set[str] = set()
+        # Objects that were stored in full, and their bytes.
+        self._in_full = self._added = 0
 
     def run(self) -> GcReport:
         """Plan, copy and commit until nothing changes in between."""
@@ -128,6 +135,7 @@ class _Collection:
             with suppress(DiskFullError):
                 report.add(self._collect(rewriting=True))
         self._repository.resolver.notice_collection()
+        report.add(GcReport(-self._added, in_full=self._in_full))
         swept = self._repository.packs.sweep(self._grace)
         _add_files(report, [nbytes for name, nbytes in swept.items() if name not in self._told])
         self._sweep(report)
@@ -142,6 +150,9 @@ class _Collection:
                 plan = plan_for(self._repository, self._grace, [copy.pack for copy, _ in self._copies.values()])
                 if not rewriting:
                     plan.rewritten = []
+                elif plan.survey.in_full and not self._in_full:
+                    self._store_in_full(plan)
+                    continue
                 self._copy(plan)
                 try:
                     report = self._commit(plan)
@@ -183,6 +194,24 @@ class _Collection:
         # Of two collections, the earlier one goes first.
         others = [claim for claim in claims if claim.purpose != _PURPOSE or claim in before]
         return f"{others[0].purpose}, process {others[0].pid} on {others[0].host}" if others else None
+
+    def _store_in_full(self, plan: GcPlan) -> None:
+        """Store objects in full; the next plan frees those of forgotten versions that they were stored against."""
+        began = time.monotonic()
+        resolver = self._repository.resolver
+        places = plan.survey.in_full.items()
+        chosen = {resolver.manifest(pack).record(slot).id for pack, slots in places for slot in slots}
+        try:
+            versions = [
+                row.number for row in plan.state.versions if not chosen.isdisjoint(resolver.document(row).objects)
+            ]
+            self._added = store_in_full(self._repository, chosen, versions)
+            self._in_full = len(chosen)
+        except (ConflictError, IntegrityError, NotFoundError):
+            if State.of(self._repository) == plan.state:
+                raise
+            resolver.forget()  # Another process has changed a version since.
+        self._deadline += time.monotonic() - began
 
     def _copy(self, plan: GcPlan) -> None:
         """Rewrite packs, and delete copies that only an earlier plan needed."""
@@ -264,26 +293,15 @@ class _Collection:
 
     def _write_sizes(self, rows: Iterable[VersionRow], plan: GcPlan, copies: dict[str, Copy]) -> None:
         """Update each version's remaining size in the catalog."""
-        present = {pack.name for pack in self._repository.catalog.packs()}
-        sizes = {
-            pack.name: copies[pack.name].pack.bytes if pack.name in copies else pack.bytes
-            for pack in plan.survey.packs.values()
-            if pack.name in copies or pack.name in present
-        }
-        raw = {
-            (pack.number, pack.created): sizes[pack.name]
-            for pack in plan.survey.packs.values()
-            if pack.kind == "raw" and pack.name in sizes
-        }
+        packs = plan.survey.packs
+        saved = {name: packs[name].bytes - copy.pack.bytes for name, copy in copies.items()}
+        raw = {packs[name].commit: size for name, size in saved.items() if packs[name].kind == "raw"}
         for row in rows:
-            if row.pack not in plan.survey.packs:
+            if row.pack not in packs:
                 continue  # It was committed after the plan: nothing of it is removed.
-            pack = plan.survey.packs[row.pack]
-            stored = sizes[pack.name] + raw.get((pack.number, pack.created), 0)
-            if stored == row.stored_bytes or pack.stored_bytes is not None:
-                continue
+            stored = row.stored_bytes - saved.get(row.pack, 0) - raw.get(packs[row.pack].commit, 0)
             # A thinned version stores its size in its summary: its objects are in several packs.
-            if "stored_bytes" not in self._repository.resolver.document(row).summary:
+            if stored != row.stored_bytes and "stored_bytes" not in self._repository.resolver.document(row).summary:
                 self._repository.catalog.update_version(row.number, stored_bytes=stored)
 
     def _report(
@@ -292,7 +310,7 @@ class _Collection:
         packs = plan.survey.packs
         freed = sum(packs[name].bytes for name in (*removed, *copies)) + sum(info.bytes for info in files)
         freed -= sum(copy.pack.bytes for copy in copies.values() if copy.pack.name not in self._before)
-        return GcReport(freed, len(removed), len(copies), len(files), len(plan.lost))
+        return GcReport(freed, len(removed), len(copies), files=len(files), versions=len(plan.lost))
 
     def _unlink(self, names: Iterable[str]) -> None:
         for name in names:
@@ -311,13 +329,15 @@ class _Collection:
                     report.files += 1
 
 
-def _expected(repository: Repository, plan: GcPlan, grace: float) -> GcReport:
-    """Return the report that a plan predicts."""
+def expected(repository: Repository, grace: float = GRACE, without: Collection[int] = ()) -> GcReport:
+    """Predict the report of a collection, once the versions of some numbers are forgotten."""
+    plan = plan_for(repository, grace, ahead=True, without=without)
     temporaries = root.find_temporaries(repository.path, grace)
     freed = sum(pack.bytes for pack in plan.removed) + sum(info.bytes for info in plan.files)
     freed += sum(pack.garbage for pack in plan.rewritten) + sum(durable.size_of(path) for path in temporaries)
-    files = len(plan.files) + len(temporaries)
-    report = GcReport(freed, len(plan.removed), len(plan.rewritten), files, len(plan.lost))
+    in_full = sum(map(len, plan.survey.in_full.values()))
+    report = GcReport(freed - plan.survey.added, len(plan.removed), len(plan.rewritten), in_full)
+    report.files, report.versions = len(plan.files) + len(temporaries), len(plan.lost)
     gone = repository.catalog.gone().keys() - plan.told
     _add_files(report, [info.bytes for info in repository.packs.list_packs() if info.name in gone] if gone else [])
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import IntegrityError, NotFoundError
@@ -45,8 +46,19 @@ class GcPlan:
         Unreferenced packs that are old enough.
     """
 
-    def __init__(self, repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        grace: float,
+        own: Sequence[PackInfo] = (),
+        *,
+        ahead: bool = False,
+        without: Collection[int] = (),
+    ) -> None:
         self.state = State.of(repository)
+        if without:
+            left = [row for row in self.state.versions if row.number not in without]
+            self.state = replace(self.state, versions=left)
         self._repository = repository
         self._grace = grace
         self._records = repository.catalog.whole_records()
@@ -60,7 +72,7 @@ class GcPlan:
         self._going = [pack for pack in scanned if self._is_left_over(pack)]
         self.files = [pack.info for pack in self._going]
         staying = [pack for pack in scanned if pack not in self._going]
-        self.survey: Survey = survey(repository, self.state, staying)
+        self.survey: Survey = survey(repository, self.state, staying, ahead=ahead)
         contents = self.survey.packs.values()
         self.removed = [pack for pack in contents if not pack.is_needed]
         self.rewritten = [pack for pack in contents if pack.is_needed and _is_worth_it(pack)]
@@ -180,6 +192,8 @@ class GcPlan:
         """Return whether an unreferenced pack is the leftover of a process that is gone."""
         if any(pack.info.name in record["removed"] for record in self._collections):
             return True  # A `gc` was killed before it deleted the file.
+        if pack.document["number"] == 0 and self._repository.catalog.is_only:
+            return True  # It would have stored objects again; its writer has no lease, or this plan is not committed.
         copied = pack.document.get("stands_for", [])
         if copied and copied[-1] in self._names:
             return True  # A `gc` was killed before it committed the copy.
@@ -206,12 +220,27 @@ class GcPlan:
             yield found
 
 
-def plan_for(repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> GcPlan:
-    """Return a plan for the current state; `own` are finished packs that are not committed yet."""
+def plan_for(
+    repository: Repository,
+    grace: float,
+    own: Sequence[PackInfo] = (),
+    *,
+    ahead: bool = False,
+    without: Collection[int] = (),
+) -> GcPlan:
+    """Return a plan for the current state.
+
+    Parameters
+    ----------
+    own
+        Finished packs that are not committed yet.
+    ahead, without
+        The state after objects were stored in full, and after the versions of these numbers were forgotten.
+    """
     while True:
         before = State.of(repository)
         try:
-            return GcPlan(repository, grace, own)
+            return GcPlan(repository, grace, own, ahead=ahead, without=without)
         except (IntegrityError, NotFoundError):
             # Data from before and after a concurrent commit may contradict.
             if State.of(repository) == before:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import IntegrityError
+from ckstore.lineage.release import Layer, to_store_in_full
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.layer_parts import layer_parts
 from ckstore.objects.records import declared
@@ -18,6 +19,9 @@ from ckstore.storage.scan_packs import ScannedPack
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
+
+#: Price of a written byte: an object is stored in full if that frees a tenth more than it writes.
+_PRICE = 1.1
 
 #: (Id by the manifest, number and parent there, time) of a version.
 Origin = tuple[str, int, int | None, str]
@@ -71,16 +75,14 @@ class PackContents:
     ----------
     name, kind, bytes
         File name; `encoded` or `raw`; size.
-    number, created, is_rebase
-        The pack's commit, from its manifest.
-    sizes
-        Bytes of the layer of each record, by slot.
+    commit
+        Number and time of the pack's commit, from its manifest.
+    sizes, alone
+        Bytes of the layer of each record, by slot; and in full, if it can be.
     blobs
         Bytes of each blob, by name.
     version
         The version in its manifest.
-    stored_bytes
-        The version's size according to the manifest; None if it is the size of its packs.
     is_present
         Whether the catalog has that version and finds it here.
     slots, wanted
@@ -90,13 +92,11 @@ class PackContents:
     name: str
     kind: str
     bytes: int
-    number: int
-    created: str
-    is_rebase: bool
+    commit: tuple[int, str]
     sizes: list[int]
+    alone: list[int | None]
     blobs: dict[str, int]
     version: Origin | None
-    stored_bytes: int | None
     is_present: bool = False
     slots: set[int] = field(default_factory=set)
     wanted: set[str] = field(default_factory=set)
@@ -125,14 +125,23 @@ class Survey:
         Keys of placed objects that nothing needs.
     present
         Ids and numbers, from their manifests, of the current versions.
+    in_full
+        Slots, by pack, of objects to store in full: this takes fewer bytes than the objects of forgotten versions that
+        they are stored against.
+    added
+        The expected bytes of these.
     """
 
     packs: dict[str, PackContents]
     dead: list[int]
     present: set[tuple[str, int]]
+    in_full: dict[str, list[int]]
+    added: int
 
 
-def survey(repository: Repository, state: State, uncommitted: Sequence[ScannedPack] = ()) -> Survey:
+def survey(
+    repository: Repository, state: State, uncommitted: Sequence[ScannedPack] = (), *, ahead: bool = False
+) -> Survey:
     """Find the parts of packs that the current versions need; read every manifest, decode nothing.
 
     A version needs its manifest, blobs, objects and their chains. Of the latest version of each run, the first objects
@@ -144,6 +153,8 @@ def survey(repository: Repository, state: State, uncommitted: Sequence[ScannedPa
         Snapshot of the catalog; the caller checks later commits.
     uncommitted
         Unreferenced packs that stay: `recover` could restore their versions, so their references are needed.
+    ahead
+        Take the objects `in_full` as stored already.
 
     Raises
     ------
@@ -159,9 +170,38 @@ def survey(repository: Repository, state: State, uncommitted: Sequence[ScannedPa
         _need_uncommitted(repository, pack, contents, needs)
     for row in {row.run: row for row in rows}.values():
         _need_origins(repository, row, graph, needs)
+    again = _to_store_in_full(graph, needs, contents, sum(row.original_bytes for row in rows))
+    in_full: dict[str, list[int]] = {}
+    added = 0
     for name, slots in graph.placed.items():
-        contents[name].slots = {slot for slot, number in slots.items() if number in needs.objects}
-    return Survey(contents, [number for number in graph.bases if number not in needs.objects], present)
+        if found := [slot for slot, number in slots.items() if number in again]:
+            in_full[name] = found
+            added += sum(contents[name].alone[slot] or 0 for slot in found)
+    if ahead:
+        needs = needs.after(again)
+    for name, slots in graph.placed.items():
+        contents[name].slots = {
+            slot for slot, number in slots.items() if number in needs.objects and not (ahead and number in again)
+        }
+    dead = [number for number in graph.bases if number not in needs.objects]
+    return Survey(contents, dead, present, in_full, added)
+
+
+def _to_store_in_full(graph: _Graph, needs: _Needs, packs: Mapping[str, PackContents], original: int) -> set[int]:
+    """Return the objects to store in full; at any price if the store is larger than the `original` files."""
+    if needs.objects == needs.wanted:
+        return set()
+    layers = {
+        number: Layer(graph.bases[number], packs[name].sizes[slot], packs[name].alone[slot])
+        for name, slots in graph.placed.items()
+        for slot, number in slots.items()
+        if number in needs.objects
+    }
+    chosen = to_store_in_full(layers, needs.wanted, _PRICE)
+    left = ((layers[number], number in chosen) for number in needs.after(chosen).objects)
+    if sum(layer.alone or 0 if is_full else layer.stored for layer, is_full in left) > original:
+        chosen = to_store_in_full(layers, needs.wanted, 1.0)
+    return chosen
 
 
 @dataclass(slots=True)
@@ -189,13 +229,23 @@ class _LostError(Exception):
 
 
 class _Needs:
-    """The keys of needed objects and of their chains."""
+    """The keys of needed objects, the `wanted` ones, and of the chains below them."""
 
     def __init__(self, graph: _Graph) -> None:
         self._graph = graph
+        self.wanted: set[int] = set()
         self.objects: set[int] = set()
 
+    def after(self, in_full: Collection[int]) -> _Needs:
+        """Return the needs once some objects are stored in full."""
+        needs = _Needs(replace(self._graph, bases={**self._graph.bases, **dict.fromkeys(in_full)}))
+        for number in self.wanted:
+            needs.add(number)
+        return needs
+
     def add(self, number: int | None) -> None:
+        if number is not None and number in self._graph.bases:
+            self.wanted.add(number)
         while number is not None and number not in self.objects:
             if number not in self._graph.bases:
                 raise _LostError
@@ -222,15 +272,13 @@ def _read_packs(repository: Repository, state: State, graph: _Graph) -> dict[str
 
 def _contents(name: str, kind: str, size: int, document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> PackContents:
     sizes = [sum(part.length for part in layer_parts(record)) for record in document["records"]]
+    # Sums of deltas cannot be stored in full.
+    alone = [None if declared(record, "additive") else record["alone"] for record in document["records"]]
     version = document.get("version")
-    is_rebase = bool(document.get("rebase"))
     blob_sizes = {blob: len(data) for blob, data in blobs.items()}
     described = None if version is None else described_version(version)
     origin = None if described is None else version_origin(described)
-    stored = None if described is None else described.summary.get("stored_bytes")
-    return PackContents(
-        name, kind, size, document["number"], document["created"], is_rebase, sizes, blob_sizes, origin, stored
-    )
+    return PackContents(name, kind, size, (document["number"], document["created"]), sizes, alone, blob_sizes, origin)
 
 
 def described_version(document: Mapping[str, Any]) -> VersionDocument | None:

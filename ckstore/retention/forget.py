@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckstore.errors import IntegrityError
+from ckstore.gc.collect import expected
 from ckstore.storage import reserve
 
 if TYPE_CHECKING:
@@ -21,14 +24,17 @@ class ForgetReport:
     ----------
     versions
         Rows of the forgotten versions.
+    freed
+        Bytes that `gc` will free then. Of a dry run alone, and None where damage prevents a `gc`.
 
     Examples
     --------
-    >>> store.forget("gpt@100", dry_run=True)
-    ForgetReport(versions=[<ckstore.VersionRow 1 gpt@100>])
+    >>> store.forget("gpt@100", dry_run=True).versions
+    [<ckstore.VersionRow 1 gpt@100>]
     """
 
     versions: list[VersionRow]
+    freed: int | None = None
 
 
 def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: bool = False) -> ForgetReport:
@@ -49,8 +55,11 @@ def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: b
         A version no longer exists.
     """
     numbers = [row.number for row in versions]
+    freed = None
     if dry_run:
         repository.catalog.check_untagged(numbers)
+        with suppress(IntegrityError):
+            freed = expected(repository, without=numbers).bytes
     elif numbers:
         catalog = repository.catalog
 
@@ -61,4 +70,4 @@ def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: b
 
         with reserve.spent(repository.path):
             catalog.commit(change)
-    return ForgetReport(list(versions))
+    return ForgetReport(list(versions), freed)

@@ -81,7 +81,7 @@ def create_layout(root: Path) -> None:
 
 
 def find_store(start: Path | None = None) -> Path | str:
-    """Return the store to use: `$CKSTORE`, or else the nearest `.ckstore` in `start` or above it.
+    """Return the store to use: `$CKSTORE`, or else the nearest `.ckstore` in `start` or above it, or store around it.
 
     Parameters
     ----------
@@ -101,8 +101,9 @@ def find_store(start: Path | None = None) -> Path | str:
         return found
     begin = (start or Path.cwd()).absolute()
     for directory in (begin, *begin.parents):
-        if is_store(directory / DEFAULT_NAME):
-            return directory / DEFAULT_NAME
+        for path in (directory, directory / DEFAULT_NAME):
+            if is_store(path):
+                return path
     raise NoStoreError(
         f"No {DEFAULT_NAME} found in {begin} or above it; run `ckstore init`, or name a store"
         f" (`store`, or ${VARIABLE})."

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.commit.change import Change
-from ckstore.commit.costs import restore_cost
+from ckstore.commit.costs import bytes_again, restore_cost
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import ConflictError
 from ckstore.formats.paths import match_texts
@@ -104,7 +104,9 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
         dropped=with_globs(before.dropped, globs),
     )
     cost, depth = restore_cost(StoredVersion(repository, row), document.objects)
-    stored = max(row.stored_bytes - _own_bytes(version, set(before.objects) - set(document.objects)), 0)
+    own = row.stored_bytes - bytes_again(repository, before.objects)
+    stored = max(own - _own_bytes(version, set(before.objects) - set(document.objects)), 0)
+    costs = {row.number: (cost, depth, stored + bytes_again(repository, document.objects))}
     summary = {**before.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}
     document = replace(document, summary=summary)
     with (
@@ -112,7 +114,7 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
         Change(repository, ObjectWriter(pack)) as change,
     ):
         change.finish(document, blobs.packed, again=True)
-        change.commit_again({"change": "drop", "version": row.number}, row)
+        change.commit_again({"change": "drop", "version": row.number}, row, costs=costs)
     return document.dropped
 
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.commit.change import Change
-from ckstore.commit.costs import present_costs
-from ckstore.encoding.reencode import in_full
-from ckstore.encoding.writer import ObjectWriter
+from ckstore.commit.in_full import store_in_full
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost
 from ckstore.objects.records import Codebook
 from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.reading.stored_version import StoredVersion
-from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.pack import PackWriter
 
 if TYPE_CHECKING:
     from ckstore.objects.reader import ObjectReader
@@ -97,21 +90,8 @@ def _rebase(
     report = RebaseReport(numbers, len(chosen), beyond=beyond)
     if dry_run or not chosen:
         return report
-    with (
-        repository.catalog.lease("rebase"),
-        PackWriter(repository.path, "encoded") as pack,
-    ):
-        reader, writer = repository.reader, ObjectWriter(pack)
-        with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            todo = [reader.resolver.record(identity) for identity in sorted(chosen)]
-            for encoded in in_order(pool, partial(in_full, reader), todo, worker_count() + 1):
-                writer.put(encoded)
-        with Change(repository, writer) as change:
-            change.finish()
-            report.bytes = sum(pack.bytes for pack in change.packs)
-            # The cost of a version without deltas does not change.
-            costs = present_costs(repository, [row for row in repository.catalog.versions() if row.depth > 0])
-            change.commit_again({"change": "rebase", "versions": numbers}, costs=costs)
+    with repository.catalog.lease("rebase"):
+        report.bytes = store_in_full(repository, chosen, numbers)
     return report
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ckstore.cli.output import size_text
 from tests.checkpoints import listing
 
 
@@ -16,7 +17,8 @@ def steps(ckstore) -> list[int]:
 def test_versions_and_ranges(ckstore, filled: Path) -> None:
     out = ckstore("forget", "gpt@0..gpt@10").out.splitlines()
     assert out[:2] == ["gpt@0 (version 1)", "gpt@10 (version 2)"]
-    assert out[2] == "Forgot 2 versions; `ckstore gc` frees the bytes that no other version needs."
+    frees = ckstore("gc", "--dry-run", "--json").json[0]["bytes"]
+    assert out[2] == f"Forgot 2 versions; `ckstore gc` frees {size_text(frees)}."
     assert steps(ckstore) == [20]
     ckstore("checkout", "gpt@20", "-o", "out.pt")
     assert (filled / "out.pt").read_bytes() == (filled / "in" / "step20.pt").read_bytes()
@@ -25,12 +27,14 @@ def test_versions_and_ranges(ckstore, filled: Path) -> None:
 
 def test_a_dry_run(ckstore, filled: Path) -> None:
     before = listing(filled / ".ckstore")
-    assert "Would forget 1 version." in ckstore("forget", "gpt@0", "--dry-run").out
+    assert "Would forget 1 version; `ckstore gc` would free " in ckstore("forget", "gpt@0", "--dry-run").out
     [report] = ckstore("forget", "--run", "gpt", "--keep-last", "1", "--dry-run", "--json").json
     assert report == {
         "versions": [{"version": 1, "run": "gpt", "step": 0}, {"version": 2, "run": "gpt", "step": 10}],
+        "freed": report["freed"],
         "dry_run": True,
     }
+    assert report["freed"] > 100_000
     assert steps(ckstore) == [0, 10, 20]
     assert listing(filled / ".ckstore") == before
 

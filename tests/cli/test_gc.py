@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import ckstore as library
+from ckstore.cli.output import size_text
 from ckstore.gc import collect
 from tests.checkpoints import change_pack, listing, pack_bytes, packs_of
 
@@ -18,15 +20,21 @@ def size(place: Path) -> int:
 
 def test_gc_frees_forgotten_versions(ckstore, filled: Path) -> None:
     assert ckstore("gc").out == "Nothing to do: no garbage.\n"
-    ckstore("forget", "gpt@0", "gpt@10")
+    original = (filled / "in" / "step20.pt").stat().st_size
+    [planned] = ckstore("forget", "gpt@0", "gpt@10", "--dry-run", "--json").json
+    [promised] = ckstore("forget", "gpt@0", "gpt@10", "--json").json
     before, files = size(filled), listing(filled / ".ckstore")
     said = ckstore("gc", "--dry-run").out
     assert said.startswith("Would free ")
     [expected] = ckstore("gc", "--dry-run", "--json").json
+    assert planned["freed"] == promised["freed"] == expected["bytes"]
     assert listing(filled / ".ckstore") == files
     [report] = ckstore("gc", "--grace", "0", "--json").json
     assert report["bytes"] == before - size(filled) > 0
+    assert report["bytes"] == pytest.approx(expected["bytes"], abs=0.01 * before)
     assert {**report, "bytes": 0} == {**expected, "bytes": 0, "dry_run": False}
+    assert report["in_full"] > 0
+    assert size(filled) < original, "a store is never larger than the files of the versions that are left"
     assert "No problems" in ckstore("verify").out
     ckstore("checkout", "gpt@20", "-o", "out.pt")
     assert (filled / "out.pt").read_bytes() == (filled / "in" / "step20.pt").read_bytes()
@@ -37,15 +45,41 @@ def test_gc_frees_forgotten_versions(ckstore, filled: Path) -> None:
 
 def test_bytes_of_forgotten_versions_are_explained(ckstore, filled: Path) -> None:
     ckstore("forget", "gpt@0", "gpt@10")
-    assert "of forgotten versions are left: `ckstore gc` frees their garbage" in ckstore("stats").sentence
+    [expected] = ckstore("gc", "--dry-run", "--json").json
+    assert f"`ckstore gc` would free {size_text(expected['bytes'])}" in ckstore("stats").sentence
+    assert "of no version in this list: `ckstore stats` says" in ckstore("log").sentence
     ckstore("gc", "--grace", "0")
+    assert ckstore("log").err == ckstore("stats").err == ckstore("gc").err == ""
+
+
+def test_a_gc_that_frees_nothing_says_what_holds_the_bytes(ckstore, place: Path) -> None:
+    """Two runs of patches share one large base: together they take fewer bytes with it than in full."""
+    weight = torch.randn(300, 300)
+    for name in ("base", "a", "b"):
+        torch.save({"weight": weight}, f"{name}.pt")
+        weight[0, 0] += 1
+    for name, parent in (("base", ()), ("a", ("--parent", "base")), ("b", ("--parent", "base"))):
+        ckstore("ingest", f"{name}.pt", "--run", name, *parent)
+        ckstore("compact")
+    ckstore("forget", "base")
+    said = ckstore("gc", "--grace", "0")
+    held = ckstore("stats", "--json").json[0]["ledger"]["held"]
+    assert held > 0.5 * (place / "a.pt").stat().st_size
     said = ckstore("gc", "--grace", "0")
     assert said.out == "Nothing to do: no garbage.\n"
-    assert "need the rest until `ckstore rebase` stores them in full" in said.sentence
-    ckstore("rebase", "--run", "gpt")
+    assert (
+        said.sentence
+        == ckstore("stats").sentence
+        == (
+            f"{size_text(held)} of forgotten versions stay: present ones are stored against them, in fewer bytes than"
+            " in full. `ckstore rebase` would save none."
+        )
+    )
+    before = size(place)
+    ckstore("rebase", "--run", "a")
+    ckstore("rebase", "--run", "b")
     ckstore("gc", "--grace", "0")
-    assert ckstore("stats").err == ckstore("gc").err == ""
-    assert size(filled) < 1.1 * (filled / "in" / "step20.pt").stat().st_size
+    assert size(place) > 1.5 * before
 
 
 @pytest.mark.local

@@ -23,6 +23,7 @@ import ckstore
 from ckstore.errors import IntegrityError, LockedError, UsageError
 from ckstore.gc import collect as module
 from ckstore.gc import plan as garbage
+from ckstore.gc import reachability
 from ckstore.gc.collect import GcReport
 from ckstore.gc.repack import layer_parts, repack
 from ckstore.objects.documents import VersionDocument
@@ -143,7 +144,9 @@ def test_forgotten_versions(path: Path, series: list[Path], forgotten: list[str]
         assert (expected.removed, expected.rewritten, expected.versions) == (
             report.removed, report.rewritten, report.versions,
         )  # fmt: skip
-        assert stored(store) == kept, "byte for byte"
+        again = {identity for identity, data in stored(store).items() if kept[identity] != data}
+        assert len(again) == report.in_full == expected.in_full, "the others are the same, byte for byte"
+        assert pack_bytes(path) <= sum(row.original_bytes for row in store._catalog.versions())
         assert store.gc(grace=0) == GcReport()
         rows = settled(store)._catalog.versions()
         if not left:
@@ -222,10 +225,10 @@ def test_a_pack_that_was_written_again_is_a_zarr_hierarchy(store: ckstore.Store)
     before = {pack.name for pack in store._catalog.packs()}
     store.gc()
     written = [pack.name for pack in store._catalog.packs() if pack.name not in before]
-    assert written
+    assert any("stands_for" in store._repository.resolver.manifest(name).document for name in written)
     for name in written:
         document = store._repository.resolver.manifest(name).document
-        assert set(document["stands_for"]) <= before
+        assert set(document.get("stands_for", ())) <= before
         with zarr.storage.ZipStore(store.path / "packs" / name, mode="r") as zipped:
             group = zarr.open_group(zipped, mode="r")
             arrays = {part.array: record for record in document["records"] for part in layer_parts(record)}
@@ -490,7 +493,9 @@ def test_a_gc_that_is_killed(path: Path, series: list[Path], directory: Path, mo
                 assert store._catalog.versions() == rows
                 left = pack_bytes(copy) - temporaries(copy)
                 # A recovery takes in both a pack and its copy: blobs may lie in the one, layers in the other.
-                assert left == finished if copy is killed else left < 1.01 * finished, seen[wanted - 1]
+                # The time of a pack that is encoded again compresses to a byte more or less.
+                most = 16 if copy is killed else 0.01 * finished
+                assert abs(left - finished) < most, seen[wanted - 1]
                 assert store.verify().problems == []
         shutil.rmtree(killed.parent)
         shutil.rmtree(recovered.parent)
@@ -616,6 +621,7 @@ def test_two_collections_take_turns(store: ckstore.Store, monkeypatch: pytest.Mo
 
 def test_a_writer_that_does_not_end(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.forget(["a@0..a@3"])
+    monkeypatch.setattr(reachability, "to_store_in_full", lambda *_: set())
     before = listing(store.place)
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     interposed(monkeypatch, lambda: leases.append(lease.__enter__()))
@@ -698,11 +704,12 @@ def test_the_log(store: ckstore.Store) -> None:
     store.forget(["a@0", "b"])
     rows = {pack.name for pack in store._catalog.packs()}
     store.gc()
-    forgot, collected = store._catalog.records()[-2:]
+    forgot, again, collected = store._catalog.records()[-3:]
     assert (forgot["change"], forgot["versions"]) == ("forget", [1, 7])
+    assert (again["change"], again["versions"]) == ("rebase", [2, 4])
     assert collected["change"] == "gc"
     assert set(collected["removed"]) == rows - {pack.name for pack in store._catalog.packs()}
-    assert set(collected["written"]) == {pack.name for pack in store._catalog.packs()} - rows
+    assert {*collected["written"], *again["packs"]} == {pack.name for pack in store._catalog.packs()} - rows
     assert [number for _, number, _, _ in collected["versions"]] == [1, 7]
     assert store._catalog.collected() >= collected["created"]
 

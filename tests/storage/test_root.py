@@ -25,6 +25,11 @@ def test_the_nearest_store_upwards_is_found(tmp_path, monkeypatch):
     Catalog.create(tmp_path / "a" / root.DEFAULT_NAME).close()
     monkeypatch.chdir(deep)
     assert root.find_store() == tmp_path / "a" / root.DEFAULT_NAME
+    # A store is found from within, whatever its name.
+    Catalog.create(tmp_path / "other").close()
+    for place in (tmp_path / root.DEFAULT_NAME, tmp_path / "other"):
+        monkeypatch.chdir(place / root.PACKS)
+        assert root.find_store() == root.find_store(place) == place
 
 
 def test_the_variable_has_priority(tmp_path, store, monkeypatch):

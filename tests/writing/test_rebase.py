@@ -14,9 +14,10 @@ from ckstore.commit import change as commit
 from ckstore.commit import costs
 from ckstore.encoding.budget import BUDGET, PLANNED
 from ckstore.errors import NotFoundError
+from ckstore.recovery.recover import recover
 from ckstore.storage.catalog import Catalog
 from ckstore.writing import rebase
-from tests.checkpoints import settled
+from tests.checkpoints import pack_bytes, settled
 
 
 @pytest.fixture
@@ -42,6 +43,23 @@ def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> N
     assert [row.cost < before[row.number] for row in rows] == [False, False, True, True]
     for row in rows:
         assert costs.restore_cost(store[row.number]._stored) == (row.cost, row.depth)
+
+
+def test_stored_bytes_follow(store: ckstore.Store) -> None:
+    """`log` says how many bytes a version takes, before and after the superseded ones go."""
+    store.rebase(["a@2", "a@3"])
+    rows = store._catalog.versions()
+    assert sum(row.stored_bytes for row in rows) == pytest.approx(pack_bytes(store.place), rel=0.01)
+    assert store.verify().problems == []
+    freed = store.gc().bytes
+    after = store._catalog.versions()
+    assert sum(row.stored_bytes for row in after) == pytest.approx(pack_bytes(store.place), rel=0.01)
+    assert sum(row.stored_bytes for row in rows) - sum(row.stored_bytes for row in after) == pytest.approx(
+        freed, rel=0.01
+    )
+    assert store.verify().problems == []
+    recover(store.place)
+    assert store._catalog.versions() == after
 
 
 def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
