@@ -32,6 +32,8 @@ _HEAD = """\
 
 <!-- Written by tools/docs from the docstrings of the public names; edit those. -->
 
+{summary} The [core concepts](../index.md#core-concepts) explain the nouns; versions are
+[named](cli.md#names-of-versions) as on the command line. In examples, `store` is an open store in `directory`.
 """
 
 #: Members that other rooms of ckstore use; no user needs them.
@@ -41,6 +43,10 @@ _INSIDE = frozenset({
     "reader", "resolver", "to_json", "to_text",
 })  # fmt: skip
 _INSIDE_OF = {"Search": {"degradation", "reference"}}
+
+#: Lines that make the store of an example.
+_IMPORTS = (">>> from tempfile import TemporaryDirectory", ">>> import ckstore, numpy")
+_STORE = '>>> with TemporaryDirectory() as directory, ckstore.open(f"{directory}/store", create=True) as store:\n'
 
 #: Sections of entries.
 _DETAILS = ("Parameters", "Attributes", "Returns", "Yields", "Raises")
@@ -56,8 +62,10 @@ def reference() -> str:
     errors = [name for name, kind in classes.items() if issubclass(kind, CkstoreError)]
     rest = [name for name in classes if name not in {*_CLASSES, *errors}]
     functions = {name: function for name, function in public.items() if inspect.isfunction(function)}
-    doc = re.sub(r"^(.+)\n-+$", r"## \1\n", inspect.getdoc(ckstore) or "", flags=re.MULTILINE)
-    lines = [_HEAD + _text(doc), "", "## Functions", ""]
+    doc = inspect.getdoc(ckstore) or ""
+    summary = _text(doc.partition("\n\n")[0])
+    key_types = _text(doc.partition("Key types\n---------\n")[2])
+    lines = [_HEAD.format(summary=summary), key_types, "", "## Functions", ""]
     for name, function in functions.items():
         lines += _function(f"ckstore.{name}{signature(function)}", function)
     for name in _CLASSES:
@@ -66,14 +74,20 @@ def reference() -> str:
     for name in rest:
         lines += _class(name, classes[name], 3, signed=name == "GradientAccumulator")
     lines += ["## Errors", "", f"{', '.join(f'`ckstore.{name}`' for name in errors)}: see [errors](errors.md).", ""]
-    lines += ["## Integrations", "", "Modules of `ckstore.integrations`. Each imports its library on first use.", ""]
+    lines += [
+        "## Integrations",
+        "",
+        "Modules of `ckstore.integrations`, each with a page; `help` has their parameters and errors.",
+        "",
+    ]
     for room, page in _INTEGRATIONS.items():
         module = import_module(f"ckstore.integrations.{room}")
         for name, value in vars(module).items():
             if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_") and name not in public:
-                lines += _function(f"{room}.{name}{signature(value)}", value, hidden=(*_DETAILS, "Notes"))
-        lines += [f"See [its page](../how-to/{page}.md), and `help` for parameters and errors.", ""]
-    lines += ["## Codecs", "", "numcodecs and Zarr find these codecs by name wherever ckstore is installed.", ""]
+                summary = (inspect.getdoc(value) or "").partition("\n\n")[0]
+                lines += [f"* `{room}.{name}{signature(value)}`: {_text(summary)}"]
+        lines[-1] += f" See [its page](../how-to/{page}.md)."
+    lines += ["", "## Codecs", "", "numcodecs and Zarr find these codecs by name wherever ckstore is installed.", ""]
     for room, name in _CODECS:
         kind = getattr(import_module(f"ckstore.codecs.{room}"), name)
         twin = room.startswith("zarr_")  # The parameters are those of the codec for numcodecs.
@@ -131,7 +145,7 @@ def _body(doc: str, hidden: tuple[str, ...] = (), inside: frozenset[str] = froze
     yield from (_text(summary), "")
     for title, text in sections.items():
         if title == "Examples":
-            yield from ("```pycon", text.strip(), "```", "")
+            yield from ("```pycon", _example(text.strip()), "```", "")
         elif title in hidden:
             continue
         elif title in ("Notes", "References"):
@@ -144,6 +158,18 @@ def _body(doc: str, hidden: tuple[str, ...] = (), inside: frozenset[str] = froze
                 if not inside.issuperset(entry[0].split(", "))
             )
             yield ""
+
+
+def _example(text: str) -> str:
+    """Return an example without the lines that make its store, which the page explains once."""
+    setup, made, body = text.partition(_STORE)
+    if not made:
+        return text
+    imports = [line for line in setup.splitlines() if line not in _IMPORTS]
+    lines = [
+        re.sub(r"^\.\.\. {5}(?=\S)", ">>> ", line).replace("...         ", "...     ") for line in body.splitlines()
+    ]
+    return "\n".join([*imports, *lines])
 
 
 def _sections(doc: str) -> tuple[str, dict[str, str]]:

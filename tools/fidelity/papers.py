@@ -33,8 +33,8 @@ CODED = ("weights", "first moments")
 
 #: In full, for the page.
 WHOSE = """\
-Columns *levels; coder* name the author of each, *counted* where a coder has no decoder and its bits are added up. With
-a star, second moments are on ckstore's lattices.
+Columns *levels; coder* name the author of each as here, *counted* where a coder has no decoder and its bits are added
+up. With a star, and in whole checkpoints of the GPT, second moments are on ckstore's lattices.
 
 | scheme | levels | coder | everything else |
 | --- | --- | --- | --- |
