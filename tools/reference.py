@@ -41,14 +41,12 @@ def reference() -> str:
         codes = {"of_any": _codes(_OF_ANY), "of_store": _codes(_OF_STORE - _OF_ANY)}
         common = f"`--json` ({json[0].lower()}{json[1:].rstrip('.')})."
         head = _HEAD.format(**codes, without_json=without, json=common)
-        parts = [head, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs(context)]
+        parts = [head, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs()]
         for name in VERBS:
             command = program.get_command(context, name)
             assert isinstance(command, Verb)
-            shown = {
-                option: meaning for option, meaning in options[name].items() if (option, meaning) != ("--json", json)
-            }
-            parts.append("\n".join(_section(command, click.Context(command, context, name), shown)))
+            listed = [f"* {line}" for line in _list(name, options, {("--json", json): ""})]
+            parts.append("\n".join(_section(command, click.Context(command, context, name), listed)))
     return "\n".join(parts)
 
 
@@ -68,13 +66,23 @@ def _options(context: click.Context, name: str) -> Iterator[tuple[str, str]]:
             yield record[0], " ".join(record[1].split())
 
 
-def _verbs(context: click.Context) -> str:
-    rows = []
-    for name in VERBS:
-        command = program.get_command(context, name)
-        assert command is not None
-        rows.append(f"* [`{name}`](#{name}): {_paragraphs(command)[0]}")
-    return "\n".join(["## Verbs", "", *rows, ""])
+def _list(name: str, options: dict[str, dict[str, str]], told: dict[tuple[str, str], str]) -> Iterator[str]:
+    """Yield the options of a verb; those that a verb before it has too are named, under that verb's name."""
+    for verb in [*options][: [*options].index(name)]:
+        for option in options[verb].items():
+            told.setdefault(option, verb)
+    again: dict[str, list[str]] = {}
+    for option in options[name].items():
+        if option not in told:
+            yield f"`{option[0]}`: {option[1]}"
+        elif told[option]:
+            again.setdefault(told[option], []).append(f"`{option[0]}`")
+    for verb, names in again.items():
+        yield f"As for [`{verb}`](#{verb}): {', '.join(names)}."
+
+
+def _verbs() -> str:
+    return f"## Verbs\n\n{', '.join(f'[`{name}`](#{name})' for name in VERBS)}.\n"
 
 
 def _paragraphs(command: click.Command) -> list[str]:
@@ -82,7 +90,7 @@ def _paragraphs(command: click.Command) -> list[str]:
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
 
 
-def _section(command: Verb, context: click.Context, options: dict[str, str]) -> Iterator[str]:
+def _section(command: Verb, context: click.Context, options: list[str]) -> Iterator[str]:
     usage = " ".join(["ckstore", str(command.name), *command.collect_usage_pieces(context)])
     yield f"## {command.name}"
     yield ""
@@ -92,9 +100,9 @@ def _section(command: Verb, context: click.Context, options: dict[str, str]) -> 
         yield paragraph
     if options:
         yield ""
-        yield from (f"* `{option}`: {meaning}" for option, meaning in options.items())
+        yield from options
     for line, meaning in command.examples[:1]:
-        yield from ("", "```sh", f"# {meaning}", line, "```", "")
+        yield from ("", f"Example, {meaning}: `{line}`", "")
     if further := {*command.exit_codes} - (_OF_STORE if {*command.exit_codes} >= _OF_STORE else _OF_ANY):
         yield from (f"Further exit codes: {_codes(further)}.", "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import ckstore
 from ckstore.errors import CkstoreError
+
+#: Names and meaning of an entry of a section.
+Entry = tuple[str, str]
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "python.md"
 
@@ -90,8 +94,11 @@ def reference() -> str:
     lines += ["", "## Codecs", "", "numcodecs and Zarr find these codecs by name wherever ckstore is installed.", ""]
     for room, name in _CODECS:
         kind = getattr(import_module(f"ckstore.codecs.{room}"), name)
-        twin = room.startswith("zarr_")  # The parameters are those of the codec for numcodecs.
-        lines += _function(f"{room}.{name}{signature(kind)}", kind, hidden=("Parameters", "Notes") * twin)
+        if room.startswith("zarr_"):  # The parameters are those of the codec for numcodecs.
+            summary = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+            lines += [f"* `{room}.{name}{signature(kind)}`: {_text(summary)}", ""]
+        else:
+            lines += _function(f"{room}.{name}{signature(kind)}", kind)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
@@ -105,9 +112,11 @@ def signature(function: Any) -> str:
     return str(inspect.Signature(parameters)).replace("Ellipsis", "...").replace("<factory>", "...")
 
 
-def _function(name: str, function: Any, hidden: tuple[str, ...] = ()) -> Iterator[str]:
+def _function(
+    name: str, function: Any, hidden: tuple[str, ...] = (), told: frozenset[Entry] = frozenset()
+) -> Iterator[str]:
     yield from (f"### `{name}`", "")
-    yield from _body(inspect.getdoc(function) or "", hidden)
+    yield from _body(inspect.getdoc(function) or "", hidden, told=told)
 
 
 def _class(
@@ -130,17 +139,26 @@ def _class(
     yield ""
     if name in _LIKE:
         yield from (f"These are as in `{_LIKE[name]}`: {shared}.", "")
+    if common := _common(kind):
+        yield from (
+            "Parameters, unless a method describes its own:",
+            "",
+            *(_item(*entry) for entry in sorted(common)),
+            "",
+        )
     short = name.rpartition(".")[2]
     for key, member in _methods(kind).items():
         if key == "__getitem__":
             [key_name] = [each for each in inspect.signature(member).parameters if each != "self"]
             yield from _function(f"{short}[{key_name}]", member)
         elif key not in inside:
-            yield from _function(f"{short}.{key}{signature(member)}", member)
+            yield from _function(f"{short}.{key}{signature(member)}", member, told=common)
 
 
-def _body(doc: str, hidden: tuple[str, ...] = (), inside: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield a docstring in Markdown: entries as lists, examples as blocks that are only shown."""
+def _body(
+    doc: str, hidden: tuple[str, ...] = (), inside: frozenset[str] = frozenset(), told: frozenset[Entry] = frozenset()
+) -> Iterator[str]:
+    """Yield a docstring in Markdown, without entries that were told before; examples are only shown."""
     summary, sections = _sections(doc)
     yield from (_text(summary), "")
     for title, text in sections.items():
@@ -150,13 +168,12 @@ def _body(doc: str, hidden: tuple[str, ...] = (), inside: frozenset[str] = froze
             continue
         elif title in ("Notes", "References"):
             yield from (_text(text), "")
+        elif title == "Raises":
+            yield from (f"Raises {' '.join(_item(*entry)[2:] for entry in _entries(text))}", "")
         else:
-            verb = f"{title} " if title in ("Raises", "Returns", "Yields") else ""
-            yield from (
-                f"* {verb}{_item(*entry)[2:]}"
-                for entry in _entries(text)
-                if not inside.issuperset(entry[0].split(", "))
-            )
+            verb = f"{title} " if title in ("Returns", "Yields") else ""
+            shown = (entry for entry in _entries(text) if not inside.issuperset(entry[0].split(", ")))
+            yield from (f"* {verb}{_item(*entry)[2:]}" for entry in shown if entry not in told)
             yield ""
 
 
@@ -197,6 +214,13 @@ def _properties(kind: type) -> list[tuple[str, str]]:
         for key, value in vars(kind).items()
         if not key.startswith("_") and (isinstance(value, property) or type(value).__name__ == "cached_property")
     ]
+
+
+def _common(kind: type) -> frozenset[Entry]:
+    """Return the parameters that at least three methods describe in the same words."""
+    docs = (inspect.getdoc(method) or "" for method in _methods(kind).values())
+    counts = Counter(entry for doc in docs for entry in _entries(_sections(doc)[1].get("Parameters", "")) if entry[0])
+    return frozenset(entry for entry, count in counts.items() if count > 2)
 
 
 def _methods(kind: type) -> dict[str, Any]:

@@ -69,20 +69,18 @@ Versions are 10 steps apart; in the papers thousands. LC-Checkpoint's second ver
 than the error of the first version. From the third on it loses less than a tenth of that.""",
     "interrupted": """\
 A residual network of 0.3 million parameters, 40 epochs, whole checkpoints (baselines: weights alone); means over
-{seeds} seeds and their 95 % confidence, against the same seed without failures. One digit is 0.25 %. *After a failure*: median
-size of the version after one, relative to others; [I]'s peaks are such versions.
+{seeds} seeds and their 95 % confidence, against the same seed without failures. One digit is 0.25 %. *After a failure*:
+median size of the version after one, relative to others; [I]'s peaks are such versions.
 
 [I], ResNet-152: 5 failures cost 0.16 %, 10 failures 0.50 %, 20 failures 1.1 % of the accuracy (Inshrinkerator).""",
     "rework": """\
 The GPT is restored after steps 400 and 600 and trained with {seeds} seeds of batches until its loss on 64 other
 windows is that of the checkpoint; 95 % confidence over all. Counts end at 40 steps (*or more*), so those means are
 lower bounds. SCAR and TOPN write a tenth of the parameters, as in [LC], or as many bytes as LC-Checkpoint. Ratios of
-QD-compressor, Check-N-Run and GOBO are of weights.
-
-[LC], abstract: recovery up to 5.77 times faster than SCAR's, 28x smaller.""",
+QD-compressor, Check-N-Run and GOBO are of weights.""",
     "ablation": """\
 Weights of at least 65,536 elements in the paper's coding, with 16 levels, 0.5 % protected and 20 % pruned, or with
-the searched setting of the residual network: 4 levels, 0.05 and 40 %. Huffman alone takes a bit a weight, 32x.
+the searched setting of the residual network: 4 levels, 0.05 and 40 %. Huffman alone is at most 32x.
 
 [I], ablation, ResNet-152: 25x, 28x and 39x over the whole run; the best versions 30x, 79x and 366x.""",
     "levels": """\
@@ -92,18 +90,15 @@ evenly spaced versions.
 [I], one-shot compression: ResNet-152: k-means on the sketch 20.2, 11.9 and 7.2, Check-N-Run 59.3, 40.7 and 26.7;
 GPT-2 Medium: 54.7, 16.2 and 9.1, and 106.9, 47.7 and 24.6; plain k-means took more than 30 minutes.""",
     "quantiser": """\
-Processor time for {elements:,} weights of the GPT and {levels} levels; *times* is for equal numbers of elements. [I],
-runtime, on a GPU: 4 to 5 times faster than CuPy's quantiles, 9 to 65 times faster than CuML's k-means.""",
+Processor time for {elements:,} weights of the GPT and {levels} levels; *times* is for equal numbers of elements.""",
     "costs": """\
 Processor time of the GPT's steps on one core, and the time that versions of its whole checkpoints (59 MB) add during
-training: 3 versions in 30 steps, once. [I], failure recovery: 0.3 to 0.6 % of the training time, with a GPU to
-compress.""",
+training: 3 versions in 30 steps, once.""",
     "transfer": """\
 The weights of the pretrained GPT are stored once, without a parent, restored, and fine-tuned on prose with the same
 batches; losses on other prose.
 
-[I], transfer learning: Inshrinkerator 11.3x (BERT Large: SST-2 93.3 instead of 93.2, MNLI 85.9 and 85.9, STS-B 88.3
-and 86.1) and 10.0x (Pythia 1B on Alpaca: 0.919 instead of 0.894); the baselines 4.0x to 5.3x.""",
+[I], transfer learning: Inshrinkerator 11.3x (BERT Large) and 10.0x (Pythia 1B on Alpaca); baselines 4.0x to 5.3x.""",
 }
 
 _RUNS = {"cnn": "residual network", "gpt": "GPT", "finetune": "fine-tune"}

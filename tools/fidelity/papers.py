@@ -34,7 +34,7 @@ CODED = ("weights", "first moments")
 #: In full, for the page.
 WHOSE = """\
 Columns *levels; coder* name the author of each as here, *counted* where a coder has no decoder and its bits are added
-up. With a star, and in whole checkpoints of the GPT, second moments are on ckstore's lattices.
+up. A star: second moments are on ckstore's lattices, as of LC-Checkpoint and DynaQuant in all runs with AdamW.
 
 | scheme | levels | coder | everything else |
 | --- | --- | --- | --- |
