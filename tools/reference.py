@@ -102,7 +102,7 @@ def _section(command: Verb, context: click.Context, options: list[str]) -> Itera
         yield ""
         yield from options
     for line, meaning in command.examples[:1]:
-        yield from ("", f"Example, {meaning}: `{line}`", "")
+        yield from ("", f"Example: `{line}` ({meaning}).", "")
     if further := {*command.exit_codes} - (_OF_STORE if {*command.exit_codes} >= _OF_STORE else _OF_ANY):
         yield from (f"Further exit codes: {_codes(further)}.", "")
 

@@ -90,7 +90,7 @@ def reference() -> str:
             if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_") and name not in public:
                 summary = (inspect.getdoc(value) or "").partition("\n\n")[0]
                 lines += [f"* `{room}.{name}{signature(value)}`: {_text(summary)}"]
-        lines[-1] += f" See [its page](../how-to/{page}.md)."
+        lines[-1] += f" ([Page](../how-to/{page}.md))"
     lines += ["", "## Codecs", "", "numcodecs and Zarr find these codecs by name wherever ckstore is installed.", ""]
     for room, name in _CODECS:
         kind = getattr(import_module(f"ckstore.codecs.{room}"), name)

@@ -20,8 +20,8 @@ INTRODUCTION = """\
 # The published schemes, measured
 
 LC-Checkpoint and Inshrinkerator (DynaQuant) in ckstore, compared with ckstore's own lattices, other baselines and the
-papers. `tools/bench/schemes --write` writes this page, from runs of `tools/train` that are small enough to train
-anywhere:
+papers, on small runs of `tools/train`. `tools/bench/schemes --write` writes this page.
+
 
 * *residual network*: 2.8 million parameters on scikit-learn's digits, SGD with momentum, 60 epochs to a plateau of
   96.5 % accuracy, a checkpoint an epoch; gradients by `ckstore.GradientAccumulator`. *Lost*: the lost part of the
