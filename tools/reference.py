@@ -67,7 +67,7 @@ def _options(context: click.Context, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _list(name: str, options: dict[str, dict[str, str]], told: dict[tuple[str, str], str]) -> Iterator[str]:
-    """Yield the options of a verb; those that a verb before it has too are named, under that verb's name."""
+    """Yield the options of a verb; options of an earlier verb are only named, under that verb."""
     for verb in [*options][: [*options].index(name)]:
         for option in options[verb].items():
             told.setdefault(option, verb)
