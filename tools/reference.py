@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,19 +28,25 @@ _HEAD = """\
 `.ckstore` in the working directory or above it. An error is one sentence on stderr with the remedy;
 [exit codes](errors.md#exit-codes) tell its kind. Every verb has {of_any}; verbs that open a store also have {of_store}.
 `ckstore VERB --help` shows more examples. Progress bars and colours appear on terminals only; `NO_COLOR` turns colours
-off.
+off. All verbs except {without_json} take {json}
 """
 
 
 def reference() -> str:
     """Return the whole page."""
     with click.Context(program, info_name="ckstore") as context:
-        head = _HEAD.format(of_any=_codes(_OF_ANY), of_store=_codes(_OF_STORE - _OF_ANY))
-        parts = [head, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs(context)]
+        options = {name: dict(_options(context, name)) for name in VERBS}
+        [(json, _)] = Counter(found["--json"] for found in options.values() if "--json" in found).most_common(1)
+        without = ", ".join(f"`{name}`" for name, found in options.items() if "--json" not in found)
+        codes = {"of_any": _codes(_OF_ANY), "of_store": _codes(_OF_STORE - _OF_ANY)}
+        common = f"`--json` ({json[0].lower()}{json[1:].rstrip('.')})."
+        head = _HEAD.format(**codes, without_json=without, json=common)
+        parts = [head, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs()]
         for name in VERBS:
             command = program.get_command(context, name)
             assert isinstance(command, Verb)
-            parts.append("\n".join(_section(command, click.Context(command, context, name))))
+            listed = [f"* {line}" for line in _list(name, options, {("--json", json): ""})]
+            parts.append("\n".join(_section(command, click.Context(command, context, name), listed)))
     return "\n".join(parts)
 
 
@@ -48,13 +55,34 @@ def pages() -> dict[Path, str]:
     return {TARGET: reference(), reference_python.TARGET: reference_python.reference()}
 
 
-def _verbs(context: click.Context) -> str:
-    rows = []
-    for name in VERBS:
-        command = program.get_command(context, name)
-        assert command is not None
-        rows.append(f"* [`{name}`](#{name}): {_paragraphs(command)[0]}")
-    return "\n".join(["## Verbs", "", *rows, ""])
+def _options(context: click.Context, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the options of a verb as its help shows them, with their meanings."""
+    command = program.get_command(context, name)
+    assert command is not None
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            record = parameter.get_help_record(click.Context(command, context, name))
+            assert record is not None
+            yield record[0], " ".join(record[1].split())
+
+
+def _list(name: str, options: dict[str, dict[str, str]], told: dict[tuple[str, str], str]) -> Iterator[str]:
+    """Yield the options of a verb; options of an earlier verb are only named, under that verb."""
+    for verb in [*options][: [*options].index(name)]:
+        for option in options[verb].items():
+            told.setdefault(option, verb)
+    again: dict[str, list[str]] = {}
+    for option in options[name].items():
+        if option not in told:
+            yield f"`{option[0]}`: {option[1]}"
+        elif told[option]:
+            again.setdefault(told[option], []).append(f"`{option[0]}`")
+    for verb, names in again.items():
+        yield f"As for [`{verb}`](#{verb}): {', '.join(names)}."
+
+
+def _verbs() -> str:
+    return f"## Verbs\n\n{', '.join(f'[`{name}`](#{name})' for name in VERBS)}.\n"
 
 
 def _paragraphs(command: click.Command) -> list[str]:
@@ -62,7 +90,7 @@ def _paragraphs(command: click.Command) -> list[str]:
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
 
 
-def _section(command: Verb, context: click.Context) -> Iterator[str]:
+def _section(command: Verb, context: click.Context, options: list[str]) -> Iterator[str]:
     usage = " ".join(["ckstore", str(command.name), *command.collect_usage_pieces(context)])
     yield f"## {command.name}"
     yield ""
@@ -70,15 +98,11 @@ def _section(command: Verb, context: click.Context) -> Iterator[str]:
     for paragraph in _paragraphs(command):
         yield ""
         yield paragraph
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     if options:
         yield ""
-        for option in options:
-            record = option.get_help_record(context)
-            assert record is not None
-            yield f"* `{record[0]}`: {' '.join(record[1].split())}"
+        yield from options
     for line, meaning in command.examples[:1]:
-        yield from ("", "```sh", f"# {meaning}", line, "```", "")
+        yield from ("", f"Example: `{line}` ({meaning}).", "")
     if further := {*command.exit_codes} - (_OF_STORE if {*command.exit_codes} >= _OF_STORE else _OF_ANY):
         yield from (f"Further exit codes: {_codes(further)}.", "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import ckstore
 from ckstore.errors import CkstoreError
+
+#: Names and meaning of an entry of a section.
+Entry = tuple[str, str]
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "python.md"
 
@@ -32,6 +36,8 @@ _HEAD = """\
 
 <!-- Written by tools/docs from the docstrings of the public names; edit those. -->
 
+{summary} The [core concepts](../index.md#core-concepts) explain the nouns; versions are
+[named](cli.md#names-of-versions) as on the command line. In examples, `store` is an open store in `directory`.
 """
 
 #: Members that other rooms of ckstore use; no user needs them.
@@ -41,6 +47,10 @@ _INSIDE = frozenset({
     "reader", "resolver", "to_json", "to_text",
 })  # fmt: skip
 _INSIDE_OF = {"Search": {"degradation", "reference"}}
+
+#: Lines that make the store of an example.
+_IMPORTS = (">>> from tempfile import TemporaryDirectory", ">>> import ckstore, numpy")
+_STORE = '>>> with TemporaryDirectory() as directory, ckstore.open(f"{directory}/store", create=True) as store:\n'
 
 #: Sections of entries.
 _DETAILS = ("Parameters", "Attributes", "Returns", "Yields", "Raises")
@@ -56,8 +66,10 @@ def reference() -> str:
     errors = [name for name, kind in classes.items() if issubclass(kind, CkstoreError)]
     rest = [name for name in classes if name not in {*_CLASSES, *errors}]
     functions = {name: function for name, function in public.items() if inspect.isfunction(function)}
-    doc = re.sub(r"^(.+)\n-+$", r"## \1\n", inspect.getdoc(ckstore) or "", flags=re.MULTILINE)
-    lines = [_HEAD + _text(doc), "", "## Functions", ""]
+    doc = inspect.getdoc(ckstore) or ""
+    summary = _text(doc.partition("\n\n")[0])
+    key_types = _text(doc.partition("Key types\n---------\n")[2])
+    lines = [_HEAD.format(summary=summary), key_types, "", "## Functions", ""]
     for name, function in functions.items():
         lines += _function(f"ckstore.{name}{signature(function)}", function)
     for name in _CLASSES:
@@ -66,18 +78,27 @@ def reference() -> str:
     for name in rest:
         lines += _class(name, classes[name], 3, signed=name == "GradientAccumulator")
     lines += ["## Errors", "", f"{', '.join(f'`ckstore.{name}`' for name in errors)}: see [errors](errors.md).", ""]
-    lines += ["## Integrations", "", "Modules of `ckstore.integrations`. Each imports its library on first use.", ""]
+    lines += [
+        "## Integrations",
+        "",
+        "Modules of `ckstore.integrations`, each with a page; `help` has their parameters and errors.",
+        "",
+    ]
     for room, page in _INTEGRATIONS.items():
         module = import_module(f"ckstore.integrations.{room}")
         for name, value in vars(module).items():
             if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_") and name not in public:
-                lines += _function(f"{room}.{name}{signature(value)}", value, hidden=(*_DETAILS, "Notes"))
-        lines += [f"See [its page](../how-to/{page}.md), and `help` for parameters and errors.", ""]
-    lines += ["## Codecs", "", "numcodecs and Zarr find these codecs by name wherever ckstore is installed.", ""]
+                summary = (inspect.getdoc(value) or "").partition("\n\n")[0]
+                lines += [f"* `{room}.{name}{signature(value)}`: {_text(summary)}"]
+        lines[-1] += f" ([Page](../how-to/{page}.md))"
+    lines += ["", "## Codecs", "", "numcodecs and Zarr find these codecs by name wherever ckstore is installed.", ""]
     for room, name in _CODECS:
         kind = getattr(import_module(f"ckstore.codecs.{room}"), name)
-        twin = room.startswith("zarr_")  # The parameters are those of the codec for numcodecs.
-        lines += _function(f"{room}.{name}{signature(kind)}", kind, hidden=("Parameters", "Notes") * twin)
+        if room.startswith("zarr_"):  # The parameters are those of the codec for numcodecs.
+            summary = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+            lines += [f"* `{room}.{name}{signature(kind)}`: {_text(summary)}", ""]
+        else:
+            lines += _function(f"{room}.{name}{signature(kind)}", kind)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
@@ -91,9 +112,11 @@ def signature(function: Any) -> str:
     return str(inspect.Signature(parameters)).replace("Ellipsis", "...").replace("<factory>", "...")
 
 
-def _function(name: str, function: Any, hidden: tuple[str, ...] = ()) -> Iterator[str]:
+def _function(
+    name: str, function: Any, hidden: tuple[str, ...] = (), told: frozenset[Entry] = frozenset()
+) -> Iterator[str]:
     yield from (f"### `{name}`", "")
-    yield from _body(inspect.getdoc(function) or "", hidden)
+    yield from _body(inspect.getdoc(function) or "", hidden, told=told)
 
 
 def _class(
@@ -116,34 +139,54 @@ def _class(
     yield ""
     if name in _LIKE:
         yield from (f"These are as in `{_LIKE[name]}`: {shared}.", "")
+    if common := _common(kind):
+        yield from (
+            "Parameters, unless a method describes its own:",
+            "",
+            *(_item(*entry) for entry in sorted(common)),
+            "",
+        )
     short = name.rpartition(".")[2]
     for key, member in _methods(kind).items():
         if key == "__getitem__":
             [key_name] = [each for each in inspect.signature(member).parameters if each != "self"]
             yield from _function(f"{short}[{key_name}]", member)
         elif key not in inside:
-            yield from _function(f"{short}.{key}{signature(member)}", member)
+            yield from _function(f"{short}.{key}{signature(member)}", member, told=common)
 
 
-def _body(doc: str, hidden: tuple[str, ...] = (), inside: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield a docstring in Markdown: entries as lists, examples as blocks that are only shown."""
+def _body(
+    doc: str, hidden: tuple[str, ...] = (), inside: frozenset[str] = frozenset(), told: frozenset[Entry] = frozenset()
+) -> Iterator[str]:
+    """Yield a docstring in Markdown, without entries that were told before; examples are only shown."""
     summary, sections = _sections(doc)
     yield from (_text(summary), "")
     for title, text in sections.items():
         if title == "Examples":
-            yield from ("```pycon", text.strip(), "```", "")
+            yield from ("```pycon", _example(text.strip()), "```", "")
         elif title in hidden:
             continue
         elif title in ("Notes", "References"):
             yield from (_text(text), "")
+        elif title == "Raises":
+            yield from (f"Raises {' '.join(_item(*entry)[2:] for entry in _entries(text))}", "")
         else:
-            verb = f"{title} " if title in ("Raises", "Returns", "Yields") else ""
-            yield from (
-                f"* {verb}{_item(*entry)[2:]}"
-                for entry in _entries(text)
-                if not inside.issuperset(entry[0].split(", "))
-            )
+            verb = f"{title} " if title in ("Returns", "Yields") else ""
+            shown = (entry for entry in _entries(text) if not inside.issuperset(entry[0].split(", ")))
+            yield from (f"* {verb}{_item(*entry)[2:]}" for entry in shown if entry not in told)
             yield ""
+
+
+def _example(text: str) -> str:
+    """Return an example without the lines that make its store, which the page explains once."""
+    setup, made, body = text.partition(_STORE)
+    if not made:
+        return text
+    imports = [line for line in setup.splitlines() if line not in _IMPORTS]
+    lines = [
+        re.sub(r"^\.\.\. {5}(?=\S)", ">>> ", line).replace("...         ", "...     ") for line in body.splitlines()
+    ]
+    return "\n".join([*imports, *lines])
 
 
 def _sections(doc: str) -> tuple[str, dict[str, str]]:
@@ -171,6 +214,13 @@ def _properties(kind: type) -> list[tuple[str, str]]:
         for key, value in vars(kind).items()
         if not key.startswith("_") and (isinstance(value, property) or type(value).__name__ == "cached_property")
     ]
+
+
+def _common(kind: type) -> frozenset[Entry]:
+    """Return the parameters that at least three methods describe in the same words."""
+    docs = (inspect.getdoc(method) or "" for method in _methods(kind).values())
+    counts = Counter(entry for doc in docs for entry in _entries(_sections(doc)[1].get("Parameters", "")) if entry[0])
+    return frozenset(entry for entry, count in counts.items() if count > 2)
 
 
 def _methods(kind: type) -> dict[str, Any]:

@@ -30,10 +30,7 @@ _WRITERS, _SECONDS = (1, 8), 10.0
 
 _URL = "s3://models/measured"
 
-_LINK = (
-    "Simulated link: 30 ms per request, 100 MB/s shared by all requests. A ranged read counts as a request. Seconds"
-    " include local computation."
-)
+_LINK = "Simulated link: 30 ms a request (a ranged read is one), 100 MB/s in all. Seconds include local computation."
 
 
 @dataclass(frozen=True)

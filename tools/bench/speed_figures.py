@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -118,6 +120,26 @@ def machine(directory: Path) -> str:
         f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory / 2**30:.0f} GiB; {platform.system()} "
         f"{platform.release().split('-')[0]}, {file_system(directory)}; Python {platform.python_version()}, {packages}"
     )
+
+
+def sections_of(page: Path) -> dict[str, str]:
+    """Return the sections of a page by heading, each with its machine in full."""
+    text = page.read_text() if page.exists() else ""
+    for number, machine in re.findall(r"^\* Machine (\d+): (.+)$", text, re.MULTILINE):
+        text = text.replace(f" on machine {number}.\n", f" on {machine}.\n")
+    parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
+
+
+def page_of(introduction: str, sections: dict[str, str]) -> str:
+    """Return the text of a page, which describes each machine of several sections once."""
+    text = "\n\n".join(f"## {heading}\n\n{section}" for heading, section in sections.items()) + "\n"
+    counts = Counter(re.findall(r"^Measured on .* with `.*` on (.+)\.$", text, re.MULTILINE))
+    machines = [machine for machine, count in counts.items() if count > 1]
+    for number, machine in enumerate(machines, 1):
+        text = text.replace(f" on {machine}.\n", f" on machine {number}.\n")
+    described = "\n".join(f"* Machine {number}: {machine}" for number, machine in enumerate(machines, 1))
+    return "\n\n".join(filter(None, [introduction, described, text]))
 
 
 def file_system(path: Path) -> str:

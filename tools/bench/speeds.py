@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -114,9 +113,8 @@ def _series(chosen: argparse.Namespace) -> series.Series:
 
 def publish(heading: str, text: str, target: Path) -> None:
     """Replace the section with this heading, or append it to the document."""
-    parts = re.split(r"^## (.*)\n", target.read_text() if target.exists() else "", flags=re.MULTILINE)[1:]
-    known = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True)) | {heading: text}
-    target.write_text("\n\n".join([INTRODUCTION, *(f"## {name}\n\n{found}" for name, found in known.items())]) + "\n")
+    sections = speed_figures.sections_of(target) | {heading: text}
+    target.write_text(speed_figures.page_of(INTRODUCTION, sections))
 
 
 def names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:

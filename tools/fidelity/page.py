@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tools.bench import speed_figures
 from tools.fidelity import papers
 from tools.fidelity.evaluation import confidence
 from tools.fidelity.papers import percent
@@ -19,24 +19,24 @@ Row = dict[str, Any]
 INTRODUCTION = """\
 # The published schemes, measured
 
-Results of LC-Checkpoint and Inshrinkerator (DynaQuant) in ckstore, compared with ckstore's own lattices, other
-baselines and the papers. `tools/bench/schemes --write` writes this page. The runs are small enough to train anywhere
-(`tools/train`):
+LC-Checkpoint and Inshrinkerator (DynaQuant) in ckstore, compared with ckstore's own lattices, other baselines and the
+papers, on small runs of `tools/train`. `tools/bench/schemes --write` writes this page.
+
 
 * *residual network*: 2.8 million parameters on scikit-learn's digits, SGD with momentum, 60 epochs to a plateau of
-  96.5 % accuracy, a checkpoint an epoch. *Lost*: the lost part of the accuracy on 397 other digits. Gradients come
-  from `ckstore.GradientAccumulator`.
+  96.5 % accuracy, a checkpoint an epoch; gradients by `ckstore.GradientAccumulator`. *Lost*: the lost part of the
+  accuracy on 397 other digits.
 * *GPT*: 4.9 million parameters on Python's sources, AdamW, 800 steps, a checkpoint every 40. *Lost*: the relative
   rise of the loss on 128 other windows.
 * *fine-tune*: the GPT on English prose, 200 steps, a checkpoint every 10, the first before any. *Lost*: the same on
   prose.
 
 Ratios compare 32-bit files with everything that is stored. *Searched*: each version has the smallest setting whose
-evaluation is at most 5 % worse, as in Inshrinkerator's paper. QD-compressor, Check-N-Run and GOBO have the fewest
-levels that achieve this (`tools/fidelity/baselines.py`), and quantise weights alone. The others have their defaults.
+evaluation is at most 5 % worse, as in Inshrinkerator's paper. QD-compressor, Check-N-Run and GOBO quantise weights
+alone, to the fewest levels that achieve this (`tools/fidelity/baselines.py`). The others have their defaults.
 
-A verdict is given where the run could have missed the figure: where another scheme or setting misses it on the same
-run, and training had not reached a plateau. Everywhere else it is *none*.
+A verdict is given where the run could have missed the figure: another scheme or setting misses it, and training had not
+reached a plateau. Everywhere else it is *none*.
 
 Papers: [LC] Chen et al., *On Efficient Constructions of Checkpoints*, ICML 2020. [I] Agrawal et al.,
 *Inshrinkerator*, SoCC 2024, arXiv 2306.11800v3."""
@@ -44,14 +44,14 @@ Papers: [LC] Chen et al., *On Efficient Constructions of Checkpoints*, ICML 2020
 #: Notes below the tables of each part.
 NOTES = {
     "cnn": """\
-[I], failure recovery, ResNet-152, 10 failures: Inshrinkerator 39.09x, 0.50 % lost; QD-compressor 11.82x, -0.09 %;
-Check-N-Run 5.71x, 0.36 %; best versions above 100x for all models, 366x in the ablation. [LC], abstract: 28x.
+[I], failure recovery, ResNet-152, 10 failures: QD-compressor 11.82x, -0.09 % lost; Check-N-Run 5.71x, 0.36 %. Best
+versions of Inshrinkerator are above 100x for all models, 366x in the ablation.
 
 ExCP's threshold, 2.5 times the median change, falls with second moments, and SGD has none: nearly all late changes
 are below it.""",
     "gpt": """\
-[I], failure recovery, GPT-2 Medium, 10 failures: Inshrinkerator 29.81x, 0.61 % lost; QD-compressor 22.15x, 1.10 %;
-Check-N-Run 6.35x, 0.25 %. Of *all*, moments are two thirds.
+[I], failure recovery, GPT-2 Medium, 10 failures: Inshrinkerator loses 0.61 %; QD-compressor 22.15x, 1.10 %; Check-N-Run
+6.35x, 0.25 %. Of *all*, moments are two thirds.
 
 LC-Checkpoint's ratio follows its number of bits, 3 by default, early and late in training.""",
     "failures": """\
@@ -69,22 +69,18 @@ Versions are 10 steps apart; in the papers thousands. LC-Checkpoint's second ver
 than the error of the first version. From the third on it loses less than a tenth of that.""",
     "interrupted": """\
 A residual network of 0.3 million parameters, 40 epochs, whole checkpoints (baselines: weights alone); means over
-seeds and their 95 % confidence, against the same seed without failures. One digit is 0.25 %. *After a failure*:
-median size of a version right after one, relative to others. The peaks of [I] are such versions.
+{seeds} seeds and their 95 % confidence, against the same seed without failures. One digit is 0.25 %. *After a failure*:
+median size of the version after one, relative to others; [I]'s peaks are such versions.
 
-[I], ResNet-152: 10 failures cost 0.50 % (Inshrinkerator), -0.09 % (QD-compressor) and 0.36 % (Check-N-Run) of the
-accuracy; 5 failures 0.16 %, 20 failures 1.1 % (Inshrinkerator).""",
+[I], ResNet-152: 5 failures cost 0.16 %, 10 failures 0.50 %, 20 failures 1.1 % of the accuracy (Inshrinkerator).""",
     "rework": """\
 The GPT is restored after steps 400 and 600 and trained with {seeds} seeds of batches until its loss on 64 other
 windows is that of the checkpoint; 95 % confidence over all. Counts end at 40 steps (*or more*), so those means are
 lower bounds. SCAR and TOPN write a tenth of the parameters, as in [LC], or as many bytes as LC-Checkpoint. Ratios of
-QD-compressor, Check-N-Run and GOBO are of weights; moments come back exactly.
-
-[LC], abstract: recovery up to 5.77 times faster than SCAR's, 28x smaller.""",
+QD-compressor, Check-N-Run and GOBO are of weights.""",
     "ablation": """\
 Weights of at least 65,536 elements in the paper's coding, with 16 levels, 0.5 % protected and 20 % pruned, or with
-the searched setting of the residual network: 4 levels, 0.05 and 40 %. Whole runs include the first version. A Huffman
-symbol takes at least a bit, so nothing without runs is above 32x.
+the searched setting of the residual network: 4 levels, 0.05 and 40 %. Huffman alone is at most 32x.
 
 [I], ablation, ResNet-152: 25x, 28x and 39x over the whole run; the best versions 30x, 79x and 366x.""",
     "levels": """\
@@ -94,18 +90,15 @@ evenly spaced versions.
 [I], one-shot compression: ResNet-152: k-means on the sketch 20.2, 11.9 and 7.2, Check-N-Run 59.3, 40.7 and 26.7;
 GPT-2 Medium: 54.7, 16.2 and 9.1, and 106.9, 47.7 and 24.6; plain k-means took more than 30 minutes.""",
     "quantiser": """\
-Processor time for {elements:,} weights of the GPT and {levels} levels; *times* is for equal numbers of elements. [I],
-runtime, on a GPU: 4 to 5 times faster than CuPy's quantiles, 9 to 65 times faster than CuML's k-means.""",
+Processor time for {elements:,} weights of the GPT and {levels} levels; *times* is for equal numbers of elements.""",
     "costs": """\
 Processor time of the GPT's steps on one core, and the time that versions of its whole checkpoints (59 MB) add during
-training: 3 versions in 30 steps, once. [I], failure recovery: 0.3 to 0.6 % of the training time, with a GPU to
-compress.""",
+training: 3 versions in 30 steps, once.""",
     "transfer": """\
 The weights of the pretrained GPT are stored once, without a parent, restored, and fine-tuned on prose with the same
 batches; losses on other prose.
 
-[I], transfer learning: Inshrinkerator 11.3x (BERT Large: SST-2 93.3 instead of 93.2, MNLI 85.9 and 85.9, STS-B 88.3
-and 86.1) and 10.0x (Pythia 1B on Alpaca: 0.919 instead of 0.894); the baselines 4.0x to 5.3x.""",
+[I], transfer learning: Inshrinkerator 11.3x (BERT Large) and 10.0x (Pythia 1B on Alpaca); baselines 4.0x to 5.3x.""",
 }
 
 _RUNS = {"cnn": "residual network", "gpt": "GPT", "finetune": "fine-tune"}
@@ -122,12 +115,11 @@ def whole(rows: list[Row]) -> str:
         late = row["added"][-(len(row["added"]) // 3) :]
         lines.append([
             _name(row["scheme"]), "weights" if row["part"] == "weights" else "all",
-            papers.whose(row["scheme"], row["part"], row["run"]),
             f"{row['original'] / row['total']:.1f}x", f"{each / statistics.mean(late):.1f}x",
             f"{each / min(row['added']):.0f}x", percent(statistics.mean(row["lost"])), percent(max(row["lost"])),
         ])  # fmt: skip
-    head = ["scheme", "of", "levels; coder", "whole run", "last third", "best version", "lost, mean", "worst version"]
-    table = _table(head, sorted(lines, key=lambda line: line[1], reverse=True), text=3)
+    head = ["scheme", "of", "whole run", "last third", "best version", "lost, mean", "worst version"]
+    table = _table(head, sorted(lines, key=lambda line: line[1], reverse=True), text=2)
     return f"{table}\n\n{NOTES[rows[0]['run']]}"
 
 
@@ -142,12 +134,13 @@ def interrupted(rows: list[Row]) -> str:
         lost = [1 - row["accuracy"] / exact[row["seed"]]["accuracy"] for row in ends]
         mean = f"{percent(statistics.mean(lost))} ± {confidence(lost):.2%}" if len(lost) > 1 else percent(lost[0])
         lines.append([
-            _name(scheme), str(count), str(len(ends)), f"{statistics.mean(row['accuracy'] for row in ends):.2%}",
+            _name(scheme), str(count), f"{statistics.mean(row['accuracy'] for row in ends):.2%}",
             *([""] * 2 if scheme == "exact" else (mean, percent(max(lost)))),
             f"{statistics.mean(row['loss'] for row in ends):.4f}", _after(ends),
         ])  # fmt: skip
-    head = ["scheme", "failures", "seeds", "accuracy", "lost of it", "worst seed", "loss", "after a failure"]
-    return f"{_table(head, lines)}\n\n{NOTES['interrupted']}"
+    head = ["scheme", "failures", "accuracy", "lost of it", "worst seed", "loss", "after a failure"]
+    seeds = len(next(iter(ways.values())))
+    return f"{_table(head, lines)}\n\n{NOTES['interrupted'].format(seeds=seeds)}"
 
 
 def failures(rows: list[Row]) -> str:
@@ -375,16 +368,15 @@ def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
     target
         The document; replaced.
     """
-    parts = re.split(r"^## (.*)\n", target.read_text() if target.exists() else "", flags=re.MULTILINE)[1:]
-    known = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
+    known = speed_figures.sections_of(target)
     known[WHOSE] = papers.WHOSE
     if rows.get("cnn") and rows.get("gpt"):
         known |= {SHOWN: shown(rows), COMPARED: compared(rows)}
     shown_here = {part: heading for part, (heading, _) in SECTIONS.items() if part != _ELSEWHERE}
     known |= {heading: section(part, rows[part], tier) for part, heading in shown_here.items() if rows.get(part)}
     headings = [WHOSE, SHOWN, COMPARED, *shown_here.values()]
-    found = [f"## {heading}\n\n{known[heading]}" for heading in headings if heading in known]
-    target.write_text("\n\n".join([INTRODUCTION, *found]) + "\n")
+    found = {heading: known[heading] for heading in headings if heading in known}
+    target.write_text(speed_figures.page_of(INTRODUCTION, found))
 
 
 def _name(scheme: str) -> str:

@@ -33,8 +33,8 @@ CODED = ("weights", "first moments")
 
 #: In full, for the page.
 WHOSE = """\
-Columns *levels; coder* name the author of each, *counted* where a coder has no decoder and its bits are added up. With
-a star, second moments are on ckstore's lattices.
+Columns *levels; coder* name the author of each as here, *counted* where a coder has no decoder and its bits are added
+up. A star: second moments are on ckstore's lattices, as of LC-Checkpoint and DynaQuant in all runs with AdamW.
 
 | scheme | levels | coder | everything else |
 | --- | --- | --- | --- |
