@@ -50,6 +50,15 @@ def write_costs(catalog: Catalog, costs: Costs) -> None:
     catalog.commit(change)
 
 
+def own_bytes(version: StoredVersion, objects: Iterable[str]) -> int:
+    """Return the bytes of objects that were written for this version: in packs of its number, of any of its commits."""
+    resolver = version.repository.resolver
+    records = map(resolver.record, objects)
+    return sum(
+        record.nbytes for record in records if resolver.manifest(record.pack).document["number"] == version.row.number
+    )
+
+
 def restore_cost(version: StoredVersion, objects: Iterable[str] | None = None) -> tuple[float, int]:
     """Return the restore cost of a version or some of its objects, as a multiple of a full restore, and the depth."""
     reader = version.repository.reader

@@ -211,6 +211,15 @@ class StoredVersion:
                 f"The layout of version {self.row.number} has {error}; restore its pack from a copy."
             ) from error
 
+    def check_present(self) -> None:
+        """Raise `IntegrityError` if parts of the version are missing; nothing is decoded."""
+        for file in range(len(self.document.files)):
+            self.skeleton(file)
+        for identity in set(self.document.objects):
+            for record in self.repository.reader.records(identity):
+                if record.end > self.repository.packs.size(record.pack):
+                    raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
+
     def blank_skeleton(self, file: int) -> bytes:
         """Return the skeleton with its CRCs as zeros, as it is stored."""
         layout = self.layout.files[file]

@@ -43,10 +43,6 @@ class Settings:
     workers: int
     nice: int = NICE
 
-    def to_text(self) -> str:
-        """Return the settings as a command-line argument."""
-        return json.dumps(asdict(self))
-
 
 @dataclass(frozen=True, slots=True)
 class Save:
@@ -64,7 +60,7 @@ class Save:
 def start(settings: Settings) -> subprocess.Popen[bytes]:
     """Start the process with this process's module path; it does not import the program's main module."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "ckstore.saving", settings.to_text()],
+        [sys.executable, "-P", "-m", "ckstore.saving", json.dumps(asdict(settings))],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

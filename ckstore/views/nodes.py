@@ -25,18 +25,10 @@ _FILL: dict[str, Any] = {"bool": False, "float": 0.0, "complex": [0.0, 0.0]}
 
 @dataclass(frozen=True, slots=True)
 class ArrayNode:
-    """An array.
+    """An array of a dtype in `ITEM_SIZES`; one that Zarr lacks is an unsigned integer with an attribute `dtype`.
 
-    Attributes
-    ----------
-    dtype
-        A key of `ITEM_SIZES`; a dtype that Zarr lacks is an unsigned integer with an attribute `dtype`.
-    shape, chunk_shape
-        In elements; chunks are at least one element long in every axis.
-    dimensions
-        Names of the axes, for xarray.
-    read
-        Returns the elements of a box as bits: `read(starts, stops)`, an array of shape stops − starts.
+    Chunks are at least one element long in every axis. `dimensions` are the names of the axes, for xarray.
+    `read(starts, stops)` returns the elements of a box as bits, an array of shape stops − starts.
     """
 
     dtype: str

@@ -25,15 +25,8 @@ _READ_ONLY = "store was opened in read-only mode and does not support writing"
 class ViewStore(Store):
     """A read-only Zarr store over a hierarchy; chunks are decoded in threads on access.
 
-    Parameters
-    ----------
-    hierarchy
-        The hierarchy of the store.
-    identity
-        Identifies the view: equal ones are the same store. The first item is a function that makes the same hierarchy
-        again from the others, in another process too.
-    read_only
-        Must be true.
+    Views of equal `identity` are the same store. Its first item is a function that makes the same hierarchy again from
+    the others, in another process too.
     """
 
     def __init__(self, hierarchy: Hierarchy, identity: Identity, *, read_only: bool = True) -> None:

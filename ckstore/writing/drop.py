@@ -7,12 +7,12 @@ commit                                              # nothing is encoded: bases 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.commit.change import Change
-from ckstore.commit.costs import bytes_again, restore_cost
+from ckstore.commit.costs import bytes_again, own_bytes, restore_cost
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import ConflictError
 from ckstore.formats.paths import match_texts
@@ -105,7 +105,7 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
     )
     cost, depth = restore_cost(StoredVersion(repository, row), document.objects)
     own = row.stored_bytes - bytes_again(repository, before.objects)
-    stored = max(own - _own_bytes(version, set(before.objects) - set(document.objects)), 0)
+    stored = max(own - own_bytes(version, set(before.objects) - set(document.objects)), 0)
     costs = {row.number: (cost, depth, stored + bytes_again(repository, document.objects))}
     summary = {**before.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}
     document = replace(document, summary=summary)
@@ -116,15 +116,6 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
         change.finish(document, blobs.packed, again=True)
         change.commit_again({"change": "drop", "version": row.number}, row, costs=costs)
     return document.dropped
-
-
-def _own_bytes(version: StoredVersion, objects: Iterable[str]) -> int:
-    """Return the bytes of objects that were written for this version."""
-    resolver = version.repository.resolver
-    records = [resolver.record(identity) for identity in objects]
-    return sum(
-        record.nbytes for record in records if resolver.manifest(record.pack).document["number"] == version.row.number
-    )
 
 
 def _nearest(repository: Repository, row: VersionRow) -> VersionRow:

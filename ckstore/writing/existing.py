@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 
 from ckstore.errors import ConflictError, IntegrityError
-from ckstore.objects.reader import ObjectReader
+from ckstore.reading.stored_version import ChangedVersionError, StoredVersion
 from ckstore.repository import Repository
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage.catalog import VersionRow
@@ -89,19 +89,11 @@ def _is_enough(repository: Repository, existing: VersionRow, request: Request) -
 
 
 def _is_whole(repository: Repository, row: VersionRow) -> bool:
-    """Return whether all records of a version exist, in packs that exist and are long enough."""
-    resolver, reader = repository.resolver, ObjectReader(repository.resolver, repository.packs)
-    resolver.forget()  # Another process may have recorded a loss since.
-    document = resolver.document(row)
-    if not repository.catalog.has_packs(document.blob_packs()):
-        return False
+    """Return whether all parts of a version exist, in packs that exist and are long enough."""
+    repository.resolver.forget()  # Another process may have recorded a loss since.
+    version = StoredVersion(repository, row)
     try:
-        for reference in (document.layout, document.crcs, *(file.skeleton for file in document.files)):
-            resolver.blob(reference, row.pack)
-        for identity in set(document.objects):
-            for record in reader.records(identity):
-                if record.end > repository.packs.size(record.pack):
-                    return False
-    except IntegrityError:
+        version.check_present()
+        return repository.catalog.has_packs(version.document.blob_packs())
+    except (IntegrityError, ChangedVersionError):
         return False
-    return True

@@ -186,7 +186,7 @@ class _Ingestion:
 
     def store(self, request: Request, found: Mapping[str, float] = MappingProxyType({})) -> int:
         """Write and commit the version; `found` are the results of a search. Return the version's number."""
-        with self._written(request, self._progress, found) as (change, stored, _):
+        with self._written(request, self._progress, found) as (change, stored):
             return self._commit(change, request, stored)
 
     def store_hot(self, request: Request, windows: Iterable[list[int]]) -> int:
@@ -225,15 +225,16 @@ class _Ingestion:
         def size(policy: Policy) -> float:
             """Write a trial under a policy; return its size, weighted for the comparison of settings."""
             if policy not in sizes:
-                with self._trial(request, policy) as (_, writer):
-                    sizes[policy] = _stored_bytes(writer)
+                with self._written(replace(request, policy=policy), None, trial=True) as (change, _):
+                    sizes[policy] = _stored_bytes(change.writer)
             return weight(policy, sizes[policy])
 
         def written(policy: Policy, scratch: Path) -> Path:
             """Write a trial under a policy and restore it; return the path."""
-            with self._trial(request, policy) as (change, writer), change.version() as version:
-                sizes[policy] = _stored_bytes(writer)
-                return restored(version, scratch)
+            with self._written(replace(request, policy=policy), None, trial=True) as (change, _):
+                sizes[policy] = _stored_bytes(change.writer)
+                with change.version() as version:
+                    return restored(version, scratch)
 
         last = last_choice(parent, request.policy, cube)
         with Trials(wanted, reference, written) as trials:
@@ -246,12 +247,6 @@ class _Ingestion:
         return self.store(replace(request, policy=Policy()))
 
     @contextmanager
-    def _trial(self, request: Request, policy: Policy) -> Iterator[tuple[Change, ObjectWriter]]:
-        """Write a trial of the version under a policy; it is never committed."""
-        with self._written(replace(request, policy=policy), None, trial=True) as (change, _, writer):
-            yield change, writer
-
-    @contextmanager
     def _written(
         self,
         request: Request,
@@ -259,8 +254,8 @@ class _Ingestion:
         found: Mapping[str, float] = MappingProxyType({}),
         *,
         trial: bool = False,
-    ) -> Iterator[tuple[Change, dict[str, Stored], ObjectWriter]]:
-        """Yield the version in finished packs, ready to be committed."""
+    ) -> Iterator[tuple[Change, dict[str, Stored]]]:
+        """Yield the version in finished packs, and its objects; those of a `trial` are never committed."""
         repository, scanned = self._repository, self._scanned
         with PackWriter(repository.path, "encoded") as pack:
             writer = ObjectWriter(pack)
@@ -271,7 +266,7 @@ class _Ingestion:
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, found)
                 change.finish(document, blobs, trial=trial)
-                yield change, stored, writer
+                yield change, stored
 
     def _commit(self, change: Change, request: Request, stored: Mapping[str, Stored]) -> int:
         """Verify the version if requested, and commit it; return its number.

@@ -57,20 +57,9 @@ class IngestOptions:
 class Request:
     """A checked request for an ingest, with plain integers and metrics.
 
-    Attributes
-    ----------
-    parent
-        The version before this one.
-    source
-        Name of the source; empty for a state dict.
-    search
-        The search for the setting of the policy's scheme.
-    read
-        The metrics that were read from the files: value and path of the file, by name.
-    force
-        Whether damaged files are stored as opaque bytes.
-    heals
-        Whether the version replaces a damaged version of the same content, tags included.
+    `parent` is the row of the version before this one; `source` is empty for a state dict. `read` are the metrics from
+    the files: value and path of the file, by name. With `force`, damaged files are stored as opaque bytes. `heals`
+    tells whether the version replaces a damaged one of the same content, tags included.
     """
 
     run: str

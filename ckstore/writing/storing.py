@@ -17,6 +17,7 @@ from ckstore.encoding.estimate import Encoded, Parent
 from ckstore.encoding.estimator import Estimator, Values
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
+from ckstore.formats.layout import FileLayout
 from ckstore.lineage.cost import cost
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
@@ -37,7 +38,7 @@ Window = list[tuple[str, Unit]]
 _BATCH = 4 << 20
 
 
-class Contents(Values, Protocol):
+class UnitSource(Values, Protocol):
     """The units of a version, their values, and their content ids as far as they are known."""
 
     @property
@@ -70,7 +71,7 @@ def store_objects(
     repository: Repository,
     writer: ObjectWriter,
     reader: ObjectReader,
-    values: Contents,
+    values: UnitSource,
     request: Request,
     progress: Callable[[int], None] | None,
     windows: Generator[list[int], None, None] | None = None,
@@ -82,8 +83,7 @@ def store_objects(
     resolver = repository.resolver
     parents = parents_of(repository, request.parent, coarse=request.policy.is_coarse)
     estimator = Estimator(reader, values, request.policy, parents, request.gradients)
-    full = cost(assembly_work(values.layouts))
-    budget = Budget(full + LEVEL * (1 + deepest(reader, parents.values())), full, values.size, request.budget)
+    budget = version_budget(reader, values.layouts, values.size, parents.values(), request.budget)
     objects = _Objects(reader, resolver, values)
     with (
         nullcontext() if windows is None else one_ahead(windows) as stream,
@@ -149,13 +149,16 @@ def store_raw(
     return known
 
 
-def deepest(reader: ObjectReader, parents: Iterable[Parent]) -> int:
-    """Return the deltas of the longest chain of the parents' objects, as far as these exist."""
+def version_budget(
+    reader: ObjectReader, layouts: Sequence[FileLayout], size: int, parents: Iterable[Parent], budget: float
+) -> Budget:
+    """Return the budget to plan a version's `size` bytes of objects within; lost objects of the parent do not count."""
+    full = cost(assembly_work(layouts))
     longest = -1
     for item in parents:
         with suppress(IntegrityError):
             longest = max(longest, reader.depth(reader.resolver.record(item.id)))
-    return longest
+    return Budget(full + LEVEL * (1 + longest), full, size, budget)
 
 
 def _encoded(
@@ -184,7 +187,7 @@ def _encoded(
 class _Objects:
     """The objects of a version that the store lacks, window by window; `known` are the stored ones, by content id."""
 
-    def __init__(self, reader: ObjectReader, resolver: CatalogResolver, values: Contents) -> None:
+    def __init__(self, reader: ObjectReader, resolver: CatalogResolver, values: UnitSource) -> None:
         self.known: dict[str, Stored] = {}
         self._reader = reader
         self._resolver = resolver

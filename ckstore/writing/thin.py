@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.codecs.lattice import STEP_RANGE
 from ckstore.commit.change import Change
-from ckstore.commit.costs import present_costs, write_costs
-from ckstore.encoding.budget import BUDGET, Budget
+from ckstore.commit.costs import own_bytes, update_costs
+from ckstore.encoding.budget import BUDGET
 from ckstore.encoding.estimate import Encoded, Estimate, Parent
 from ckstore.encoding.estimator import Estimator
 from ckstore.encoding.reencode import without_lost
@@ -21,7 +21,7 @@ from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseFacts, CoarseUnit, Deviation, VersionDocument
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.restore_cost import LEVEL, assembly_work, relative_cost
+from ckstore.objects.restore_cost import relative_cost
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
@@ -33,7 +33,7 @@ from ckstore.writing.claims import Claims
 from ckstore.writing.dry_run import ScratchPacks, scratch_packs
 from ckstore.writing.parents import parents_of
 from ckstore.writing.rebase import within_budget
-from ckstore.writing.storing import deepest
+from ckstore.writing.storing import version_budget
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -161,7 +161,7 @@ def _thin(
             repository.resolver.forget()
             if not dry_run:
                 # Other versions' costs changed, also those after a killed thinning; their contents did not.
-                write_costs(repository.catalog, present_costs(repository, repository.catalog.versions()))
+                update_costs(repository)
     report.skipped.sort()
     return report
 
@@ -177,7 +177,7 @@ def _exact_versions(
         if row.hot and not dry_run:
             raise ConflictError(f"Version {number} is not encoded yet; run `ckstore compact {number}` first.")
         if row.fidelity == "exact":
-            _check_present(repository, row)
+            StoredVersion(repository, row).check_present()  # Before any version is thinned.
             chosen.append(row)
         else:
             report.skipped.append(number)
@@ -196,17 +196,6 @@ def _thin_all(batch: _Batch, rows: Sequence[VersionRow]) -> list[int]:
                 raise
             return [left.number for left in rows[place:]]
     return []
-
-
-def _check_present(repository: Repository, row: VersionRow) -> None:
-    """Raise `IntegrityError` if parts of a version are missing, before any version is thinned; nothing is decoded."""
-    version = StoredVersion(repository, row)
-    for file in range(len(version.document.files)):
-        version.skeleton(file)
-    for identity in version.document.objects:
-        for record in repository.reader.records(identity):
-            if record.end > repository.packs.size(record.pack):
-                raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
 
 
 def may_have_any(version: StoredVersion, going: Collection[int] = ()) -> bool:
@@ -282,9 +271,8 @@ class _Thinning:
         reader, units = self.batch.reader, self.version.layout.units
         parents = self._parents()
         estimator = Estimator(reader, StoredValues(self.version), self.batch.policy, parents)
-        full = cost(assembly_work(self.version.layout.files))
         size = sum(unit.nbytes for unit in units)
-        budget = Budget(full + LEVEL * (1 + deepest(reader, parents.values())), full, size, BUDGET)
+        budget = version_budget(reader, self.version.layout.files, size, parents.values(), BUDGET)
         objects = list(self.version.document.objects)
         facts: dict[int, CoarseUnit] = {}
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
@@ -375,12 +363,6 @@ class _Thinning:
     def _summary(self, document: VersionDocument, writer: ObjectWriter) -> dict[str, object]:
         objects = set(document.objects)
         cost, depth = relative_cost(self.repository.reader, objects, self.version.layout.files)
-        written = {record.id for record in writer.encoded_records}
-        resolver, number = self.repository.resolver, self.row.number
-        # By commit, not by the row's pack alone: dropping tensors gives the version another pack.
-        stored = sum(
-            record.nbytes
-            for record in map(resolver.record, objects)
-            if record.id in written or resolver.manifest(record.pack).document["number"] == number
-        )
+        written = {record.id: record.nbytes for record in writer.encoded_records if record.id in objects}
+        stored = sum(written.values()) + own_bytes(self.version, objects - written.keys())
         return {**document.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}

@@ -1,4 +1,4 @@
-"""npy and npz files in a store: as small as torch files of the same tensors, byte for byte, sliced, exported."""
+"""npy and npz files in a store: sliced, as state dicts, exported; `test_other_files` compares their sizes."""
 
 from __future__ import annotations
 
@@ -15,65 +15,6 @@ from safetensors.torch import load_file
 import ckstore
 from ckstore.cli.program import run
 from tests.checkpoints import sha256
-
-
-def arrays_of(checkpoint: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of a checkpoint with names as NumPy's users have them."""
-    state = torch.load(checkpoint, weights_only=True)
-    found = {name.replace(".", "/"): value.numpy() for name, value in state["model"].items()}
-    for number, moments in state["optimizer"]["state"].items():
-        found |= {f"{name}.{number}": value.numpy() for name, value in moments.items()}
-    return found
-
-
-def stored(place: Path, paths: list[Path]) -> tuple[int, ckstore.Store]:
-    store = ckstore.init(place)
-    for path in paths:
-        store.ingest(path, run="a")
-    store.compact()
-    return sum(row.stored_bytes for row in store._catalog.versions()), store
-
-
-def one_array(arrays: dict[str, np.ndarray]) -> np.ndarray:
-    return np.concatenate([array.reshape(-1) for array in arrays.values() if array.dtype == np.float32])
-
-
-@pytest.mark.parametrize(
-    ("ending", "write", "content"),
-    [
-        (".npz", lambda path, arrays: np.savez(path, **arrays), lambda arrays: arrays),
-        (".npy", lambda path, arrays: np.save(path, one_array(arrays)), lambda arrays: {"array": one_array(arrays)}),
-    ],
-    ids=["npz", "npy"],
-)
-def test_a_series_takes_the_bytes_of_torch_files(
-    gpt_run: list[Path],
-    tmp_path: Path,
-    ending: str,
-    write: Callable[[Path, dict[str, np.ndarray]], None],
-    content: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
-) -> None:
-    paths, others = [], []
-    for number, checkpoint in enumerate(gpt_run[-2:]):
-        arrays = arrays_of(checkpoint)
-        paths.append(tmp_path / f"step{number}{ending}")
-        write(paths[-1], arrays)
-        others.append(tmp_path / f"step{number}.pt")
-        torch.save({name: torch.from_numpy(array) for name, array in content(arrays).items()}, others[-1])
-    torch_bytes, torch_store = stored(tmp_path / "torch", others)
-    torch_store.close()
-    numpy_bytes, store = stored(tmp_path / "numpy", paths)
-    size = sum(path.stat().st_size for path in paths)
-    assert numpy_bytes < 1.01 * torch_bytes, f"{size:,} bytes take {numpy_bytes:,}, as torch files {torch_bytes:,}"
-    with store:
-        assert store.verify().problems == []
-        for number, path in enumerate(paths, 1):
-            version = store[number]
-            version.checkout(tmp_path / "out")
-            assert sha256(tmp_path / "out") == sha256(path)
-            (tmp_path / "out").unlink()
-            for name, array in content(arrays_of(gpt_run[-2:][number - 1])).items():
-                np.testing.assert_array_equal(version[name.replace("/", "%2F")][...], array, strict=True)
 
 
 @pytest.fixture

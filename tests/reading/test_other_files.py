@@ -63,13 +63,23 @@ def write_keras(path: Path, arrays: Arrays) -> None:
     path.write_bytes(keras_bytes(nested(arrays)))
 
 
-#: Ending of a file, its writer, and the path that a name has in it.
-WRITERS: dict[str, tuple[str, Callable[[Path, Arrays], None], Callable[[str], str]]] = {
-    "flax": (".msgpack", write_flax, lambda name: f"params/{name}"),
-    "learner": ("_steps.zip", write_learner, lambda name: f"policy/{name}"),
-    "hdf5": (".weights.h5", write_hdf5, lambda name: f"layers/{name}/vars/0"),
-    "keras": (".keras", write_keras, lambda name: f"model.weights/layers/{name}/vars/0"),
-    "gguf": (".gguf", write_gguf, lambda name: name),
+def below(prefix: str, suffix: str = "") -> Callable[[Arrays], Arrays]:
+    return lambda arrays: {f"{prefix}/{name}{suffix}": array for name, array in arrays.items()}
+
+
+def one_array(arrays: Arrays) -> np.ndarray:
+    return np.concatenate([array.reshape(-1) for array in arrays.values()])
+
+
+#: Ending of a file, its writer, and its arrays by path.
+WRITERS: dict[str, tuple[str, Callable[[Path, Arrays], None], Callable[[Arrays], Arrays]]] = {
+    "flax": (".msgpack", write_flax, below("params")),
+    "learner": ("_steps.zip", write_learner, below("policy")),
+    "hdf5": (".weights.h5", write_hdf5, below("layers", "/vars/0")),
+    "keras": (".keras", write_keras, below("model.weights/layers", "/vars/0")),
+    "gguf": (".gguf", write_gguf, dict),
+    "npz": (".npz", lambda path, arrays: np.savez(path, **arrays), dict),
+    "npy": (".npy", lambda path, arrays: np.save(path, one_array(arrays)), lambda arrays: {"array": one_array(arrays)}),
 }
 
 
@@ -84,22 +94,29 @@ def stored(place: Path, paths: list[Path]) -> tuple[int, ckstore.Store]:
 @pytest.fixture(scope="module")
 def series(gpt_run: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Arrays], int]:
     """Arrays of two steps, a base and a delta, and the bytes that a store of their torch files takes."""
-    place = tmp_path_factory.mktemp("series")
     arrays = [arrays_of(checkpoint) for checkpoint in gpt_run[-2:]]
-    for number, one in enumerate(arrays):
+    return arrays, torch_bytes_of(arrays, tmp_path_factory.mktemp("series"))
+
+
+def torch_bytes_of(series: list[Arrays], place: Path) -> int:
+    """Return the bytes that a store of torch files takes."""
+    for number, one in enumerate(series):
         torch.save({name: torch.from_numpy(array) for name, array in one.items()}, place / f"step{number}.pt")
     size, store = stored(place / "store", sorted(place.glob("*.pt")))
     store.close()
-    return arrays, size
+    return size
 
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_series_takes_the_bytes_of_torch_files(kind: str, series: tuple[list[Arrays], int], tmp_path: Path) -> None:
-    ending, write, path_of = WRITERS[kind]
+    ending, write, content = WRITERS[kind]
     arrays, torch_bytes = series
     paths = [tmp_path / f"step{number}{ending}" for number in range(len(arrays))]
     for path, one in zip(paths, arrays, strict=True):
         write(path, one)
+    if kind == "npy":  # Its tensors are one array.
+        (tmp_path / "torch").mkdir()
+        torch_bytes = torch_bytes_of([content(one) for one in arrays], tmp_path / "torch")
     size, store = stored(tmp_path / "store", paths)
     assert size < 1.01 * torch_bytes, f"{kind} takes {size:,} bytes, torch files {torch_bytes:,}"
     with store:
@@ -109,11 +126,11 @@ def test_a_series_takes_the_bytes_of_torch_files(kind: str, series: tuple[list[A
             version.checkout(tmp_path / "out")
             assert sha256(tmp_path / "out") == sha256(path)
             (tmp_path / "out").unlink()
-            for name, array in one.items():
-                np.testing.assert_array_equal(version[path_of(name)][...], array, strict=True)
-        name, array = max(one.items(), key=lambda item: item[1].size)
+            for name, array in content(one).items():
+                np.testing.assert_array_equal(version[name][...], array, strict=True)
+        name, array = max(content(one).items(), key=lambda item: item[1].size)
         tensor = version.state_dict()
-        for segment in path_of(name).split("/"):
+        for segment in name.split("/") if isinstance(tensor, dict) else ():
             tensor = tensor[segment]
         np.testing.assert_array_equal(tensor.numpy(), array, strict=True)
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ import torch
 import ckstore
 from ckstore.reading import unfinished
 from ckstore.storage import durable
-from tests.checkpoints import scratch
 
 KILLED = """
 import os, signal, sys
@@ -33,15 +31,14 @@ with ckstore.open(sys.argv[1]) as store:
 
 
 @pytest.fixture
-def store() -> Iterator[ckstore.Store]:
+def store(store: ckstore.Store, directory: Path) -> ckstore.Store:
     """A store with a version of one file, a@0, and one of a directory, b@0."""
-    with scratch() as directory, ckstore.init(directory / "store") as opened:
-        torch.save({"w": torch.ones(300, 300)}, directory / "in.pt")
-        opened.ingest(directory / "in.pt", run="a", step=0)
-        (directory / "tree").mkdir()
-        torch.save({"w": torch.zeros(300)}, directory / "tree" / "model.pt")
-        opened.ingest(directory / "tree", run="b", step=0)
-        yield opened
+    torch.save({"w": torch.ones(300, 300)}, directory / "in.pt")
+    store.ingest(directory / "in.pt", run="a", step=0)
+    (directory / "tree").mkdir()
+    torch.save({"w": torch.zeros(300)}, directory / "tree" / "model.pt")
+    store.ingest(directory / "tree", run="b", step=0)
+    return store
 
 
 def kill(store: ckstore.Store, version: str, target: Path) -> Path:

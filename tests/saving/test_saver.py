@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,9 @@ from ckstore.policy import Policy, Retention
 from ckstore.runtime import memory
 from ckstore.saving import staging
 from ckstore.saving.saver import Saver
-from tests.checkpoints import scratch
 from tests.equality import assert_same, storage_of
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def store() -> Iterator[ckstore.Store]:
-    with scratch() as directory, ckstore.init(directory / "store") as opened:
-        yield opened
 
 
 def is_running(process: int) -> bool:
@@ -413,23 +405,21 @@ def test_sigterm_ends_a_program_after_its_next_save(store: ckstore.Store, has_ow
     assert [row.step for row in store._catalog.versions()] == ([0] if has_own_handler else [0, 1])
 
 
-def test_sigterm_that_no_save_followed_has_its_effect_at_the_end() -> None:
-    with scratch() as directory:
-        program = script(
-            """
-            import os, signal, sys, ckstore
-            with ckstore.open(sys.argv[1], create=True).saver("a") as saver:
-                saver.save({"step": 0})
-                os.kill(os.getpid(), signal.SIGTERM)
-                print(saver.is_stopping, flush=True)
-            print("never", flush=True)
-            """,
-            directory / "store",
-        )
-        assert program.communicate(timeout=120)[0] == "True\n"
-        assert program.returncode == -signal.SIGTERM
-        with ckstore.open(directory / "store") as store:
-            assert [row.step for row in store._catalog.versions()] == [0]
+def test_sigterm_that_no_save_followed_has_its_effect_at_the_end(store: ckstore.Store) -> None:
+    program = script(
+        """
+        import os, signal, sys, ckstore
+        with ckstore.open(sys.argv[1]).saver("a") as saver:
+            saver.save({"step": 0})
+            os.kill(os.getpid(), signal.SIGTERM)
+            print(saver.is_stopping, flush=True)
+        print("never", flush=True)
+        """,
+        store.place,
+    )
+    assert program.communicate(timeout=120)[0] == "True\n"
+    assert program.returncode == -signal.SIGTERM
+    assert [row.step for row in store._catalog.versions()] == [0]
 
 
 @pytest.mark.parametrize("kind", ["counted", "data", "array", "scattered", "columns"])

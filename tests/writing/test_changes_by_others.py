@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,9 @@ from ckstore.objects.resolver import CatalogResolver
 from ckstore.policy import Policy
 from ckstore.storage.pack_reader import PackReader
 from ckstore.writing import thin as thinning
-from tests.checkpoints import change_pack, draw, packs_of, scratch
+from tests.checkpoints import change_pack, draw, packs_of
 
 STEPS = 4
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
 
 
 def state(step: int) -> dict[str, Any]:

@@ -433,7 +433,7 @@ def test_killed_while_compacting(hot: tuple[Path, list[Path], float], directory:
 
 
 def test_files_of_all_kinds(directory: Path) -> None:
-    """One without checksums, one that is no checkpoint, a directory, and an empty state dict."""
+    """One without checksums, one that is no checkpoint, a directory, an empty state dict, and one without tensors."""
     write_safetensors(directory / "model.safetensors", {"w": ("float32", (300, 512), draw(300, 512).numpy())})
     (directory / "notes.txt").write_text("nothing of interest")
     (directory / "hf").mkdir()
@@ -446,8 +446,11 @@ def test_files_of_all_kinds(directory: Path) -> None:
         for step, name in enumerate(("model.safetensors", "notes.txt", "hf", "arrays.npz")):
             store.ingest(directory / name, run="r", step=step, hot=9, verify=True)
         store.ingest({}, run="r", step=9, hot=9)
+        store.ingest({"epoch": 1}, run="r", step=10, hot=9)
+        assert store["r@10"].state_dict() == {"epoch": 1}
         assert store.verify().problems == []
         store.compact()
+        assert store["r@10"].state_dict() == {"epoch": 1}
         assert store.verify().problems == []
         for step, name in enumerate(("model.safetensors", "notes.txt", "arrays.npz")):
             step += step == 2
@@ -615,17 +618,6 @@ def test_a_version_that_is_described_elsewhere_since_its_row_was_read(directory:
             Version(StoredVersion(store._repository, replace(row, pack="0" * 40 + ".zip"))).state_dict()
 
 
-def test_an_object_that_is_encoded_between_two_looks_is_found(directory: Path) -> None:
-    with ckstore.init(directory / "store") as store:
-        row = store.ingest(state(1), run="r", step=1, hot=9).version
-        with Repository(directory / "store") as other:
-            objects = StoredVersion(other, row).document.objects
-            assert all(other.resolver.record(identity).kind == "raw" for identity in objects)
-            store.compact()
-            other.resolver.forget()
-            assert not any(other.resolver.record(identity).kind == "raw" for identity in objects)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("seconds", [0, 0.05, 0.2])
 def test_a_failing_program_reports_its_error_alone(directory: Path, seconds: float) -> None:
@@ -715,12 +707,3 @@ def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
         compactor.close()
         assert [row.hot for row in store._catalog.versions()] == [False, False, True]
         assert store.verify().problems == []
-
-
-def test_a_version_without_tensors_can_be_read_and_compacted(directory: Path) -> None:
-    with ckstore.init(directory / "store") as store:
-        store.ingest({"step": 1}, run="a", hot=1)
-        assert store["a@1"].state_dict() == {"step": 1}
-        assert store.verify().problems == []
-        store.compact()
-        assert store["a@1"].state_dict() == {"step": 1}

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 import ckstore
 from ckstore.errors import ConflictError
 from ckstore.policy import Policy
 from ckstore.storage.catalog import VersionRow
 from ckstore.writing.tuning import Search
-from tests.checkpoints import draw, listing, moving, scratch, sha256
+from tests.checkpoints import draw, listing, moving, sha256
 
 pytestmark = pytest.mark.encoded
 
 #: The least cost of a version: its manifest and the frames around it.
 OVERHEAD = 6_000
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
-
-
-@pytest.fixture
-def store(directory: Path) -> Iterator[ckstore.Store]:
-    with ckstore.init(directory / "store") as opened:
-        yield opened
 
 
 def comes_back(store: ckstore.Store, number: int, path: Path) -> bool:
@@ -113,36 +99,6 @@ def test_a_rerun_of_the_same_ingest(store: ckstore.Store, directory: Path) -> No
     assert replaced.is_new
     assert replaced.version.stored_bytes < OVERHEAD
     assert [row.number for row in store._catalog.versions("b")] == [replaced.version.number]
-
-
-def fine_tune(directory: Path, count: int, *, whole: bool) -> list[Path]:
-    """Return a frozen backbone of four fifths of the weights, a head that is trained; or the head's part alone."""
-    torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Linear(32, 900), nn.ReLU(), nn.Linear(900, 500)).requires_grad_(False)
-    head = nn.Sequential(nn.ReLU(), nn.Linear(500, 200), nn.ReLU(), nn.Linear(200, 32))
-    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
-    paths = []
-    for step in range(count):
-        for _ in range(3):
-            optimizer.zero_grad()
-            inputs = torch.randn(64, 32)
-            (head(backbone(inputs)) - inputs).square().mean().backward()
-            optimizer.step()
-        state = {"head": head.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        paths.append(directory / f"{'whole' if whole else 'part'}{step}.pt")
-        torch.save(state | ({"backbone": backbone.state_dict()} if whole else {}), paths[-1])
-    return paths
-
-
-def test_a_frozen_backbone(store: ckstore.Store, directory: Path) -> None:
-    whole = [store.ingest(path, run="whole").version for path in fine_tune(directory, 4, whole=True)]
-    with ckstore.init(directory / "part") as other:
-        part = [other.ingest(path).version for path in fine_tune(directory, 4, whole=False)]
-    share = part[0].original_bytes / whole[0].original_bytes
-    assert share < 0.5
-    for row, alone in list(zip(whole, part, strict=True))[1:]:
-        assert row.stored_bytes < 1.2 * alone.stored_bytes
-        assert row.stored_bytes < 1.2 * share * row.original_bytes
 
 
 def test_a_trained_run_with_a_frozen_backbone(store: ckstore.Store, frozen_run: list[Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,10 @@ from ckstore.policy import Policy, Retention
 from ckstore.recovery.recover import recover
 from ckstore.storage.root import CATALOG
 from ckstore.writing.drop import drop
-from tests.checkpoints import pack_bytes, scratch, sha256
+from tests.checkpoints import pack_bytes, sha256
 from tests.format_reader import Reader
 
 OPTIMIZER = ("optimizer/*",)
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
 
 
 def state(step: int, *, still: bool = False) -> dict[str, Any]:

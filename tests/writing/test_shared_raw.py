@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,7 @@ import ckstore
 from ckstore.commit.change import Change
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
-from tests.checkpoints import draw, lose_catalog, pack_bytes, packs_of, scratch, sha256
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
+from tests.checkpoints import draw, lose_catalog, pack_bytes, packs_of, sha256
 
 
 @pytest.fixture

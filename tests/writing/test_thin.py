@@ -21,6 +21,7 @@ import ckstore
 from ckstore.commit import costs
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.objects.records import Record
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.recovery.recover import recover
 from ckstore.storage import durable
 from ckstore.storage.catalog import Catalog
@@ -36,7 +37,6 @@ from tests.checkpoints import (
     lose_catalog,
     pack_bytes,
     packs_of,
-    scratch,
     settled,
     sha256,
     write_safetensors,
@@ -47,12 +47,6 @@ from tests.format_reader import Reader
 REPOSITORY = Path(__file__).resolve().parents[2]
 KILLED = -signal.SIGKILL
 STEPS = 7
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
 
 
 def state(step: int) -> dict[str, Any]:
@@ -597,7 +591,7 @@ def test_a_dry_run_needs_no_place_in_the_store(path: Path, monkeypatch: pytest.M
 
 def test_a_dry_run_while_a_version_is_compacted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing keeps others from it: the raw pack goes between two looks."""
-    present, compacted = module._check_present, []
+    present, compacted = StoredVersion.check_present, []
 
     def late(*arguments: Any) -> None:
         if not compacted:
@@ -605,7 +599,7 @@ def test_a_dry_run_while_a_version_is_compacted(directory: Path, monkeypatch: py
                 compacted.append(other.compact().versions)
         present(*arguments)
 
-    monkeypatch.setattr(module, "_check_present", late)
+    monkeypatch.setattr(StoredVersion, "check_present", late)
     with ckstore.init(directory / "store") as store:
         store.ingest({"w": draw(300, 256)}, run="a", step=0)
         assert [item.version.number for item in store.thin(["a@0"], dry_run=True).versions] == [1]
@@ -621,15 +615,21 @@ def unchanged(store: ckstore.Store) -> Callable[[], bool]:
     return lambda: store._catalog.versions() == rows and listing(store.place) == files
 
 
+def lose(path: Path, *, flipped: bool) -> tuple[str, bytes]:
+    """Lose the pack of the largest object of version 4, or flip a bit of it; return its name and former bytes."""
+    with ckstore.open(path) as store:
+        largest = max(objects(store, 4), key=lambda record: record.length)
+    whole = change_pack(path, largest.pack, None)
+    if flipped:
+        data = bytearray(whole)
+        data[largest.offset + 100] ^= 8
+        change_pack(path, largest.pack, bytes(data))
+    return largest.pack, whole
+
+
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
 def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: str) -> None:
-    with ckstore.open(path) as store:
-        layer = max(objects(store, 4), key=lambda record: record.length)
-    whole = change_pack(path, layer.pack, None)
-    if damage == "flipped":
-        data = bytearray(whole)
-        data[layer.offset + 100] ^= 8
-        change_pack(path, layer.pack, bytes(data))
+    pack, whole = lose(path, flipped=damage == "flipped")
     with ckstore.open(path) as store:
         same = unchanged(store)
         for dry_run in (True, False):
@@ -638,7 +638,7 @@ def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: st
             assert "\n" not in str(raised.value)
             assert same()
         assert store._catalog.leases() == []
-    change_pack(path, layer.pack, whole)
+    change_pack(path, pack, whole)
     with ckstore.open(path) as store:
         assert store.thin(["a@3"]).versions
     outlasts(path, series, {"a@3"})
@@ -646,15 +646,10 @@ def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: st
 
 def test_versions_before_a_damaged_one_are_thinned(path: Path, series: list[Path]) -> None:
     """Each in a commit of its own; costs are those of the present objects."""
-    with ckstore.open(path) as store:
-        layer = max(objects(store, 4), key=lambda record: record.length)
-    whole = change_pack(path, layer.pack, None)
-    data = bytearray(whole)
-    data[layer.offset + 100] ^= 8
-    change_pack(path, layer.pack, bytes(data))
+    pack, whole = lose(path, flipped=True)
     with ckstore.open(path) as store, pytest.raises(IntegrityError):
         store.thin(["a@1..a@4"])
-    change_pack(path, layer.pack, whole)
+    change_pack(path, pack, whole)
     outlasts(path, series, {"a@1", "a@2"})
 
 
@@ -690,7 +685,7 @@ def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], 
             mock.patch("ckstore.commit.change.remove_uncommitted"),
         )
         # Nor does a process that is gone write costs.
-        with suppress(Crash), dead[0], dead[1], mock.patch.object(module, "write_costs"):
+        with suppress(Crash), dead[0], dead[1], mock.patch.object(module, "update_costs"):
             store.thin(["a@0", "a@1"])
         with ckstore.open(copy, "r") as there:  # The process that died may not know its own commit.
             done = {f"{row.run}@{row.step}" for row in there._catalog.versions() if row.fidelity == "coarse"}

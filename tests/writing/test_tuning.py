@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,10 @@ from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.storage import root
 from ckstore.writing.tuning import LC_QUALITIES, QUALITIES, Search, search_space
-from tests.checkpoints import described, listing, packs_of, scratch, sha256, write_safetensors
+from tests.checkpoints import described, listing, packs_of, sha256, write_safetensors
 from tests.coarse_checks import check_deviations, loaded
 
 Evaluate = Callable[[Path], float]
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
-
-
-@pytest.fixture
-def store(place: Path) -> Iterator[ckstore.Store]:
-    with ckstore.init(place / "store") as opened:
-        yield opened
 
 
 def weights(step: int) -> dict[str, torch.Tensor]:
@@ -45,9 +33,9 @@ def weights(step: int) -> dict[str, torch.Tensor]:
     return {"w": total, "b": torch.full((9,), float(step))}
 
 
-def saved(place: Path, step: int) -> Path:
-    torch.save(weights(step), place / f"step{step}.pt")
-    return place / f"step{step}.pt"
+def saved(directory: Path, step: int) -> Path:
+    torch.save(weights(step), directory / f"step{step}.pt")
+    return directory / f"step{step}.pt"
 
 
 class Model:
@@ -73,10 +61,10 @@ class Model:
 @pytest.mark.parametrize("scheme", ["lattice", "lc", "dynaquant"])
 @pytest.mark.parametrize("tolerance", [0.02, 0.2])
 def test_stored_versions_are_within_the_tolerance(
-    store: ckstore.Store, place: Path, scheme: Any, tolerance: float
+    store: ckstore.Store, directory: Path, scheme: Any, tolerance: float
 ) -> None:
     for step in range(3):
-        model, path = Model(step), saved(place, step)
+        model, path = Model(step), saved(directory, step)
         before = store._catalog.last_number()
         row = store.ingest(
             path, run="r", policy=Policy("coarse", scheme=scheme), search=Search(model, tolerance)
@@ -85,8 +73,8 @@ def test_stored_versions_are_within_the_tolerance(
         assert model.said[0] == 1, "the original comes first"
         assert set(model.names) == {path.name}
         assert row.number == before + 1, "the number that was reserved at first"
-        store[row.number].checkout(place / "out.pt", force=True)
-        degradation = Model(step)(place / "out.pt") - 1
+        store[row.number].checkout(directory / "out.pt", force=True)
+        degradation = Model(step)(directory / "out.pt") - 1
         assert degradation <= tolerance
         if row.fidelity == "exact":
             assert degradation == 0
@@ -97,21 +85,21 @@ def test_stored_versions_are_within_the_tolerance(
         assert said.scheme == scheme
         assert said.parameters["evaluations"] == evaluations
         assert said.parameters["degradation"] == pytest.approx(degradation, abs=1e-12)
-        check_deviations(store[row.number], loaded(path), loaded(place / "out.pt"))
+        check_deviations(store[row.number], loaded(path), loaded(directory / "out.pt"))
     assert store.verify().problems == []
 
 
-def test_the_most_aggressive_quality_that_is_tolerated_is_found(place: Path) -> None:
+def test_the_most_aggressive_quality_that_is_tolerated_is_found(directory: Path) -> None:
     """Against trying all of them, in stores of their own, because known objects take no bytes again."""
-    path = saved(place, 0)
+    path = saved(directory, 0)
     fits = {}
-    with ckstore.init(place / "all") as other:
+    with ckstore.init(directory / "all") as other:
         for quality in QUALITIES:
             row = other.ingest(path, run=f"q{quality}", policy=Policy("coarse", quality=quality)).version
-            other[row.number].checkout(place / "out.pt", force=True)
-            fits[quality] = Model(0)(place / "out.pt") - 1
+            other[row.number].checkout(directory / "out.pt", force=True)
+            fits[quality] = Model(0)(directory / "out.pt") - 1
     for tolerance in (0.05, 0.3, 1e9):
-        with ckstore.init(place / f"t{tolerance}") as store:
+        with ckstore.init(directory / f"t{tolerance}") as store:
             row = store.ingest(path, run="r", search=Search(Model(0), tolerance)).version
             said = store[row.number]._stored.document.coarse
         best = max(quality for quality, degradation in fits.items() if degradation <= tolerance)
@@ -120,11 +108,11 @@ def test_the_most_aggressive_quality_that_is_tolerated_is_found(place: Path) -> 
         assert said.parameters["evaluations"] <= 5
 
 
-def test_an_intolerable_choice_is_refined(store: ckstore.Store, place: Path) -> None:
+def test_an_intolerable_choice_is_refined(store: ckstore.Store, directory: Path) -> None:
     chosen = []
     for step, tolerance in enumerate((0.5, 0.5, 0.05)):
         model = Model(step)
-        row = store.ingest(saved(place, step), run="r", search=Search(model, tolerance)).version
+        row = store.ingest(saved(directory, step), run="r", search=Search(model, tolerance)).version
         said = store[row.number]._stored.document.coarse
         assert said is not None
         chosen.append((said.parameters["quality"], len(model.said) - 1))
@@ -133,27 +121,27 @@ def test_an_intolerable_choice_is_refined(store: ckstore.Store, place: Path) -> 
     assert chosen[1][1] <= 5
 
 
-def test_nothing_is_tolerated(store: ckstore.Store, place: Path) -> None:
-    path, model = saved(place, 0), Model(0)
+def test_nothing_is_tolerated(store: ckstore.Store, directory: Path) -> None:
+    path, model = saved(directory, 0), Model(0)
     report = store.ingest(path, run="r", search=Search(model, 0.0))
     assert report.is_new
     assert (report.version.fidelity, report.version.number) == ("exact", 1)
-    store["r"].checkout(place / "out.pt")
-    assert sha256(place / "out.pt") == sha256(path)
+    store["r"].checkout(directory / "out.pt")
+    assert sha256(directory / "out.pt") == sha256(path)
     assert store["r"]._stored.document.coarse is None
     assert len(model.said) <= 6
     model = Model(0)
     assert not store.ingest(path, run="r", step=0, search=Search(model, 0.0)).is_new or model.said
 
 
-def test_an_accuracy_is_the_better_the_higher_it_is(store: ckstore.Store, place: Path) -> None:
+def test_an_accuracy_is_the_better_the_higher_it_is(store: ckstore.Store, directory: Path) -> None:
     model = Model(0, accuracy=True)
-    row = store.ingest(saved(place, 0), run="up", search=Search(model, 0.1, maximise=True)).version
+    row = store.ingest(saved(directory, 0), run="up", search=Search(model, 0.1, maximise=True)).version
     said = store[row.number]._stored.document.coarse
     assert said is not None
     assert 0 < said.parameters["degradation"] <= 0.1
     # Taken for a loss, everything is an improvement.
-    row = store.ingest(saved(place, 0), run="down", search=Search(Model(0, accuracy=True), 0.1)).version
+    row = store.ingest(saved(directory, 0), run="down", search=Search(Model(0, accuracy=True), 0.1)).version
     other = store[row.number]._stored.document.coarse
     assert other is not None
     assert other.parameters["quality"] == QUALITIES[-1] > said.parameters["quality"]
@@ -161,22 +149,22 @@ def test_an_accuracy_is_the_better_the_higher_it_is(store: ckstore.Store, place:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_result_that_is_no_number_is_not_tolerated(store: ckstore.Store, place: Path, value: float) -> None:
+def test_a_result_that_is_no_number_is_not_tolerated(store: ckstore.Store, directory: Path, value: float) -> None:
     """A trial may have such a result; for the original it is an error."""
     values = iter([1.0])
-    row = store.ingest(saved(place, 0), run="r", search=Search(lambda path: next(values, value), 1e9)).version
+    row = store.ingest(saved(directory, 0), run="r", search=Search(lambda path: next(values, value), 1e9)).version
     assert row.fidelity == "exact"
     before = listing(store.place)
     with pytest.raises(UsageError, match="finite"):
-        store.ingest(saved(place, 1), run="r", search=Search(lambda path: value, 1e9))
+        store.ingest(saved(directory, 1), run="r", search=Search(lambda path: value, 1e9))
     assert listing(store.place) == before
     assert store._catalog.reservations() == []
 
 
-def test_a_reference_of_zero(store: ckstore.Store, place: Path) -> None:
+def test_a_reference_of_zero(store: ckstore.Store, directory: Path) -> None:
     """No difference is relative to 0: the tolerance is absolute."""
     model = Model(0)
-    row = store.ingest(saved(place, 0), run="r", search=Search(lambda path: model(path) - 1, 0.3)).version
+    row = store.ingest(saved(directory, 0), run="r", search=Search(lambda path: model(path) - 1, 0.3)).version
     said = store[row.number]._stored.document.coarse
     assert said is not None
     assert 0 < said.parameters["degradation"] <= 0.3
@@ -185,9 +173,9 @@ def test_a_reference_of_zero(store: ckstore.Store, place: Path) -> None:
 # Trials
 
 
-def test_trials_leave_nothing(store: ckstore.Store, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_leave_nothing(store: ckstore.Store, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pack, no row, no number; also where they are seen while they are there."""
-    store.ingest(saved(place, 0), run="r")
+    store.ingest(saved(directory, 0), run="r")
     seen: list[tuple[int, int]] = []
     model = Model(1)
 
@@ -199,7 +187,7 @@ def test_trials_leave_nothing(store: ckstore.Store, place: Path, monkeypatch: py
         seen.append((len(packs_of(store.place)), len(store._catalog.leases())))
         return model(path)
 
-    row = store.ingest(saved(place, 1), run="r", search=Search(evaluate, 0.1)).version
+    row = store.ingest(saved(directory, 1), run="r", search=Search(evaluate, 0.1)).version
     assert row.number == 2
     assert {files for files, _ in seen} == {seen[0][0]}, "a trial has gone when it is evaluated"
     assert {leases for _, leases in seen} == {1}
@@ -207,12 +195,12 @@ def test_trials_leave_nothing(store: ckstore.Store, place: Path, monkeypatch: py
     assert set(packs_of(store.place)) == packs
     assert store._catalog.reservations() == []
     assert store.gc(grace=0).files == 0
-    assert store.ingest(saved(place, 2), run="r").version.number == 3
+    assert store.ingest(saved(directory, 2), run="r").version.number == 3
     assert store.verify().problems == []
 
 
 @pytest.mark.parametrize("call", [0, 1, 3])
-def test_an_evaluation_that_fails(store: ckstore.Store, place: Path, call: int) -> None:
+def test_an_evaluation_that_fails(store: ckstore.Store, directory: Path, call: int) -> None:
     before = listing(store.place)
     model = Model(0)
 
@@ -222,15 +210,15 @@ def test_an_evaluation_that_fails(store: ckstore.Store, place: Path, call: int) 
         return model(path)
 
     with pytest.raises(ZeroDivisionError):
-        store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1))
+        store.ingest(saved(directory, 0), run="r", search=Search(evaluate, 0.1))
     assert listing(store.place) == before
     assert (store._catalog.versions(), store._catalog.reservations(), store._catalog.leases()) == ([], [], [])
-    assert store.ingest(saved(place, 0), run="r").is_new
+    assert store.ingest(saved(directory, 0), run="r").is_new
 
 
-def test_evaluated_files_equal_a_checkout(store: ckstore.Store, place: Path) -> None:
+def test_evaluated_files_equal_a_checkout(store: ckstore.Store, directory: Path) -> None:
     """A directory with its links and empty directories, original and trial alike."""
-    tree = place / "model"
+    tree = directory / "model"
     (tree / "sub").mkdir(parents=True)
     (tree / "empty").mkdir()
     write_safetensors(tree / "sub" / "model.safetensors", {"w": ("float32", (300, 256), weights(0)["w"].numpy())})
@@ -261,9 +249,9 @@ def test_a_state_dict_in_memory(store: ckstore.Store) -> None:
     assert len(set(model.names)) == 1
 
 
-def test_without_a_bound_a_twentieth_is_tolerated(store: ckstore.Store, place: Path) -> None:
-    row = store.ingest(saved(place, 0), run="default", search=Search(Model(0))).version
-    same = store.ingest(saved(place, 0), run="said", search=Search(Model(0), 0.05)).version
+def test_without_a_bound_a_twentieth_is_tolerated(store: ckstore.Store, directory: Path) -> None:
+    row = store.ingest(saved(directory, 0), run="default", search=Search(Model(0))).version
+    same = store.ingest(saved(directory, 0), run="said", search=Search(Model(0), 0.05)).version
     said, expected = (store[one.number]._stored.document.coarse for one in (row, same))
     assert said is not None
     assert expected is not None
@@ -271,7 +259,7 @@ def test_without_a_bound_a_twentieth_is_tolerated(store: ckstore.Store, place: P
     assert 0 < said.parameters["degradation"] <= 0.05
 
 
-def test_the_smallest_tolerated_version_is_stored(store: ckstore.Store, place: Path) -> None:
+def test_the_smallest_tolerated_version_is_stored(store: ckstore.Store, directory: Path) -> None:
     """With everything tolerated the most aggressive corner by either metric: by bytes, which the trials really took."""
     tree = {"model": {"w": weights(0)["w"]}, "step": 0}
     gradient = torch.randn(300, 256, generator=torch.Generator().manual_seed(9))
@@ -280,7 +268,7 @@ def test_the_smallest_tolerated_version_is_stored(store: ckstore.Store, place: P
     taken = {}
     for metric in ("magnitude", "sensitivity"):
         policy = Policy("coarse", "dynaquant", settings=DynaQuantSettings(4, 0.5, 0.0005, metric, 16))
-        with ckstore.init(place / metric) as other:
+        with ckstore.init(directory / metric) as other:
             other.set_policy(policy, "r")
             taken[metric] = other.ingest(tree, run="r", gradients={"model/w": gradient}).version.stored_bytes
     assert abs(taken["magnitude"] - taken["sensitivity"]) > 1000
@@ -345,10 +333,10 @@ def test_a_search_out_of_bounds_is_refused(options: dict[str, Any], hint: str) -
     ("policy", "hint"), [(Policy("coarse", max_abs_error=1e-3), "not both"), ("exact", "leave the exact policy out")]
 )
 def test_a_search_that_contradicts_the_policy_is_refused(
-    store: ckstore.Store, place: Path, policy: Any, hint: str
+    store: ckstore.Store, directory: Path, policy: Any, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=hint):
-        store.ingest(saved(place, 0), run="r", policy=policy, search=Search(lambda path: 1.0))
+        store.ingest(saved(directory, 0), run="r", policy=policy, search=Search(lambda path: 1.0))
     assert len(store) == 0
 
 
@@ -371,15 +359,15 @@ def test_search_spaces() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["lattice", "dynaquant"])
-def test_several_jobs_find_the_choice_of_one(place: Path, scheme: Any) -> None:
+def test_several_jobs_find_the_choice_of_one(directory: Path, scheme: Any) -> None:
     said = {}
     for jobs in (1, 3):
-        with ckstore.init(place / f"{jobs}") as store:
+        with ckstore.init(directory / f"{jobs}") as store:
             chosen = []
             for step, tolerance in enumerate((0.3, 0.3, 0.05)):
                 model = Model(step)
                 row = store.ingest(
-                    saved(place, step),
+                    saved(directory, step),
                     run="r",
                     policy=Policy("coarse", scheme=scheme),
                     search=Search(model, tolerance, jobs=jobs),
@@ -393,7 +381,7 @@ def test_several_jobs_find_the_choice_of_one(place: Path, scheme: Any) -> None:
     assert said[1] == said[3]
 
 
-def test_evaluations_run_at_once(store: ckstore.Store, place: Path) -> None:
+def test_evaluations_run_at_once(store: ckstore.Store, directory: Path) -> None:
     model, together = Model(0), threading.Barrier(3, timeout=60)
     original = threading.Lock()
     original.acquire()
@@ -407,12 +395,12 @@ def test_evaluations_run_at_once(store: ckstore.Store, place: Path) -> None:
             together.abort()
         return model(path)
 
-    store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1, jobs=3))
+    store.ingest(saved(directory, 0), run="r", search=Search(evaluate, 0.1, jobs=3))
     assert original.acquire(blocking=False), "three waited for one another"
     assert len(model.said) > 1
 
 
-def test_an_unused_evaluation_ahead_may_fail(store: ckstore.Store, place: Path) -> None:
+def test_an_unused_evaluation_ahead_may_fail(store: ckstore.Store, directory: Path) -> None:
     """Everything is tolerated: a gentler trial is started along with the first one, and its result is not used."""
     model = Model(0)
     gentle = threading.Event()
@@ -424,7 +412,7 @@ def test_an_unused_evaluation_ahead_may_fail(store: ckstore.Store, place: Path) 
             raise ZeroDivisionError
         return 1.0
 
-    store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1, jobs=13))
+    store.ingest(saved(directory, 0), run="r", search=Search(evaluate, 0.1, jobs=13))
     said = store["r"]._stored.document.coarse
     assert said is not None
     assert said.parameters["quality"] == QUALITIES[-1]

@@ -5,14 +5,11 @@ Every bound is the count when it was written, with room for a few more; one that
 
 from __future__ import annotations
 
-import gc
 import os
 import sqlite3
-import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +24,6 @@ from ckstore.storage import connection
 from ckstore.storage.pack_reader import PackReader
 
 pytestmark = pytest.mark.encoded
-
-
-@contextmanager
-def calls_noted(note: Callable[[Any, str, Any], None]) -> Iterator[None]:
-    """Call `note` with the events of `sys.setprofile` in this thread and in threads started in the block."""
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
 
 
 def checkpoint(path: Path, tensors: int, elements: int, seed: int) -> Path:
@@ -88,23 +73,6 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(connection.sqlite3, "connect", traced)
     return found
-
-
-@contextmanager
-def calls() -> Iterator[list[int]]:
-    """How many Python functions are called within, by all threads."""
-    total = [0]
-
-    def note(_: Any, event: str, __: Any) -> None:
-        if event == "call":
-            total[0] += 1
-
-    gc.disable()
-    try:
-        with calls_noted(note):
-            yield total
-    finally:
-        gc.enable()
 
 
 def test_an_ingest_reads_its_input_once_and_each_parent_chunk_once(tmp_path: Path, counts: Counter[str]) -> None:
