@@ -128,7 +128,7 @@ class CodebookEncoder:
         if record is not None:
             plans["delta"] = Way(record, additive=True)
             if record.base is not None:
-                plans["merged"] = Way(self.reader.chain(record)[-1], additive=True, merged=record)
+                plans["merged"] = Way([*self.reader.chains.levels(record)][-1], additive=True, merged=record)
         sizes = {}
         for name, plan in plans.items():
             changes = self._changes(unit, bits, plan)
@@ -166,7 +166,7 @@ class CodebookEncoder:
         options = []
         for name, plan in plans.items():
             own = layer(chunks, unit.count, int(sizes[name]), grouped=plan.base is not None and not plan.additive)
-            total = own if plan.base is None else own.plus(self.reader.work(plan.base))
+            total = own if plan.base is None else own.plus(self.reader.chains.work(plan.base))
             options.append(Option(name, sizes[name], cost(total), is_base=plan.base is None))
         full_cost = cost(exact_work(unit.count, unit.chunk, unit.dtype))
         debt = 0.0 if record is None else float(record.debt)

@@ -127,6 +127,10 @@ class Record:
         """Number of chunks."""
         return -(-self.count // self.chunk)
 
+    def size_of(self, chunk: int) -> int:
+        """Return the number of elements of a chunk."""
+        return min(self.chunk, self.count - chunk * self.chunk)
+
     @property
     def work(self) -> Work:
         """Work of decoding the record, without that of its base."""

@@ -22,6 +22,7 @@ from ckstore.formats.skeleton import fill_crcs
 from ckstore.formats.sources import CompositeSource
 from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
 from ckstore.objects.records import Raw, Record, check_cut
+from ckstore.objects.stored_chunks import is_whole
 from ckstore.policy import Fidelity
 from ckstore.repository import Address, Repository, opened
 from ckstore.runtime.cached import cached_property
@@ -139,9 +140,11 @@ class StoredVersion:
         wanted: list[list[tuple[Record, set[int] | None]]] = []
         for number, chunks in chosen.items():
             with suppress(IntegrityError):
-                records = reader.records(self.document.objects[number])
+                records = reader.chains.records(self.document.objects[number])
                 wanted.append([(record, chunks) for record in records])
-        indexed = [record for layers in wanted for record, chunks in layers if reader.index_ranges(record, chunks)]
+        indexed = [
+            record for layers in wanted for record, chunks in layers if reader.stored.index_ranges(record, chunks)
+        ]
         if sum(record.end - record.start for record in indexed) <= _SMALL:
             whole = set(map(id, indexed))
             wanted = [[(record, None if id(record) in whole else cut) for record, cut in layers] for layers in wanted]
@@ -150,7 +153,7 @@ class StoredVersion:
                 (record.pack, *part)
                 for layers in wanted
                 for record, chunks in layers
-                for part in reader.index_ranges(record, chunks)
+                for part in reader.stored.index_ranges(record, chunks)
             )
         with suppress(IntegrityError):
             packs.prefetch(part for layers in wanted for part in self._parts(layers))
@@ -158,9 +161,9 @@ class StoredVersion:
     def _parts(self, layers: Sequence[tuple[Record, set[int] | None]]) -> Iterator[tuple[str, int, int]]:
         """Yield the parts of an object's records in the order of reads: indexes, then the first pieces, and so on."""
         reader = self.repository.reader
-        parts = [(record.pack, *part) for record, chunks in layers for part in reader.ranges(record, chunks)]
+        parts = [(record.pack, *part) for record, chunks in layers for part in reader.stored.ranges(record, chunks)]
         for record, _ in layers:
-            for part in reader.index_ranges(record, ()):
+            for part in reader.stored.index_ranges(record, ()):
                 yield record.pack, *part
         yield from _in_turn(parts)
 
@@ -289,7 +292,7 @@ class StoredVersion:
                 if len(view) != cut.nbytes:
                     raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
                 if checked and number not in whole:
-                    whole[number] = self.repository.reader.is_whole(record, packs[record.pack], worker_count())
+                    whole[number] = is_whole(record, packs[record.pack], worker_count())
                 if whole.get(number, True):
                     found[extent] = view
         return found
@@ -404,7 +407,7 @@ class StoredVersion:
 
     def _distrust(self, number: int) -> bool:
         """Drop local copies of a unit's packs; return whether to read them again."""
-        records = self.repository.reader.records(self.document.objects[number])
+        records = self.repository.reader.chains.records(self.document.objects[number])
         return self.repository.packs.distrust({record.pack for record in records})
 
     def _concerning(self, number: int, error: IntegrityError) -> IntegrityError:

@@ -320,10 +320,9 @@ class _Share:
 def _check(version: StoredVersion) -> None:
     """Raise `IntegrityError` unless a version is complete, in bounds, and cut as its layout requires."""
     repository = version.repository
-    for identity in set(version.document.objects):
-        for record in repository.reader.records(identity):
-            if record.end > repository.packs.size(record.pack):
-                raise IntegrityError(f"Pack {record.pack} is too short for object {record.id}; see `ckstore verify`.")
+    for record in repository.reader.chains.records(*version.document.objects):
+        if record.end > repository.packs.size(record.pack):
+            raise IntegrityError(f"Pack {record.pack} is too short for object {record.id}; see `ckstore verify`.")
     for file, layout in enumerate(version.layout.files):
         version.skeleton(file)
         for extent in range(len(layout.extents)):

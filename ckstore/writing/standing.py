@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 
 from ckstore.errors import ConflictError, IntegrityError
-from ckstore.objects.reader import ObjectReader
+from ckstore.objects.chains import Chains
 from ckstore.repository import Repository
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage.catalog import VersionRow
@@ -94,7 +94,7 @@ def _is_enough(repository: Repository, existing: VersionRow, request: Request) -
 
 def _is_whole(repository: Repository, row: VersionRow) -> bool:
     """Return whether all records of a version exist, in packs that exist and are long enough."""
-    resolver, reader = repository.resolver, ObjectReader(repository.resolver, repository.packs)
+    resolver = repository.resolver
     resolver.forget()  # Another process may have recorded a loss since.
     document = resolver.document(row)
     if not repository.catalog.has_packs(document.blob_packs()):
@@ -102,10 +102,7 @@ def _is_whole(repository: Repository, row: VersionRow) -> bool:
     try:
         for reference in (document.layout, document.crcs, *(file.skeleton for file in document.files)):
             resolver.blob(reference, row.pack)
-        for identity in set(document.objects):
-            for record in reader.records(identity):
-                if record.end > repository.packs.size(record.pack):
-                    return False
+        records = Chains(resolver).records(*document.objects)
+        return all(record.end <= repository.packs.size(record.pack) for record in records)
     except IntegrityError:
         return False
-    return True

@@ -155,7 +155,7 @@ def deepest(reader: ObjectReader, parents: Iterable[Parent]) -> int:
     longest = -1
     for item in parents:
         with suppress(IntegrityError):
-            longest = max(longest, reader.depth(reader.resolver.record(item.id)))
+            longest = max(longest, reader.chains.depth(reader.resolver.record(item.id)))
     return longest
 
 
@@ -239,7 +239,7 @@ class _Objects:
         for content in self._resolver.known(contents):
             self.known[content] = Stored(content)
             record = self._resolver.record(content)
-            budget.add(record.nbytes_of_values, cost(record.full_work), cost(self._reader.work(record)))
+            budget.add(record.nbytes_of_values, cost(record.full_work), cost(self._reader.chains.work(record)))
 
 
 def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:

@@ -206,10 +206,9 @@ def _check_present(repository: Repository, row: VersionRow) -> None:
     version = StoredVersion(repository, row)
     for file in range(len(version.document.files)):
         version.skeleton(file)
-    for identity in version.document.objects:
-        for record in repository.reader.records(identity):
-            if record.end > repository.packs.size(record.pack):
-                raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
+    for record in repository.reader.chains.records(*version.document.objects):
+        if record.end > repository.packs.size(record.pack):
+            raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
 
 
 def may_have_any(version: StoredVersion, going: Collection[int] = ()) -> bool:
@@ -301,7 +300,7 @@ class _Thinning:
                 coarse = {unit: estimate for unit, estimate in estimates.items() if estimate is not None}
                 for unit in estimates.keys() - coarse.keys():
                     record = reader.resolver.record(objects[unit])
-                    budget.add(record.nbytes_of_values, cost(record.full_work), cost(reader.work(record)))
+                    budget.add(record.nbytes_of_values, cost(record.full_work), cost(reader.chains.work(record)))
                 choices = budget.plan(list(coarse.values()))
                 todo = list(zip(coarse.items(), choices, strict=True))
 

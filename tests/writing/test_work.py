@@ -156,7 +156,9 @@ def test_reading_a_version_takes_each_of_its_chunks_once(
             store.ingest(checkpoint(tmp_path / "x.pt", 4, 1 << 19, seed))
     for work in (lambda version: version.state_dict(), lambda version: version.checkout(tmp_path / "out", force=True)):
         with ckstore.open(tmp_path / "store", "r") as store:
-            records = {record.id: record for one in store[3].document.objects for record in store.reader.records(one)}
+            records = {
+                record.id: record for one in store[3].document.objects for record in store.reader.chains.records(one)
+            }
             counts.clear()
             work(store[3])
             assert store.reader.decoded_chunks <= 8 * len(records) // 4
@@ -170,7 +172,7 @@ def test_a_row_touches_one_chunk_of_each_level(tmp_path: Path, counts: Counter[s
             store.ingest(checkpoint(tmp_path / "x.pt", 1, 1 << 20, seed))
     with ckstore.open(tmp_path / "store", "r") as store:
         version = store[3]
-        levels = len(store.reader.records(version.document.objects[0]))
+        levels = len(store.reader.chains.records(version.document.objects[0]))
         counts.clear()
         version["model/layer.0.weight"][1000:1500]
         assert store.reader.decoded_chunks <= levels
