@@ -14,6 +14,7 @@ from ckstore.checking import verify as verifying
 from ckstore.errors import ConflictError, IntegrityError
 from ckstore.objects.chains import Chains
 from ckstore.objects.resolver import CatalogResolver
+from ckstore.objects.stored_chunks import StoredChunks
 from ckstore.policy import Policy
 from ckstore.storage.pack_reader import PackReader
 from ckstore.writing import thin as thinning
@@ -180,7 +181,7 @@ def test_a_read_restarts_when_its_version_becomes_coarse(
             change(place, CHANGES["compact"])()
             nothing_remembered(store)
 
-        done = first(monkeypatch, Chains, "_raw", compact)
+        done = first(monkeypatch, StoredChunks, "raw", compact)
         if reading == "state_dict":
             found = version.state_dict()
         else:
