@@ -227,7 +227,7 @@ def logs(crafted: CraftedStore, random: random.Random) -> None:
 
 _CHECKSUMS = (
     "codecs.integers.crc32",
-    "objects.reader.crc32",
+    "objects.stored_chunks.crc32",
     "storage.pack_reader.crc32c",
     "objects.skeleton_delta._digest",
 )

@@ -77,7 +77,7 @@ def _record(repository: Repository, pack: str, slot: int, unneeded: str | None, 
     else:
         is_coded = not isinstance(record, Patches)
         index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 and is_coded else 0
-        places = [place for place in repository.reader.index(record) if place is not None] if is_coded else []
+        places = [place for place in repository.reader.stored.index(record) if place is not None] if is_coded else []
         tables = sum(
             overhead_bytes(repository.packs.pread(pack, record.offset + offset, min(_HEAD, size)), size)
             for offset, size in places
@@ -104,18 +104,3 @@ def stats(repository: Repository) -> dict[str, Any]:
         "ratio": original / stored if stored else 0.0,
         "ledger": causes,
     }
-
-
-def order0_bits(repository: Repository) -> tuple[float, int]:
-    """Return the order-0 entropy, per group, of all coded integers in bits, and the bits of their payloads.
-
-    It decodes everything: meant for benchmarks.
-    """
-    entropy = 0.0
-    stored = 0
-    for pack in repository.catalog.packs():
-        for slot in sorted(slot for _, slot in repository.catalog.objects_in(pack.name)):
-            for bits, nbytes in repository.reader.entropies(repository.resolver.manifest(pack.name).record(slot)):
-                entropy += bits
-                stored += 8 * nbytes
-    return entropy, stored

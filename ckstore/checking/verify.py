@@ -407,7 +407,7 @@ def _lattice_id(reader: ObjectReader, record: Coarse) -> str:
     if isinstance(record, Codebook):
         digests = [digest(reader.indices(record, chunk)) for chunk in chunks]
         if record.lattice.protected:
-            digests += [digest(reader.aside(record, chunk)) for chunk in chunks]
+            digests += [digest(reader.stored.aside(record, chunk)) for chunk in chunks]
         base = (record.base or "") if record.additive else ""
     else:
         assert isinstance(record, Linear | Rounded)

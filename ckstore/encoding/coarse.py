@@ -262,14 +262,14 @@ class CoarseEncoder:
         debt = 0.0
         if record is not None and isinstance(lattice, LinearLattice) and record.lattice.width == lattice.width:
             debt = record.debt
-            for place, ancestor in nearby_ancestors(self.reader.chain(record)):
+            for place, ancestor in nearby_ancestors(self.reader.chains.levels(record)):
                 assert isinstance(ancestor, Linear)
                 name = f"delta-{place}"
                 integers = sample.cut(self.reader.integers(ancestor, sample.chunk))
                 predicted = lattice.project(ancestor.lattice, integers, sample.start)
                 stored = sample.nbytes(quantised - predicted)
                 price = layer(chunks, unit.count, int(stored), grouped=False, delta=True).plus(
-                    self.reader.work(ancestor)
+                    self.reader.chains.work(ancestor)
                 )
                 options.append(Option(name, stored, cost(price), is_base=False))
                 plans[name] = Way(ancestor)

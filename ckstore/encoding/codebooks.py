@@ -38,15 +38,7 @@ _WHOLE_BITS = 8
 
 
 class CodebookEncoder:
-    """Estimates and encodes objects by LC-Checkpoint or Inshrinkerator.
-
-    Parameters
-    ----------
-    reader
-        Decodes the objects that new ones are stored against.
-    policy
-        The fidelity of the version; its scheme is one of the published ones.
-    """
+    """Estimates and encodes objects by LC-Checkpoint or Inshrinkerator, as the policy's scheme says."""
 
     def __init__(self, reader: ObjectReader, policy: Policy) -> None:
         self.reader = reader
@@ -57,12 +49,7 @@ class CodebookEncoder:
     ) -> Estimate | None:
         """Return options of `unit`; None without a codebook: other dtypes, bundles, values that are not finite.
 
-        Parameters
-        ----------
-        unit, read, parent
-            As in `CoarseEncoder.estimate`.
-        treatment
-            Inshrinkerator's quantisation of the unit, which depends on the other layers of its type.
+        `treatment` is Inshrinkerator's quantisation of the unit, which depends on the other layers of its type.
         """
         if unit.dtype not in CODEBOOK_DTYPES or unit.is_bundle or unit.role == "second":
             return None  # A second moment that becomes 0 or negative makes the first step after a restore explode.
@@ -128,13 +115,12 @@ class CodebookEncoder:
         if record is not None:
             plans["delta"] = Way(record, additive=True)
             if record.base is not None:
-                plans["merged"] = Way(self.reader.chain(record)[-1], additive=True, merged=record)
+                plans["merged"] = Way([*self.reader.chains.levels(record)][-1], additive=True, merged=record)
         sizes = {}
         for name, plan in plans.items():
             changes = self._changes(unit, bits, plan)
-            statistics = lc.BucketStatistics(_split(plan))
-            statistics.add(changes)
-            lattice = statistics.codebook(_WHOLE_BITS if _split(plan) else self.policy.lc_bits, unit.dtype)
+            levels = _WHOLE_BITS if _split(plan) else self.policy.lc_bits
+            lattice = lc.bucket_codebook(changes, levels, unit.dtype, _split(plan))
             first = sample.start
             indices = lc.assign(lattice, changes[first : first + sample.bits.size], _split(plan))
             sizes[name] = sample.nbytes(indices.astype(np.int32) - lattice.zero)
@@ -166,7 +152,7 @@ class CodebookEncoder:
         options = []
         for name, plan in plans.items():
             own = layer(chunks, unit.count, int(sizes[name]), grouped=plan.base is not None and not plan.additive)
-            total = own if plan.base is None else own.plus(self.reader.work(plan.base))
+            total = own if plan.base is None else own.plus(self.reader.chains.work(plan.base))
             options.append(Option(name, sizes[name], cost(total), is_base=plan.base is None))
         full_cost = cost(exact_work(unit.count, unit.chunk, unit.dtype))
         debt = 0.0 if record is None else float(record.debt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,10 +174,11 @@ class Sample:
         return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
 
 
-def nearby_ancestors(chain: list[Record]) -> list[tuple[int, Record]]:
-    """Return the possible bases of a delta, by place: the chain's end, the parent's base, the parent.
+def nearby_ancestors(levels: Iterable[Record]) -> list[tuple[int, Record]]:
+    """Return the possible bases of a delta among a chain's levels, by place: its end, the parent's base, the parent.
 
     In this order each is decoded from the one before, which is still in memory.
     """
+    chain = list(levels)
     places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})
     return [(place, chain[place]) for place in reversed(places)]

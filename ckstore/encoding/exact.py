@@ -114,11 +114,11 @@ class ObjectEncoder:
 
         def offer(name: str, way: Way, stored: float, work: Work) -> None:
             assert way.base is not None
-            price = prices.of(work.plus(self.reader.work(way.base)), stored)
+            price = prices.of(work.plus(self.reader.chains.work(way.base)), stored)
             options.append(Option(name, stored, price, is_base=False))
             ways[name] = way
 
-        for place, ancestor in [] if record is None else nearby_ancestors(self.reader.chain(record)):
+        for place, ancestor in [] if record is None else nearby_ancestors(self.reader.chains.levels(record)):
             before = sample.cut(self.reader.ordinals(ancestor, sample.chunk))
             sizes = _differences(sample, before, unit.dtype)
             if place == 0 and _is_sparse(sample.bits, before):

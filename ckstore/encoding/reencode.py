@@ -20,7 +20,7 @@ def in_full(reader: ObjectReader, record: Record) -> Encoded:
     if isinstance(record, Codebook):
         zero = np.int32(record.lattice.zero)
         payloads = [encode_changes(reader.indices(record, chunk).astype(np.int32) - zero) for chunk in chunks]
-        aside = [reader.aside(record, chunk) for chunk in chunks] if record.lattice.protected else []
+        aside = [reader.stored.aside(record, chunk) for chunk in chunks] if record.lattice.protected else []
         return Encoded(replace(record, base=None, debt=0), [*payloads], aside=aside)
     if isinstance(record, Linear | Rounded):
         payloads = [encode_changes(reader.integers(record, chunk)) for chunk in chunks]
@@ -31,7 +31,7 @@ def in_full(reader: ObjectReader, record: Record) -> Encoded:
 def without_lost(reader: ObjectReader, record: Record, kept: Collection[str]) -> Encoded:
     """Encode an exact object against its nearest ancestor among the ids `kept`, or in full if that is smaller."""
     best = in_full(reader, record)
-    ancestor = next((level for level in reader.chain(record)[1:] if level.id in kept), None)
+    ancestor = next((level for level in reader.chains.levels(record) if level.id in kept and level is not record), None)
     if ancestor is None:
         return best
     for context in (False, True):

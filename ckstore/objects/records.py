@@ -1,4 +1,4 @@
-"""Records: how one object is stored. Each kind declares its fields, its work and its description.
+"""Records: how one object is stored. Each kind declares its fields once, its work and its description.
 
 An exact object is `raw`, `full`, a `delta` or `patches`; a coarse one is `linear`, `rounded` or a `codebook`. The
 records of a manifest are checked against the declarations of their kinds before any `Record` is made.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,9 +19,10 @@ from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
 from ckstore.codecs.lattice import CHUNK, FLOATS, PARTS, STEP_RANGE, LinearLattice
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.errors import IntegrityError, UsageError
+from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work, layer, patches
 from ckstore.objects.identity import Lattice
+from ckstore.objects.units import Unit
 from ckstore.storage.schema import (
     ID,
     LIMIT,
@@ -48,8 +50,6 @@ _EXPONENT = whole(-(1 << 15), (1 << 15) - 1)
 _EXPONENTS = either(text(), items(_EXPONENT))
 _AXES: Fields = {"rows": _EXPONENTS, "cols": _EXPONENTS}
 
-R = TypeVar("R", bound="Record")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -64,7 +64,8 @@ class Record:
     dtypes
         dtypes of the elements that the kind supports.
     required, optional
-        Schemas of the fields of the kind in a document, besides those of all records.
+        Schemas of the fields of the kind in a document, besides those of all records. A field of the same name holds
+        the value; the others belong to the lattice.
     id
         Content id of an exact object, lattice id of a coarse one.
     dtype
@@ -127,6 +128,10 @@ class Record:
         """Number of chunks."""
         return -(-self.count // self.chunk)
 
+    def size_of(self, chunk: int) -> int:
+        """Return the number of elements of a chunk."""
+        return min(self.chunk, self.count - chunk * self.chunk)
+
     @property
     def work(self) -> Work:
         """Work of decoding the record, without that of its base."""
@@ -157,35 +162,26 @@ class Record:
         return False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record without the pack's name; defaults are left out."""
+        """Return the record without the pack's name; empty fields of its kind are left out."""
+        own = ((name, getattr(self, name)) for name in self._own_fields())
         return {
             "kind": self.kind, "id": self.id, "dtype": self.dtype, "count": self.count, "chunk": self.chunk,
-            "at": [self.offset, self.length], "alone": self.alone, **self._to_json(),
+            "at": [self.offset, self.length], "alone": self.alone, **self._lattice_to_json(),
+            **{name: list(value) if type(value) is tuple else value for name, value in own if value},
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls: type[R], document: dict[str, Any], pack: str) -> R:
-        """Decode a result of `to_json`, which fits the schema; raise `IntegrityError` for an impossible record."""
-        offset, length = document["at"]
-        record = cls(
-            id=document["id"], dtype=document["dtype"], count=document["count"], chunk=document["chunk"],
-            alone=document["alone"], pack=pack, offset=offset, length=length, **cls._from_json(document),
-        )  # fmt: skip
-        # Kernels do not check the fields.
-        if record.dtype not in cls.dtypes or not record._is_possible():
-            raise IntegrityError(
-                f"The record of object {record.id} is out of bounds; restore its pack from a copy, or run"
-                " `ckstore recover`."
-            )
-        return record
+    @cache
+    def _own_fields(cls) -> list[str]:
+        """Return the names of the kind's fields in a document that are also fields of its records."""
+        return [name for name in (*cls.required, *cls.optional) if name in cls.__dataclass_fields__]
 
-    def _to_json(self) -> dict[str, Any]:
-        """Return the fields of the kind."""
+    def _lattice_to_json(self) -> dict[str, Any]:
         return {}
 
     @classmethod
-    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Decode the fields of the kind."""
+    def _lattice_from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        """Return the lattice of a coarse object, as a keyword argument."""
         return {}
 
     def _is_possible(self) -> bool:
@@ -213,13 +209,6 @@ class Raw(Record):
         """Work of looking up the record: copying values costs next to nothing."""
         return Work(records=1)
 
-    def _to_json(self) -> dict[str, Any]:
-        return {"crcs": list(self.crcs)}
-
-    @classmethod
-    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        return {"crcs": tuple(document["crcs"])}
-
     def _is_possible(self) -> bool:
         return len(self.crcs) == self.chunks and self.length == self.nbytes_of_values
 
@@ -235,19 +224,12 @@ class Full(Record):
 class _Based(Record):
     """An object that may be stored against another one, its base."""
 
-    base: str | None = field(default=None)
-    debt: int = field(default=0)
+    base: str | None = None
+    debt: int = 0
 
     def fits_on(self, base: Record) -> bool:
         """Return whether the object can be stored against another one of its dtype, count and cut."""
         return base.is_exact
-
-    def _to_json(self) -> dict[str, Any]:
-        return {} if self.base is None else {"base": self.base} | ({"debt": self.debt} if self.debt else {})
-
-    @classmethod
-    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        return {"base": document.get("base"), "debt": document.get("debt", 0)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,13 +252,6 @@ class Delta(_Based):
     def work(self) -> Work:
         """Work of decoding the differences in their order."""
         return layer(self.chunks, self.count, self.nbytes, grouped=self.context, delta=True)
-
-    def _to_json(self) -> dict[str, Any]:
-        return _Based._to_json(self) | ({"context": True} if self.context else {})
-
-    @classmethod
-    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        return _Based._from_json(document) | {"context": document.get("context", False)}
 
     def _is_possible(self) -> bool:
         return not self.context or self.dtype in FLOATS
@@ -303,13 +278,6 @@ class Patches(_Based):
         """Work of applying the patches."""
         return patches(sum(map(bool, self.sizes)), self.nbytes)
 
-    def _to_json(self) -> dict[str, Any]:
-        return _Based._to_json(self) | {"sizes": list(self.sizes)}
-
-    @classmethod
-    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        return _Based._from_json(document) | {"sizes": tuple(document["sizes"])}
-
     def _is_possible(self) -> bool:
         return len(self.sizes) == self.chunks and self.length == sum(self.sizes)
 
@@ -335,7 +303,32 @@ class Coarse(_Based):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear(Coarse):
+class _Gridded(Coarse):
+    """Integers on a lattice with exponents of rows and columns; its other settings are the required fields."""
+
+    grid: ClassVar[type[LinearLattice | RoundedLattice]]
+
+    lattice: LinearLattice | RoundedLattice
+
+    def _lattice_to_json(self) -> dict[str, Any]:
+        axes = {"rows": self.lattice.rows, "cols": self.lattice.cols}
+        settings = {name: getattr(self.lattice, name) for name in self.required}
+        return settings | {name: exponents_to_text(axis) for name, axis in axes.items() if axis.size}
+
+    @classmethod
+    def _lattice_from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        """Return the lattice, as a keyword argument."""
+        settings: dict[str, Any] = {name: document[name] for name in cls.required}
+        settings |= {name: exponents_from_text(document.get(name)) for name in _AXES}
+        return {"lattice": cls.grid(document["dtype"], **settings)}
+
+    def _is_possible(self) -> bool:
+        lattice = self.lattice
+        return lattice.rows.size in (0, -(-self.count // lattice.width)) and lattice.cols.size in (0, lattice.width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear(_Gridded):
     """Integers on a linear lattice, in full or less the projected integers of the base.
 
     Attributes
@@ -345,6 +338,7 @@ class Linear(Coarse):
     """
 
     kind = "linear"
+    grid = LinearLattice
     dtypes = frozenset(STEP_RANGE)
     required: ClassVar[Fields] = {"step": whole(-LIMIT, LIMIT), "width": whole(1)}
     optional: ClassVar[Fields] = {"base": ID, "debt": _DEBT, "origin": ID, **_AXES}
@@ -366,31 +360,23 @@ class Linear(Coarse):
         """Return whether the integers of the other object can be projected."""
         return isinstance(base, Linear) and base.lattice.width == self.lattice.width
 
-    def _to_json(self) -> dict[str, Any]:
-        lattice = {"step": self.lattice.step, "width": self.lattice.width, **_axes_to_json(self.lattice)}
-        return _Based._to_json(self) | lattice | ({} if self.origin is None else {"origin": self.origin})
-
-    @classmethod
-    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        lattice = LinearLattice(document["dtype"], document["step"], document["width"], **_axes_from_json(document))
-        return _Based._from_json(document) | {"lattice": lattice, "origin": document.get("origin")}
-
     def _is_possible(self) -> bool:
         lattice = self.lattice
         lowest, highest = STEP_RANGE[self.dtype]
         axes = [axis.astype(np.int64) for axis in (lattice.rows, lattice.cols) if axis.size]
         return (
-            _fits_axes(lattice, self.count)
+            _Gridded._is_possible(self)
             and lattice.step + sum(int(axis.min()) for axis in axes) >= lowest
             and lattice.step + sum(int(axis.max()) for axis in axes) <= highest
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rounded(Coarse):
+class Rounded(_Gridded):
     """Integers on a rounded lattice, in full."""
 
     kind = "rounded"
+    grid = RoundedLattice
     dtypes = frozenset(ROUNDED)
     required: ClassVar[Fields] = {"shift": whole(1, 31), "level": _EXPONENT, "width": whole(1)}
     optional: ClassVar[Fields] = _AXES
@@ -401,18 +387,6 @@ class Rounded(Coarse):
     def description(self) -> str:
         """The binary logarithm of a step, in units in the last place."""
         return f"rounded 2^{self.lattice.shift}"
-
-    def _to_json(self) -> dict[str, Any]:
-        lattice = self.lattice
-        return {"shift": lattice.shift, "level": lattice.level, "width": lattice.width, **_axes_to_json(lattice)}
-
-    @classmethod
-    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        sizes = document["shift"], document["level"], document["width"]
-        return {"lattice": RoundedLattice(document["dtype"], *sizes, **_axes_from_json(document))}
-
-    def _is_possible(self) -> bool:
-        return _fits_axes(self.lattice, self.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,23 +440,15 @@ class Codebook(Coarse):
         """Return whether the other object has indices, or values to add to, as this one needs."""
         return isinstance(base, Codebook) and base.additive == self.additive
 
-    def _to_json(self) -> dict[str, Any]:
+    def _lattice_to_json(self) -> dict[str, Any]:
         centroids = b64encode(self.lattice.centroids.astype("<f4").tobytes()).decode()
-        found = _Based._to_json(self) | {"centroids": centroids}
-        found |= {name: True for name in ("additive",) if self.additive}
-        if self.lattice.protected:
-            found |= {"protected": True, "aside": list(self.aside)}
-        return found
+        return {"centroids": centroids, **({"protected": True} if self.lattice.protected else {})}
 
     @classmethod
-    def _from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        try:
-            centroids = np.frombuffer(b64decode(document["centroids"]), "<f4")
-            lattice = CodebookLattice(document["dtype"], centroids, document.get("protected", False))
-        except UsageError as error:
-            raise IntegrityError(f"The codebook of object {document['id']} is damaged: {error}") from error
-        additive, aside = document.get("additive", False), tuple(document.get("aside", ()))
-        return _Based._from_json(document) | {"lattice": lattice, "additive": additive, "aside": aside}
+    def _lattice_from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
+        """Return the lattice, as a keyword argument."""
+        centroids = np.frombuffer(b64decode(document["centroids"]), "<f4")
+        return {"lattice": CodebookLattice(document["dtype"], centroids, document.get("protected", False))}
 
     def _is_possible(self) -> bool:
         protected = self.lattice.protected
@@ -522,12 +488,22 @@ def record_from_json(document: dict[str, Any], pack: str) -> Record:
     IntegrityError
         The record contradicts itself.
     """
+    kind = KINDS[document["kind"]]
+    offset, length = document["at"]
+    common = {name: document[name] for name in ("id", "dtype", "count", "chunk", "alone")}
+    own = ((name, document[name]) for name in kind._own_fields() if name in document)
+    values: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in own}
     try:
-        return KINDS[document["kind"]].from_json(document, pack)
-    except IntegrityError:
-        raise
+        record = kind(**common, pack=pack, offset=offset, length=length, **values, **kind._lattice_from_json(document))
+        is_possible = record.dtype in kind.dtypes and record._is_possible()
     except (ArithmeticError, ValueError, LookupError) as error:
         raise IntegrityError(f"Pack {pack} has a damaged record ({error}); run `ckstore recover`.") from error
+    if not is_possible:  # Kernels do not check the fields.
+        raise IntegrityError(
+            f"The record of object {record.id} is out of bounds; restore its pack from a copy, or run"
+            " `ckstore recover`."
+        )
+    return record
 
 
 def exact_work(count: int, chunk: int, dtype: str) -> Work:
@@ -535,37 +511,7 @@ def exact_work(count: int, chunk: int, dtype: str) -> Work:
     return layer(-(-count // chunk), count, int(EXACT_SHARE * count * ITEM_SIZES[dtype]), grouped=False)
 
 
-class Cut(Protocol):
-    """The cut of elements into chunks, of a record or a unit."""
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of the coded elements."""
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-
-    @property
-    def chunk(self) -> int:
-        """Elements of each chunk."""
-
-
-def check_cut(record: Record, other: Cut) -> None:
+def check_cut(record: Record, other: Record | Unit) -> None:
     """Raise `IntegrityError` unless a record and its owner have the same dtype, count and chunks."""
     if (record.dtype, record.count, record.chunk) != (other.dtype, other.count, other.chunk):
         raise IntegrityError(f"Object {record.id} is cut into other chunks than its owner; run `ckstore verify`.")
-
-
-def _axes_to_json(lattice: LinearLattice | RoundedLattice) -> dict[str, Any]:
-    axes = {"rows": lattice.rows, "cols": lattice.cols}
-    return {name: exponents_to_text(axis) for name, axis in axes.items() if axis.size}
-
-
-def _axes_from_json(document: dict[str, Any]) -> dict[str, Any]:
-    return {name: exponents_from_text(document.get(name)) for name in ("rows", "cols")}
-
-
-def _fits_axes(lattice: LinearLattice | RoundedLattice, count: int) -> bool:
-    """Return whether the exponents of rows and columns are as many as these."""
-    return lattice.rows.size in (0, -(-count // lattice.width)) and lattice.cols.size in (0, lattice.width)

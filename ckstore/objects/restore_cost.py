@@ -28,9 +28,9 @@ def restore_work(reader: ObjectReader, objects: Iterable[str], layouts: Sequence
     depth = 0
     for identity in objects:
         record = reader.resolver.record(identity)
-        work = work.plus(reader.work(record))
+        work = work.plus(reader.chains.work(record))
         full = full.plus(record.full_work)
-        depth = max(depth, reader.depth(record))
+        depth = max(depth, reader.chains.depth(record))
     return work.plus(Work(levels=depth)), full
 
 

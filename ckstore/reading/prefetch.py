@@ -48,8 +48,8 @@ def prefetch_chunks(repository: Repository, objects: Sequence[str], places: Iter
     wanted: list[list[tuple[Record, set[int] | None]]] = []
     for number, chunks in chosen.items():
         with suppress(IntegrityError):
-            wanted.append([(record, chunks) for record in reader.records(objects[number])])
-    indexed = [record for levels in wanted for record, chunks in levels if reader.index_ranges(record, chunks)]
+            wanted.append([(record, chunks) for record in reader.chains.records(objects[number])])
+    indexed = [record for levels in wanted for record, chunks in levels if reader.stored.index_ranges(record, chunks)]
     if sum(record.end - record.start for record in indexed) <= _SMALL:
         whole = set(map(id, indexed))
         wanted = [[(record, None if id(record) in whole else cut) for record, cut in levels] for levels in wanted]
@@ -58,7 +58,7 @@ def prefetch_chunks(repository: Repository, objects: Sequence[str], places: Iter
             (record.pack, *part)
             for levels in wanted
             for record, chunks in levels
-            for part in reader.index_ranges(record, chunks)
+            for part in reader.stored.index_ranges(record, chunks)
         )
     with suppress(IntegrityError):
         packs.prefetch(part for levels in wanted for part in _parts(reader, levels))
@@ -66,9 +66,9 @@ def prefetch_chunks(repository: Repository, objects: Sequence[str], places: Iter
 
 def _parts(reader: ObjectReader, levels: Sequence[tuple[Record, set[int] | None]]) -> Iterator[tuple[str, int, int]]:
     """Yield the parts of an object's records in the order of reads: indexes, then the first pieces, and so on."""
-    parts = [(record.pack, *part) for record, chunks in levels for part in reader.ranges(record, chunks)]
+    parts = [(record.pack, *part) for record, chunks in levels for part in reader.stored.ranges(record, chunks)]
     for record, _ in levels:
-        for part in reader.index_ranges(record, ()):
+        for part in reader.stored.index_ranges(record, ()):
             yield record.pack, *part
     yield from _in_turn(parts)
 

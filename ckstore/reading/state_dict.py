@@ -20,6 +20,7 @@ from ckstore.formats.paths import path_to_text
 from ckstore.formats.shards import slabs
 from ckstore.formats.trees import replace_tensors, select_tensors
 from ckstore.objects.records import Raw
+from ckstore.objects.stored_chunks import is_whole
 from ckstore.reading.buffers import Destination, fill, read_tensor
 from ckstore.reading.known_types import ObjectBuilder
 from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
@@ -104,7 +105,7 @@ def _mapped(version: StoredVersion, file: int, *, checked: bool) -> dict[int, me
         if len(view) != cut.nbytes:
             raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
         if checked and number not in whole:
-            whole[number] = repository.reader.is_whole(record, packs[record.pack], worker_count())
+            whole[number] = is_whole(record, packs[record.pack], worker_count())
         if whole.get(number, True):
             found[extent] = view
     return found

@@ -54,7 +54,7 @@ class StorageFacts:
     def depth(self, objects: Iterable[StoredObject]) -> int:
         """Return the largest number of deltas in the chains of these objects."""
         reader = self.version.repository.reader
-        return max((reader.depth(item.record) for item in objects), default=0)
+        return max((reader.chains.depth(item.record) for item in objects), default=0)
 
     def summary(self) -> dict[str, Any]:
         """Return counts of objects, and bytes of exact and of coarse ones; shared objects count once.

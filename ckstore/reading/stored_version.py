@@ -172,7 +172,7 @@ class StoredVersion:
 
     def _distrust(self, number: int) -> bool:
         """Drop local copies of a unit's packs; return whether to read them again."""
-        records = self.repository.reader.records(self.document.objects[number])
+        records = self.repository.reader.chains.records(self.document.objects[number])
         return self.repository.packs.distrust({record.pack for record in records})
 
     def _concerning(self, number: int, error: IntegrityError) -> IntegrityError:
@@ -215,10 +215,9 @@ class StoredVersion:
         """Raise `IntegrityError` if parts of the version are missing; nothing is decoded."""
         for file in range(len(self.document.files)):
             self.skeleton(file)
-        for identity in set(self.document.objects):
-            for record in self.repository.reader.records(identity):
-                if record.end > self.repository.packs.size(record.pack):
-                    raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
+        for record in self.repository.reader.chains.records(*self.document.objects):
+            if record.end > self.repository.packs.size(record.pack):
+                raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
 
     def blank_skeleton(self, file: int) -> bytes:
         """Return the skeleton with its CRCs as zeros, as it is stored."""

@@ -249,11 +249,11 @@ def _stored(reader: ObjectReader, record: Record) -> Encoded:
     """Read the stored payloads of a record in one piece."""
     data = memoryview(reader.blocks.pread(record.pack, record.offset, record.length))
     payloads: list[memoryview | bytes | None] = [
-        None if place is None else data[place[0] : place[0] + place[1]] for place in reader.index(record)
+        None if place is None else data[place[0] : place[0] + place[1]] for place in reader.stored.index(record)
     ]
     aside = []
     if isinstance(record, Codebook) and record.lattice.protected:
-        aside = [reader.aside(record, chunk) for chunk in range(record.chunks)]
+        aside = [reader.stored.aside(record, chunk) for chunk in range(record.chunks)]
     return Encoded(replace(record, pack=""), payloads, aside=aside)
 
 

@@ -53,7 +53,7 @@ class Claims:
 
     def _below(self, identity: str) -> list[str]:
         """Return the ids of an object's bases, down to the first claimed one."""
-        chain = [record.id for record in self._repository.reader.records(identity)]
+        chain = [record.id for record in self._repository.reader.chains.records(identity)]
         return list(takewhile(lambda other: other not in self.claimed, chain[1:]))
 
 

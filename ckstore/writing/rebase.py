@@ -114,10 +114,12 @@ def _beyond(
     The objects that save most come first. Sums of deltas cannot be stored in full.
     """
     records = [reader.resolver.record(identity) for identity in sorted(set(version.document.objects))]
-    depth = {record.id: reader.depth(record) for record in records}
+    depth = {record.id: reader.chains.depth(record) for record in records}
     fixed = cost(assembly_work(version.layout.files))
     full = {record.id: cost(record.alone_work) for record in records}
-    spent = {record.id: full[record.id] if record.id in chosen else cost(reader.work(record)) for record in records}
+    spent = {
+        record.id: full[record.id] if record.id in chosen else cost(reader.chains.work(record)) for record in records
+    }
     allowed = (budget or 0.0) * (fixed + sum(cost(record.full_work) for record in records))
     total = fixed + sum(spent.values())
     wanted: set[str] = set()

@@ -157,7 +157,7 @@ def version_budget(
     longest = -1
     for item in parents:
         with suppress(IntegrityError):
-            longest = max(longest, reader.depth(reader.resolver.record(item.id)))
+            longest = max(longest, reader.chains.depth(reader.resolver.record(item.id)))
     return Budget(full + LEVEL * (1 + longest), full, size, budget)
 
 
@@ -226,4 +226,4 @@ class _Objects:
         for content in self._resolver.known(contents):
             self.known[content] = Stored(content)
             record = self._resolver.record(content)
-            budget.add(record.nbytes_of_values, cost(record.full_work), cost(self._reader.work(record)))
+            budget.add(record.nbytes_of_values, cost(record.full_work), cost(self._reader.chains.work(record)))

@@ -282,7 +282,7 @@ class _Thinning:
                 coarse = {unit: estimate for unit, estimate in estimates.items() if estimate is not None}
                 for unit in estimates.keys() - coarse.keys():
                     record = reader.resolver.record(objects[unit])
-                    budget.add(record.nbytes_of_values, cost(record.full_work), cost(reader.work(record)))
+                    budget.add(record.nbytes_of_values, cost(record.full_work), cost(reader.chains.work(record)))
                 choices = budget.plan(list(coarse.values()))
                 todo = list(zip(coarse.items(), choices, strict=True))
 

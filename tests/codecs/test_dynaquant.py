@@ -16,15 +16,12 @@ from ckstore.codecs.schemes.dynaquant import (
     PROTECT,
     PRUNE,
     DynaQuantSettings,
-    LevelStatistics,
     RankStatistics,
     Split,
     Treatment,
-    assign,
-    dynaquant_quantise,
     kmeans_round,
     kmeans_start,
-    moment_sensitivity,
+    level_codebook,
     treated,
     weighted_kmeans,
 )
@@ -44,6 +41,14 @@ settings_of = st.builds(
 
 def weights(seed: int, count: int = 20_000) -> np.ndarray:
     return (np.random.default_rng(seed).standard_t(5, count) * 0.02).astype(np.float32)
+
+
+def quantise(values, settings, sensitivity=None, dtype="float32"):
+    """Quantise one layer that is the only one of its type: the paper's one-shot compression."""
+    ranks = RankStatistics()
+    ranks.add(values, sensitivity)
+    split = ranks.split(settings, known=sensitivity is not None)
+    return treated(values, Treatment(split, settings.levels, sensitivity), dtype)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +71,9 @@ def test_a_bins_middle_is_within_the_relative_accuracy():
     values = np.exp(np.random.default_rng(1).uniform(-80, 80, 5000)).astype(np.float32)
     assert ACCURACY <= 0.01
     for value in np.concatenate([values, -values]):
-        statistics = LevelStatistics(Split(0, 0, 1 << 14, 1 << 14))
         one = np.array([value])
-        statistics.add(one, one)
-        (middle,) = statistics.codebook(16).centroids[[0 if value < 0 else 1]]
+        treatment = Treatment(Split(0, 0, 1 << 14, 1 << 14), 16, one)
+        (middle,) = level_codebook(one, treatment).centroids[[0 if value < 0 else 1]]
         assert abs(middle - value) <= ACCURACY * abs(value)
 
 
@@ -77,7 +81,7 @@ def test_a_bins_middle_is_within_the_relative_accuracy():
 def test_the_split_takes_the_shares_it_is_asked_for(settings, seed):
     values = weights(seed)
     sensitivity = np.abs(weights(seed + 1) * values)
-    lattice, indices, aside = dynaquant_quantise(values, settings, sensitivity)
+    lattice, indices, aside = quantise(values, settings, sensitivity)
     decoded = lattice.values(indices, aside).view(np.float32)
     protected = indices == lattice.levels - 1
     either = np.zeros(values.size, bool)
@@ -103,7 +107,7 @@ def test_the_largest_by_either_metric_are_protected_with_any_pruning_metric():
     assert np.mean(large & sensitive) < 0.001
     for metric in METRICS:
         settings = DynaQuantSettings(8, 0.3, 0.005, metric)
-        lattice, indices, _ = dynaquant_quantise(values, settings, sensitivity)
+        lattice, indices, _ = quantise(values, settings, sensitivity)
         protected = indices == lattice.levels - 1
         assert np.all(protected[large | sensitive])
         assert np.mean(protected) < 0.014
@@ -113,12 +117,12 @@ def test_pruning_by_sensitivity_is_not_pruning_by_magnitude():
     values = weights(3)
     sensitivity = 1 / np.abs(values)
     settings = DynaQuantSettings(prune=0.3, metric="sensitivity")
-    lattice, indices, aside = dynaquant_quantise(values, settings, sensitivity)
+    lattice, indices, aside = quantise(values, settings, sensitivity)
     decoded = lattice.values(indices, aside).view(np.float32)
     unprotected = indices != lattice.levels - 1
     assert not np.any(decoded[(np.abs(values) > np.quantile(np.abs(values), 0.72)) & unprotected])
-    by_magnitude = dynaquant_quantise(values, DynaQuantSettings(prune=0.3))
-    without = dynaquant_quantise(values, settings)
+    by_magnitude = quantise(values, DynaQuantSettings(prune=0.3))
+    without = quantise(values, settings)
     assert np.array_equal(without[1], by_magnitude[1]), "magnitude replaces an unknown sensitivity"
 
 
@@ -149,7 +153,7 @@ def test_one_share_is_pruned_of_the_layers_of_a_type_together():
 def test_protected_elements_of_16_bits_are_exact(dtype):
     bits = as_bits(weights(4), dtype)
     values = as_float32(bits, dtype)
-    lattice, indices, aside = dynaquant_quantise(values, DynaQuantSettings(protect=0.1), dtype=dtype)
+    lattice, indices, aside = quantise(values, DynaQuantSettings(protect=0.1), dtype=dtype)
     decoded = lattice.values(indices, aside)
     protected = indices == lattice.levels - 1
     assert np.count_nonzero(protected) > 1000
@@ -164,7 +168,7 @@ def test_hostile_elements_take_a_level_and_decode_finite(settings, seed):
     values[rng.random(500) < 0.3] = rng.choice(SPECIAL)
     sensitivity = np.abs(weights(seed + 1, 500))
     sensitivity[rng.random(500) < 0.3] = rng.choice(SPECIAL)
-    lattice, indices, aside = dynaquant_quantise(values, settings, sensitivity)
+    lattice, indices, aside = quantise(values, settings, sensitivity)
     decoded = lattice.values(indices, aside).view(np.float32)
     assert np.all(np.isfinite(decoded))
     lost = ~np.isfinite(values) | (np.abs(values) < np.finfo(np.float32).tiny)
@@ -175,31 +179,10 @@ def test_hostile_elements_take_a_level_and_decode_finite(settings, seed):
 @pytest.mark.parametrize("values", [[], [0.0, -0.0, 1e-40], [np.nan], [0.5] * 9, [-2.0, 3.0]])
 def test_few_distinct_values_are_levels_of_their_own(values):
     values = np.array(values, np.float32)
-    lattice, indices, aside = dynaquant_quantise(values, DynaQuantSettings(4, 0.0, 0.0005))
+    lattice, indices, aside = quantise(values, DynaQuantSettings(4, 0.0, 0.0005))
     decoded = lattice.values(indices, aside).view(np.float32)
     expected = np.where(np.isfinite(values) & (np.abs(values) > 1e-30), values, 0)
     assert np.all(np.abs(decoded - expected) <= 0.01 * np.abs(expected))
-
-
-def test_chunks_and_merged_statistics_make_the_same_indices_as_the_whole():
-    values, settings = weights(5), DynaQuantSettings(8, 0.2, 0.01, "sensitivity")
-    sensitivity = moment_sensitivity(values, np.square(weights(6)))
-    whole = dynaquant_quantise(values, settings, sensitivity)
-    chunks = list(zip(np.array_split(values, 9), np.array_split(sensitivity, 9), strict=True))
-    ranks = [RankStatistics(), RankStatistics()]
-    for place, chunk in enumerate(chunks):
-        ranks[place % 2].add(*chunk)
-    ranks[0].merge(ranks[1])
-    split = ranks[0].split(settings, known=True)
-    levels = [LevelStatistics(split), LevelStatistics(split)]
-    for place, chunk in enumerate(chunks):
-        levels[place % 2].add(*chunk)
-    levels[1].merge(levels[0])
-    lattice = levels[1].codebook(settings.levels)
-    assert np.array_equal(lattice.centroids, whole[0].centroids)
-    parts = [assign(lattice, split, *chunk) for chunk in chunks]
-    for place in range(2):
-        assert np.array_equal(np.concatenate([part[place] for part in parts]), whole[place + 1])
 
 
 @given(st.integers(1, 400), st.integers(2, 32), st.integers(0, 2**32 - 1))
@@ -260,18 +243,18 @@ def test_the_same_values_have_the_same_levels_and_similar_ones_similar_levels():
     after = before * np.float32(1.001)
     for levels in (4, 8, 16, 32):
         settings = DynaQuantSettings(levels, 0.2, 0.005)
-        lattice, indices, _ = dynaquant_quantise(before, settings)
-        again, same, _ = dynaquant_quantise(before + 0, settings)
+        lattice, indices, _ = quantise(before, settings)
+        again, same, _ = quantise(before + 0, settings)
         assert np.array_equal(again.centroids, lattice.centroids)
         assert np.array_equal(same, indices)
-        assert np.mean(dynaquant_quantise(after, settings)[1] != indices) < 0.1, levels
+        assert np.mean(quantise(after, settings)[1] != indices) < 0.1, levels
 
 
 def test_more_levels_lose_less():
     values = weights(8)
     errors = []
     for levels in LEVELS:
-        lattice, indices, aside = dynaquant_quantise(values, DynaQuantSettings(levels, 0.0, 0.0005))
+        lattice, indices, aside = quantise(values, DynaQuantSettings(levels, 0.0, 0.0005))
         errors.append(float(np.mean((lattice.values(indices, aside).view(np.float32) - values) ** 2)))
     assert errors == sorted(errors)
 

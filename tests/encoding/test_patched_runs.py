@@ -161,7 +161,7 @@ def test_a_patch_is_made_again_against_an_ancestor(place: Path, dtype: str) -> N
 def test_the_cost_of_a_level_follows_its_changes(place: Path) -> None:
     store, _ = filled(place, "float32")
     with store:
-        works = [store._repository.reader.work(record_of(store, step)) for step in (1, VERSIONS - 1)]
+        works = [store._repository.reader.chains.work(record_of(store, step)) for step in (1, VERSIONS - 1)]
         assert cost(works[1]) - cost(works[0]) < 0.25 * cost(works[0])
         assert works[1].plain_chunks == works[0].plain_chunks
 

@@ -93,7 +93,7 @@ def test_values_and_ids_stay(place: Path, kind: str, kept: tuple[int, ...]) -> N
         write(store, again)
         assert exact(store, found[3]) == before
         assert store.verify().problems == []
-        assert len(store._repository.reader.records(found[3].id)) == 1 or kept
+        assert len(store._repository.reader.chains.records(found[3].id)) == 1 or kept
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int32"])
@@ -107,7 +107,7 @@ def test_nearer_bases_take_fewer_bytes(place: Path, kind: str) -> None:
 def test_the_nearest_that_stays_is_taken(place: Path) -> None:
     with run_of(place, "float32") as store:
         record = objects(store)[3]
-        chain = [level.id for level in store._repository.reader.chain(record)]
+        chain = [level.id for level in store._repository.reader.chains.levels(record)]
         assert len(chain) > 1
         assert without_lost(store._repository.reader, record, set(chain[1:])).record.base == chain[1]
         assert without_lost(store._repository.reader, record, {chain[-1]}).record.base == chain[-1]

@@ -15,10 +15,10 @@ import ckstore
 from ckstore.codecs.lattice import LinearLattice
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
-from ckstore.objects import reader as objects
+from ckstore.objects import stored_chunks
 from ckstore.objects.cache import ChunkCache
-from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import Full, Linear, Record
+from ckstore.objects.stored_chunks import StoredChunks
 
 pytestmark = pytest.mark.encoded
 
@@ -145,20 +145,20 @@ def test_views_of_whole_arrays_are_not_copied() -> None:
 
 
 def test_shard_indexes_are_dropped_beyond_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_INDEXES", 2)
+    monkeypatch.setattr(stored_chunks, "_INDEXES", 2)
     store = ckstore.init(tmp_path / "store")
     for step in range(2):
         # Objects of one chunk have no index.
         values = np.arange(600_000, dtype=np.float32).reshape(2, -1) + step
         store.ingest({"a": values, "b": -values}, run="a", step=step)
-    reader = ObjectReader(store._repository.resolver, store._repository.packs)
+    stored = StoredChunks(store._repository.packs)
     records = [
         store._repository.resolver.record(one) for row in (0, 1) for one in store[f"a@{row}"]._stored.document.objects
     ]
     assert len(records) > 2
-    first = [reader.index(record) for record in records]
-    assert len(reader._indexes) == 2
-    assert [reader.index(record) for record in records] == first
+    first = [stored.index(record) for record in records]
+    assert len(stored._indexes) == 2
+    assert [stored.index(record) for record in records] == first
 
 
 def test_dropped_chunks_no_longer_count() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.codecs.integers import encode_integers
-from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, LevelStatistics, RankStatistics, assign
+from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, Treatment, assign, treated
 from tests.codecs.test_dynaquant import weights
 from tools.fidelity.coded_bits import coded_bits, run_lengths
 
@@ -37,11 +37,9 @@ def late_training_pair(count: int = 400_000) -> tuple[np.ndarray, np.ndarray, in
     settings = DynaQuantSettings(16, 0.2, 0.005)
     ranks = RankStatistics()
     ranks.add(before, None)
-    split = ranks.split(settings, known=False)
-    levels = LevelStatistics(split)
-    levels.add(before, None)
-    lattice = levels.codebook(settings.levels)
-    return assign(lattice, split, after, None)[0], assign(lattice, split, before, None)[0], lattice.levels
+    treatment = Treatment(ranks.split(settings, known=False), settings.levels, None)
+    lattice, base, _ = treated(before, treatment)
+    return assign(lattice, after, treatment)[0], base, lattice.levels
 
 
 def test_the_ablation_comes_out_in_the_papers_order():

@@ -711,7 +711,7 @@ def test_a_forged_base_does_not_come_along(directory: Path, scheme: Any) -> None
         honest.ingest({"w": other}, run="b", step=0, policy=policy, hot=0)
         [forged] = honest["b@0"]._stored.document.objects
         first, second = (source[f"a@{step}"]._stored.row.pack for step in range(2))
-        record, _ = source._repository.reader.records(source["a@1"]._stored.document.objects[0])
+        record, _ = source._repository.reader.chains.records(source["a@1"]._stored.document.objects[0])
         if isinstance(record, Codebook):  # Its id depends on its base's.
             record = replace(
                 record, id=verify_module._lattice_id(source._repository.reader, replace(record, base=forged))

@@ -12,8 +12,9 @@ import torch
 import ckstore
 from ckstore.checking import verify as verifying
 from ckstore.errors import ConflictError, IntegrityError
-from ckstore.objects.reader import ObjectReader
+from ckstore.objects.chains import Chains
 from ckstore.objects.resolver import CatalogResolver
+from ckstore.objects.stored_chunks import StoredChunks
 from ckstore.policy import Policy
 from ckstore.storage.pack_reader import PackReader
 from ckstore.writing import thin as thinning
@@ -82,7 +83,7 @@ CHANGES: dict[str, Callable[[ckstore.Store], Any]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("at", [(PackReader, "digest"), (PackReader, "read_into"), (ObjectReader, "chain")])
+@pytest.mark.parametrize("at", [(PackReader, "digest"), (PackReader, "read_into"), (Chains, "_link")])
 def test_verify_reports_no_loss(place: Path, name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with ckstore.open(place) as store:
         store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
@@ -174,7 +175,7 @@ def test_a_read_restarts_when_its_version_becomes_coarse(
             change(place, CHANGES["compact"])()
             nothing_remembered(store)
 
-        done = first(monkeypatch, ObjectReader, "_raw", compact)
+        done = first(monkeypatch, StoredChunks, "raw", compact)
         if reading == "state_dict":
             found = version.state_dict()
         else:
@@ -203,10 +204,10 @@ def test_a_chain_that_leads_elsewhere_while_it_is_followed(place: Path, monkeypa
     """An ingest asks for what its parent's objects cost; others free what these were stored against."""
     with ckstore.open(place) as store:
         objects = store["a@3"]._stored.document.objects
-        assert any(store._repository.reader.records(identity)[1:] for identity in objects)
+        assert any(store._repository.reader.chains.records(identity)[1:] for identity in objects)
         nothing_remembered(store)
-        done = first(monkeypatch, ObjectReader, "_base", change(place, CHANGES["thin first"]))
+        done = first(monkeypatch, Chains, "_base", change(place, CHANGES["thin first"]))
         for identity in objects:
-            store._repository.reader.records(identity)
+            store._repository.reader.chains.records(identity)
         assert done
         assert torch.equal(store["a@3"].state_dict()["w"], state(3)["w"])

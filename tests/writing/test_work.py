@@ -127,7 +127,7 @@ def test_reading_a_version_takes_each_of_its_chunks_once(
             records = {
                 record.id: record
                 for one in store[3]._stored.document.objects
-                for record in store._repository.reader.records(one)
+                for record in store._repository.reader.chains.records(one)
             }
             counts.clear()
             work(store[3])
@@ -142,7 +142,7 @@ def test_a_row_touches_one_chunk_of_each_level(tmp_path: Path, counts: Counter[s
             store.ingest(checkpoint(tmp_path / "x.pt", 1, 1 << 20, seed))
     with ckstore.open(tmp_path / "store", "r") as store:
         version = store[3]
-        levels = len(store._repository.reader.records(version._stored.document.objects[0]))
+        levels = len(store._repository.reader.chains.records(version._stored.document.objects[0]))
         counts.clear()
         version["model/layer.0.weight"][1000:1500]
         assert store._repository.reader.decoded_chunks <= levels

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import ckstore
-from ckstore.checking.ledger import order0_bits
+from ckstore.codecs.integers import entropy_bits
+from ckstore.codecs.lattice import ordinal_classes
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import Codebook, Delta, Patches, Raw, Record
+from ckstore.repository import Repository
 from tools.bench.chains import time_ratio
 from tools.bench.series import Series
 
@@ -83,7 +87,7 @@ def measure(series: Series, work: Path) -> Ours:
             return partial(ckstore.open(path, mode="r")[number].checkout, out, force=True)
 
         factor = time_ratio(partial(prepare, root, deepest.number), partial(prepare, full, rows[0].number))
-        entropy, coded = order0_bits(store._repository)
+        entropy, coded = _order0_bits(store._repository)
         return Ours(
             total=totals[-1],
             later=totals[-1] - totals[0],
@@ -99,6 +103,34 @@ def measure(series: Series, work: Path) -> Ours:
 def size_of(directory: Path) -> int:
     """Return the bytes of all files under a directory."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def _order0_bits(repository: Repository) -> tuple[float, int]:
+    """Return the order-0 entropy, per group, of all coded integers in bits, and the bits of their payloads."""
+    entropy = 0.0
+    stored = 0
+    for pack in repository.catalog.packs():
+        for slot in sorted(slot for _, slot in repository.catalog.objects_in(pack.name)):
+            for bits, nbytes in _entropies(repository.reader, repository.resolver.manifest(pack.name).record(slot)):
+                entropy += bits
+                stored += 8 * nbytes
+    return entropy, stored
+
+
+def _entropies(reader: ObjectReader, record: Record) -> Iterator[tuple[float, int]]:
+    """Yield the entropy in bits and the payload's bytes of each stored chunk; patches are not entropy-coded."""
+    if isinstance(record, Raw | Patches):
+        return
+    for chunk, place in enumerate(reader.stored.index(record)):
+        if place is None:
+            continue
+        context = None
+        base = None if record.base is None else reader.resolver.record(record.base)
+        if isinstance(record, Codebook) and isinstance(base, Codebook) and not record.additive:
+            context = record.lattice.classes(reader.indices(base, chunk))
+        if isinstance(record, Delta) and base is not None and record.context:
+            context = ordinal_classes(reader.ordinals(base, chunk), record.dtype)
+        yield entropy_bits(reader.stored_integers(record, chunk, context), context), place[1]
 
 
 def _contents(path: Path) -> dict[str, bytes]:

@@ -181,9 +181,11 @@ def _sizes(store: ckstore.Store) -> list[str]:
     shares = []
     for row in rows:
         records = {
-            record for identity in store[row.number]._stored.document.objects for record in reader.records(identity)
+            record
+            for identity in store[row.number]._stored.document.objects
+            for record in reader.chains.records(identity)
         }
-        nbytes = sum(length for record in records for _, length in reader.ranges(record, None))
+        nbytes = sum(length for record in records for _, length in reader.stored.ranges(record, None))
         shares.append(nbytes / row.original_bytes)
     stored, original = sum(row.stored_bytes for row in rows), sum(row.original_bytes for row in rows)
     return [f"{stored:,}", f"{stored / original:.4f}", f"{max(shares):.2f}"]

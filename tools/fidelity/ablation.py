@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, dynaquant_quantise
+from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, Treatment, treated
 from ckstore.objects.units import SMALL
 from tools.fidelity.coded_bits import CodedBits, coded_bits
 from tools.fidelity.found import Found
@@ -50,6 +50,8 @@ def _quantised(path: Path, settings: DynaQuantSettings) -> dict[str, tuple[NDArr
     found = {}
     for name, weight in load(path)["model"].items():
         if weight.numel() >= SMALL:
-            lattice, indices, _ = dynaquant_quantise(weight.numpy().reshape(-1), settings)
+            values, ranks = weight.numpy().reshape(-1), RankStatistics()
+            ranks.add(values, None)
+            lattice, indices, _ = treated(values, Treatment(ranks.split(settings, known=False), settings.levels, None))
             found[name] = indices, lattice.levels
     return found

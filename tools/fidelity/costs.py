@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, LevelStatistics, RankStatistics
+from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, Treatment, level_codebook
 from ckstore.objects.units import SMALL
 from tools.fidelity import archives
 from tools.fidelity.archives import Setting, StoreArchive
@@ -57,9 +57,7 @@ def _quantiser(bench: Bench) -> dict[str, Any]:
         own.split(settings, known=False)
 
     def cluster() -> None:
-        statistics = LevelStatistics(split)
-        statistics.add(values, None)
-        statistics.codebook(_LEVELS)
+        level_codebook(values, Treatment(split, _LEVELS, None))
 
     sample = np.random.default_rng(0).choice(values, _SAMPLE, replace=False)[:, None]
     seconds = {

@@ -3,8 +3,8 @@
 Agrawal et al., "Inshrinkerator: Compressing Deep Learning Training Checkpoints via Dynamic Quantization", SoCC 2024.
 Elements are ranked by magnitude and by sensitivity. The lowest ranks by one of the two become 0. The highest by either
 are protected: stored separately in 16 bits. The rest is quantised to the levels of a weighted k-means over a histogram
-of relative accuracy. Each step reads an object chunk by chunk: `RankStatistics`, merged over all layers of a type,
-determines the split, `LevelStatistics` makes the codebook, `assign` the indices.
+of relative accuracy. `RankStatistics`, merged over all layers of a type, determines the split, `level_codebook` makes
+the codebook, `assign` the indices.
 """
 
 from __future__ import annotations
@@ -128,11 +128,7 @@ class RankStatistics:
     def split(self, settings: DynaQuantSettings, *, known: bool) -> Split:
         """Return the split that best meets the shares to prune and to protect; whole bins go to one side.
 
-        Parameters
-        ----------
-        settings
-        known
-            Whether the elements' sensitivity is known; otherwise they rank by magnitude alone.
+        Unless the elements' sensitivity is `known`, they rank by magnitude alone.
         """
         by_sensitivity = known and settings.metric == "sensitivity"
         return Split(
@@ -143,50 +139,34 @@ class RankStatistics:
         )
 
 
-class LevelStatistics:
-    """A histogram of the values between pruned and protected ones, gathered chunk by chunk.
+class Treatment(NamedTuple):
+    """The quantisation of an object: the split, the number of levels, and the sensitivity of its elements if known."""
 
-    Attributes
-    ----------
-    split
-        The bounds of the values.
-    counts : (32768,) int64
-        By sign, exponent and six bits of the mantissa of float32.
+    split: Split
+    levels: int
+    sensitivity: Floats | None
+
+
+def level_codebook(values: Floats, treatment: Treatment, dtype: str = "float32") -> CodebookLattice:
+    """Return the levels of a weighted k-means over the bins, the level 0 of pruned values, and a protected one.
+
+    A bin holds the values, neither pruned nor protected, of one sign, exponent and six bits of the mantissa of float32.
+    It weighs 0.2 times its share of the elements and 0.8 times its share of the sum of the bins' magnitudes.
     """
+    from ckstore.kernels import codebook as kernels
 
-    def __init__(self, split: Split) -> None:
-        from ckstore.kernels import codebook as kernels
-
-        self.split = split
-        self.counts: Counts = np.zeros(kernels.BINS, np.int64)
-
-    def add(self, values: Floats, sensitivity: Floats | None) -> None:
-        """Add a chunk: its values, and their sensitivity if known."""
-        from ckstore.kernels import codebook as kernels
-
-        kernels.level_counts(*_pair(values, sensitivity), self.split[:], self.counts)
-
-    def merge(self, other: LevelStatistics) -> None:
-        """Add the chunks of other statistics of the same split."""
-        self.counts += other.counts
-
-    def codebook(self, levels: int, dtype: str = "float32") -> CodebookLattice:
-        """Return the levels of a weighted k-means over the bins, the level 0 of pruned values, and a protected one.
-
-        A bin weighs 0.2 times its share of the elements and 0.8 times its share of the sum of the bins' magnitudes.
-        """
-        from ckstore.kernels import codebook as kernels
-
-        bins = np.flatnonzero(self.counts)
-        if not bins.size:
-            return codebook(np.empty(0), dtype, protected=True)
-        middles = (bins << kernels.BIN_SHIFT) + (1 << (kernels.BIN_SHIFT - 1))
-        points = middles.astype(np.uint32).view(np.float32).astype(np.float64)
-        order = np.argsort(points)
-        points, counts = points[order], self.counts[bins][order]
-        magnitudes = np.abs(points)
-        weights = FREQUENCY_WEIGHT * counts / counts.sum() + MAGNITUDE_WEIGHT * magnitudes / magnitudes.sum()
-        return codebook(weighted_kmeans(points, weights, levels), dtype, protected=True)
+    counts: Counts = np.zeros(kernels.BINS, np.int64)
+    kernels.level_counts(*_pair(values, treatment.sensitivity), treatment.split[:], counts)
+    bins = np.flatnonzero(counts)
+    if not bins.size:
+        return codebook(np.empty(0), dtype, protected=True)
+    middles = (bins << kernels.BIN_SHIFT) + (1 << (kernels.BIN_SHIFT - 1))
+    points = middles.astype(np.uint32).view(np.float32).astype(np.float64)
+    order = np.argsort(points)
+    points, counts = points[order], counts[bins][order]
+    magnitudes = np.abs(points)
+    weights = FREQUENCY_WEIGHT * counts / counts.sum() + MAGNITUDE_WEIGHT * magnitudes / magnitudes.sum()
+    return codebook(weighted_kmeans(points, weights, treatment.levels), dtype, protected=True)
 
 
 def weighted_kmeans(points: Doubles, weights: Doubles, count: int) -> Doubles:
@@ -195,18 +175,8 @@ def weighted_kmeans(points: Doubles, weights: Doubles, count: int) -> Doubles:
     The random draws are fixed: the same values give the same centroids, and nearly the same values give nearly the same
     centroids. With other draws, versions would converge to different centroids, and every index would change.
 
-    Parameters
-    ----------
-    points : (n,) float64
-        Ascending, each once.
-    weights : (n,) float64
-        Positive.
-    count : int
-
-    Returns
-    -------
-    (min(count, n),) float64, ascending
-        The centroids of the start with the smallest weighted sum of squared distances.
+    `points` ascend, each once; `weights` are positive. Of several starts, the one with the smallest weighted sum of
+    squared distances is returned, ascending; with fewer points than `count`, these.
     """
     if points.size <= count:
         return points
@@ -222,18 +192,7 @@ def kmeans_start(points: Doubles, weights: Doubles, draws: Doubles) -> Doubles:
 
     Each is a point, drawn in proportion to its weight and to its squared distance to the nearest centroid so far. As
     their section 7 proposes, several candidates are drawn each time, and the one that reduces these distances most is
-    chosen.
-
-    Parameters
-    ----------
-    points, weights
-        As in `weighted_kmeans`; more points than draws.
-    draws : (count, candidates) float64
-        Uniform in [0, 1).
-
-    Returns
-    -------
-    (count,) float64, ascending
+    chosen. `draws` (count, candidates) are uniform in [0, 1); there are more points than draws.
     """
     nearest = np.full(points.size, np.inf)
     chances = weights
@@ -277,85 +236,27 @@ def kmeans_round(points: Doubles, weights: Doubles, centroids: Doubles) -> Doubl
     return np.where(mass > 0, moment / np.where(mass > 0, mass, 1.0), centroids)
 
 
-def assign(
-    lattice: CodebookLattice, split: Split, values: Floats, sensitivity: Floats | None
-) -> tuple[Indices, npt.NDArray[np.uint16]]:
-    """Quantise a chunk.
+def assign(lattice: CodebookLattice, values: Floats, treatment: Treatment) -> tuple[Indices, npt.NDArray[np.uint16]]:
+    """Quantise values: return their indices, and the bits of the protected elements in their order.
 
-    Returns
-    -------
-    indices : (n,) uint8
-        The level of 0 for pruned values and values that are not finite, the last one for protected ones, else the
-        nearest.
-    aside : (k,) uint16
-        The bits of the protected elements in their order, for `CodebookLattice.values`: bfloat16 for float32
-        elements, else their own, which are exact.
+    Pruned values and values that are not finite take the level of 0, protected ones the last one, the others the
+    nearest. The bits are bfloat16 for float32 elements, else of their own dtype, which is exact.
     """
     from ckstore.kernels import codebook as kernels
 
     indices = lattice.nearest(values)
     protected = lattice.levels - 1
-    kernels.split_indices(*_pair(values, sensitivity), split[:], lattice.zero, protected, indices)
+    kernels.split_indices(*_pair(values, treatment.sensitivity), treatment.split[:], lattice.zero, protected, indices)
     aside = as_bits(values[indices == protected], "bfloat16" if lattice.dtype == "float32" else lattice.dtype)
     return indices, aside
-
-
-class Treatment(NamedTuple):
-    """The quantisation of an object: the split, the number of levels, and the sensitivity of its elements if known."""
-
-    split: Split
-    levels: int
-    sensitivity: Floats | None
 
 
 def treated(
     values: Floats, treatment: Treatment, dtype: str = "float32"
 ) -> tuple[CodebookLattice, Indices, npt.NDArray[np.uint16]]:
-    """Quantise an object that is one chunk.
-
-    Parameters
-    ----------
-    values : (n,) float32
-        Values that are not finite become 0.
-    treatment : Treatment
-    dtype : str
-        Of the elements.
-
-    Returns
-    -------
-    lattice, indices, aside
-        Decoded by ``lattice.values(indices, aside)``.
-    """
-    statistics = LevelStatistics(treatment.split)
-    statistics.add(values, treatment.sensitivity)
-    lattice = statistics.codebook(treatment.levels, dtype)
-    return (lattice, *assign(lattice, treatment.split, values, treatment.sensitivity))
-
-
-def dynaquant_quantise(
-    values: Floats, settings: DynaQuantSettings, sensitivity: Floats | None = None, dtype: str = "float32"
-) -> tuple[CodebookLattice, Indices, npt.NDArray[np.uint16]]:
-    """Quantise one layer that is the only one of its type: the paper's one-shot compression, without a parent.
-
-    Parameters
-    ----------
-    values : (n,) float32
-        Values that are not finite become 0.
-    settings : DynaQuantSettings
-    sensitivity : (n,) float32, optional
-        Not negative; elements rank by magnitude alone without it.
-    dtype : str
-        Of the elements.
-
-    Returns
-    -------
-    lattice, indices, aside
-        Decoded by ``lattice.values(indices, aside)``.
-    """
-    ranks = RankStatistics()
-    ranks.add(values, sensitivity)
-    split = ranks.split(settings, known=sensitivity is not None)
-    return treated(values, Treatment(split, settings.levels, sensitivity), dtype)
+    """Quantise an object: return its codebook, and the results of `assign`. Values that are not finite become 0."""
+    lattice = level_codebook(values, treatment, dtype)
+    return (lattice, *assign(lattice, values, treatment))
 
 
 def moment_sensitivity(values: Floats, second_moments: Floats) -> Floats:

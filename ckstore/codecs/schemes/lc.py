@@ -22,66 +22,41 @@ from ckstore.errors import UsageError
 SPLIT = 2
 
 
-class BucketStatistics:
-    """Counts and sums of the changes of an object by sign and exponent, gathered chunk by chunk.
+def bucket_codebook(changes: Floats, bits: int, dtype: str = "float32", split: int = 0) -> CodebookLattice:
+    """Return the means of the ``2**bits - 1`` occupied buckets of largest exponent, and 0: priority promotion.
 
-    Parameters
-    ----------
-    split : int
-        Leading bits of the mantissa that also belong to a bucket; 0, as in the paper, or more.
-
-    Attributes
-    ----------
-    counts : (512 · 2^split,) int64
-        By the leading bits of float32; without zeros, subnormals and values that are not finite.
-    sums : (512 · 2^split,) float64
+    `split` leading bits of the mantissa also belong to a bucket; 0, as in the paper, or more. Zeros, subnormals and
+    values that are not finite belong to none. Raise `UsageError` unless `bits` lies between 1 and 8.
     """
+    from ckstore.kernels import codebook as kernels
 
-    def __init__(self, split: int = 0) -> None:
-        self.split = split
-        self.counts: npt.NDArray[np.int64] = np.zeros(512 << split, np.int64)
-        self.sums: npt.NDArray[np.float64] = np.zeros(512 << split)
+    counts, sums = np.zeros(512 << split, np.int64), np.zeros(512 << split)
+    kernels.bucket_statistics(float_words(changes), counts, sums, 23 - split)
+    return promoted(counts, sums, bits, dtype, split)
 
-    def add(self, changes: Floats) -> None:
-        """Add a chunk of changes."""
-        from ckstore.kernels import codebook as kernels
 
-        kernels.bucket_statistics(float_words(changes), self.counts, self.sums, 23 - self.split)
+def promoted(
+    counts: npt.NDArray[np.int64], sums: npt.NDArray[np.float64], bits: int, dtype: str, split: int
+) -> CodebookLattice:
+    """Return the codebook of buckets, given by the leading bits of float32.
 
-    def merge(self, other: BucketStatistics) -> None:
-        """Add the chunks of other statistics. Sums are rounded: merge in a fixed order to compare results."""
-        self.counts += other.counts
-        self.sums += other.sums
-
-    def codebook(self, bits: int, dtype: str = "float32") -> CodebookLattice:
-        """Return the means of the ``2**bits - 1`` occupied buckets of largest exponent, and 0: priority promotion.
-
-        Of two buckets with the smallest exponent kept, the fuller one is kept; split buckets of one exponent are
-        ordered by the mantissa.
-
-        Raises
-        ------
-        UsageError
-            If `bits` does not lie between 1 and 8.
-        """
-        if not 1 <= bits <= 8:
-            raise UsageError(f"LC-Checkpoint quantises to 1 to 8 bits, not {bits}.")
-        buckets = np.flatnonzero(self.counts)
-        magnitudes = buckets & ((256 << self.split) - 1)
-        order = np.lexsort((buckets, -self.counts[buckets], -magnitudes))
-        kept = buckets[order][: (1 << bits) - 1]
-        # Sums are rounded: a mean must not leave its bucket, by which `assign` identifies it.
-        shift = 23 - self.split
-        edges = np.stack((kept << shift, ((kept + 1) << shift) - 1)).astype(np.uint32).view(np.float32)
-        means = np.clip(self.sums[kept] / self.counts[kept], edges.min(axis=0), edges.max(axis=0))
-        return codebook(means, dtype)
+    Of two buckets with the smallest exponent kept, the fuller one is kept; split buckets of one exponent are ordered by
+    the mantissa.
+    """
+    if not 1 <= bits <= 8:
+        raise UsageError(f"LC-Checkpoint quantises to 1 to 8 bits, not {bits}.")
+    buckets = np.flatnonzero(counts)
+    magnitudes = buckets & ((256 << split) - 1)
+    order = np.lexsort((buckets, -counts[buckets], -magnitudes))
+    kept = buckets[order][: (1 << bits) - 1]
+    # Sums are rounded: a mean must not leave its bucket, by which `assign` identifies it.
+    shift = 23 - split
+    edges = np.stack((kept << shift, ((kept + 1) << shift) - 1)).astype(np.uint32).view(np.float32)
+    return codebook(np.clip(sums[kept] / counts[kept], edges.min(axis=0), edges.max(axis=0)), dtype)
 
 
 def assign(lattice: CodebookLattice, changes: Floats, split: int = 0) -> Indices:
-    """Return the index of each change of a chunk: the centroid of its bucket, or the one of 0.
-
-    `split` is that of the statistics of the codebook.
-    """
+    """Return the index of each change: the centroid of its bucket, or the one of 0; `split` as for the codebook."""
     shift = np.uint32(23 - split)
     table = np.full(512 << split, lattice.zero, np.uint8)
     buckets = lattice.centroids.view(np.uint32) >> shift
@@ -91,24 +66,9 @@ def assign(lattice: CodebookLattice, changes: Floats, split: int = 0) -> Indices
 
 
 def lc_quantise(changes: Floats, bits: int, dtype: str = "float32", split: int = 0) -> tuple[CodebookLattice, Indices]:
-    """Quantise changes of one chunk.
+    """Quantise changes since the decoded previous state, or the values of a version without parent.
 
-    Parameters
-    ----------
-    changes : (n,) float32
-        Differences to the decoded previous state (`ckstore.codecs.codebook.differences`); the values themselves for
-        a version without parent. Values that are not finite become 0.
-    bits : int
-        1 to 8: at most ``2**bits`` levels.
-    dtype : str
-        Of the elements that the changes are added to.
-    split : int
-        Leading bits of the mantissa that split each bucket.
-
-    Returns
-    -------
-    lattice, indices
-        The new state is ``lattice.add(base, indices)``.
+    Changes that are not finite become 0. The new state is ``lattice.add(base, indices)``.
 
     Examples
     --------
@@ -120,28 +80,16 @@ def lc_quantise(changes: Floats, bits: int, dtype: str = "float32", split: int =
     >>> lattice.centroids[indices].tolist()
     [4.5, 4.5, 0.0, 0.0]
     """
-    statistics = BucketStatistics(split)
-    statistics.add(changes)
-    lattice = statistics.codebook(bits, dtype)
+    lattice = bucket_codebook(changes, bits, dtype, split)
     return lattice, assign(lattice, changes, split)
 
 
 def merged_changes(start: Bits, previous: Bits, change: tuple[CodebookLattice, Indices]) -> Floats:
     """Return all changes since an earlier state in one: the decoded sum that the paper's merging quantises again.
 
-    Parameters
-    ----------
-    start : (n,) uint16 or uint32
-        Bits of the decoded state before the merged change.
-    previous : (n,) uint16 or uint32
-        Bits of the decoded state before the last change.
-    change
-        The last change, as quantised against `previous`.
-
-    Returns
-    -------
-    (n,) float32
-        From `start` to the decoded last state, not to the exact one: without kept changes there is nothing to merge.
+    `start` and `previous` are bits of the decoded states before the merged change and before the last one, which
+    `change` is against. The sum leads to the decoded last state, not to the exact one: without kept changes there is
+    nothing to merge.
     """
     lattice, indices = change
     return differences(lattice.add(previous, indices), start, lattice.dtype)

@@ -92,8 +92,8 @@ def test_a_table_is_as_small_as_in_a_directory(server: SimulatedServer, director
 def read_by(version: StoredVersion) -> int:
     """Return the bytes of all layers that a version takes."""
     reader = version.repository.reader
-    records = {record for identity in version.document.objects for record in reader.records(identity)}
-    return sum(length for record in records for _, length in reader.ranges(record, None))
+    records = {record for identity in version.document.objects for record in reader.chains.records(identity)}
+    return sum(length for record in records for _, length in reader.stored.ranges(record, None))
 
 
 def test_the_log_is_listed_while_a_snapshot_comes(

@@ -1,0 +1,110 @@
+"""The chains of objects: the records that restore an object, from its own to its base, and their work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+from ckstore.errors import IntegrityError
+from ckstore.lineage.cost import Work
+from ckstore.objects.records import Record, check_cut
+
+T = TypeVar("T")
+
+
+class Resolver(Protocol):
+    """Finds records by id."""
+
+    @property
+    def generation(self) -> int:
+        """A number that changes when records may have changed."""
+
+    def settled(self, look: Callable[[], T]) -> T:
+        """Return the result of `look`; repeat it if a concurrent change fails it."""
+
+    def record(self, identity: str) -> Record:
+        """Return the record of an id; raise `IntegrityError` if it is lost."""
+
+
+class _Link(NamedTuple):
+    """A record, the link of its base, the number of deltas down to the chain's end, and the work of all of them."""
+
+    record: Record
+    below: _Link | None
+    depth: int
+    work: Work
+
+
+class Chains:
+    """The chains of objects. Each record is checked once; chains that end alike share their links."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._links: tuple[int, dict[str, _Link]] = (resolver.generation, {})
+
+    def levels(self, record: Record) -> Iterator[Record]:
+        """Yield the records from `record` back to its base.
+
+        Raises
+        ------
+        IntegrityError
+            A record is lost, is its own ancestor, or has another kind or cut than the record above it.
+        """
+        link: _Link | None = self._link(record)
+        while link is not None:
+            yield link.record
+            link = link.below
+
+    def records(self, *identities: str) -> list[Record]:
+        """Return all records that restore some objects, each once; raise `IntegrityError` if one is lost."""
+
+        def find() -> list[Record]:
+            found: dict[str, Record] = {}
+            for identity in identities:
+                for level in self.levels(self._resolver.record(identity)):
+                    if level.id in found:
+                        break
+                    found[level.id] = level
+            return list(found.values())
+
+        return self._resolver.settled(find)
+
+    def work(self, record: Record) -> Work:
+        """Return the work of decoding all values of `record` along its chain."""
+        return self._resolver.settled(partial(self._link, record)).work
+
+    def depth(self, record: Record) -> int:
+        """Return the number of deltas in the chain that restoring the object takes."""
+        return self._resolver.settled(partial(self._link, record)).depth
+
+    def _link(self, record: Record) -> _Link:
+        generation = self._resolver.generation
+        if generation != self._links[0]:
+            self._links = (generation, {})
+        links = self._links[1]
+        above: dict[str, Record] = {}
+        level: Record | None = record
+        link: _Link | None = None
+        while level is not None:
+            link = links.get(level.id)
+            if link is not None and link.record is level:
+                break
+            if level.id in above:
+                raise IntegrityError(f"The chain of object {record.id} is a cycle; run `ckstore recover`.")
+            above[level.id] = level
+            level, link = self._base(level), None
+        for level in reversed(above.values()):
+            work = level.work if link is None else level.work.plus(link.work)
+            links[level.id] = link = _Link(level, link, 0 if link is None else link.depth + 1, work)
+        assert link is not None
+        return link
+
+    def _base(self, record: Record) -> Record | None:
+        if record.base is None:
+            return None
+        base = self._resolver.record(record.base)
+        check_cut(base, record)
+        if not record.fits_on(base):
+            raise IntegrityError(f"Object {record.id} cannot be a delta against {base.id}; run `ckstore recover`.")
+        return base

@@ -1,0 +1,74 @@
+"""The chains of objects, of records that nothing has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from ckstore.errors import IntegrityError
+from ckstore.lineage.cost import Work
+from ckstore.objects.chains import Chains
+from ckstore.objects.records import Delta, Full, Record
+
+T = TypeVar("T")
+
+
+def name(number: int) -> str:
+    return f"{number:040x}"
+
+
+class Records:
+    """A resolver of given records, which counts its answers."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self.by_id = {record.id: record for record in records}
+        self.generation = 0
+        self.asked = 0
+
+    def settled(self, look: Callable[[], T]) -> T:
+        return look()
+
+    def record(self, identity: str) -> Record:
+        self.asked += 1
+        return self.by_id[identity]
+
+
+def deltas(first: int, count: int) -> list[Record]:
+    return [
+        Delta(id=name(number), dtype="int32", count=1, chunk=1, base=name(number - 1))
+        for number in range(first, first + count)
+    ]
+
+
+def test_a_chain_of_thousands_is_followed_once() -> None:
+    base = Full(id=name(0), dtype="int32", count=1, chunk=1)
+    records = [base, *deltas(1, 20_000)]
+    resolver = Records(records)
+    chains = Chains(resolver)
+    for record in reversed(records):
+        assert chains.depth(record) == int(record.id, 16)
+        assert chains.work(record).records == int(record.id, 16) + 1
+    assert resolver.asked == 20_000, "each base once"
+    assert chains.records(*map(name, range(20_001))) == records
+    assert sum(1 for _ in chains.levels(records[-1])) == len(records)
+
+
+def test_chains_are_followed_again_after_a_change() -> None:
+    resolver = Records([Full(id=name(0), dtype="int32", count=1, chunk=1), *deltas(1, 3)])
+    chains = Chains(resolver)
+    last = resolver.by_id[name(3)]
+    assert chains.depth(last) == 3
+    resolver.by_id[name(2)] = Full(id=name(2), dtype="int32", count=1, chunk=1)
+    assert chains.depth(last) == 3
+    resolver.generation += 1
+    assert chains.depth(last) == 1
+    assert chains.work(last) != Work()
+
+
+def test_a_cycle_is_refused() -> None:
+    records = deltas(1, 5)
+    records[0] = Delta(id=name(1), dtype="int32", count=1, chunk=1, base=name(5))
+    with pytest.raises(IntegrityError, match="cycle"):
+        Chains(Records(records)).depth(records[3])
