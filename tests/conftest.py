@@ -15,6 +15,7 @@ import pytest
 
 from ckstore import policy
 from tests import places
+from tests.checkpoints import scratch
 from tests.object_store import object_store
 from tools import runs
 
@@ -84,6 +85,13 @@ def encoded_in_module(request: pytest.FixtureRequest) -> Iterator[None]:
 def encoded_in_test(request: pytest.FixtureRequest) -> Iterator[None]:
     """In a test marked `encoded`, encode versions at once."""
     yield from _as_marked(request.node)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """An empty directory on a file system in memory, where there is one: an fsync takes no time there."""
+    with scratch() as path:
+        yield path
 
 
 @pytest.fixture(scope="session")

@@ -104,18 +104,3 @@ def stats(repository: Repository) -> dict[str, Any]:
         "ratio": original / stored if stored else 0.0,
         "ledger": causes,
     }
-
-
-def order0_bits(repository: Repository) -> tuple[float, int]:
-    """Return the order-0 entropy, per group, of all coded integers in bits, and the bits of their payloads.
-
-    It decodes everything: meant for benchmarks.
-    """
-    entropy = 0.0
-    stored = 0
-    for pack in repository.catalog.packs():
-        for slot in sorted(slot for _, slot in repository.catalog.objects_in(pack.name)):
-            for bits, nbytes in repository.reader.entropies(repository.resolver.manifest(pack.name).record(slot)):
-                entropy += bits
-                stored += 8 * nbytes
-    return entropy, stored

@@ -72,12 +72,7 @@ class Missing:
     def write(self, writer: ObjectWriter, trusted: set[str], progress: Progress | None) -> None:
         """Write the missing parts.
 
-        Parameters
-        ----------
-        trusted
-            Names of packs whose digests were checked; packs that are read are added.
-        progress
-            Called with numbers of written bytes.
+        `trusted` are the names of packs whose digests were checked; packs that are read are added.
 
         Raises
         ------
@@ -258,13 +253,7 @@ def _stored(reader: ObjectReader, record: Record) -> Encoded:
 
 
 class _Blobs:
-    """The blobs of a version in the target; equal blobs of a nearby version are shared.
-
-    Attributes
-    ----------
-    packed
-        The new blobs, by name.
-    """
+    """The blobs of a version in the target: new ones in `packed`; equal ones of a nearby version are shared."""
 
     def __init__(self, version: StoredVersion, target: Repository, near: VersionRow | None) -> None:
         self.packed: dict[str, bytes] = {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.checking.verify import check_objects, check_restores
+from ckstore.checking.verify import check_arrival
 from ckstore.commit.change import Change
 from ckstore.commit.naming import check_run, check_run_is_no_tag, tag
 from ckstore.encoding.budget import BUDGET
@@ -57,10 +57,8 @@ class Transferred:
 
     Attributes
     ----------
-    version
-        Its row in the source.
-    arrived
-        Its row in the target; None after a dry run.
+    version, arrived
+        Its rows in the source and in the target; after a dry run, the latter is None.
     bytes
         Bytes of the written packs; after a dry run, of the objects to send.
     """
@@ -116,12 +114,8 @@ def transfer(
 
     Parameters
     ----------
-    source, target
-        Store of the versions, which is not changed, and store that receives them.
     rows
         The versions, by number, so that ancestors come first.
-    dry_run
-        Change nothing; predict the sent versions.
     verify
         Decode every received version and compare it with its digests before it becomes visible.
     progress
@@ -251,8 +245,7 @@ class _Transfer:
                     with change.version() as arrived:
                         _check(arrived)
                         if self._verify:
-                            check_objects(arrived, missing.bases)
-                            check_restores(arrived)
+                            check_arrival(arrived, missing.bases)
                     change.commit(needs=missing.needs, lease=lease)
                     assert change.row is not None
                     committed = change.row.number

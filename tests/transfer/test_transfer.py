@@ -106,12 +106,6 @@ def origin() -> Iterator[Path]:
         yield directory
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
-
-
 def pushed(source: Path, target: Path, versions: Any = None, **options: Any) -> TransferReport:
     with ckstore.open(source, "r") as store, ckstore.open(target) as other:
         return store.push(other, versions, **options)

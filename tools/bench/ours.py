@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import ckstore
-from ckstore.checking.ledger import order0_bits
+from ckstore.repository import Repository
 from tools.bench.chains import time_ratio
 from tools.bench.series import Series
 
@@ -83,7 +83,7 @@ def measure(series: Series, work: Path) -> Ours:
             return partial(ckstore.open(path, mode="r")[number].checkout, out, force=True)
 
         factor = time_ratio(partial(prepare, root, deepest.number), partial(prepare, full, rows[0].number))
-        entropy, coded = order0_bits(store.repository)
+        entropy, coded = _order0_bits(store.repository)
         return Ours(
             total=totals[-1],
             later=totals[-1] - totals[0],
@@ -104,3 +104,15 @@ def size_of(directory: Path) -> int:
 def _contents(path: Path) -> dict[str, bytes]:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def _order0_bits(repository: Repository) -> tuple[float, int]:
+    """Return the order-0 entropy, per group, of all coded integers in bits, and the bits of their payloads."""
+    entropy = 0.0
+    stored = 0
+    for pack in repository.catalog.packs():
+        for slot in sorted(slot for _, slot in repository.catalog.objects_in(pack.name)):
+            for bits, nbytes in repository.reader.entropies(repository.resolver.manifest(pack.name).record(slot)):
+                entropy += bits
+                stored += 8 * nbytes
+    return entropy, stored
