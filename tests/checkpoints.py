@@ -181,3 +181,16 @@ def moving(step: int) -> dict[str, torch.Tensor]:
     import torch
 
     return {"w": draw(300, 256) + 1e-3 * draw(300, 256, seed=step + 1), "table": torch.arange(100_000) * (step + 1)}
+
+
+def series(directory: Path, count: int) -> list[Path]:
+    """Save checkpoints of one run, each with tensors on linear and on ordinal lattices."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    weight, found = torch.randn(300, 300, generator=generator), []
+    for step in range(count):
+        found.append(directory / f"step{step}.pt")
+        torch.save({"w": weight, "b": weight[0].clone(), "step": step}, found[-1])
+        weight = weight + 1e-3 * torch.randn(300, 300, generator=generator)
+    return found

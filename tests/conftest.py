@@ -87,6 +87,13 @@ def encoded_in_test(request: pytest.FixtureRequest) -> Iterator[None]:
     yield from _as_marked(request.node)
 
 
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """An empty directory on a file system in memory, where there is one: an fsync takes no time there."""
+    with scratch() as path:
+        yield path
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Directory of real checkpoints from public repositories; the test is skipped where there is none."""
@@ -132,13 +139,6 @@ def frozen_run(trained_runs: Path) -> list[Path]:
 def ema_run(trained_runs: Path) -> list[Path]:
     """Checkpoints of a tiny GPT with tied embeddings and an EMA copy of its weights, oldest first."""
     return runs.train("ema", trained_runs, tier="tiny")
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """A directory in memory, where a store syncs quickly."""
-    with scratch() as path:
-        yield path
 
 
 @pytest.fixture

@@ -37,10 +37,10 @@ def read_record(document: dict[str, Any], pack: str = "p") -> Record:
     return record_from_json(manifest["records"][0], pack)
 
 
-def sealed(text: bytes, tail: bytes, length: int | None = None) -> bytes:
+def sealed(text: bytes, tail: bytes = b"", length: int | None = None, version: int = 1) -> bytes:
     """Return a manifest of this JSON text and these blobs, with the checksum that it must have."""
     frame = zstd.compress(text, 3)
-    rest = struct.pack("<IQQ", 1, len(text) if length is None else length, len(frame)) + frame + tail
+    rest = struct.pack("<IQQ", version, len(text) if length is None else length, len(frame)) + frame + tail
     return b"CKM1" + struct.pack("<Q", len(rest)) + blake3(rest).digest(length=16) + rest
 
 

@@ -23,7 +23,7 @@ import torch
 from blake3 import blake3
 
 import ckstore
-from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.errors import CkstoreError
 from ckstore.objects import units
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
@@ -320,8 +320,8 @@ def test_every_bit_of_packs_and_log(copy: Path) -> None:
                 assert blake3(changed).hexdigest(length=20) != path.name[:40]
             else:
                 path.write_bytes(changed)
-                with pytest.raises(IntegrityError):
-                    change_log.read_all(DirectoryStorage(copy))
+                _, problems = change_log.read_all(DirectoryStorage(copy))
+                assert path.name in problems[0]
             tried += 1
         path.write_bytes(data)
     print(f"{tried} flips")

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import ckstore
 from ckstore.commit.change import Change
@@ -27,7 +26,7 @@ from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import find_temporaries
 from ckstore.writing import ingest
-from tests.checkpoints import draw, listing, scratch, settled, sha256
+from tests.checkpoints import draw, listing, series, settled, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 KILLED = -signal.SIGKILL
@@ -40,10 +39,8 @@ from ckstore.storage import durable
 def stop(name):
     if name == step:
         os.kill(os.getpid(), signal.SIGKILL)
-seen = 0
 def begin(name):
     # The reservation and the lease are transactions of their own; the version's comes after its packs.
-    global seen
     if name.startswith("pack-"):
         durable.checkpoint = stop
     stop(name) if not name.endswith("-commit") else None
@@ -71,22 +68,8 @@ print("done")
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
-
-
-@pytest.fixture
 def paths(directory: Path) -> list[Path]:
-    """Four checkpoints of one run, each with tensors on linear and on ordinal lattices."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(300, 300, generator=generator)
-    found = []
-    for step in range(4):
-        found.append(directory / f"step{step}.pt")
-        torch.save({"w": weight, "b": weight[0].clone(), "step": step}, found[-1])
-        weight = weight + 1e-3 * torch.randn(300, 300, generator=generator)
-    return found
+    return series(directory, 4)
 
 
 @pytest.fixture
@@ -200,7 +183,11 @@ def test_a_file_size_limit(store: ckstore.Store, paths: list[Path]) -> None:
                 store.ingest(paths[1], run="a")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert raised.value.kind == "error"
+        if limit == 150_000:  # SQLite does not name the others.
+            assert "`ulimit -f`" in str(raised.value)
         assert "\n" not in str(raised.value)
+        assert "free" not in str(raised.value)
         assert same()
     store.ingest(paths[1], run="a")
     check(store, paths[:2])
@@ -412,7 +399,6 @@ def test_a_file_that_is_written_all_the_time(store: ckstore.Store, directory: Pa
         "from pathlib import Path\n"
         "n = 0\n"
         "while True:\n"
-        "    data = open(sys.argv[1] + '.tmp', 'wb') if False else None\n"
         "    save_file({'w': np.full(1_000_000, n, np.float32)}, sys.argv[1])\n"
         "    n += 1\n"
         "    if n == 1: print('go', flush=True)\n"

@@ -124,28 +124,6 @@ def test_one_change_after_the_other_on_a_disk_that_stays_full(tmp_path: Path) ->
     )
 
 
-LIMITED = """
-    import resource, signal, sys
-    import numpy as np
-    import ckstore
-
-    with ckstore.init(sys.argv[1] + "/store") as store:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
-        try:
-            store.ingest({"w": np.random.default_rng(0).standard_normal((300, 300), np.float32)})
-        except ckstore.CkstoreError as error:
-            print(f"{error.kind}: {error}")
-"""
-
-
-def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", dedent(LIMITED), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
-    assert "`ulimit -f`" in done.stdout
-    assert "free" not in done.stdout
-    assert done.stdout.startswith("error: A file in ")
-
-
 def test_a_quota_is_named(tmp_path: Path) -> None:
     full = pytest.raises(ckstore.DiskFullError, match=r"The quota for .* is used up")
     with full, durable.disk_full_explained(tmp_path, 7):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
@@ -86,6 +87,7 @@ def verify(
     """
     report = VerifyReport()
     draw = random.Random()
+    step = progress or (lambda nbytes: None)
 
     def chosen() -> bool:
         return sample is None or draw.random() < sample
@@ -96,9 +98,9 @@ def verify(
         return report  # A damaged catalog would only cause misleading problems below.
     report.problems += _lasting(repository, lambda: list(catalog_problems(repository, versions)))
     call = _Call(repository.address, uuid4().hex)
-    _check_packs(repository, report, chosen, call, executor, progress)
+    _check_packs(repository, report, chosen, call, executor, step)
     while versions:
-        versions = _check_versions(repository, versions, report, chosen, call, executor, progress)
+        versions = _check_versions(repository, versions, report, chosen, call, executor, step)
     report.damaged = {number: sorted(set(found)) for number, found in sorted(report.damaged.items())}
     return report
 
@@ -110,14 +112,49 @@ def _check_versions(
     chosen: Callable[[], bool],
     call: _Call,
     executor: Executor | None,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], None],
 ) -> list[StoredVersion]:
     """Check versions; return the current rows of damaged versions that changed during the check.
 
     Their problems are not reported, nor problems of versions that were forgotten.
     """
-    problems: list[tuple[str, int]] = []
+    objects, problems = _objects(versions, report)
+    wanted = [item for item in objects.items() if chosen()]
+    # Objects of one key are checked in a row: the parent's chunks are still cached when a delta needs them.
+    wanted.sort(key=lambda item: (item[1][0].unit.key, item[1][0].version.row.number))
+    groups = [list(group) for _, group in groupby(wanted, lambda item: item[1][0].unit.key)]
+    # A damaged object affects all versions that hold it or an object stored against it.
+    affected: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+    tasks: list[_Task] = [[(ids, places[0].unit) for ids, places in group] for group in groups]
+    with _checked(repository, tasks, call, executor) as results:
+        for group, found in zip(groups, results, strict=True):
+            for (_, places), (chunks, nbytes, problem) in zip(group, found, strict=True):
+                report.objects += 1
+                report.chunks += chunks
+                report.bytes += nbytes
+                for version, number in places if problem else ():
+                    names = version.contents.names(number)
+                    affected.setdefault((problem, tuple(names)), set()).add(version.row.number)
+                    report.damaged.setdefault(version.row.number, []).extend(names)
+                progress(nbytes)
+    changed, again = _changed(repository, [version for version in versions if version.row.number in report.damaged])
+    for number in changed:
+        del report.damaged[number]
+    report.versions -= len(again)
+    report.problems += [problem for problem, number in problems if number not in changed]
+    for (problem, paths), numbers in affected.items():
+        if left := sorted(numbers - changed):
+            noun = "version" if len(left) == 1 else "versions"
+            report.problems.append(f"{listed(paths)} of {noun} {', '.join(map(str, left))}: {problem}")
+    return again
+
+
+def _objects(
+    versions: Sequence[StoredVersion], report: VerifyReport
+) -> tuple[dict[_Ids, list[_Place]], list[tuple[str, int]]]:
+    """Return the objects of versions, and the problems of their documents, each with the version's number."""
     objects: dict[_Ids, list[_Place]] = {}
+    problems: list[tuple[str, int]] = []
     for version in versions:
         report.versions += 1
         try:
@@ -132,48 +169,22 @@ def _check_versions(
         except CkstoreError as error:
             problems.append((f"Version {version.row.number}: {error}", version.row.number))
             report.damaged[version.row.number] = [entry.path for entry in _files(version)]
-    wanted = [item for item in objects.items() if chosen()]
-    # Objects of one key are checked in a row: the parent's chunks are still cached when a delta needs them.
-    wanted.sort(key=lambda item: (item[1][0].unit.key, item[1][0].version.row.number))
-    groups: list[list[tuple[_Ids, list[_Place]]]] = []
-    for item in wanted:
-        if groups and groups[-1][0][1][0].unit.key == item[1][0].unit.key:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-    # A damaged object affects all versions that hold it or an object stored against it.
-    affected: dict[tuple[str, tuple[str, ...]], set[int]] = {}
-    with ExitStack() as stack:
-        tasks: list[_Task] = [[(ids, places[0].unit) for ids, places in group] for group in groups]
-        if executor is None:
-            pool = stack.enter_context(ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore"))
-            # The store's own reader may still cache chunks from an ingest.
-            reader = ObjectReader(repository.resolver, repository.packs)
-            checked = in_order(pool, partial(_check_group, reader), tasks, 4)
-        else:
-            checked = stack.enter_context(closing(spread(executor, partial(_check_group_elsewhere, call), tasks)))
-        for group, found in zip(groups, checked, strict=True):
-            for (_, places), (chunks, nbytes, problem) in zip(group, found, strict=True):
-                report.objects += 1
-                report.chunks += chunks
-                report.bytes += nbytes
-                if problem:
-                    for version, number in places:
-                        names = version.contents.names(number)
-                        affected.setdefault((problem, tuple(names)), set()).add(version.row.number)
-                        report.damaged.setdefault(version.row.number, []).extend(names)
-                if progress is not None:
-                    progress(nbytes)
-    changed, again = _changed(repository, [version for version in versions if version.row.number in report.damaged])
-    for number in changed:
-        del report.damaged[number]
-    report.versions -= len(again)
-    report.problems += [problem for problem, number in problems if number not in changed]
-    for (problem, paths), numbers in affected.items():
-        if left := sorted(numbers - changed):
-            noun = "version" if len(left) == 1 else "versions"
-            report.problems.append(f"{listed(paths)} of {noun} {', '.join(map(str, left))}: {problem}")
-    return again
+    return objects, problems
+
+
+@contextmanager
+def _checked(
+    repository: Repository, tasks: Sequence[_Task], call: _Call, executor: Executor | None
+) -> Iterator[Iterator[list[_Checked]]]:
+    """Yield the results of tasks in order."""
+    if executor is None:
+        # The store's own reader may still cache chunks from an ingest.
+        reader = ObjectReader(repository.resolver, repository.packs)
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+            yield in_order(pool, partial(_check_group, reader), tasks, 4)
+    else:
+        with closing(spread(executor, partial(_check_group_elsewhere, call), tasks)) as results:
+            yield results
 
 
 def _changed(repository: Repository, versions: Sequence[StoredVersion]) -> tuple[set[int], list[StoredVersion]]:
@@ -215,55 +226,43 @@ def _files(version: StoredVersion) -> Sequence[FileEntry]:
 def check_restores(version: StoredVersion, progress: Callable[[int], None] | None = None) -> None:
     """Decode every file of a version; compare exact files with their SHA-256, and coarse objects with their ids.
 
-    Parameters
-    ----------
-    progress
-        Called with numbers of decoded bytes.
-
-    Raises
-    ------
-    IntegrityError
-        A file or object differs from the ingested one.
+    `progress` is called with numbers of decoded bytes. Raise `IntegrityError` if a file or object differs.
     """
     from ckstore.reading.checkout import checked_blocks
 
+    report = progress or (lambda nbytes: None)
     changed = {file for file in range(len(version.document.files)) if version.contents.is_changed(file)}
     for file in range(len(version.document.files)):
         if file in changed:
             version.skeleton(file)
             continue
         for block in checked_blocks(version, file):
-            if progress is not None:
-                progress(len(block))
+            report(len(block))
     for number, unit in enumerate(version.layout.units):
-        if changed.isdisjoint(member.file for member in unit.members):
-            continue
-        _, nbytes, problem = _check_object(version.repository.reader, _ids(version, number), unit)
-        if problem:
-            named = f"{listed(version.contents.names(number))} of version {version.row.number}"
-            raise IntegrityError(f"{named}: {problem.rstrip('.')}; run `ckstore verify`.")
-        if progress is not None:
-            progress(nbytes)
+        if not changed.isdisjoint(member.file for member in unit.members):
+            report(_require_whole(version, number))
 
 
-def check_objects(version: StoredVersion, bases: Iterable[str] = ()) -> None:
-    """Decode every object of a version, and coarse bases, and compare them with their ids.
-
-    Raises
-    ------
-    IntegrityError
-        They differ.
-    """
+def check_arrival(version: StoredVersion, bases: Iterable[str]) -> None:
+    """Decode all objects of a version, its files, and coarse bases; raise `IntegrityError` if one is forged."""
     reader = version.repository.reader
     for identity in bases:
         record = reader.resolver.record(identity)
         if not isinstance(record, Coarse) or _lattice_id(reader, record) != identity:
             raise IntegrityError(f"Base {identity} does not match its id; run `ckstore verify`.")
-    for number, unit in enumerate(version.layout.units):
-        _, _, problem = _check_object(reader, _ids(version, number), unit)
-        if problem:
-            named = f"{listed(version.contents.names(number))} of version {version.row.number}"
-            raise IntegrityError(f"{named}: {problem.rstrip('.')}; run `ckstore verify`.")
+    for number in range(len(version.layout.units)):
+        _require_whole(version, number)
+    check_restores(version)
+
+
+def _require_whole(version: StoredVersion, number: int) -> int:
+    """Return the bytes of an object of a version; raise `IntegrityError` if it does not match its ids."""
+    unit = version.layout.units[number]
+    _, nbytes, problem = _check_object(version.repository.reader, _ids(version, number), unit)
+    if problem:
+        named = f"{listed(version.contents.names(number))} of version {version.row.number}"
+        raise IntegrityError(f"{named}: {problem.rstrip('.')}; run `ckstore verify`.")
+    return nbytes
 
 
 def bytes_to_check(repository: Repository, versions: Sequence[StoredVersion], sample: float | None = None) -> int:
@@ -282,7 +281,7 @@ def _check_packs(
     chosen: Callable[[], bool],
     call: _Call,
     executor: Executor | None,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], None],
 ) -> None:
     packs = [pack for pack in repository.catalog.packs() if chosen()]
     names = [pack.name for pack in packs]
@@ -295,8 +294,7 @@ def _check_packs(
             report.packs += 1
             if problem:
                 report.problems.append(problem)
-            if progress is not None:
-                progress(pack.bytes)
+            progress(pack.bytes)
 
 
 def _check_pack(repository: Repository, name: str) -> str:

@@ -125,7 +125,7 @@ def _garbage(catalog: Catalog) -> int:
     unclaimed = packs - sum(row.stored_bytes for row in catalog.versions())
     collected = catalog.collected()
     if unclaimed <= _NOTED * packs or not any(
-        record["change"] in _FREEING and record["created"] > collected for record in catalog.whole_records()
+        record["change"] in _FREEING and record["created"] > collected for record in catalog.records()
     ):
         return 0
     return unclaimed

@@ -59,13 +59,13 @@ class ObjectWriter:
         self._ids.add(record.id)
         if isinstance(record, Patches):
             patches = [payload or b"" for payload in encoded.payloads]
-            entry = self._encoded.add_bytes(array_name(record.id), patches, None)
+            entry = self._encoded.add_bytes(array_name(record.id), patches)
             record = replace(record, sizes=tuple(map(len, patches)))
         else:
             entry = self._add_integers(record, encoded.payloads)
         record = replace(record, offset=entry.offset, length=entry.length)
         if isinstance(record, Codebook) and encoded.aside:
-            entry = self._encoded.add_bytes(f"{array_name(record.id)}.aside", encoded.aside, None)
+            entry = self._encoded.add_bytes(f"{array_name(record.id)}.aside", encoded.aside)
             record = replace(record, aside=(entry.offset, *map(len, encoded.aside)))
         self.encoded_records.append(record)
 
@@ -159,11 +159,11 @@ class ObjectWriter:
         packs = self._packs
         for pack in packs[:-1]:
             body = head | {"kind": pack.kind, "records": [record.to_json() for record in self.raw_records]}
-            pack.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}), None)
+            pack.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}))
         body = head | {"kind": "encoded", "records": [record.to_json() for record in self.encoded_records]}
         if document is not None:
             body["version"] = document.to_json()
-        entry = self._encoded.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs), None)
+        entry = self._encoded.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs))
         # Both are synchronised at once; the pack of the version is named last.
         for pack in packs:
             pack.seal()

@@ -14,7 +14,6 @@ from ckstore.objects.layer_parts import layer_parts
 from ckstore.objects.records import declared
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
-from ckstore.storage.rows import PackRow
 from ckstore.storage.scan_packs import ScannedPack
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class State:
 
     catalog: str
     versions: list[VersionRow]
-    packs: list[PackRow]
+    packs: list[PackInfo]
     objects: dict[str, dict[int, int]]
     files: list[PackInfo]
 

@@ -42,11 +42,7 @@ class FoundObjects:
     def resolve(self, present: Iterable[Placement] = ()) -> None:
         """Choose a place for each object that can be decoded.
 
-        Parameters
-        ----------
-        present
-            Current places. They stay if their object can be decoded. Objects in packs that were not added count as
-            decodable.
+        The present places stay if their object can be decoded. Objects in packs that were not added count as decodable.
         """
         present = set(present)
         seen = {place[1] for places in self._encoded.values() for place, _ in places}

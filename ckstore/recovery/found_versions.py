@@ -21,13 +21,7 @@ class FoundVersion:
     pack
         The pack that holds the manifest, without its blobs.
     document
-        The document in the manifest, with the version's current number.
-    written_as
-        The number in the manifest.
-    uid
-        The id according to the manifest.
-    step
-        The current step.
+        The document in the manifest, with the version's current number; `written_as` is the number there.
     renumbered
         Time of the version's renumbering in the log; empty if there is none.
     """

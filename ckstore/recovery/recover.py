@@ -97,8 +97,9 @@ def _recover_directory(path: Path) -> RecoverReport:
 
     with reserve.spent(path):
         replace_catalog(path, build)
-        if rebased:
-            _take_costs_again(path)
+        if rebased:  # The manifests' depths and costs are older.
+            with Repository(path) as repository:
+                update_costs(repository)
     return report
 
 
@@ -116,12 +117,6 @@ def _last_number(present: Catalog) -> int:
         return present.last_number()
     except (CkstoreError, TypeError, ValueError):
         return 0
-
-
-def _take_costs_again(path: Path) -> None:
-    """Recompute depths and costs of all versions: the manifests' values predate a rebase."""
-    with Repository(path) as repository:
-        update_costs(repository)
 
 
 class _Builder:
@@ -151,7 +146,7 @@ class _Builder:
                 self._take_in(pack)
         self.objects.resolve()
         self.catalog.move_objects(self.objects.places.values())
-        records, problems = change_log.read_whole(self.storage)
+        records, problems = change_log.read_all(self.storage)
         if not (self.path / root.LOG).is_dir():
             problems.append(f"The log is missing; {change_log.LOSS}.")
         self.moved = self._moved(records)

@@ -42,11 +42,7 @@ class _GivenUp(Exception):  # noqa: N818 - ends a compaction, and is no error
 class Compactor:
     """Encodes the hot versions of runs beyond their policy's limit, and thins and forgets older versions.
 
-    Parameters
-    ----------
-    repository
-        The program's own repository. The thread opens the store separately: it must not refer to uncommitted objects of
-        an ingest.
+    The thread opens the program's store separately: it must not refer to uncommitted objects of an ingest.
     """
 
     def __init__(self, repository: Repository) -> None:

@@ -40,19 +40,8 @@ class ForgetReport:
 def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: bool = False) -> ForgetReport:
     """Remove versions from the store, all or none. Their children get their parents.
 
-    Objects that other versions are stored against stay as long as they are needed.
-
-    Parameters
-    ----------
-    dry_run
-        Change nothing; check the same conditions.
-
-    Raises
-    ------
-    ConflictError
-        A version is tagged.
-    NotFoundError
-        A version no longer exists.
+    Objects that other versions are stored against stay as long as they are needed. A dry run checks the same
+    conditions. Raise `ConflictError` if a version is tagged, `NotFoundError` if one no longer exists.
     """
     numbers = [row.number for row in versions]
     freed = None

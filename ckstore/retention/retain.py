@@ -101,8 +101,6 @@ def due(
     ----------
     rows
         All versions of the run.
-    retention
-        The retention policy.
     kept
         Numbers of protected versions: tagged ones, and parents of another run's versions.
     hot
@@ -134,14 +132,8 @@ def retain(
 ) -> RetainReport:
     """Apply the retention policies of all runs, or of one; collect garbage if there is enough.
 
-    If the process is killed, each version is unchanged or fully processed; the next call does the rest.
-
-    Parameters
-    ----------
-    run
-        Versions of this run; by default of all runs.
-    progress
-        Called with numbers of encoded bytes.
+    If the process is killed, each version is unchanged or fully processed; the next call does the rest. `progress` is
+    called with numbers of encoded bytes.
 
     Raises
     ------

@@ -31,28 +31,19 @@ def select_versions(
     Kept versions are counted in each run separately, in the order of steps. If one of the run's named versions has no
     step, they are counted in the order of numbers.
 
+    The result is ordered by number.
+
     Parameters
     ----------
-    catalog : Catalog
-    specs : sequence of str or int, optional
-        Names of versions, as in `names.resolve`, and ranges `A..B`: A, B and all versions of their
-        run between them; A and B may have been forgotten. If A and B are numbers, versions are compared by number,
-        otherwise by step.
-
-    run : str, optional
+    specs
+        Names of versions, as in `version_names.resolve`, and ranges `A..B`: A, B and all versions of their run between
+        them; A and B may have been forgotten. If A and B are numbers, versions are compared by number, otherwise by
+        step.
+    run
         Select all versions of this run, instead of `specs`.
-    keep_every : int, optional
+    keep_every
         Keep the first of the named versions in every this many steps: in 0 to 99, in 100 to 199 and so on for 100.
         Versions without a step count by their number instead.
-    keep_last : int, optional
-        Keep this many of the last named versions.
-    keep_tagged : bool
-        Keep the named versions that have a tag.
-
-    Returns
-    -------
-    list of VersionRow
-        By number, each once.
 
     Raises
     ------

@@ -14,15 +14,15 @@ from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, POLICY
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.directory_storage import DirectoryStorage
-from ckstore.storage.pack import RAW
-from ckstore.storage.rows import VERSION_COLUMNS, Claim, PackRow, Placement, RunRow, VersionRow, key
+from ckstore.storage.pack import RAW, PackEntry, PackInfo
+from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, key
 from ckstore.storage.version_names import check_tag
 
 C = TypeVar("C", bound="Catalog")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["Catalog", "Claim", "PackRow", "Placement", "RunRow", "VersionRow", "key"]
+__all__ = ["Catalog", "Claim", "Placement", "RunRow", "VersionRow", "key"]
 
 #: Seconds for which an open store need not ask for the commits of other machines.
 RECENT = 1.0
@@ -40,17 +40,7 @@ def recorded(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, 
 
 
 class Catalog(CatalogClaims):
-    """The rows of one store. Threads take turns; processes that write wait for one another.
-
-    Parameters
-    ----------
-    store : Path
-        The store's directory.
-    mode : "r" or "a"
-        Read only, or read and write.
-    timeout : float
-        Seconds to wait for another process's lock before `LockedError`.
-    """
+    """The rows of one store. Threads take turns; processes that write wait for one another, for `timeout` seconds."""
 
     def __init__(self, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
         super().__init__(store, mode, timeout)
@@ -61,10 +51,7 @@ class Catalog(CatalogClaims):
     def create(cls, store: Path) -> Self:
         """Create a store: its directories and an empty catalog, open for writing.
 
-        Raises
-        ------
-        ConflictError
-            The path already has a store or other contents.
+        Raise `ConflictError` if the path already has a store or other contents.
         """
         root.create_layout(store)
         path = store / root.CATALOG
@@ -88,17 +75,15 @@ class Catalog(CatalogClaims):
         self._logged = change_log.append(self._storage, record, self._logged)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the log's records, in order; raise `IntegrityError` for a damaged one."""
-        return change_log.read_all(self._storage)
-
-    def whole_records(self) -> list[dict[str, Any]]:
         """Return the log's undamaged records, in order."""
-        return change_log.read_whole(self._storage)[0]
+        return change_log.read_all(self._storage)[0]
 
     def differences(self) -> list[str]:
-        """Return a sentence for each contradiction between the catalog and the log."""
+        """Return a sentence for each damage of the log, and for each contradiction between it and the catalog."""
         tags, policies = self.tags(), self.policies()
-        return list(change_log.contradictions(self.records(), tags, policies, self.collected(), self.last_number()))
+        records, problems = change_log.read_all(self._storage)
+        found = change_log.contradictions(records, tags, policies, self.collected(), self.last_number())
+        return [*problems, *found]
 
     #: Whether no other machine has a catalog of the store. If others have one, their claims are unknown here, and the
     #: name of a removed pack is never used again.
@@ -128,7 +113,7 @@ class Catalog(CatalogClaims):
     def commit_version(
         self,
         row: VersionRow,
-        packs: Sequence[Any],
+        packs: Sequence[PackInfo],
         objects: Iterable[Placement],
         *,
         raw: Iterable[Placement] = (),
@@ -140,19 +125,17 @@ class Catalog(CatalogClaims):
 
         Parameters
         ----------
-        row : VersionRow
-            Its run is created if needed.
-        packs : sequence of PackInfo
+        packs
             New packs, whose files are already in the store.
-        objects : iterable of (key, pack name, slot)
+        objects
             Places of this version's objects. An existing key keeps its place, unless that is raw.
-        raw : iterable of (key, pack name, slot)
+        raw
             Places of raw objects; they replace earlier raw places, but no encoded ones.
-        references : iterable of str
+        references
             Names of other versions' packs that hold blobs of this one; the catalog must have them.
-        replace : bool
+        replace
             Forget the version at the same run and step; its children get its parent.
-        requires : sequence of int
+        requires
             Keys of older objects that this version refers to; they must still exist.
 
         Raises
@@ -205,12 +188,7 @@ class Catalog(CatalogClaims):
     def replace_version(self, row: VersionRow, references: Iterable[str]) -> None:
         """Replace the manifest of a version: its place, sizes, costs and fidelity.
 
-        Parameters
-        ----------
-        row : VersionRow
-            Row of an existing version, whose pack is in the catalog.
-        references : iterable of str
-            Names of the packs that hold its blobs.
+        The catalog has its new pack already. `references` are the names of the packs that hold its blobs.
         """
         [[pack]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [row.pack])
         self._connection.execute(
@@ -223,8 +201,8 @@ class Catalog(CatalogClaims):
         self._refer(row.number, {row.pack, *references})
 
     @recorded
-    def add_packs(self, packs: Sequence[Any]) -> None:
-        """Add packs (`PackInfo`); existing ones stay unchanged."""
+    def add_packs(self, packs: Sequence[PackInfo]) -> None:
+        """Add packs; existing ones stay unchanged."""
         self._connection.execute_many(
             "INSERT OR IGNORE INTO packs (name, kind, bytes) VALUES (?, ?, ?)",
             [(pack.name, pack.kind, pack.bytes) for pack in packs],
@@ -244,10 +222,7 @@ class Catalog(CatalogClaims):
     def remove_packs(self, names: Iterable[str]) -> None:
         """Remove empty packs from the catalog; delete their files only afterwards.
 
-        Raises
-        ------
-        ConflictError
-            A pack is still referred to.
+        Raise `ConflictError` if a pack is still referred to.
         """
         removable = {pack.name for pack in self.unreferenced_packs()}
         for name in names:
@@ -278,17 +253,10 @@ class Catalog(CatalogClaims):
         self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
 
     @recorded
-    def replace_pack(self, former: str, pack: Any, manifest: Any) -> None:
+    def replace_pack(self, former: str, pack: PackInfo, manifest: PackEntry) -> None:
         """Replace a pack: its manifests and blobs are in the new pack from now on.
 
-        Parameters
-        ----------
-        former : str
-            A pack in the catalog. It stays there until `move_objects` has moved its objects.
-        pack : PackInfo
-            A pack in the store.
-        manifest : Entry
-            Place of its manifest.
+        The former one stays in the catalog until `move_objects` has moved its objects.
         """
         self.add_packs([pack])
         [[before]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [former])
@@ -349,11 +317,7 @@ class Catalog(CatalogClaims):
     def forget_versions(self, numbers: Iterable[int]) -> None:
         """Remove versions from the catalog; their children get their parent. `gc` frees packs and objects.
 
-        Raises
-        ------
-        NotFoundError
-        ConflictError
-            A version is tagged.
+        Raise `NotFoundError`, or `ConflictError` if a version is tagged.
         """
         for number in numbers:
             version = self.version(number)

@@ -64,15 +64,9 @@ class CatalogClaims(CatalogReader):
     def lease(self, purpose: str, seconds: float = LEASE_SECONDS) -> Iterator[int]:
         """Hold a lease during the block: `gc` removes nothing while another process holds one.
 
-        It ends with the process, or when `end_lease` is called with its number. Leases of dead processes on this host
-        are dropped.
-
-        Parameters
-        ----------
-        purpose : str
-            Purpose, for messages.
-        seconds : float
-            Duration for other hosts, which cannot see whether the process runs.
+        It ends with the process, or when `end_lease` is called with its number; for other hosts, which cannot see
+        whether the process runs, after `seconds`. Leases of dead processes on this host are dropped. `purpose` is for
+        messages.
         """
         expires = (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         host = socket.gethostname()

@@ -11,7 +11,7 @@ from typing import Any, Self
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed
-from ckstore.storage.pack import PACK_NAME
+from ckstore.storage.pack import PACK_NAME, PackInfo
 from ckstore.storage.placements import Placements
 from ckstore.storage.rows import (
     LEASE_ROWS,
@@ -23,7 +23,6 @@ from ckstore.storage.rows import (
     VERSION_COLUMNS,
     VERSION_ROWS,
     Claim,
-    PackRow,
     RunRow,
     VersionRow,
 )
@@ -34,9 +33,6 @@ from ckstore.storage.version_names import resolve
 COLLECTED = "collected"
 #: Prefix of the rows of `meta` with policies; the run's name, if any, follows.
 POLICY = "policy:"
-
-#: Number of names in one statement; SQLite limits parameters.
-_NAMES_AT_ONCE = 500
 
 _COLUMNS = ({"run": "r.name", "pack": "p.name"}.get(name, f"v.{name}") for name in VERSION_COLUMNS)
 #: Query of all versions, without order.
@@ -167,10 +163,10 @@ class CatalogReader:
         """Return version numbers by tag, sorted by tag."""
         return dict(self._connection.rows("SELECT name, version FROM tags ORDER BY name", schema=TAG_ROWS))
 
-    def packs(self) -> list[PackRow]:
+    def packs(self) -> list[PackInfo]:
         """Return all packs in order of commit."""
-        found = self._connection.rows("SELECT name, kind, bytes FROM packs ORDER BY id", schema=PACK_ROWS)
-        return [PackRow(*row) for row in found]
+        found = self._connection.rows("SELECT name, bytes, kind FROM packs ORDER BY id", schema=PACK_ROWS)
+        return [PackInfo(*row) for row in found]
 
     def pack_bytes(self, name: str) -> int | None:
         """Return the size of a pack; None if the catalog does not have it."""
@@ -183,10 +179,8 @@ class CatalogReader:
 
     def has_packs(self, names: Iterable[str]) -> bool:
         """Return whether the catalog has all of these packs."""
-        wanted = sorted(set(names))
-        marks = ", ".join("?" * len(wanted))
-        found = self._connection.rows(f"SELECT COUNT(*) FROM packs WHERE name IN ({marks})", wanted)
-        return bool(found[0][0] == len(wanted))
+        wanted = set(names)
+        return len(self._connection.rows_of("SELECT name FROM packs WHERE name", wanted)) == len(wanted)
 
     def find_objects(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Return pack name and slot of each known object, by key."""
@@ -205,9 +199,7 @@ class CatalogReader:
         if names is None:
             query = "SELECT key, value FROM meta WHERE key NOT IN ('store', ?) AND instr(key, ':') = 0"
             return dict(self._connection.rows(query, [COLLECTED], META_ROWS))
-        wanted = sorted(set(names))
-        marks = ", ".join("?" * len(wanted))
-        return dict(self._connection.rows(f"SELECT key, value FROM meta WHERE key IN ({marks})", wanted, META_ROWS))
+        return dict(self._connection.rows_of("SELECT key, value FROM meta WHERE key", names, META_ROWS))
 
     def references(self, number: int) -> set[str]:
         """Return the names of the packs with a version's manifest and blobs."""
@@ -238,13 +230,8 @@ class CatalogReader:
 
     def manifest_offsets(self, names: Sequence[str]) -> dict[str, int]:
         """Return the offset of the manifest in each of these packs that has one, by name."""
-        found: dict[str, int] = {}
-        for start in range(0, len(names), _NAMES_AT_ONCE):
-            part = names[start : start + _NAMES_AT_ONCE]
-            marks = ",".join("?" * len(part))
-            query = "SELECT p.name, v.manifest_offset FROM packs p JOIN versions v ON v.pack = p.id WHERE p.name"
-            found.update(self._connection.rows(f"{query} IN ({marks})", part, _OFFSETS))
-        return found
+        query = "SELECT p.name, v.manifest_offset FROM packs p JOIN versions v ON v.pack = p.id WHERE p.name"
+        return dict(self._connection.rows_of(query, names, _OFFSETS))
 
     def identity(self) -> str:
         """Return the random id of this catalog; a rebuilt catalog has another."""
@@ -266,15 +253,15 @@ class CatalogReader:
         )
         return {key.removeprefix(POLICY): value for key, value in found}
 
-    def unreferenced_packs(self) -> list[PackRow]:
+    def unreferenced_packs(self) -> list[PackInfo]:
         """Return the packs without live data: no manifest, blob or object."""
         found = self._connection.rows(
-            "SELECT name, kind, bytes FROM packs WHERE id NOT IN"
+            "SELECT name, bytes, kind FROM packs WHERE id NOT IN"
             " (SELECT pack FROM versions UNION SELECT pack FROM version_packs"
             " UNION SELECT pack FROM objects) ORDER BY id",
             schema=PACK_ROWS,
         )
-        return [PackRow(*row) for row in found]
+        return [PackInfo(*row) for row in found]
 
     def last_number(self) -> int:
         """Return the highest version number that this catalog has assigned."""

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from blake3 import blake3
 
-from ckstore.errors import FormatVersionError, IntegrityError, UsageError
+from ckstore.errors import FormatVersionError, IntegrityError
 from ckstore.storage import durable, root
 from ckstore.storage.interface import Listed, Storage
 from ckstore.storage.pack import PACK_NAME
-from ckstore.storage.schema import ID, TIME, by, fields, items, optional, plain_object, read_json, rows, text, whole
+from ckstore.storage.schema import (
+    ID,
+    TIME,
+    by,
+    canonical_json,
+    fields,
+    items,
+    optional,
+    plain_object,
+    read_json,
+    rows,
+    text,
+    whole,
+)
 
 FORMAT = 1
 #: Prefix of the records' names.
@@ -46,64 +58,30 @@ _OWN = fields({"format": whole(), "sequence": whole(1, _LAST), "created": TIME, 
 _NAME = re.compile(r"(\d{12})-([0-9a-f]{16})\.json")
 #: Possible losses with a damaged or missing log.
 LOSS = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
-_OWN_FIELDS = ("format", "sequence", "created", "digest")
 
 
 def append(storage: Storage, record: Mapping[str, Any], last: str = "") -> str:
     """Write a record durably. Call it inside the catalog transaction that makes the change.
 
     The transaction's lock makes the sequence number unique. The record is on disk before the commit, so that `recover`
-    can repeat every change that became visible.
-
-    Parameters
-    ----------
-    storage : Storage
-        The store's place.
-    record : mapping
-        JSON-able; `format`, `sequence`, `created` and `digest` are added and must not be in it.
-    last : str
-        The last known record's name: older ones are not listed.
-
-    Returns
-    -------
-    str
-        The name of the object.
+    can repeat every change that became visible. Return its name. Records before the known one `last` are not listed.
     """
-    taken = [field for field in _OWN_FIELDS if field in record]
-    if taken:
-        raise UsageError(f"A log record must not have a field {taken[0]}; the log adds it itself.")
     names = [last, *(item.name for _, _, item in _listed(storage, last))]
     sequence = 1 + int(max(names).removeprefix(PREFIX)[:12] or 0)
     if sequence > _LAST:
         raise IntegrityError(f"The log has record {_LAST}, which nothing could have written; remove it.")
-    content = {"format": FORMAT, "sequence": sequence, "created": durable.timestamp(), **record}
-    digest = blake3(_canonical(content)).hexdigest(length=20)
+    content = {**record, "format": FORMAT, "sequence": sequence, "created": durable.timestamp()}
+    digest = blake3(canonical_json(content)).hexdigest(length=20)
     name = f"{PREFIX}{sequence:012d}-{digest[:16]}.json"
-    storage.put_absent(name, _canonical({**content, "digest": digest}))
+    storage.put_absent(name, canonical_json({**content, "digest": digest}))
     durable.checkpoint("log-written")
     return name
 
 
-def read_all(storage: Storage) -> list[dict[str, Any]]:
-    """Return all records in order, each with its `sequence`, `created`, `format` and `digest`.
-
-    Raises
-    ------
-    IntegrityError
-        A record is damaged; the message names it.
-    FormatVersionError
-        A record was written by a later version of ckstore.
-    """
-    return [_read(storage, *found) for found in _listed(storage)]
-
-
-def read_whole(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
+def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the undamaged records, in order, and a sentence for each damaged or missing one.
 
-    Raises
-    ------
-    FormatVersionError
-        A record was written by a later version of ckstore.
+    Raise `FormatVersionError` if a later version of ckstore wrote one.
     """
     records, problems = [], []
     listed = _listed(storage)
@@ -169,9 +147,9 @@ def _read(storage: Storage, sequence: int, identifier: str, item: Listed) -> dic
     try:
         record = read_json(data, plain_object)
         # Compared as bytes, too: changes that JSON ignores (blanks, escapes) are damage.
-        whole = _canonical(record) == data
+        whole = canonical_json(record) == data
         digest = record.pop("digest")
-        intact = whole and blake3(_canonical(record)).hexdigest(length=20) == digest
+        intact = whole and blake3(canonical_json(record)).hexdigest(length=20) == digest
         _OWN([{**record, "digest": digest}])
     except (ValueError, KeyError):
         intact = False
@@ -191,7 +169,3 @@ def _listed(storage: Storage, after: str = "") -> list[tuple[int, str, Listed]]:
     """Return number, digest and object of every record after a name, in order."""
     matches = ((_NAME.fullmatch(item.name.removeprefix(PREFIX)), item) for item in storage.list(PREFIX, after))
     return [(int(match[1]), match[2], item) for match, item in matches if match is not None]
-
-
-def _canonical(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()

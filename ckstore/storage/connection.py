@@ -32,6 +32,8 @@ APPLICATION = 0x434B5354
 BUSY_TIMEOUT = 30.0
 
 _CACHE_KIB = 1 << 16
+#: Number of values in one statement; SQLite's own limit on parameters is 32,766.
+_AT_ONCE = 500
 #: SQLite's messages for a catalog that ckstore did not write in this form: missing tables, or endless recursion.
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_INTERRUPT)
 #: Limit of a query in steps of SQLite's machine, some millions a second: pages of a damaged catalog may form
@@ -49,23 +51,7 @@ Mode = Literal["r", "a"]
 
 
 class Connection:
-    """One connection for any number of threads, which take turns.
-
-    Parameters
-    ----------
-    path : Path
-        The catalog's file.
-    mode : "r" or "a"
-        Read only, or read and write.
-    timeout : float
-        Seconds to wait for another process's lock.
-
-    Raises
-    ------
-    NoStoreError
-        The file does not exist.
-    LockedError, IntegrityError, FormatVersionError
-    """
+    """One connection for any number of threads, which take turns; they wait `timeout` seconds for other processes."""
 
     def __init__(self, path: Path, mode: Mode, timeout: float = BUSY_TIMEOUT) -> None:
         self.path = path
@@ -108,6 +94,16 @@ class Connection:
                     schema([found])
             return found
 
+    def rows_of(self, query: str, values: Iterable[Any], schema: Schema | None = None) -> list[Any]:
+        """Return the rows of a query, which ends with a column's name, for many values of that column, in any order."""
+        # Sorted, so that neighbouring keys find the same page in the cache.
+        wanted = sorted(set(values))
+        found: list[Any] = []
+        for start in range(0, len(wanted), _AT_ONCE):
+            part = wanted[start : start + _AT_ONCE]
+            found += self.rows(f"{query} IN ({','.join('?' * len(part))})", part, schema)
+        return found
+
     def _found(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
         if self._depth:
             return self._fetched(statement, parameters)
@@ -135,11 +131,11 @@ class Connection:
             forks.check()
             return self._database.execute(statement, parameters)
 
-    def execute_many(self, statement: str, parameters: Iterable[Sequence[Any]]) -> int:
-        """Run a statement for each row of parameters; return the number of changed rows."""
+    def execute_many(self, statement: str, parameters: Iterable[Sequence[Any]]) -> None:
+        """Run a statement for each row of parameters."""
         with self._lock, explained(self.path):
             forks.check()
-            return self._database.executemany(statement, parameters).rowcount
+            self._database.executemany(statement, parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -14,13 +14,7 @@ from ckstore.storage.interface import Listed
 
 
 class DirectoryStorage:
-    """The files of a directory, by their paths below it.
-
-    Parameters
-    ----------
-    path
-        The directory.
-    """
+    """The files of a directory, by their paths below it."""
 
     read_price = 0.0
 

@@ -49,21 +49,7 @@ def temporary_path(directory: Path) -> Path:
 
 @contextmanager
 def disk_full_explained(directory: Path, needed: int) -> Iterator[None]:
-    """Turn "no space left" into one sentence with the number of bytes that are needed.
-
-    Parameters
-    ----------
-    directory : Path
-        Directory of the write.
-    needed : int
-        Bytes to be written.
-
-    Raises
-    ------
-    DiskFullError
-    CkstoreError
-        The file would exceed the limit of its size.
-    """
+    """Turn "no space left", or a file beyond its limit, into one sentence with the number of bytes that are needed."""
     try:
         yield
     except OSError as error:
@@ -174,14 +160,9 @@ def open_file(path: Path) -> tuple[int, int]:
 
 
 def find_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
-    """Return the temporary files and directories of dead processes.
+    """Return the temporary files and directories of dead processes in a directory, without those below it.
 
-    Parameters
-    ----------
-    directory : Path
-        Directory to search, without those below it.
-    grace : float
-        Seconds without change: the process may run on another host.
+    They have not changed for `grace` seconds: the process may run on another host.
     """
     found = []
     oldest = time.time() - grace

@@ -29,19 +29,7 @@ _TABLE = rows(text(last=255), whole())
 
 
 def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> bytes:
-    """Frame a document and its blobs.
-
-    Parameters
-    ----------
-    document : mapping
-        JSON-able.
-    blobs : mapping of str to bytes
-        Stored in this order as they are: compress them first if that pays.
-
-    Returns
-    -------
-    bytes
-    """
+    """Frame a document and its blobs, which are stored in this order as they are: compress them first if that pays."""
     table = [[name, len(blob)] for name, blob in blobs.items()]
     content = json.dumps({"document": document, "blobs": table}, separators=(",", ":")).encode()
     frame = zstd.compress(content, _LEVEL)
@@ -52,18 +40,7 @@ def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> 
 
 
 def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Undo `encode_manifest`.
-
-    Parameters
-    ----------
-    data : bytes
-    schema : Schema
-        Schema of the document.
-
-    Returns
-    -------
-    document : dict
-    blobs : dict of str to bytes
+    """Undo `encode_manifest`; check the document against a schema.
 
     Raises
     ------

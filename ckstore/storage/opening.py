@@ -26,8 +26,6 @@ class OpenStore(NamedTuple):
         Absolute path or URL.
     path
         The directory with its catalog, in which packs are written: the store's own, or its mirror.
-    catalog, packs
-        Rows and bytes.
     options, cache
         The client's options, and the directory of mirrors; None for a store in a directory.
     """
@@ -89,12 +87,7 @@ def ensure_store(place: Path | str, options: Mapping[str, str] | None = None, ca
 def rebuild_from_log(place: Path | str) -> bool:
     """Rebuild the catalog from the log if that has every change; return False if it lacks ingests, as a directory's.
 
-    Options and cached bytes stay. Other processes of a mirror go on.
-
-    Raises
-    ------
-    NoStoreError
-        No store was found.
+    Options and cached bytes stay. Other processes of a mirror go on. Raise `NoStoreError` if there is no store.
     """
     if not isinstance(place, str):
         if not root.is_store(place):

@@ -48,13 +48,7 @@ _BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
 
 @dataclass(frozen=True, slots=True)
 class PackEntry:
-    """The place of an array's bytes in a pack.
-
-    Attributes
-    ----------
-    offset, length : int
-        In bytes, from the start of the file.
-    """
+    """The place of an array's bytes in a pack."""
 
     offset: int
     length: int
@@ -62,16 +56,7 @@ class PackEntry:
 
 @dataclass(frozen=True, slots=True)
 class PackInfo:
-    """A finished pack.
-
-    Attributes
-    ----------
-    name : str
-        File name below `packs/`: 40 hexadecimal characters and `.zip` or `.raw.zip`.
-    bytes : int
-        Size of the file.
-    kind : "encoded" or "raw"
-    """
+    """A finished pack: its file name below `packs/` (40 hexadecimal characters and `.zip` or `.raw.zip`), and size."""
 
     name: str
     bytes: int
@@ -94,14 +79,7 @@ def digest_file(file: BinaryIO) -> str:
 
 
 class PackWriter:
-    """Writes one pack. As a context manager, it removes an unfinished pack. Not for several threads at once.
-
-    Parameters
-    ----------
-    store : Path
-        The store's directory.
-    kind : "encoded" or "raw"
-    """
+    """Writes one pack. As a context manager, it removes an unfinished pack. Not for several threads at once."""
 
     def __init__(self, store: Path, kind: PackKind) -> None:
         self.kind: PackKind = kind
@@ -145,30 +123,21 @@ class PackWriter:
     ) -> PackEntry:
         """Add a one-dimensional array: the payload of its only chunk, or a shard of those of several.
 
+        Return the place of the only payload, without bytes if it is None; or of the shard: the payloads in order, then
+        the index (`read_shard_index`).
+
         Parameters
         ----------
-        name : str
+        name
             One path segment of letters, digits, `_`, `-` and `.`.
-        count : int
-            Elements of the array, at least 1.
-        chunk : int
-            Elements of a chunk, at least 1.
-        dtype : str
+        count, chunk
+            Elements of the array, and of each chunk.
+        dtype
             Zarr v3 data type of the decoded values, for instance `int32`. The fill value is 0.
-        codecs : sequence of mapping
-            Zarr v3 codec metadata of the chunks.
-        attributes : mapping, optional
-            JSON-able attributes of the array.
-        payloads : sequence of bytes-like or None
-            One encoded chunk for each `chunk` elements; None for a chunk that is all zeros.
-        filters : sequence of mapping, optional
-            Zarr v3 metadata of array-to-array codecs, which process all chunks as one.
-
-        Returns
-        -------
-        Entry
-            Place of the only payload, without bytes if it is None; or of the shard: the payloads in order, then the
-            index (`read_shard_index`).
+        codecs, filters
+            Zarr v3 metadata of the chunks' codecs, and of array-to-array codecs, which process all chunks as one.
+        payloads
+            The encoded chunks; None for a chunk that is all zeros.
         """
         chunks = -(-count // chunk)
         if count < 1 or len(payloads) != chunks:
@@ -198,70 +167,26 @@ class PackWriter:
         self._add_metadata(name, _array_metadata(count, chunks * chunk, dtype, [*filters, shard], attributes))
         return self._add_chunk(name, [*stored, memoryview(table + crc32c(table).to_bytes(4, "little"))])
 
-    def add_bytes(
-        self, name: str, data: Buffer | Sequence[Buffer], attributes: Mapping[str, Any] | None = None
-    ) -> PackEntry:
-        """Add bytes as an array of uint8 in one chunk.
-
-        Parameters
-        ----------
-        name : str
-            As for `add_array`.
-        data : bytes-like, or sequence of bytes-like
-            Bytes to store, at least one; several are concatenated.
-        attributes : mapping, optional
-            JSON-able attributes of the array.
-
-        Returns
-        -------
-        Entry
-            Place of exactly these bytes.
-        """
+    def add_bytes(self, name: str, data: Buffer | Sequence[Buffer]) -> PackEntry:
+        """Add bytes, at least one, as an array of uint8 in one chunk; several pieces are concatenated."""
         parts: Sequence[Buffer] = data if isinstance(data, (list, tuple)) else [cast("Buffer", data)]
         views = [memoryview(part).cast("B") for part in parts]
         size = sum(view.nbytes for view in views)
         if size == 0:
             raise UsageError(f"Array {name} would have no bytes; leave it out.")
-        self._add_metadata(name, _array_metadata(size, size, "uint8", [{"name": "bytes"}], attributes))
+        self._add_metadata(name, _array_metadata(size, size, "uint8", [{"name": "bytes"}], None))
         return self._add_chunk(name, views)
 
     def add_values(self, name: str, count: int, dtype: str, data: Buffer) -> PackEntry:
-        """Add values as they are, as an array in one chunk that may be mapped into memory.
+        """Add values, as little-endian bytes, as an array in one chunk that may be mapped into memory.
 
-        Parameters
-        ----------
-        name, count
-            As for `add_array`.
-        dtype : str
-            Zarr v3 data type of the values.
-        data : bytes-like
-            Their bytes, little-endian.
-
-        Returns
-        -------
-        Entry
-            Place of exactly these bytes; in a pack of kind `raw`, aligned to 64.
+        In a pack of kind `raw` its place is aligned to 64 bytes.
         """
         self._add_metadata(name, _array_metadata(count, count, dtype, [_BYTES_CODEC], None))
         return self._add_chunk(name, [memoryview(data).cast("B")])
 
     def add_copy(self, name: str, metadata: Mapping[str, Any], data: Buffer) -> PackEntry:
-        """Add a copy of another pack's array.
-
-        Parameters
-        ----------
-        name : str
-            As for `add_array`.
-        metadata : mapping
-            Its Zarr metadata.
-        data : bytes-like
-            The bytes of its only chunk or shard, or the bytes given to `add_bytes`; empty if it has none.
-
-        Returns
-        -------
-        Entry
-            Place of exactly these bytes.
-        """
+        """Add a copy of another pack's array: its Zarr metadata, and the bytes of its only chunk or shard, if any."""
         self._add_metadata(name, metadata)
         return self._add_chunk(name, [memoryview(data).cast("B")])
 
@@ -270,13 +195,7 @@ class PackWriter:
         self._writeback.begin()
 
     def seal(self) -> None:
-        """Write the last bytes, and start syncing them; `finish` waits for the sync.
-
-        Raises
-        ------
-        CkstoreError
-            The disk is full; no file is left.
-        """
+        """Write the last bytes, and start syncing them; `finish` waits for the sync."""
         if not self._digest:
             with durable.disk_full_explained(self._directory, self._zip.size):
                 self._digest = self._zip.finish()
@@ -284,17 +203,7 @@ class PackWriter:
             self._writeback.begin()
 
     def finish(self) -> PackInfo:
-        """Make the pack durable under its name.
-
-        Returns
-        -------
-        PackInfo
-
-        Raises
-        ------
-        CkstoreError
-            The disk is full; no file is left.
-        """
+        """Make the pack durable under its name; leave no file if the disk is full."""
         self.seal()
         size = self._zip.size
         with durable.disk_full_explained(self._directory, size):

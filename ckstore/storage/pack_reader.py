@@ -126,14 +126,7 @@ class _File(io.RawIOBase):
 class PackReader:
     """Positioned reads from the packs of one store, for any number of threads.
 
-    Parameters
-    ----------
-    storage : Storage
-        The store's place.
-    path : Path
-        The directory in which packs are written: the store's own, or a mirror.
-    limit : int
-        Number of files that stay open; the least recently used one is closed first.
+    `path` is the directory in which packs are written: the store's own, or a mirror. At most `limit` files stay open.
     """
 
     def __init__(self, storage: Storage, path: Path, limit: int = 64) -> None:
@@ -152,24 +145,12 @@ class PackReader:
         return self._storage.read_price
 
     def mapped(self, pack: str) -> memoryview:
-        """Return a pack's bytes as a private mapping: changes to them stay in memory.
-
-        Raises
-        ------
-        MissingPackError
-            The pack is missing.
-        """
+        """Return a pack's bytes as a private mapping: changes to them stay in memory."""
         opened = self._whole(pack)
         return memoryview(mmap.mmap(opened.descriptor, 0, access=mmap.ACCESS_COPY))
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `offset` of a pack.
-
-        Raises
-        ------
-        IntegrityError
-            The pack is missing or shorter than that.
-        """
+        """Return exactly `length` bytes from `offset` of a pack; raise `IntegrityError` if it lacks some."""
         opened = self._opened(pack)
         if offset < 0 or length < 0 or offset + length > opened.size:
             raise _short(pack, offset, length)
@@ -189,13 +170,7 @@ class PackReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) from `offset` of a pack on.
-
-        Raises
-        ------
-        IntegrityError
-            The pack is missing or shorter than that.
-        """
+        """Fill `target` from `offset` of a pack on; raise `IntegrityError` if it lacks some bytes."""
         opened = self._opened(pack)
         if offset < 0 or offset + len(target) > opened.size:
             raise _short(pack, offset, len(target))
@@ -221,19 +196,9 @@ class PackReader:
         return is_named(pack, self.digest(pack))
 
     def find_entry(self, pack: str, member: str) -> PackEntry:
-        """Return the place of a stored zip member's bytes, from the pack's own directory.
+        """Return the place of a stored zip member's bytes, such as `manifest/c/0`, from the pack's own directory.
 
-        Parameters
-        ----------
-        pack : str
-            File name of the pack.
-        member : str
-            For instance `manifest/c/0`.
-
-        Raises
-        ------
-        IntegrityError
-            The pack is missing, no zip, or has no such member.
+        Raise `IntegrityError` if the pack is missing, no zip, or has no such member.
         """
         place = self._last_member(pack, member)
         if place is None:
@@ -271,13 +236,7 @@ class PackReader:
         return None if FULL in (record.size, record.offset) else (record.offset, record.size)
 
     def array_metadata(self, pack: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the Zarr metadata of arrays of a pack, by name.
-
-        Raises
-        ------
-        IntegrityError
-            The pack is missing, not a zip, or lacks one of them.
-        """
+        """Return the Zarr metadata of arrays of a pack, by name; raise `IntegrityError` if it lacks one."""
         file = self._buffered(pack)
         try:
             with zipfile.ZipFile(file) as archive:

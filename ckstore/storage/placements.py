@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from ckstore.errors import ConflictError, UsageError
 from ckstore.storage.connection import Connection
 from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.rows import KEY, Placement
-from ckstore.storage.schema import Schema, rows, whole
+from ckstore.storage.schema import rows, whole
 
-#: Number of keys in one statement; SQLite's own limit on parameters is 32,766.
-_KEYS_AT_ONCE = 500
 #: Number of rows of the small table after which they are moved to the large one (see `migrations`).
 _LARGEST_RECENT = 1 << 15
 _PLACED = rows(KEY, whole(), whole())
@@ -24,32 +21,18 @@ class RemovedError(ConflictError):
 
 
 class Placements:
-    """Pack and slot of every object, by key. Changes happen inside the caller's transaction.
-
-    Parameters
-    ----------
-    connection : Connection
-    """
+    """Pack and slot of every object, by key. Changes happen inside the caller's transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def find(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Return pack name and slot of each known key."""
-        # Sorted, so that neighbouring keys find the same page in the cache.
-        found = self._of_many("SELECT key, pack, slot FROM objects WHERE key", keys, _PLACED)
-        names = dict(self._of_many("SELECT id, name FROM packs WHERE id", (pack for _, pack, _ in found), _NAMES))
+        of = self._connection.rows_of
+        found = of("SELECT key, pack, slot FROM objects WHERE key", keys, _PLACED)
+        names = dict(of("SELECT id, name FROM packs WHERE id", (pack for _, pack, _ in found), _NAMES))
         # Outside a transaction, a pack may be removed between the two queries.
         return {key: (names[pack], slot) for key, pack, slot in found if pack in names}
-
-    def _of_many(self, query: str, numbers: Iterable[int], schema: Schema) -> list[Any]:
-        """Return the rows of a query, which ends with a column's name, for many numbers."""
-        wanted = sorted(set(numbers))
-        found: list[Any] = []
-        for start in range(0, len(wanted), _KEYS_AT_ONCE):
-            part = wanted[start : start + _KEYS_AT_ONCE]
-            found += self._connection.rows(f"{query} IN ({','.join('?' * len(part))})", part, schema)
-        return found
 
     def require(self, keys: Collection[int]) -> None:
         """Raise `RemovedError` unless all keys exist."""
@@ -85,19 +68,7 @@ class Placements:
         return int(count)
 
     def place(self, placements: Iterable[Placement], *, displace: bool) -> None:
-        """Set the places of objects.
-
-        Parameters
-        ----------
-        placements : iterable of (key, pack name, slot)
-        displace : bool
-            Move existing keys; otherwise they keep their places.
-
-        Raises
-        ------
-        UsageError
-            The catalog lacks a pack.
-        """
+        """Set the places of objects; existing keys keep theirs unless `displace`."""
         identifiers: dict[str, int] = {}
         placed = []
         for key, pack, slot in placements:

@@ -25,26 +25,14 @@ _RULE = "a store is a path, or a URL that begins with s3://, gs:// or az://"
 
 
 def place(given: str | os.PathLike[str]) -> Path | str:
-    """Return the place of a store: a path, or the URL of an object store as it is.
-
-    Raises
-    ------
-    UsageError
-        The URL is of another kind.
-    """
+    """Return the place of a store: a path, or the URL of an object store as it is; refuse other URLs."""
     if isinstance(given, str) and given.startswith(REMOTE):
         return given.rstrip("/")
     return local_path(given, _RULE if isinstance(given, str) else f"{_RULE}; a URL is given as a string")
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a directory is a store: it has packs, and a catalog or the log to rebuild one.
-
-    Raises
-    ------
-    UsageError
-        The path is a URL.
-    """
+    """Return whether a directory is a store: it has packs, and a catalog or the log to rebuild one."""
     local_path(path, _RULE)
     return (path / PACKS).is_dir() and ((path / CATALOG).is_file() or (path / LOG).is_dir())
 
@@ -58,10 +46,7 @@ def check_no_mirror(path: Path) -> None:
 def create_layout(root: Path) -> None:
     """Create the directories of a store; `Catalog.create` creates the catalog.
 
-    Raises
-    ------
-    ConflictError
-        The path is a file, a store (perhaps without its catalog), or a directory that is not empty.
+    Raise `ConflictError` for a file, a store (perhaps without its catalog), or a directory that is not empty.
     """
     local_path(root, _RULE)
     if root.exists():
@@ -83,15 +68,7 @@ def create_layout(root: Path) -> None:
 def find_store(start: Path | None = None) -> Path | str:
     """Return the store to use: `$CKSTORE`, or else the nearest `.ckstore` in `start` or above it, or store around it.
 
-    Parameters
-    ----------
-    start : Path, optional
-        Directory to start in; the working directory by default.
-
-    Raises
-    ------
-    NoStoreError
-        No store was found.
+    `start` is the working directory by default. Raise `NoStoreError` if no store was found.
     """
     named = os.environ.get(VARIABLE)
     if named:

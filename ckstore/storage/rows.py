@@ -21,11 +21,6 @@ def key(identifier: str) -> int:
     """Return the first 63 bits of an id as a non-negative integer.
 
     Two ids may share a key: a reader must compare the full id in the record.
-
-    Parameters
-    ----------
-    identifier : str
-        At least 16 hexadecimal characters.
     """
     return int(identifier[:16], 16) >> 1
 
@@ -141,16 +136,8 @@ class RunRow:
 RUN_ROWS = rows(text(1), whole(), optional(whole(1)))
 
 
-@dataclass(frozen=True, slots=True)
-class PackRow:
-    """One pack in the catalog."""
-
-    name: str
-    kind: str
-    bytes: int
-
-
-PACK_ROWS = rows(PACK_NAME, one_of("encoded", "raw"), whole())
+#: Columns of a `PackInfo`.
+PACK_ROWS = rows(PACK_NAME, whole(), one_of("encoded", "raw"))
 
 
 @dataclass(frozen=True, slots=True)

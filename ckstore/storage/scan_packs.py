@@ -36,14 +36,7 @@ def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPa
     """Yield every pack of a store: intact ones in the order of `created`, `number` and name, then damaged ones.
 
     Reads every byte of every pack, and holds one manifest at a time. A pack that vanishes during the scan is skipped:
-    its writer has removed it.
-
-    Parameters
-    ----------
-    store : Path
-        The store's directory.
-    schema : Schema
-        Schema of manifests; a pack with an invalid manifest is damaged.
+    its writer has removed it. A pack whose manifest does not fit the schema is damaged.
 
     Raises
     ------
@@ -56,7 +49,7 @@ def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPa
     for info in reader.list_packs():
         found = scan_pack(reader, info, schema)
         if isinstance(found, DamagedPack):
-            if _is_there(store, info):
+            if (store / root.PACKS / info.name).exists():
                 damaged.append(found)
         else:
             order.append((*_place(found), info))
@@ -71,13 +64,7 @@ def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPa
 
 
 def scan_pack(reader: PackReader, info: PackInfo, schema: Schema = plain_object) -> ScannedPack | DamagedPack:
-    """Read every byte of one pack.
-
-    Raises
-    ------
-    FormatVersionError
-        Its manifest was written by a later version of ckstore.
-    """
+    """Read every byte of one pack; raise `FormatVersionError` if a later version of ckstore wrote its manifest."""
     try:
         if not reader.is_intact(info.name):
             raise IntegrityError("its bytes do not match the digest in its name")
@@ -88,10 +75,6 @@ def scan_pack(reader: PackReader, info: PackInfo, schema: Schema = plain_object)
     except (IntegrityError, OSError, ValueError, TypeError) as error:
         return DamagedPack(info, str(error))
     return found
-
-
-def _is_there(store: Path, info: PackInfo) -> bool:
-    return (store / root.PACKS / info.name).exists()
 
 
 def _place(pack: ScannedPack) -> tuple[str, int, str]:

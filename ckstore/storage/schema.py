@@ -42,6 +42,11 @@ def read_json(data: str | bytes, schema: Schema) -> Any:
     return document
 
 
+def canonical_json(document: Mapping[str, Any]) -> bytes:
+    """Return a document as the one text that its digest is taken of."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
 def expanded_limit(stored: int) -> int:
     """Return the largest size that `stored` bytes may expand to: 1 MiB, and 128 times as many.
 

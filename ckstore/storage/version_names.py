@@ -71,14 +71,10 @@ def check_tag(name: str) -> None:
 def resolve(catalog: Versions, spec: str | int) -> VersionRow:
     """Return the version with a name.
 
-    Parameters
-    ----------
-    catalog : Versions
-    spec : str or int
-        In this order: the number of a version, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name
-        of a run (its version with the highest step; without steps, the one ingested last), `least:METRIC`,
-        `most:METRIC`, `best:METRIC` (the lowest value of a loss or error, the highest of another metric), also of one
-        run as in `gpt@best:val_loss`, or a unique prefix of an id, at least four hexadecimal characters.
+    `spec` is, in this order: the number of a version, a tag, `latest` (ingested last), `run@step`, `run@latest` or the
+    name of a run (its version with the highest step; without steps, the one ingested last), `least:METRIC`,
+    `most:METRIC`, `best:METRIC` (the lowest value of a loss or error, the highest of another metric), also of one run
+    as in `gpt@best:val_loss`, or a unique prefix of an id, at least four hexadecimal characters.
 
     Raises
     ------

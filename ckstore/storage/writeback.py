@@ -10,13 +10,7 @@ _STEP = 32 << 20
 
 
 class Writeback:
-    """Syncs a growing file in a separate thread.
-
-    Parameters
-    ----------
-    descriptor
-        Descriptor of the file; it must stay open until `finish` or `cancel`.
-    """
+    """Syncs a growing file in a separate thread; its descriptor must stay open until `finish` or `cancel`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

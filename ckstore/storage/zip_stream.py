@@ -42,18 +42,7 @@ _DEFLATED = 1 << 9
 
 
 class ZipStream:
-    """A new zip file with stored and deflated members.
-
-    Parameters
-    ----------
-    path
-        Path of the new file.
-
-    Attributes
-    ----------
-    size
-        Number of bytes written.
-    """
+    """A new zip file with stored and deflated members; `size` bytes are written."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb", buffering=0)

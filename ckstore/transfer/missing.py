@@ -15,7 +15,7 @@ import numpy as np
 
 from ckstore.codecs.lattice import Bits
 from ckstore.encoding.estimate import Encoded
-from ckstore.encoding.reencode import in_full
+from ckstore.encoding.reencode import in_full, without_lost
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import BlobRef, VersionDocument
@@ -48,7 +48,9 @@ class Missing:
     bases
         Ids of the missing records that are not the version's own objects.
     full
-        Number and unit of the objects to encode in full, by id.
+        Number and unit of the objects to encode again, by id: in full, or against an object that is in `near`.
+    near
+        Ids of objects that are or will be in the target, whose values are compared with their ids.
     raw
         Number and unit of the raw objects to copy for a hot version, by content id.
     needs
@@ -59,6 +61,7 @@ class Missing:
     records: dict[str, Record] = field(default_factory=dict)
     bases: set[str] = field(default_factory=set)
     full: dict[str, tuple[int, Unit]] = field(default_factory=dict)
+    near: set[str] = field(default_factory=set)
     raw: dict[str, tuple[int, Unit]] = field(default_factory=dict)
     needs: set[str] = field(default_factory=set)
 
@@ -72,12 +75,7 @@ class Missing:
     def write(self, writer: ObjectWriter, trusted: set[str], progress: Progress | None) -> None:
         """Write the missing parts.
 
-        Parameters
-        ----------
-        trusted
-            Names of packs whose digests were checked; packs that are read are added.
-        progress
-            Called with numbers of written bytes.
+        `trusted` are the names of packs whose digests were checked; packs that are read are added.
 
         Raises
         ------
@@ -107,12 +105,13 @@ class Missing:
         writer.begin_sync()
 
     def _encoded(self, identity: str) -> Encoded:
-        """Check an exact object's values, and encode an object in full."""
+        """Check an exact object's values, and encode an object again."""
         reader = self.version.repository.reader
         record = reader.resolver.record(identity)
-        if record.is_exact:
-            self._values(identity, *self.full[identity])
-        return in_full(reader, record)
+        if not record.is_exact:
+            return in_full(reader, record)
+        self._values(identity, *self.full[identity])
+        return without_lost(reader, record, self.near)
 
     def _values(self, content: str, number: int, unit: Unit) -> list[Bits]:
         """Return the chunks of a unit; raise `IntegrityError` if they do not match the content id."""
@@ -163,8 +162,9 @@ def find_missing(
     planned
         Ids of objects that earlier versions will have sent; the missing ones are added.
     verify
-        Bring no bases that are not the version's own: the values of exact ones cannot be compared with their ids,
-        which depend on the layout of their own version. Sums are an exception, since their ids depend on their bases'.
+        Bring no bases that are not the version's own, and encode the objects on them again: the values of exact ones
+        cannot be compared with their ids, which depend on the layout of their own version. Sums are an exception, since
+        their ids depend on their bases'.
     """
     document, units = version.document, version.layout.units
     known = target.resolver.known(document.objects)
@@ -184,7 +184,12 @@ def find_missing(
     for identity, place in wanted.items():
         records, needs = chains.below(identity)
         bases = {record.id for record in records} - own
-        if not chains.is_sum(identity) and ((verify and bases) or chains.is_cheaper_in_full(identity, records)):
+        if verify and bases and not chains.is_sum(identity):
+            missing.full[identity] = place
+            missing.near |= needs | own
+            missing.needs |= needs
+            continue
+        if not chains.is_sum(identity) and chains.is_cheaper_in_full(identity, records):
             missing.full[identity] = place
             continue
         missing.bases |= bases
@@ -258,13 +263,7 @@ def _stored(reader: ObjectReader, record: Record) -> Encoded:
 
 
 class _Blobs:
-    """The blobs of a version in the target; equal blobs of a nearby version are shared.
-
-    Attributes
-    ----------
-    packed
-        The new blobs, by name.
-    """
+    """The blobs of a version in the target: new ones in `packed`; equal ones of a nearby version are shared."""
 
     def __init__(self, version: StoredVersion, target: Repository, near: VersionRow | None) -> None:
         self.packed: dict[str, bytes] = {}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.checking.verify import check_objects, check_restores
+from ckstore.checking.verify import check_arrival
 from ckstore.commit.change import Change
 from ckstore.commit.naming import check_run, check_run_is_no_tag, tag
 from ckstore.encoding.budget import BUDGET
@@ -58,10 +58,8 @@ class Transferred:
 
     Attributes
     ----------
-    version
-        Its row in the source.
-    arrived
-        Its row in the target; None after a dry run.
+    version, arrived
+        Its rows in the source and in the target; after a dry run, the latter is None.
     bytes
         Bytes of the written packs; after a dry run, of the objects to send.
     """
@@ -124,12 +122,8 @@ def transfer(
 
     Parameters
     ----------
-    source, target
-        Store of the versions, which is not changed, and store that receives them.
     rows
         The versions, by number, so that ancestors come first.
-    dry_run
-        Change nothing; predict the sent versions.
     verify
         Decode every received version and compare it with its digests before it becomes visible.
     progress
@@ -258,8 +252,7 @@ class _Transfer:
                     with change.version() as arrived:
                         _check(arrived)
                         if self._verify:
-                            check_objects(arrived, missing.bases)
-                            check_restores(arrived)
+                            check_arrival(arrived, missing.bases)
                     committed = change.commit_version(missing.needs, lease)
                     sent = sum(pack.bytes for pack in change.packs)
         except BaseException:

@@ -7,30 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.recovery.recover import recover
 from ckstore.storage import durable
-from tests.checkpoints import listing, scratch, settled, sha256
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
+from tests.checkpoints import listing, series, settled, sha256
 
 
 @pytest.fixture
 def paths(directory: Path) -> list[Path]:
-    generator = torch.Generator().manual_seed(0)
-    weight, found = torch.randn(300, 300, generator=generator), []
-    for step in range(5):
-        found.append(directory / f"step{step}.pt")
-        torch.save({"w": weight, "b": weight[0].clone(), "step": step}, found[-1])
-        weight = weight + 1e-3 * torch.randn(300, 300, generator=generator)
-    return found
+    return series(directory, 5)
 
 
 @pytest.fixture

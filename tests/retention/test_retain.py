@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,7 @@ from ckstore.recovery.recover import recover
 from ckstore.retention.retain import due, outlived
 from ckstore.storage.rows import VersionRow
 from ckstore.writing.drop import with_globs
-from tests.checkpoints import listing, present_packs, scratch, settled
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
+from tests.checkpoints import listing, present_packs, settled
 
 
 def state(step: int, seed: int = 0) -> dict[str, Any]:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 from blake3 import blake3
 
-from ckstore.errors import FormatVersionError, IntegrityError, UsageError
+from ckstore.errors import FormatVersionError
 from ckstore.storage import change_log, durable, root
 from ckstore.storage.directory_storage import DirectoryStorage
 
 UNTAG = {"change": "untag", "tag": "a"}
+
+
+def records_of(store):
+    records, problems = change_log.read_all(DirectoryStorage(store))
+    assert problems == []
+    return records
+
+
+def assert_refused(store, path):
+    records, problems = change_log.read_all(DirectoryStorage(store))
+    assert records == []
+    assert path.name in problems[0]
 
 
 def test_records_come_back_in_order(store):
@@ -21,12 +32,12 @@ def test_records_come_back_in_order(store):
     assert [name.removeprefix(change_log.PREFIX).partition("-")[0] for name in names] == [
         f"{number:012d}" for number in range(1, 13)
     ]
-    read = change_log.read_all(DirectoryStorage(store))
+    read = records_of(store)
     assert [record["sequence"] for record in read] == list(range(1, 13))
     assert [{name: record[name] for name in records[0]} for record in read] == records
     assert all(record["format"] == 1 for record in read)
     (store / root.LOG / ".tmp-1-00").write_bytes(b"left over")
-    assert change_log.read_all(DirectoryStorage(store)) == read
+    assert records_of(store) == read
     assert change_log.append(DirectoryStorage(store), UNTAG).startswith("log/000000000013-")
 
 
@@ -35,10 +46,10 @@ def test_intact_records_of_a_damaged_log_are_read(store):
         store / change_log.append(DirectoryStorage(store), {"change": "tag", "tag": "a", "version": number})
         for number in range(1, 6)
     ]
-    assert change_log.read_whole(DirectoryStorage(store)) == (change_log.read_all(DirectoryStorage(store)), [])
+    assert len(records_of(store)) == 5
     paths[1].write_bytes(paths[1].read_bytes()[:-1])
     paths[3].unlink()
-    records, problems = change_log.read_whole(DirectoryStorage(store))
+    records, problems = change_log.read_all(DirectoryStorage(store))
     assert [record["version"] for record in records] == [1, 3, 5]
     assert [paths[1].name in problems[0], "record 4 is missing" in problems[1]] == [True, True]
     assert change_log.append(DirectoryStorage(store), UNTAG).startswith("log/000000000006-")
@@ -46,13 +57,9 @@ def test_intact_records_of_a_damaged_log_are_read(store):
 
 def test_a_missing_log_is_made(store):
     (store / root.LOG).rmdir()
-    assert change_log.read_whole(DirectoryStorage(store)) == ([], [])
+    assert change_log.read_all(DirectoryStorage(store)) == ([], [])
     change_log.append(DirectoryStorage(store), UNTAG)
-    assert len(change_log.read_all(DirectoryStorage(store))) == 1
-
-
-def test_an_empty_log(store):
-    assert change_log.read_all(DirectoryStorage(store)) == []
+    assert len(records_of(store)) == 1
 
 
 def test_flips_and_truncations_are_found(store):
@@ -62,19 +69,15 @@ def test_flips_and_truncations_are_found(store):
         flipped = bytearray(data)
         flipped[place] ^= 1 << place % 8
         path.write_bytes(flipped)
-        with pytest.raises(IntegrityError, match=path.name):
-            change_log.read_all(DirectoryStorage(store))
+        assert_refused(store, path)
     for length in range(0, len(data), 7):
         path.write_bytes(data[:length])
-        with pytest.raises(IntegrityError, match=path.name):
-            change_log.read_all(DirectoryStorage(store))
+        assert_refused(store, path)
 
 
 def test_a_renamed_record_is_found(store):
     path = store / change_log.append(DirectoryStorage(store), UNTAG)
-    os.rename(path, path.with_name("000000000002" + path.name[12:]))
-    with pytest.raises(IntegrityError):
-        change_log.read_all(DirectoryStorage(store))
+    assert_refused(store, path.rename(path.with_name("000000000002" + path.name[12:])))
 
 
 def test_a_later_format_is_distinguished_from_damage(store):
@@ -89,12 +92,6 @@ def test_a_later_format_is_distinguished_from_damage(store):
 
 @pytest.mark.parametrize("content", [b"[]", b"7", b"null", b"{}", b"[" * 100_000, b'{"digest":7}', b'{"digest":null}'])
 def test_crafted_records_are_refused(store, content):
-    (store / root.LOG / f"000000000001-{'0' * 16}.json").write_bytes(content)
-    with pytest.raises(IntegrityError):
-        change_log.read_all(DirectoryStorage(store))
-
-
-def test_the_log_keeps_its_own_fields(store):
-    with pytest.raises(UsageError):
-        change_log.append(DirectoryStorage(store), {"sequence": 5})
-    assert os.listdir(store / root.LOG) == []
+    path = store / root.LOG / f"000000000001-{'0' * 16}.json"
+    path.write_bytes(content)
+    assert_refused(store, path)

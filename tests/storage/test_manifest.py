@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
-from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import FormatVersionError, IntegrityError
-from ckstore.storage import manifest, zstd
+from ckstore.storage import manifest
 from ckstore.storage.manifest import decode_manifest, encode_manifest
+from tests.crafted import sealed
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 values = st.recursive(
@@ -42,37 +40,30 @@ def test_every_flip_and_every_truncation_is_found():
         decode_manifest(data + b"\0")
 
 
-def sealed(version: int, text: bytes, tail: bytes = b"", length: int | None = None) -> bytes:
-    """Return a manifest with a valid checksum and the given content."""
-    frame = zstd.compress(text, 3)
-    rest = struct.pack("<IQQ", version, len(text) if length is None else length, len(frame)) + frame + tail
-    return b"CKM1" + struct.pack("<Q", len(rest)) + blake3(rest).digest(length=16) + rest
-
-
 def test_a_later_format_is_distinguished_from_damage():
-    assert decode_manifest(sealed(1, b'{"document":{},"blobs":[]}')) == ({}, {})
+    assert decode_manifest(sealed(b'{"document":{},"blobs":[]}')) == ({}, {})
     with pytest.raises(FormatVersionError):
-        decode_manifest(sealed(manifest.FORMAT + 1, b"whatever"))
+        decode_manifest(sealed(b"whatever", version=manifest.FORMAT + 1))
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        sealed(0, b'{"document":{},"blobs":[]}'),
-        sealed(1, b"no json"),
-        sealed(1, b"[" * 100_000),
-        sealed(1, b"[]"),
-        sealed(1, b'{"document":[],"blobs":[]}'),
-        sealed(1, b'{"document":{}}'),
-        sealed(1, b'{"document":{},"blobs":[["a",3]]}', b"xx"),
-        sealed(1, b'{"document":{},"blobs":[["a",-1]]}', b"xx"),
-        sealed(1, b'{"document":{},"blobs":[["a",1],["a",1]]}', b"xx"),
-        sealed(1, b'{"document":{},"blobs":[["a",1.5]]}', b"xx"),
-        sealed(1, b'{"document":{},"blobs":[["a",1]]}', b"xx"),
-        sealed(1, b'{"document":{},"blobs":[[7,2]]}', b"xx"),
-        sealed(1, b'{"document":{},"blobs":7}', b"xx"),
-        sealed(1, b'{"document":{},"blobs":[]}', length=5),
-        sealed(1, b'{"document":{},"blobs":[]}', length=2**62),
+        sealed(b'{"document":{},"blobs":[]}', version=0),
+        sealed(b"no json"),
+        sealed(b"[" * 100_000),
+        sealed(b"[]"),
+        sealed(b'{"document":[],"blobs":[]}'),
+        sealed(b'{"document":{}}'),
+        sealed(b'{"document":{},"blobs":[["a",3]]}', b"xx"),
+        sealed(b'{"document":{},"blobs":[["a",-1]]}', b"xx"),
+        sealed(b'{"document":{},"blobs":[["a",1],["a",1]]}', b"xx"),
+        sealed(b'{"document":{},"blobs":[["a",1.5]]}', b"xx"),
+        sealed(b'{"document":{},"blobs":[["a",1]]}', b"xx"),
+        sealed(b'{"document":{},"blobs":[[7,2]]}', b"xx"),
+        sealed(b'{"document":{},"blobs":7}', b"xx"),
+        sealed(b'{"document":{},"blobs":[]}', length=5),
+        sealed(b'{"document":{},"blobs":[]}', length=2**62),
     ],
 )
 def test_crafted_manifests_are_refused(data):

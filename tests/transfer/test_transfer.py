@@ -106,12 +106,6 @@ def origin() -> Iterator[Path]:
         yield directory
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
-
-
 def pushed(source: Path, target: Path, versions: Any = None, **options: Any) -> TransferReport:
     with ckstore.open(source, "r") as store, ckstore.open(target) as other:
         return store.push(other, versions, **options)
@@ -738,6 +732,23 @@ def test_a_forged_base_does_not_come_along(directory: Path, scheme: Any) -> None
         assert store.verify().problems == []
         for version, values in {"a@1": moved, "b@0": other}.items():
             assert scheme != "exact" or torch.equal(store[version].state_dict()["w"], values)
+
+
+def test_a_verified_pull_encodes_again_what_is_stored_on_forgotten_versions(directory: Path) -> None:
+    weight = draw(300, 300)
+    with ckstore.init(directory / "source") as source, ckstore.init(directory / "target") as target:
+        for step in range(7):
+            source.ingest({"w": weight}, run="a", step=step, hot=0, budget=20)
+            weight = weight + draw(300, 300, seed=step + 1, scale=1e-7)
+        source.forget(["a@1", "a@2", "a@4", "a@5"])
+        source.gc(grace=0)
+        first, *others = target.pull(source, verify=True).versions
+        assert [item.version.step for item in others] == [3, 6]
+        assert all(item.bytes < 0.5 * first.bytes for item in others)
+        assert target._catalog.objects() == 3
+        assert target.verify().problems == []
+        for step in (0, 3, 6):
+            assert torch.equal(target[f"a@{step}"].state_dict()["w"], source[f"a@{step}"].state_dict()["w"])
 
 
 def test_a_compaction_during_the_search_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,14 +44,7 @@ def allowed(directory: Path) -> int:
 class BlockCache:
     """Blocks of packs, fetched once. Safe for threads and processes.
 
-    Parameters
-    ----------
-    directory
-        Directory of the blocks.
-    fetch
-        Reads missing bytes.
-    limit
-        Size of the cache in bytes; the least recently used blocks are removed first.
+    Beyond `limit` bytes, by default what `allowed` returns, the least recently used blocks are removed first.
     """
 
     def __init__(self, directory: Path, fetch: Fetch, limit: int | None = None) -> None:

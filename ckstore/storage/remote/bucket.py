@@ -72,12 +72,7 @@ class NoServerError(UnreachableError):
 class ObstoreBucket:
     """A bucket on S3, Google Cloud Storage or Azure, or on a server with one of their APIs.
 
-    Parameters
-    ----------
-    url
-        ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
-    options
-        Options listed in `OPTIONS`.
+    The URL is ``s3://bucket/prefix``, ``gs://…`` or ``az://…``; the options are listed in `OPTIONS`.
     """
 
     read_price = READ_PRICE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -24,7 +23,7 @@ from ckstore.storage.interface import Storage
 from ckstore.storage.remote.bucket import ObstoreBucket
 from ckstore.storage.remote.remote_log import STORE_ID, RemoteLog
 from ckstore.storage.remote.retries import RetryingStorage, patiently, prove, put_own
-from ckstore.storage.schema import expanded_limit, fields, matching, optional, read_json, whole
+from ckstore.storage.schema import canonical_json, expanded_limit, fields, matching, optional, read_json, whole
 
 #: The object that makes a prefix a store.
 ROOT = "ckstore.json"
@@ -46,21 +45,7 @@ _REMEMBERED = fields({"store": STORE_ID, "options": fields({})})
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """A remote store, as this machine sees it.
-
-    Attributes
-    ----------
-    url
-        URL of the store.
-    options
-        Options of the client.
-    storage
-        The store's place.
-    path
-        The mirror's directory.
-    log
-        The store's log.
-    """
+    """A remote store, as this machine sees it: its bucket, the options of its client, and the mirror's directory."""
 
     url: str
     options: Mapping[str, str]
@@ -97,7 +82,7 @@ def create(url: str, options: Mapping[str, str] | None = None, cache: Path | Non
         directory.mkdir(parents=True, exist_ok=True)
         TemporaryDirectory(dir=directory).cleanup()
     store = secrets.token_hex(16)
-    data = _plain({"format": FORMAT, "store": store})
+    data = canonical_json({"format": FORMAT, "store": store})
     if not put_own(bucket, ROOT, data):
         raise ConflictError(f"{url} is already a store; choose another one or use it as it is.")
     return _mirror(url, options or {}, RetryingStorage(bucket), store, cache, None)
@@ -108,12 +93,7 @@ def find(
 ) -> Mirror:
     """Return the mirror of the store behind a URL; a new one starts from the last snapshot.
 
-    With `from_log` it starts empty, under the id that the store has now.
-
-    Raises
-    ------
-    NoStoreError
-        The URL has no store.
+    With `from_log` it starts empty, under the id that the store has now. Raise `NoStoreError` if the URL has no store.
     """
     url = url.rstrip("/")
     remembered = _remembered(url, cache)
@@ -159,7 +139,7 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
     if read_json(mirror.storage.read(ROOT), _ROOT)["store"] != mirror.log.store:
         return  # Another store has replaced this one.
     mirror.storage.put(name, packed)
-    said = _plain({"format": FORMAT, "store": mirror.log.store, "snapshot": name})
+    said = canonical_json({"format": FORMAT, "store": mirror.log.store, "snapshot": name})
     mirror.storage.put(ROOT, said)
 
 
@@ -255,7 +235,7 @@ def _remembered(url: str, cache: Path | None) -> tuple[str, dict[str, str]] | No
 
 def _remember(url: str, store: str, options: Mapping[str, str], cache: Path | None) -> None:
     path = _note(url, cache)
-    data = _plain({"url": url, "store": store, "options": dict(options)})
+    data = canonical_json({"url": url, "store": store, "options": dict(options)})
     with suppress(OSError):
         if path.exists() and path.read_bytes() == data:
             return
@@ -274,7 +254,3 @@ def _directory(url: str, store: str, cache: Path | None) -> Path:
 
 def _short(url: str) -> str:
     return str(blake3(url.encode()).hexdigest(length=20))
-
-
-def _plain(document: Mapping[str, object]) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

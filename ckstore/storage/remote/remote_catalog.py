@@ -50,15 +50,7 @@ GONE = "gone:"
 
 
 class RemoteCatalog(Catalog):
-    """The rows of a remote store, in the mirror.
-
-    Parameters
-    ----------
-    mirror
-        Mirror of the store.
-    mode
-        As for `Catalog`; the mirror itself is always writable.
-    """
+    """The rows of a remote store, in the mirror, which itself is always writable."""
 
     is_only = False
 
@@ -98,10 +90,7 @@ class RemoteCatalog(Catalog):
     def _follow(self, records: Sequence[tuple[Head, Mapping[str, Any]]]) -> bool:
         """Apply records; return False if they do not follow the head: another process of this mirror was first.
 
-        Raises
-        ------
-        BehindError
-            A change is in progress, based on rows that the records would alter.
+        Raise `BehindError` during a change, which is based on rows that the records would alter.
         """
         with super().transaction():
             if self._calls is not None:
@@ -126,10 +115,6 @@ class RemoteCatalog(Catalog):
         """Return the records after `first` that the mirror has applied."""
         last = self._head().number
         return [(made, record) for made, record in self._log.after(first) if made.number <= last]
-
-    def whole_records(self) -> list[dict[str, Any]]:
-        """As `records`: a log with a damaged record yields no mirror."""
-        return self.records()
 
     def differences(self) -> list[str]:
         """Return a sentence for each table that differs from the log, which is read from the first record on.

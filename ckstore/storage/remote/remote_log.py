@@ -71,12 +71,7 @@ class Head:
 class BehindError(ConflictError):
     """Another writer has put a record first.
 
-    Parameters
-    ----------
-    message
-        One sentence.
-    records
-        Records read after the head, in order, each with the head that it makes.
+    `records` were read after the head, in order, each with the head that it makes.
     """
 
     def __init__(
@@ -94,16 +89,9 @@ def digest_of(line: bytes) -> str:
 
 
 class RemoteLog:
-    """The log of one store.
+    """The log of one store, named by its id: records of a former store at the same place are refused.
 
-    Parameters
-    ----------
-    storage
-        The store's place.
-    store
-        The store's id: records of a former store at the same place are refused.
-    lines
-        Directory that caches lines for later objects.
+    The directory `lines` caches lines for later objects.
     """
 
     def __init__(self, storage: Storage, store: str, lines: Path) -> None:

@@ -66,15 +66,7 @@ class _RemotePack:
 
 
 class RemotePacks(PackReader):
-    """The packs of a remote store; packs written by this mirror, and mapped packs, are local files.
-
-    Parameters
-    ----------
-    mirror
-        Mirror of the store.
-    catalog
-        Catalog of the mirror.
-    """
+    """The packs of a remote store; packs written by this mirror, and mapped packs, are local files."""
 
     def __init__(self, mirror: Mirror, catalog: RemoteCatalog) -> None:
         super().__init__(mirror.storage, mirror.path)

@@ -21,13 +21,7 @@ _PAUSE = 0.05
 
 
 class RetryingStorage:
-    """A place whose requests are repeated while it does not answer, but for `put_absent`: see `put_or_find`.
-
-    Parameters
-    ----------
-    storage
-        The place.
-    """
+    """A place whose requests are repeated while it does not answer, but for `put_absent`: see `put_or_find`."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -76,10 +70,7 @@ def patiently(request: Callable[[], T]) -> T:
 def put_own(storage: Storage, name: str, data: bytes) -> bool:
     """Write an object with unique bytes if absent; return whether the object under that name is this one.
 
-    Raises
-    ------
-    UnreachableError
-        The outcome is unknown.
+    Raise `UnreachableError` if the outcome is unknown.
     """
     return patiently(lambda: _put_own_once(storage, name, data))
 

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from ckstore.storage.remote import mirror as mirror_module
-from tests.checkpoints import scratch
 from tests.storage.remote.simulated import SimulatedServer
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
 
 
 @pytest.fixture

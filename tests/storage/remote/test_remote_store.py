@@ -492,6 +492,21 @@ def test_options_hold_no_secret(directory: Path) -> None:
         ckstore.init(URL, options={"secret_access_key": "x"}, cache=directory)
 
 
+class Planned:
+    """Replaces `plan_for`: after each plan it runs its given actions, before anything is committed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, task: Callable[[], object]) -> None:
+        self.count = 0
+        self._task = task
+        monkeypatch.setattr(collect_module, "plan_for", self._planned)
+
+    def _planned(self, *arguments: Any) -> Any:
+        plan = plan_for(*arguments)
+        self.count += 1
+        self._task()
+        return plan
+
+
 def test_packs_that_others_put_do_not_keep_gc_from_its_change(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,16 +517,13 @@ def test_packs_that_others_put_do_not_keep_gc_from_its_change(
         store.forget(["gpt@0"])
         store.rebase(["gpt@2"])
         other._catalog.refresh()
-        plans = []
 
-        def planned(*arguments: Any) -> Any:
-            plans.append(plan_for(*arguments))
-            server.objects["packs/" + "0" * 38 + f"{len(plans):02}.zip"] = b"a pack", server.now()
-            return plans[-1]
+        def put() -> None:
+            server.objects[f"packs/{planned.count:040}.zip"] = b"a pack", server.now()
 
-        monkeypatch.setattr(collect_module, "plan_for", planned)
+        planned = Planned(monkeypatch, put)
         assert other.gc(grace=0).bytes > 0
-        assert len(plans) == 1
+        assert planned.count == 1
 
 
 def test_gc_asks_for_the_time_once(server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,21 +541,6 @@ def test_gc_asks_for_the_time_once(server: SimulatedServer, directory: Path, mon
         server.requests.clear()
         assert store.gc(grace=0).files >= 6
         assert server.requests["put"] == 2  # When the remaining objects were put, and when the removed ones were.
-
-
-class Planned:
-    """Replaces `plan_for`: after each plan it runs its given actions, before anything is committed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, task: Callable[[], object]) -> None:
-        self.count = 0
-        self._task = task
-        monkeypatch.setattr(collect_module, "plan_for", self._planned)
-
-    def _planned(self, *arguments: Any) -> Any:
-        plan = plan_for(*arguments)
-        self.count += 1
-        self._task()
-        return plan
 
 
 def test_gc_frees_space_while_others_commit(
