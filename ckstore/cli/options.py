@@ -100,7 +100,7 @@ _INGEST = (
     ),
     option("--replace", "Replace the version at the same run and step."),
     option("--verify", "Decode and compare each version before it becomes visible."),
-    option("--force", "Store damaged files as opaque bytes instead of refusing them."),
+    option("--force", "Store refused inputs: damaged files as opaque bytes, several checkpoints as one version."),
     option(
         "--budget X",
         "Maximal restore cost, as a multiple of restoring a full copy; larger takes fewer bytes.  [default: 2]",

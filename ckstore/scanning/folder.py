@@ -9,28 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckstore.errors import InputError
+from ckstore.formats.directory import is_marked
 from ckstore.formats.facts import named_step
-from ckstore.scanning.source import open_directory, open_file
-from ckstore.scanning.steps import Planned, natural, plan_steps
+from ckstore.scanning.source import are_alike, natural, open_directory, open_file, tensor_names, without_numbers
+from ckstore.scanning.steps import Planned, plan_steps
 from ckstore.storage.root import is_store
 from ckstore.storage.version_names import LONGEST_NAME
 
-#: Files that accompany the tensors of one checkpoint.
-_COMPANIONS = {
-    "config.json",
-    "adapter_config.json",
-    "trainer_state.json",
-    "model_index.json",
-    ".metadata",
-    "zero_to_fp32.py",
-    "manifest.ocdbt",
-}
-_DIGITS = re.compile(r"[0-9]+")
 #: Words that precede the number of a step, and separators of words.
 _STEP_WORDS = re.compile(r"\b(?:global[-_ ]?)?(?:steps?|iter(?:ation)?s?|checkpoints?|ckpts?|epochs?)\b", re.IGNORECASE)
 _ENDINGS = re.compile(r"(?:\.[A-Za-z][A-Za-z0-9]{0,11})+$")
-#: Minimal share of common tensor names for two files to belong to one model.
-_SAME = 0.5
 
 
 @dataclass(slots=True)
@@ -76,9 +64,9 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
         if not found.names:
             left.append(Planned(path, note=f"holds no tensors: {found.why}" if found.why else "holds no tensors"))
             continue
-        alike = groups.setdefault((path.parent, _DIGITS.sub("#", path.name)), [])
+        alike = groups.setdefault((path.parent, without_numbers(path.name)), [])
         for group in alike:
-            if _alike(group[-1], found):
+            if are_alike(group[-1].names, found.names):
                 group.append(found)
                 break
         else:
@@ -130,8 +118,7 @@ def _is_one(directory: Path, *, force: bool) -> bool:
     try:
         inside = list(directory.iterdir())
         files = [path.name for path in inside if path.is_file()]
-        marked = any(name in _COMPANIONS or name.endswith(".index.json") for name in files)
-        if not marked and (named_step(directory.name) is None or len(inside) < 2):
+        if not is_marked(files) and (named_step(directory.name) is None or len(inside) < 2):
             return False
         scanned = open_directory(directory, force=force)
     except (InputError, OSError):
@@ -148,13 +135,9 @@ def _input(path: Path, *, force: bool) -> _Input:
     else:
         files = [open_file(path, force=force)]
         files[0].source.close()
-    names = (str(tensor.path) for file in files if file.layout.kind != "opaque" for tensor in file.layout.tensors)
+    names = frozenset().union(*map(tensor_names, files))
     why = next((why for file in files for why in file.layout.bytes_for.values()), "")
-    return _Input(path, frozenset(names), why)
-
-
-def _alike(one: _Input, other: _Input) -> bool:
-    return len(one.names & other.names) >= _SAME * len(one.names | other.names)
+    return _Input(path, names, why)
 
 
 def _named(
