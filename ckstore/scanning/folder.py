@@ -78,14 +78,17 @@ def _found(folders: Sequence[Path], left: list[Planned], *, force: bool) -> Iter
     """Yield each candidate once, after its folder."""
     seen: set[Path] = set()
     for folder in folders:
-        for path in _candidates(folder, left, force=force):
+        for path in _candidates(folder, folder.resolve(), left, force=force):
             if path.absolute() not in seen:
                 seen.add(path.absolute())
                 yield folder, path
 
 
-def _candidates(directory: Path, left: list[Planned], *, force: bool) -> Iterator[Path]:
-    """Yield files and directories that may be a checkpoint each, by name; unreadable ones are added to `left`."""
+def _candidates(directory: Path, folder: Path, left: list[Planned], *, force: bool) -> Iterator[Path]:
+    """Yield files and directories that may be a checkpoint each, by name; others are added to `left`.
+
+    A link to a file in the `folder`, such as `latest.pt`, is no checkpoint of its own.
+    """
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: natural(entry.name))
     except OSError as error:
@@ -104,7 +107,9 @@ def _candidates(directory: Path, left: list[Planned], *, force: bool) -> Iterato
             if _is_one(path, force=force):
                 yield path
             else:
-                yield from _candidates(path, left, force=force)
+                yield from _candidates(path, folder, left, force=force)
+        elif is_file and entry.is_symlink() and path.resolve().is_relative_to(folder):
+            left.append(Planned(path, note=f"is a link to {os.readlink(path)}"))
         elif is_file:
             yield path
 
