@@ -61,8 +61,8 @@ def _row(file: Path, line: int, row: dict[str, str | None]) -> Planned:
 
 def print_totals(planned: Sequence[Planned]) -> None:
     """Print the numbers of versions, runs and inputs that are left out."""
-    stored = [item for item in planned if item.run]
+    stored = [item for item in planned if item.run and not item.refused]
     runs = {item.run for item in stored}
-    left = len(planned) - len(stored)
+    left = sum(not item.run for item in planned)
     without = f", {counted(left, 'file')} left out" if left else ""
     print_line(f"{counted(len(stored), 'version')} of {counted(len(runs), 'run')}{without}")

@@ -15,7 +15,7 @@ from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.storing import outcome_object, print_outcome, print_summary, warnings_printed
 from ckstore.cli.verb import TagName, exit_for_failures, open_store, option, tags_of, verb, version_of, with_options
-from ckstore.errors import UsageError
+from ckstore.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from ckstore.intake.intake import Ingested
@@ -108,6 +108,8 @@ def command(
                 else store.plan(paths, run=options.run, step_from=step_from, force=options.force)
             )
         _show_plan(planned, plan_file if folder else None, as_json=as_json)
+        refused = [InputError(item.note) for item in planned if item.refused]
+        exit_for_failures(ctx, refused, len(planned), "inputs", "stored")
         return
     from ckstore.intake.intake import bytes_of
     from ckstore.scanning.steps import Planned
@@ -177,9 +179,12 @@ def _show_plan(planned: Sequence[Planned], plan_file: Path | None, *, as_json: b
             item.path,
             item.run and f"{item.run}@{'-' if item.step is None else item.step}",
             item.step_from or "",
-            item.note,
+            "refused" if item.refused else item.note,
         )
         for item in planned
     ]
     print_table(("INPUT", "VERSION", "STEP FROM", "NOTE"), rows)
     print_totals(planned)
+    for item in planned:
+        if item.refused:
+            print_line(f"ckstore: {with_options(item.note)}", err=True)

@@ -15,11 +15,24 @@ from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Policy
 if TYPE_CHECKING:
     from ckstore.writing.request import IngestOptions
 
-Function = Callable[..., Any]
+Decorator = Callable[[Callable[..., Any]], Any]
+
+
+def with_all(*options: Decorator) -> Decorator:
+    """Return the decorator that adds arguments and options to a verb, in this order."""
+
+    def added(function: Callable[..., Any]) -> Any:
+        for add in reversed(options):
+            function = add(function)
+        return function
+
+    return added
+
 
 STEP_SOURCES = ("name", "content", "order")
 
-_POLICY = (
+#: The options of fidelity; `policy_of` takes them.
+policy_options = with_all(
     option(
         "--fidelity",
         "Store bit-exactly (lossless), or quantise floats (lossy).  [default: see `ckstore policy`]",
@@ -39,11 +52,15 @@ _POLICY = (
     ),
 )
 
-_RUN = option("--run RUN", "Select all versions of this run.", type=RunName())
-
-_SELECTION = (
+#: The argument `versions` and the option `run`.
+named_options = with_all(
     click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName()),
-    _RUN,
+    option("--run RUN", "Select all versions of this run.", type=RunName()),
+)
+
+#: The argument and options of a selection, under the names of the parameters of `Store.select`.
+selection_options = with_all(
+    named_options,
     option("--keep-last N", "Keep the last N of the selected versions.", type=click.IntRange(min=1)),
     option(
         "--keep-every STEPS",
@@ -85,7 +102,8 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
         raise click.BadParameter(f"{value!r} is not a number such as 0.005 or 0.5%", ctx, parameter) from None
 
 
-_INGEST = (
+#: The options of an ingest; `options_of` takes them.
+ingest_options = with_all(
     option("--run NAME", "Run of the versions.  [default: main]", type=RunName()),
     option(
         "--step N", "Step of the version, for a single PATH.  [default: the step in the file or its name]", type=int
@@ -100,13 +118,13 @@ _INGEST = (
     ),
     option("--replace", "Replace the version at the same run and step."),
     option("--verify", "Decode and compare each version before it becomes visible."),
-    option("--force", "Store damaged files as opaque bytes instead of refusing them."),
+    option("--force", "Store refused inputs: damaged files as opaque bytes, several checkpoints as one version."),
     option(
         "--max-restore-cost X",
         "Limit the cost of a restore, as a multiple of restoring a full copy; larger takes fewer bytes.  [default: 2]",
         type=click.FloatRange(min=1.0),
     ),
-    *_POLICY,
+    policy_options,
     option(
         "--max-degradation X",
         "Use the smallest lossy setting whose --eval is at most X worse.  [default: 5%]",
@@ -156,30 +174,3 @@ def options_of(given: dict[str, Any]) -> IngestOptions:
 
     search = Search(evaluator(command), TOLERANCE if tolerated is None else tolerated, maximise, jobs or 1)
     return IngestOptions(**given, policy=policy, search=search)
-
-
-def ingest_options(function: Function) -> Function:
-    """Add the options of an ingest; `options_of` takes them."""
-    return with_all(function, _INGEST)
-
-
-def policy_options(function: Function) -> Function:
-    """Add the options of fidelity; `policy_of` takes them."""
-    return with_all(function, _POLICY)
-
-
-def selection_options(function: Function) -> Function:
-    """Add the argument and options of a selection, under the names of the parameters of `Store.select`."""
-    return with_all(function, _SELECTION)
-
-
-def named_options(function: Function) -> Function:
-    """Add the argument `versions` and the option `run`."""
-    return with_all(function, _SELECTION[:2])
-
-
-def with_all(function: Function, options: tuple[Callable[[Function], Function], ...]) -> Function:
-    """Add arguments and options to a verb, in this order."""
-    for add in reversed(options):
-        function = add(function)
-    return function

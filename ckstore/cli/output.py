@@ -149,8 +149,8 @@ def print_held(stats: Mapping[str, Any], freed: int) -> None:
     """Say on stderr how many bytes of forgotten versions are left, and the savings of a `gc` and a rebase."""
     held = stats["ledger"]["held"]
     if freed > stats["stored_bytes"] / 8:
-        print_line(f"ckstore: `ckstore gc` would free {size_text(freed)} that no version needs.", err=True)
-    elif held:
+        print_line(f"ckstore: `ckstore gc` would free {size_text(freed)} of forgotten versions.", err=True)
+    elif held > stats["stored_bytes"] / 100:
         print_line(
             f"ckstore: {size_text(held)} of forgotten versions stay: present ones are stored against them, in fewer "
             "bytes than in full. `ckstore rebase` would save none.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from ckstore.store import Store
     from ckstore.transfer.transfer import Transferred
 
-Function = Callable[..., Any]
-
 
 def _place(_: click.Context, __: click.Parameter, given: str) -> Path | str:
     from ckstore.storage.root import place
@@ -27,18 +24,14 @@ def _place(_: click.Context, __: click.Parameter, given: str) -> Path | str:
     return place(given)
 
 
-_OPTIONS = (
+#: The arguments and options of a verb that sends versions.
+transfer_options = with_all(
     click.argument("other", metavar="OTHER", type=click.Path(), callback=_place),
     named_options,
     option("--dry-run", "Change nothing; list versions and bytes."),
     option("--verify", "Decode and compare each version before it becomes visible."),
     json_option,
 )
-
-
-def transfer_options(function: Function) -> Function:
-    """Add the arguments and options of a verb that sends versions."""
-    return with_all(function, _OPTIONS)
 
 
 def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, ...], options: dict[str, Any]) -> None:

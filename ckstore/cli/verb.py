@@ -199,50 +199,48 @@ def version_of(store: Store, name: str) -> Version:
     return version
 
 
-class VersionName(StringParamType):
-    """The name of a version; the shell completes tags, runs and steps."""
+class _Name(StringParamType):
+    """A name in the store; the shell completes it."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names with this prefix."""
+        try:
+            with open_store(ctx) as store:
+                found = self._known(store.log())
+        except CkstoreError:
+            return []
+        return [CompletionItem(name, help=note) for name, note in found.items() if name.startswith(incomplete)]
+
+    def _known(self, versions: Table) -> dict[str, str]:
+        raise NotImplementedError
+
+
+class VersionName(_Name):
+    """The name of a version: a tag, a run, or a step of a run."""
 
     name = "version"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return names of versions with this prefix."""
-        return _completed(ctx, incomplete, _version_names)
+    def _known(self, versions: Table) -> dict[str, str]:
+        names = {"latest": "ingested last"}
+        names |= {tag: f"tag of version {record['version']}" for record in versions for tag in record["tags"]}
+        names |= {record["run"]: "highest step of the run" for record in versions}
+        steps = (record for record in versions if record["step"] is not None)
+        return names | {f"{record['run']}@{record['step']}": f"version {record['version']}" for record in steps}
 
 
-class RunName(StringParamType):
-    """The name of a run; the shell completes it."""
+class RunName(_Name):
+    """The name of a run."""
 
     name = "run"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return names of runs with this prefix."""
-        return _completed(ctx, incomplete, lambda versions: {record["run"]: "run" for record in versions})
+    def _known(self, versions: Table) -> dict[str, str]:
+        return {record["run"]: "run" for record in versions}
 
 
-class TagName(StringParamType):
-    """The name of a tag; the shell completes it."""
+class TagName(_Name):
+    """The name of a tag."""
 
     name = "tag"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return names of tags with this prefix."""
-        return _completed(
-            ctx, incomplete, lambda versions: {tag: "tag" for record in versions for tag in record["tags"]}
-        )
-
-
-def _version_names(versions: Table) -> dict[str, str]:
-    names = {"latest": "ingested last"}
-    names |= {tag: f"tag of version {record['version']}" for record in versions for tag in record["tags"]}
-    names |= {record["run"]: "highest step of the run" for record in versions}
-    steps = (record for record in versions if record["step"] is not None)
-    return names | {f"{record['run']}@{record['step']}": f"version {record['version']}" for record in steps}
-
-
-def _completed(ctx: click.Context, incomplete: str, names: Callable[[Table], dict[str, str]]) -> list[CompletionItem]:
-    try:
-        with open_store(ctx) as store:
-            found = names(store.log())
-    except CkstoreError:
-        return []
-    return [CompletionItem(name, help=note) for name, note in found.items() if name.startswith(incomplete)]
+    def _known(self, versions: Table) -> dict[str, str]:
+        return {tag: "tag" for record in versions for tag in record["tags"]}

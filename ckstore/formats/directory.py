@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,16 @@ from ckstore.formats.facts import named_step
 from ckstore.formats.paths import listed
 from ckstore.formats.sources import PERMISSIONS, FileSource
 
+#: Files that accompany the tensors of one checkpoint.
+_COMPANIONS = {
+    "config.json",
+    "adapter_config.json",
+    "trainer_state.json",
+    "model_index.json",
+    ".metadata",
+    "zero_to_fp32.py",
+    "manifest.ocdbt",
+}
 _UP_TO_NUMBER = re.compile(r"[^0-9]*")
 #: No system call takes a longer path, in bytes.
 _LONGEST_PATH = 4095
@@ -105,12 +115,21 @@ def refuse_several(root: str | os.PathLike[str], entries: Iterable[Entry]) -> No
             if has_checkpoint(root, inside):
                 several[step] = entry.path
     if len(several) > 1:
-        names = [name for _, name in sorted(several.items())]
-        pattern = os.path.join(os.fspath(root), _UP_TO_NUMBER.findall(names[0])[0])
-        raise InputError(
-            f"{os.fspath(root)} holds {len(names)} checkpoints, not one ({listed(names)}): store each with "
-            f"`recursive`, or name them, as {pattern}*."
-        )
+        raise several_error(root, [name for _, name in sorted(several.items())])
+
+
+def several_error(root: str | os.PathLike[str], names: Sequence[str]) -> InputError:
+    """Return the error for a directory with several checkpoints, given by name."""
+    pattern = os.path.join(os.fspath(root), _UP_TO_NUMBER.findall(names[0])[0])
+    return InputError(
+        f"{os.fspath(root)} holds {len(names)} checkpoints, not one ({listed(names)}): store each with "
+        f"`recursive`, all as one version with `force`, or name them, as {pattern}*."
+    )
+
+
+def is_marked(names: Iterable[str]) -> bool:
+    """Return whether one of the files of a directory accompanies the tensors of one checkpoint."""
+    return any(name in _COMPANIONS or name.endswith(".index.json") for name in names)
 
 
 def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Entry:

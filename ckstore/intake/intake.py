@@ -138,7 +138,7 @@ class Intake:
         taken: dict[int, Path] = {}
         planned = []
         for item in plan_steps(paths, step_from, first=first, force=force):
-            note = ""
+            note = item.note
             if item.step is not None and item.step in there:
                 note = f"version {there[item.step]} exists"
             elif item.step is not None and taken.setdefault(item.step, item.path) is not item.path:

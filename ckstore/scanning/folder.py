@@ -9,28 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckstore.errors import InputError
+from ckstore.formats.directory import is_marked
 from ckstore.formats.facts import named_step
-from ckstore.scanning.opening import open_path
-from ckstore.scanning.steps import Planned, natural, plan_steps
+from ckstore.scanning.opening import are_alike, natural, open_path, tensor_names, without_numbers
+from ckstore.scanning.steps import Planned, plan_steps
 from ckstore.storage.root import is_store
 from ckstore.storage.version_names import LONGEST_NAME
 
-#: Files that accompany the tensors of one checkpoint.
-_COMPANIONS = {
-    "config.json",
-    "adapter_config.json",
-    "trainer_state.json",
-    "model_index.json",
-    ".metadata",
-    "zero_to_fp32.py",
-    "manifest.ocdbt",
-}
-_DIGITS = re.compile(r"[0-9]+")
 #: Words that precede the number of a step, and separators of words.
 _STEP_WORDS = re.compile(r"\b(?:global[-_ ]?)?(?:steps?|iter(?:ation)?s?|checkpoints?|ckpts?|epochs?)\b", re.IGNORECASE)
 _ENDINGS = re.compile(r"(?:\.[A-Za-z][A-Za-z0-9]{0,11})+$")
-#: Minimal share of common tensor names for two files to belong to one model.
-_SAME = 0.5
 
 
 @dataclass(slots=True)
@@ -45,9 +33,15 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
     """Return everything in some folders: first the inputs to store, by run and step, then the others, by name.
 
     Inputs of one directory whose names differ only in numbers, and whose tensors have mostly the same names, are a run.
-    It is named after the directory and, if that has several runs, after the common part of the inputs' names. Inputs of
-    different folders never share a run. Stores and links to directories are left out. With `force`, damaged files count
-    as opaque bytes.
+    It is named after the directory and, if that has several runs, after the common part of the inputs' names.
+
+    Parameters
+    ----------
+    folders
+        Directories, searched recursively. Stores and links to directories are left out. Inputs of different folders
+        never share a run.
+    force
+        As in the ingest: damaged files count as opaque bytes.
 
     Raises
     ------
@@ -70,9 +64,9 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
         if not found.names:
             left.append(Planned(path, note=f"holds no tensors: {found.why}" if found.why else "holds no tensors"))
             continue
-        alike = groups.setdefault((path.parent, _DIGITS.sub("#", path.name)), [])
+        alike = groups.setdefault((path.parent, without_numbers(path.name)), [])
         for group in alike:
-            if _alike(group[-1], found):
+            if are_alike(group[-1].names, found.names):
                 group.append(found)
                 break
         else:
@@ -84,14 +78,17 @@ def _found(folders: Sequence[Path], left: list[Planned], *, force: bool) -> Iter
     """Yield each candidate once, after its folder."""
     seen: set[Path] = set()
     for folder in folders:
-        for path in _candidates(folder, left, force=force):
+        for path in _candidates(folder, folder.resolve(), left, force=force):
             if path.absolute() not in seen:
                 seen.add(path.absolute())
                 yield folder, path
 
 
-def _candidates(directory: Path, left: list[Planned], *, force: bool) -> Iterator[Path]:
-    """Yield files and directories that may be a checkpoint each, by name; unreadable ones are added to `left`."""
+def _candidates(directory: Path, folder: Path, left: list[Planned], *, force: bool) -> Iterator[Path]:
+    """Yield files and directories that may be a checkpoint each, by name; others are added to `left`.
+
+    A link to a file in the `folder`, such as `latest.pt`, is no checkpoint of its own.
+    """
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: natural(entry.name))
     except OSError as error:
@@ -110,7 +107,9 @@ def _candidates(directory: Path, left: list[Planned], *, force: bool) -> Iterato
             if _is_one(path, force=force):
                 yield path
             else:
-                yield from _candidates(path, left, force=force)
+                yield from _candidates(path, folder, left, force=force)
+        elif is_file and entry.is_symlink() and path.resolve().is_relative_to(folder):
+            left.append(Planned(path, note=f"is a link to {os.readlink(path)}"))
         elif is_file:
             yield path
 
@@ -124,8 +123,7 @@ def _is_one(directory: Path, *, force: bool) -> bool:
     try:
         inside = list(directory.iterdir())
         files = [path.name for path in inside if path.is_file()]
-        marked = any(name in _COMPANIONS or name.endswith(".index.json") for name in files)
-        if not marked and (named_step(directory.name) is None or len(inside) < 2):
+        if not is_marked(files) and (named_step(directory.name) is None or len(inside) < 2):
             return False
         scanned = open_path(directory, force=force)
     except (InputError, OSError):
@@ -137,14 +135,9 @@ def _is_one(directory: Path, *, force: bool) -> bool:
 def _input(path: Path, *, force: bool) -> _Input:
     scanned = open_path(path, force=force)
     scanned.close()
-    layouts = scanned.layouts
-    names = (str(tensor.path) for layout in layouts if layout.kind != "opaque" for tensor in layout.tensors)
-    why = next((why for layout in layouts for why in layout.bytes_for.values()), "")
-    return _Input(path, frozenset(names), why)
-
-
-def _alike(one: _Input, other: _Input) -> bool:
-    return len(one.names & other.names) >= _SAME * len(one.names | other.names)
+    names = frozenset().union(*map(tensor_names, scanned.files))
+    why = next((why for layout in scanned.layouts for why in layout.bytes_for.values()), "")
+    return _Input(path, names, why)
 
 
 def _named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from ckstore.errors import InputError
 from ckstore.formats.dcp import METADATA, name_tensors, read_metadata
 from ckstore.formats.detect import parse
-from ckstore.formats.facts import step_of
+from ckstore.formats.facts import named_step, step_of
 from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.shards import directory_of
 from ckstore.formats.sources import FileSource, check_identity, file_identity
@@ -21,6 +22,16 @@ from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Name of the file of a state dict.
 STATE_DICT = "state_dict.pt"
+#: Facts that are a step, in order.
+_STEPS = ("step", "epoch")
+_DIGITS = re.compile(r"([0-9]+)")
+#: Words for parts of one checkpoint, before their numbers.
+_PARTS = re.compile(
+    r"(?<![a-z])(?:rank|shard|part|consolidated|rng|[dmpt]p|zero|fsdp|node|worker|device|gpu)s?(?![a-z])|-of-",
+    re.IGNORECASE,
+)
+#: Minimal share of common tensor names for two files to belong to one model.
+_SAME = 0.5
 
 #: Files that stay open. Directories may hold more files than a process may open.
 _MOST_OPEN = 64
@@ -91,7 +102,7 @@ def open_source(
         raise InputError(f"{path} contains the store itself; name a directory that does not.")
     if not path.exists():
         raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
-    return open_path(path, force=force)
+    return open_path(path, force=force, is_one=force)
 
 
 def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> ScannedVersion:
@@ -100,9 +111,12 @@ def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> Scanned
     return ScannedVersion([ScannedFile(STATE_DICT, source, source.layout)])
 
 
-def open_path(path: Path, *, force: bool = False) -> ScannedVersion:
-    """Parse a file or directory; with `force`, damaged files are opaque bytes."""
-    scanned = _open_directory(path, force=force) if path.is_dir() else _open_file(path, force=force)
+def open_path(path: Path, *, force: bool = False, is_one: bool = False) -> ScannedVersion:
+    """Parse a file or directory; with `force`, damaged files are opaque bytes.
+
+    Raise `InputError` for a directory of several checkpoints, unless it `is_one`.
+    """
+    scanned = _open_directory(path, force=force, is_one=is_one) if path.is_dir() else _open_file(path, force=force)
     scanned.name = str(path).encode("utf-8", "backslashreplace").decode()
     inside = step_inside(scanned)
     scanned.step = step_of(path.name) if inside is None else inside
@@ -111,12 +125,16 @@ def open_path(path: Path, *, force: bool = False) -> ScannedVersion:
 
 def step_inside(scanned: ScannedVersion) -> int | None:
     """Return the step from the files of a version; None without one."""
-    for fact in ("step", "epoch"):
+    for fact in _STEPS:
         for file in scanned.files:
             value = file.layout.facts.get(fact)
             if isinstance(value, int):
                 return value
     return None
+
+
+def _step_of(file: ScannedFile) -> Any:
+    return next((file.layout.facts[fact] for fact in _STEPS if fact in file.layout.facts), None)
 
 
 def _open_file(path: Path, *, force: bool) -> ScannedVersion:
@@ -131,13 +149,14 @@ def _open_file(path: Path, *, force: bool) -> ScannedVersion:
     return ScannedVersion([ScannedFile(path.name, source, layout, source.mode, source.mtime_ns)])
 
 
-def _open_directory(path: Path, *, force: bool) -> ScannedVersion:
+def _open_directory(path: Path, *, force: bool, is_one: bool) -> ScannedVersion:
     """Parse all files of a directory tree."""
     from ckstore.formats.directory import refuse_several, require_checkpoint, scan
 
     version = ScannedVersion([], is_directory=True)
     entries = scan(path)
-    refuse_several(path, entries)
+    if not is_one:
+        refuse_several(path, entries)
     opened = Lru[str, FileSource](_MOST_OPEN)
     for entry in entries:
         if entry.kind == "symlink":
@@ -149,9 +168,59 @@ def _open_directory(path: Path, *, force: bool) -> ScannedVersion:
             layout = _parse(source, entry.path, force=force, lone=False)
             version.files.append(ScannedFile(entry.path, source, layout, source.mode, source.mtime_ns))
     _name_shards(version, force=force)
+    if not is_one:
+        _refuse_series(path, version)
     if not any(file.layout.tensors for file in version.files):
         require_checkpoint(path, entries)
     return version
+
+
+def _refuse_series(path: Path, version: ScannedVersion) -> None:
+    """Raise `InputError` if the names of a directory's files differ in a number as those of a run do.
+
+    Parts of one checkpoint differ in tensors, have the same step, are named after ranks, or are accompanied by others.
+    """
+    from ckstore.formats.directory import is_marked, several_error
+
+    files = [file for file in version.files if "/" not in file.path]
+    if is_marked(file.path for file in files) or named_step(path.resolve().name) is not None:
+        return
+    groups: dict[str, list[ScannedFile]] = {}
+    for file in files:
+        if tensor_names(file) and not _PARTS.search(file.path):
+            groups.setdefault(without_numbers(file.path), []).append(file)
+    for group in groups.values():
+        names = [tensor_names(file) for file in group]
+        steps = {_step_of(file) for file in group}
+        if len(group) > 1 and all(are_alike(names[0], other) for other in names) and (len(steps) > 1 or None in steps):
+            raise several_error(path, sorted((file.path for file in group), key=natural))
+
+
+def tensor_names(file: ScannedFile) -> frozenset[str]:
+    """Return the paths of a file's tensors as text; none for opaque bytes."""
+    return frozenset(str(tensor.path) for tensor in file.layout.tensors if file.layout.kind != "opaque")
+
+
+def are_alike(names: frozenset[str], others: frozenset[str]) -> bool:
+    """Return whether the tensors of two inputs have the names of one model, for the most part."""
+    return len(names & others) >= _SAME * len(names | others)
+
+
+def without_numbers(name: str) -> str:
+    """Return a name with # for each number."""
+    return _DIGITS.sub("#", name)
+
+
+def natural(name: str) -> list[tuple[bool, int, str]]:
+    """Return the sort key of a name that puts `step9` before `step10`.
+
+    Examples
+    --------
+    >>> sorted(["step10", "step9", "a"], key=natural)
+    ['a', 'step9', 'step10']
+    """
+    parts = _DIGITS.split(name)
+    return [(False, int(part), "") if index % 2 else (True, 0, part) for index, part in enumerate(parts)]
 
 
 def _name_shards(version: ScannedVersion, *, force: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +12,7 @@ from typing import Literal
 from ckstore.errors import InputError
 from ckstore.formats.facts import DECIMAL, step_of
 from ckstore.runtime.local_path import local_path
-from ckstore.scanning.opening import open_path, step_inside
+from ckstore.scanning.opening import natural, open_path, step_inside
 
 #: Sources of steps: names, contents, or the order of the names.
 StepSource = Literal["name", "content", "order"]
@@ -35,12 +34,14 @@ class Planned:
         Name of the run; empty for an input that is left out.
     note
         The reason for leaving it out, or a warning.
+    refused
+        Whether its ingest fails; the `note` is the error.
 
     Examples
     --------
     >>> np.save("net_1.npy", np.zeros(4))
     >>> store.plan(["net_1.npy"], run="net", step_from="name")
-    [Planned(path=PosixPath('net_1.npy'), step=1, step_from='name', run='net', note='')]
+    [Planned(path=PosixPath('net_1.npy'), step=1, step_from='name', run='net', note='', refused=False)]
     """
 
     path: Path
@@ -48,6 +49,7 @@ class Planned:
     step_from: StepSource | None = None
     run: str = ""
     note: str = ""
+    refused: bool = False
 
 
 def plan_steps(
@@ -64,19 +66,26 @@ def plan_steps(
     the number that differs among all names. Otherwise each input's step comes from its contents, or else from its name.
     `source` says where all steps come from; `first` is the first one if that is the order.
 
-    An unreadable input has no step here; its ingest reports the reason. Inputs in `known` have that step in their
+    An unreadable input has no step from its contents, and a note. Inputs in `known` have that step in their
     contents, and are not opened. With `force`, damaged files count as opaque bytes.
     """
     inputs = sorted(paths, key=lambda path: natural(path.name))
     if source == "order":
         return [Planned(path, first + index, "order") for index, path in enumerate(inputs)]
-    inferred = [None] * len(inputs) if source == "name" else [_infer(path, known, force=force) for path in inputs]
+    errors: dict[Path, str] = {}
+    inferred = (
+        [None] * len(inputs) if source == "name" else [_infer(path, known, errors, force=force) for path in inputs]
+    )
     named = [None] * len(inputs) if source == "content" else steps_of_names([_name(path) for path in inputs])
     if source is None and not _differ(inferred) and _differ(named) and None not in named:
         inferred = [None] * len(inputs)
     planned = [
         Planned(
-            path, named[index] if inferred[index] is None else inferred[index], _source(inferred[index], named[index])
+            path,
+            named[index] if inferred[index] is None else inferred[index],
+            _source(inferred[index], named[index]),
+            note=errors.get(path, ""),
+            refused=path in errors,
         )
         for index, path in enumerate(inputs)
     ]
@@ -108,30 +117,20 @@ def steps_of_names(names: Sequence[str]) -> list[int | None]:
     return alone
 
 
-def natural(name: str) -> list[tuple[bool, int, str]]:
-    """Return the sort key of a name that puts `step9` before `step10`.
-
-    Examples
-    --------
-    >>> sorted(["step10", "step9", "a"], key=natural)
-    ['a', 'step9', 'step10']
-    """
-    parts = _DIGITS.split(name)
-    return [(False, int(part), "") if index % 2 else (True, 0, part) for index, part in enumerate(parts)]
-
-
 def _name(path: Path) -> str:
     return path.name or path.resolve().name
 
 
-def _infer(path: Path, known: Mapping[Path, int | None], *, force: bool) -> int | None:
+def _infer(path: Path, known: Mapping[Path, int | None], errors: dict[Path, str], *, force: bool) -> int | None:
     if path in known:
         return known[path]
-    with suppress(InputError, OSError):
-        scanned = open_path(local_path(path), force=force)
+    try:
+        scanned = open_path(local_path(path), force=force, is_one=force)
         scanned.close()
         return step_inside(scanned)
-    return None
+    except (InputError, OSError) as error:
+        errors[path] = str(error)
+        return None
 
 
 def _source(inferred: int | None, named: int | None) -> StepSource | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from ckstore.scanning.source import natural
 
 from ckstore import init as init_store
 from ckstore import open as open_store
@@ -19,7 +20,6 @@ from ckstore.cli.program import run
 from ckstore.commit.naming import set_policy
 from ckstore.intake.intake import Intake
 from ckstore.policy import Policy
-from ckstore.scanning.steps import natural
 from tests.checkpoints import listing, moving, sha256
 
 from .conftest import checkpoint
@@ -68,10 +68,52 @@ def test_step_from_selects_the_source_of_steps(ckstore, place: Path) -> None:
 def test_a_folder_of_several_checkpoints_says_so(ckstore, place: Path) -> None:
     said = ckstore("ingest", "in", "--run", "folder", code=1).sentence
     assert said == (
-        "in holds 3 checkpoints, not one (step0.pt, step10.pt, step20.pt): store each with --recursive, or name them, "
-        "as in/step*."
+        "in holds 3 checkpoints, not one (step0.pt, step10.pt, step20.pt): store each with --recursive, all as one "
+        "version with --force, or name them, as in/step*."
     )
+    # The preview says the same.
+    planned = ckstore("ingest", "in", "--run", "folder", "--dry-run", code=1)
+    assert planned.sentence == said
+    assert planned.out.splitlines()[-1] == "0 versions of 0 runs"
+    shutil.copy("in/step0.pt", "alone.pt")
+    for more in ((), ("--dry-run",)):
+        assert said in ckstore("ingest", "in", "alone.pt", *more, code=3).err
+    assert ckstore("ingest", "in", "--run", "all", "--force", "--json").json[0]["files"] == 3
     assert ckstore("ingest", "in", "--recursive").out.splitlines()[-1].startswith("3 versions")
+
+
+@pytest.mark.parametrize(
+    ("names", "steps", "several"),
+    [
+        (["s1.pt", "s2.pt", "s10.pt"], [None] * 3, True),
+        (["weights.01-1.20.pt", "weights.02-0.90.pt"], [None] * 2, True),
+        (["net_1.pt", "net_2.pt"], [100, 200], True),
+        (["net_1.pt", "net_2.pt"], [100, 100], False),
+        (["rank0.pt", "rank1.pt"], [None] * 2, False),
+        (["mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"], [None] * 2, False),
+        (["consolidated.00.pth", "consolidated.01.pth"], [None] * 2, False),
+        (["s1.pt", "s2.pt", "config.json"], [None] * 3, False),
+        (["ema.pt", "raw.pt"], [None] * 2, False),
+    ],
+)
+def test_files_of_a_run_are_told_from_parts_of_one_checkpoint(
+    ckstore, place: Path, names: list[str], steps: list[int | None], several: bool
+) -> None:
+    folder = place / "folder"
+    folder.mkdir()
+    for name, step in zip(names, steps, strict=True):
+        facts = {} if step is None else {"step": step}
+        torch.save({"w": torch.randn(4), "b": torch.randn(2), **facts}, folder / name)
+    for more in (["--dry-run"], []):
+        result = ckstore("ingest", "folder", *more, code=int(several))
+        if several:
+            named = ", ".join(names)
+            assert (
+                f"folder holds {len(names)} checkpoints, not one ({named}): store each with --recur" in result.sentence
+            )
+    assert [row["files"] for row in ckstore("log", "--json").json] == ([] if several else [len(names)])
+    if several:
+        assert ckstore("ingest", "folder", "--recursive").out.splitlines()[-1].startswith(f"{len(names)} versions")
 
 
 def test_metrics_of_checkpoints_are_read(ckstore, place: Path) -> None:

@@ -238,6 +238,19 @@ def test_unreadable_paths_are_left_out(ckstore: Ckstore, tmp_path: Path, monkeyp
     }
 
 
+def test_a_link_to_a_checkpoint_is_no_run_of_its_own(ckstore: Ckstore, place: Path) -> None:
+    (place / "in" / "latest.pt").symlink_to("step20.pt")
+    (place / "elsewhere").mkdir()
+    (place / "elsewhere" / "step30.pt").symlink_to(place / "in" / "step20.pt")
+    plan = ckstore("ingest", "in", "elsewhere", "--recursive", "--dry-run", "--json").json
+    assert [(item["path"], item["note"]) for item in plan if not item["run"]] == [
+        ("in/latest.pt", "is a link to step20.pt")
+    ]
+    said = ckstore("ingest", "in", "--recursive").out
+    assert [row["run"] for row in ckstore("log", "--json").json] == ["in"] * 3
+    assert "in/latest.pt left out: is a link to step20.pt\n" in said
+
+
 def test_runs_of_several_folders_stay_apart(ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ckstore("init")
