@@ -97,13 +97,7 @@ def check_arrays(values: Array, classes: Array | None) -> None:
 
 
 def make_plan(values: Array, classes: Array | None) -> Plan:
-    """Plan the payload of some integers.
-
-    Parameters
-    ----------
-    values, classes
-        As for `encode_integers`.
-    """
+    """Plan the payload of some integers; see `encode_integers`."""
     check_arrays(values, classes)
     room = workspace()
     room.reserve(values.size)

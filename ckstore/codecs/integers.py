@@ -112,21 +112,10 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
 
 
 def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: int = 0) -> None:
-    """Decode a payload without classes and add its integers to `sums`.
+    """Decode a payload without classes and add its integers to `sums`, writable int32, first shifted right.
 
-    Parameters
-    ----------
-    payload : bytes-like
-        A result of `encode_integers`.
-    sums : (n,) int32 array, C-contiguous, writable
-        With the number of encoded elements, of 4 bytes each.
-    shift
-        Bits by which `sums` is shifted right first, rounding half up: 0 to 30.
-
-    Raises
-    ------
-    IntegrityError
-        If the payload is damaged or does not fit; `sums` is unchanged then.
+    The shift, by 0 to 30 bits, rounds half up. Raise `IntegrityError` if the payload is damaged or does not fit; `sums`
+    is unchanged then.
     """
     narrow = _decode(payload, sums.size, sums.itemsize, None, None)
     workspace().read.accumulate(narrow, sums, shift)
@@ -202,13 +191,8 @@ def entropy_bits(values: Array, classes: Array | None = None) -> float:
 def payload_bits(values: Array, classes: Array | None = None, *, times: float = 1.0, payloads: int = 1) -> float:
     """Estimate the size in bits, from histograms alone, for a planner that uses samples.
 
-    Parameters
-    ----------
-    values, classes
-        As for `encode_integers`.
-    times, payloads
-        The estimate is of `payloads` payloads that hold `times` times the integers together. A payload of more integers
-        has larger tables, because it has more symbols, but less than proportionally: by the square root, as measured.
+    The estimate is of `payloads` payloads that hold `times` times the integers together. A payload of more integers has
+    larger tables, because it has more symbols, but less than proportionally: by the square root, as measured.
     """
     plan = make_plan(values, classes)
     costs = plan.room.costs[: plan.number]

@@ -57,12 +57,7 @@ DAMAGED = "The patch is damaged: restore it from another copy."
 class Changes:
     """The elements of a chunk that differ from another's, valid until this thread's next search.
 
-    Attributes
-    ----------
-    places : (m,) int32
-        Their numbers, ascending.
-    numbers : (m,) uint64
-        Their differences, as they are stored.
+    `places` (int32) are their numbers, ascending, and `numbers` (uint64) their differences as they are stored.
     """
 
     places: Array
@@ -81,20 +76,7 @@ class Changes:
 
 
 def find_changes(after: Array, before: Array, *, is_float: bool) -> Changes:
-    """Compare two chunks bit by bit.
-
-    Parameters
-    ----------
-    after, before : (n,) integer arrays
-        Bits of elements of the same width.
-    is_float
-        Whether they are bits of floats.
-
-    Raises
-    ------
-    IntegrityError
-        The sizes differ.
-    """
+    """Compare two chunks of elements bit by bit; raise `IntegrityError` if their sizes differ."""
     from ckstore.kernels import patches as kernels
 
     if (after.size, after.itemsize) != (before.size, before.itemsize):
@@ -108,21 +90,9 @@ def find_changes(after: Array, before: Array, *, is_float: bool) -> Changes:
 
 
 def apply_patch(payload: memoryview, bits: Array, *, is_float: bool) -> None:
-    """Turn a chunk into the target chunk of a patch.
+    """Turn the chunk that a patch was made against into its target, in place: a writable array.
 
-    Parameters
-    ----------
-    payload
-        The patch.
-    bits : (n,) integer array, C-contiguous, writable
-        The chunk that the patch was made against; changed in place.
-    is_float
-        As it was when the patch was made.
-
-    Raises
-    ------
-    IntegrityError
-        The patch is damaged or does not fit the chunk; `bits` is undefined then.
+    Raise `IntegrityError` if the patch is damaged or does not fit the chunk; `bits` is undefined then.
     """
     from ckstore.kernels import patches as kernels
 

@@ -15,17 +15,10 @@ PLANNED = 0.9
 
 
 class Budget:
-    """Divides a version's restore budget among its objects in their order.
+    """Divides a version's restore budget, `factor` times a full restore, among its objects in their order.
 
-    Parameters
-    ----------
-    fixed, full
-        Cost of assembling the files, independent of the objects: of this version as it will be stored, and of one that
-        is stored in full.
-    size
-        Bytes of the files: an object's share of the fixed cost is its share of these bytes.
-    factor
-        The budget as a multiple of a full restore.
+    `fixed` and `full` are the costs of assembling the files, independent of the objects: of this version as it will be
+    stored, and of one that is stored in full. An object's share of them is its share of the `size` bytes of the files.
     """
 
     def __init__(self, fixed: float, full: float, size: int, factor: float) -> None:

@@ -59,18 +59,10 @@ SLACK = 0.75
 
 
 class Steps(NamedTuple):
-    """The steps of a weight.
+    """The steps of a weight: binary logarithms of all its elements' step, and additions of rows and columns, or empty.
 
-    Attributes
-    ----------
-    level
-        Binary logarithm of the step of all its elements ...
-    rows, cols
-        ... and the additions of rows and columns, each empty or float64.
-    is_still
-        The weight has not changed since the parent, and keeps its lattice.
-    is_related
-        The parent belongs to the same run.
+    A weight that `is_still` has not changed since the parent, and keeps its lattice. A parent that `is_related` belongs
+    to the same run.
     """
 
     level: float
@@ -81,15 +73,7 @@ class Steps(NamedTuple):
 
 
 class CoarseEncoder:
-    """Estimates and encodes objects of a coarse version.
-
-    Parameters
-    ----------
-    reader
-        Decodes the objects that new ones are stored against.
-    policy
-        The fidelity of the version.
-    """
+    """Estimates and encodes objects of a coarse version."""
 
     def __init__(self, reader: ObjectReader, policy: Policy) -> None:
         self.reader = reader
@@ -105,18 +89,8 @@ class CoarseEncoder:
     ) -> Estimate | None:
         """Return options of `unit`; None if it cannot be coarse: no floats, non-finite values, too tight a bound.
 
-        Parameters
-        ----------
-        unit
-            The object's cut.
-        read
-            Bits of the elements from the first to before the second argument.
-        parent
-            The possible base. One that was lost or cannot be decoded counts as none.
-        steps
-            The steps of a weight.
-        size
-            Root mean square of the unit's tensor.
+        A `parent` that was lost or cannot be decoded counts as none. `steps` are those of a weight, `size` is the root
+        mean square of the unit's tensor.
         """
         if unit.dtype not in STEP_RANGE:
             return None

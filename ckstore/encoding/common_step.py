@@ -53,14 +53,9 @@ CONCENTRATED = 0.03
 class CommonStep:
     """The common settings of a version's weights.
 
-    Attributes
-    ----------
-    level
-        Binary logarithm of the step of weights of mean sensitivity; None if all weights are 0.
-    still
-        Keys of weights that have not changed since the parent.
-    is_related
-        Whether the parent belongs to the same run; otherwise it is another run with the same names.
+    `level` is the binary logarithm of the step of weights of mean sensitivity, None if all weights are 0. `still` has
+    the keys of weights that have not changed since the parent. A parent that is not related belongs to another run with
+    the same names.
     """
 
     level: float | None
@@ -104,14 +99,9 @@ def common_step(
     reader: ObjectReader,
     quality: float,
 ) -> CommonStep:
-    """Return the steps of weights, from a sample of each.
+    """Return the steps of weights, given with their sensitivities and possible bases, from a sample of each.
 
-    Parameters
-    ----------
-    units
-        Weights, their sensitivities, and their possible bases.
-    read
-        Returns the bits of a unit from one element to before another.
+    `read` returns the bits of a unit from one element to before another.
     """
 
     def measured(item: tuple[Unit, Sensitivity, Parent | None]) -> _Measured:

@@ -19,13 +19,7 @@ _UPWARDS = Context(prec=4, rounding=ROUND_CEILING)
 
 
 class Comparison:
-    """Compares a unit's original values with its decoded ones, chunk by chunk in order.
-
-    Parameters
-    ----------
-    unit
-        The unit.
-    """
+    """Compares a unit's original values with its decoded ones, chunk by chunk in order."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
@@ -69,14 +63,8 @@ def add_squares(
 ) -> None:
     """Add the results of `kernels.coarse.deviation` for a stretch of a unit to the sums of its members.
 
-    Parameters
-    ----------
-    sums
-        For each member the largest difference, the sums of squared differences and of squared values, and their number.
-    ends
-        The ends of the members, in elements of the unit.
-    position
-        The stretch's first element.
+    `sums` has for each member the largest difference, the sums of squared differences and of squared values, and their
+    number. `ends` of the members and `position` of the stretch are in elements of the unit.
     """
     from ckstore.kernels.coarse import deviation
 

@@ -33,15 +33,8 @@ SPREAD = 1 / 12
 class Parent:
     """The parent version's object of the same key and signature.
 
-    Attributes
-    ----------
-    id
-        Its id.
-    spread
-        Mean square of the errors of a coarse object's lattice values, in units of each element's own step; see
-        `CoarseUnit`.
-    other
-        Id of the object in the nearest ancestor of the other fidelity.
+    `spread` is the mean square of a coarse object's errors (`CoarseUnit`), `other` the id of the object in the nearest
+    ancestor of the other fidelity.
     """
 
     id: str
@@ -51,22 +44,10 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to store an object.
+    """One way to store an object: in full, against `base`, in `context` order (classes from the base), or as patches.
 
-    Attributes
-    ----------
-    base
-        Record of the object that it is stored against, or None.
-    context
-        In context order (classes from the base).
-    patched
-        As patches of the base.
-    lattice
-        Set if ways differ in it.
-    additive
-        `lattice` is a codebook whose values are added to the base's.
-    merged
-        End of the chain above the base that the way replaces.
+    Codebooks have more ways: each its own `lattice`; `additive`, whose values are added to the base's; and `merged`,
+    the end of the chain above the base that the way replaces.
     """
 
     base: Record | None
@@ -99,16 +80,10 @@ class Estimate:
 
 @dataclass(slots=True)
 class Encoded:
-    """An object ready to be written: its record, without a place, and the payloads of its chunks.
+    """An object ready to be written: its record, without a place, and payloads of its chunks, None if nothing changes.
 
-    Attributes
-    ----------
-    payloads
-        None if nothing changes.
-    facts
-        Recorded by a version with a coarse object.
-    aside
-        For each chunk, the values that a codebook does not code.
+    A version with a coarse object records its `facts`. `aside` holds the values of each chunk that a codebook does not
+    code.
     """
 
     record: Record
@@ -126,20 +101,8 @@ class Encoded:
 class Sample:
     """Some elements of one chunk of an object, from which sizes of the whole are estimated.
 
-    Attributes
-    ----------
-    chunk
-        The chunk's number.
-    first
-        The sample's first element in the chunk.
-    start
-        The sample's first element in the object.
-    bits
-        The sampled values.
-    scale
-        Elements of the object per sampled one.
-    chunks
-        Chunks of the object.
+    The sample begins at element `first` of chunk number `chunk`, which is element `start` of the object. The object has
+    `scale` times as many elements, and `chunks` chunks.
     """
 
     chunk: int

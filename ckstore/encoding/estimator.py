@@ -50,13 +50,7 @@ _KEPT = 1.4
 def parent_objects(
     units: Sequence[Unit], objects: Sequence[str], facts: Mapping[int, CoarseUnit]
 ) -> dict[tuple[str, str], Parent]:
-    """Return the objects of a version, given by id, by key and signature of their units.
-
-    Parameters
-    ----------
-    facts
-        The facts that the version records about its coarse units, by number of the unit.
-    """
+    """Return the objects of a version, given by id, by key and signature; `facts` of coarse ones are by unit number."""
     found = {}
     for number, (unit, identity) in enumerate(zip(units, objects, strict=True)):
         spread = facts[number].spread if number in facts else SPREAD
@@ -89,18 +83,8 @@ class Values(Protocol):
 class Estimator:
     """Estimates and encodes the objects of one version.
 
-    Parameters
-    ----------
-    reader
-        Decodes the bases.
-    values
-        The version.
-    policy
-        The fidelity of the version.
-    parents
-        The parent version's objects by key and signature.
-    gradients
-        Of large tensors, by path, flat: the input of Inshrinkerator's sensitivity.
+    `parents` are the parent version's objects by key and signature, `gradients` the flat ones of large tensors by path:
+    the input of Inshrinkerator's sensitivity.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from ckstore.codecs.lattice import FLOATS, Bits, ordinal_classes, ordinal_differ
 from ckstore.codecs.patches import find_changes
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.errors import IntegrityError
-from ckstore.lineage.cost import Prices, Work, cost, layer, patches
+from ckstore.lineage.cost import Work, cost, layer, patches, price
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import Delta, Full, Patches, Raw, Record, check_cut
@@ -36,12 +36,7 @@ PATCH_WORTH = 1.5
 class ObjectEncoder:
     """Estimates and encodes objects against objects of the store.
 
-    Parameters
-    ----------
-    reader
-        Decodes the objects that new ones are stored against.
-    keep
-        Whether the chunks of encoded objects stay in the reader's cache for the next version.
+    With `keep`, the chunks of encoded objects stay in the reader's cache for the next version.
     """
 
     def __init__(self, reader: ObjectReader, *, keep: bool = False) -> None:
@@ -51,15 +46,7 @@ class ObjectEncoder:
     def estimate(self, unit: Unit, read: ReadUnit, parent: Parent | None) -> Estimate:
         """Return the options of `unit`, from a sample of one chunk.
 
-        Parameters
-        ----------
-        unit
-            The object's cut.
-        read
-            Bits of the elements from the first to before the second argument.
-        parent
-            The parent version's object of the same key and signature. One that was lost or cannot be decoded counts as
-            none: a run continues after damage.
+        A parent that was lost or cannot be decoded counts as none: a run continues after damage.
         """
         sample = Sample.of(unit, read)
         try:
@@ -108,14 +95,15 @@ class ObjectEncoder:
         """Return the options of a unit against an object and its ancestors."""
         chunks = -(-unit.count // unit.chunk)
         base = sample.nbytes(ordinal_difference(sample.bits, None, unit.dtype))
-        prices = self._prices(layer(chunks, unit.count, int(base), grouped=False))
-        options = [Option("base", base, prices.full, is_base=True)]
+        full = layer(chunks, unit.count, int(base), grouped=False)
+        options = [Option("base", base, cost(full), is_base=True)]
         ways = {"base": Way(None)}
 
         def offer(name: str, way: Way, stored: float, work: Work) -> None:
             assert way.base is not None
-            price = prices.of(work.plus(self.reader.chains.work(way.base)), stored)
-            options.append(Option(name, stored, price, is_base=False))
+            work = work.plus(self.reader.chains.work(way.base))
+            paid = price(work, stored, full, self.reader.blocks.read_price)
+            options.append(Option(name, stored, paid, is_base=False))
             ways[name] = way
 
         for place, ancestor in [] if record is None else nearby_ancestors(self.reader.chains.levels(record)):
@@ -132,10 +120,7 @@ class ObjectEncoder:
                 work = layer(chunks, unit.count, int(stored), grouped=context, delta=True)
                 offer(f"{'context' if context else 'natural'}-{place}", Way(ancestor, context=context), stored, work)
         candidates = Candidates(tuple(options), 0.0 if record is None else record.debt)
-        return Estimate(unit, candidates, ways, prices.full, int(base))
-
-    def _prices(self, full: Work) -> Prices:
-        return Prices(cost(full), full.stored, read_price=self.reader.blocks.read_price)
+        return Estimate(unit, candidates, ways, cost(full), int(base))
 
     def _patch_bytes(
         self, unit: Unit, read: ReadUnit, sample: Sample, sampled: Bits, record: Record

@@ -13,12 +13,7 @@ _ATTENTION = re.compile(r"attn|attention|qkv")
 def layer_type(path: Path, axes: int) -> str:
     """Return the type of the layer of a weight: `convolution`, `embedding`, `attention` or `linear`.
 
-    Parameters
-    ----------
-    path
-        Of the weight in its checkpoint.
-    axes
-        Number of its axes. Four axes mean a convolution under any name, such as the one that embeds patches.
+    Four axes mean a convolution under any name, such as the one that embeds patches.
     """
     name = "/".join(segment for segment in path if isinstance(segment, str)).lower()
     if axes > 3:

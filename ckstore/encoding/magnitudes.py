@@ -47,12 +47,8 @@ class LogModel:
     Zeros and values that are not finite do not count. Shazeer and Stern ("Adafactor", 2018) fit rows and columns to
     second moments with arithmetic means; here they are fitted to logarithms.
 
-    Attributes
-    ----------
-    level
-        The mean, in ordinals' octaves: binary logarithm and the exponent's bias.
-    rows, cols
-        float64 differences of rows and columns; `cols` is empty for bundles and for units of one axis.
+    `level` is in ordinals' octaves: binary logarithm and the exponent's bias. `cols` is empty for bundles and for units
+    of one axis.
     """
 
     level: float

@@ -25,28 +25,17 @@ _SMALLEST = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Octaves by which the steps of a unit's rows and columns differ from the common step of all weights.
-
-    Attributes
-    ----------
-    rows, cols
-        float64; empty if all are equal.
-    """
+    """Octaves by which steps of a unit's rows and columns differ from the common step; empty if all are equal."""
 
     rows: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     cols: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
 
 def sensitivities(pairs: Sequence[tuple[Unit, Unit]], read: Callable[[Unit, int, int], Bits]) -> dict[str, Sensitivity]:
-    """Return the sensitivities of weights by key.
+    """Return the sensitivities of weights, each given with a moment, by key.
 
-    Parameters
-    ----------
-    pairs
-        Weights, each with a moment. A second moment represents the diagonal of the Fisher information. The square of a
-        first one does so less well, and counts half.
-    read
-        Returns the bits of a unit from one element to before another.
+    A second moment represents the diagonal of the Fisher information. The square of a first one does so less well, and
+    counts half. `read` returns the bits of a unit from one element to before another.
     """
 
     def means(pair: tuple[Unit, Unit]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float]:

@@ -26,21 +26,9 @@ _HUFFMAN = {"name": "ckstore.huffman"}
 
 
 class ObjectWriter:
-    """Writes objects into the packs of a commit and keeps their records.
+    """Writes objects into the packs of a commit and keeps their records, without the names of unfinished packs.
 
-    Parameters
-    ----------
-    encoded
-        The pack of encoded objects, and of the manifest.
-    raw
-        The pack of unencoded objects of a hot version.
-
-    Attributes
-    ----------
-    encoded_records, raw_records
-        The records, without the names of unfinished packs.
-    finished
-        The finished packs.
+    The pack of encoded objects also holds the manifest; `raw` is that of a hot version's unencoded objects.
     """
 
     def __init__(self, encoded: PackWriter, raw: PackWriter | None = None) -> None:

@@ -89,30 +89,14 @@ def cost(work: Work) -> float:
     return nanoseconds
 
 
-class Prices:
-    """The prices by which encodings of one object are compared: bytes read may have to be repaid by bytes saved.
+def price(work: Work, stored: float, full: Work, read_price: float) -> float:
+    """Return the price, by which encodings of one object are compared, of one that adds `stored` bytes.
 
-    Parameters
-    ----------
-    full
-        Cost of the object stored exactly and in full; also its price.
-    stored
-        Bytes of the object stored in full, which are stored and read.
-    read_price
-        Stored bytes that reading one more byte is worth, within a budget of 2; 0 for local files.
+    `work` is that of its whole chain. Bytes that it reads beyond those of the object in full must be repaid by bytes
+    saved: reading one more is worth `read_price` stored bytes, within a budget of 2; 0 for local files.
     """
-
-    __slots__ = ("_read_price", "_stored", "full")
-
-    def __init__(self, full: float, stored: int, *, read_price: float) -> None:
-        self.full = full
-        self._stored = stored
-        self._read_price = read_price
-
-    def of(self, work: Work, stored: float) -> float:
-        """Return the price of an encoding with this work, for its whole chain, that adds `stored` bytes."""
-        computed = cost(work)
-        more = work.stored - self._stored
-        if not self._read_price or more <= 0:
-            return computed
-        return max(computed, self.full * (1 + self._read_price * more / max(self._stored - stored, 1.0)))
+    computed = cost(work)
+    more = work.stored - full.stored
+    if not read_price or more <= 0:
+        return computed
+    return max(computed, cost(full) * (1 + read_price * more / max(full.stored - stored, 1.0)))

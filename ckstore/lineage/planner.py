@@ -11,18 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to store an object.
+    """One way to store an object: the bytes that it adds to the store, and the restore cost of its whole chain.
 
-    Attributes
-    ----------
-    name
-        Identifies the option to the caller.
-    stored
-        Bytes that it adds to the store.
-    cost
-        Restore cost of the object stored this way, for its whole chain.
-    is_base
-        The option ends the chain: objects stored against it begin a new chain.
+    An option that `is_base` ends the chain: objects stored against it begin a new chain.
     """
 
     name: str
@@ -33,14 +24,9 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The options of one object.
+    """The options of one object, at least one.
 
-    Attributes
-    ----------
-    options
-        At least one.
-    debt
-        Bytes that earlier versions of this object spent above their cheapest option since the last base.
+    `debt` is the bytes that earlier versions of it spent above their cheapest option since the last base.
     """
 
     options: tuple[Option, ...]

@@ -67,15 +67,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Cube(Generic[Settings]):
-    """A search space.
-
-    Attributes
-    ----------
-    axes
-        At least one.
-    build
-        Makes settings of a value from each axis; different settings compare unequal.
-    """
+    """A search space of one axis or more; `build` makes settings of a value from each, all different."""
 
     axes: tuple[Axis, ...]
     build: Callable[..., Settings]
@@ -132,18 +124,9 @@ class Cube(Generic[Settings]):
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[Settings]):
-    """The result of a search.
+    """The result of a search: the smallest settings within the tolerance, and the number of evaluations.
 
-    Attributes
-    ----------
-    settings
-        The smallest settings found within the tolerance; the gentlest of all if none was.
-    degradation
-        Their degradation by `evaluate`.
-    accepted
-        Whether they are within the tolerance. If not, store exactly.
-    evaluations
-        The number of calls of `evaluate`.
+    If none was within it, `accepted` is false and the settings are the gentlest of all: store exactly.
     """
 
     settings: Settings
@@ -173,26 +156,10 @@ def search(
 ) -> Found[Settings]:
     """Find the smallest settings whose degradation is at most `epsilon`.
 
-    Parameters
-    ----------
-    evaluate
-        The degradation of quality under settings; NaN fails.
-    size
-        Bytes under settings, as actually written; called once per settings, and for few.
-    epsilon
-        The tolerated degradation.
-    cube
-        The search space.
-    last
-        The settings chosen last time: more aggressive ones are chosen only if all nearby ones fail.
-        prefetch
-            Called before `evaluate` with the settings that are evaluated next or may follow. Evaluating ahead does not
-            change the result.
-
-    Raises
-    ------
-    UsageError
-        If the cube does not contain `last`.
+    `evaluate` returns the degradation, NaN for a failure. `size` returns the bytes as actually written; it is called
+    once per settings, and for few. Of settings more aggressive than the `last` choice, some are chosen only if all
+    nearby ones fail. `prefetch` is called before `evaluate` with the settings that are evaluated next or may follow;
+    evaluating ahead does not change the result. Raise `UsageError` if the cube does not contain `last`.
     """
     probe = _Probe(evaluate, size, epsilon, cube, prefetch)
     if last is not None:

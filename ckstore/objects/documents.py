@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple, get_args
@@ -68,14 +68,13 @@ class BlobRef:
         against = document.get("against")
         return cls(document["name"], document.get("pack"), None if against is None else cls.from_json(against))
 
+    def renamed(self, rename: Callable[[str | None], str | None]) -> BlobRef:
+        """Return the reference with other names of packs."""
+        return BlobRef(self.name, rename(self.pack), None if self.against is None else self.against.renamed(rename))
+
     def within(self, pack: str) -> BlobRef:
         """Return the reference as other packs name it."""
-        return BlobRef(self.name, self.pack or pack, None if self.against is None else self.against.within(pack))
-
-    def with_packs(self, names: Mapping[str, str]) -> BlobRef:
-        """Return the reference with its packs renamed."""
-        pack = None if self.pack is None else names.get(self.pack, self.pack)
-        return BlobRef(self.name, pack, None if self.against is None else self.against.with_packs(names))
+        return self.renamed(lambda name: name or pack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +149,7 @@ class CoarseUnit:
 
 @dataclass(frozen=True, slots=True)
 class CoarseFacts:
-    """The coarse objects of a version.
-
-    Attributes
-    ----------
-    scheme, parameters
-        How they were quantised; see `ckstore.policy.Policy`.
-    units
-        Errors and checksum of each coarse object, by number of its unit.
-    """
+    """The coarse objects of a version, by number of their units, and how they were quantised (see `Policy`)."""
 
     scheme: str
     parameters: dict[str, Any]
@@ -177,15 +168,7 @@ class CoarseFacts:
 
 
 class HotFacts(NamedTuple):
-    """How a compaction encodes a hot version.
-
-    Attributes
-    ----------
-    policy
-        The policy as text; see `Policy.to_text`.
-    budget
-        Maximal restore cost of the encoded version, as a multiple of a full restore.
-    """
+    """How a compaction encodes a hot version: the policy (`Policy.to_text`), and the budget of the encoded version."""
 
     policy: str
     budget: float
@@ -280,23 +263,21 @@ class VersionDocument:
         """Return the names of other versions' packs that hold blobs of this one."""
         return {ref.pack for ref in self.blobs() if ref.pack is not None}
 
-    def with_packs(self, names: Mapping[str, str]) -> VersionDocument:
-        """Return the document with its packs renamed."""
+    def _renamed(self, rename: Callable[[str | None], str | None]) -> VersionDocument:
         return replace(
             self,
-            layout=self.layout.with_packs(names),
-            crcs=self.crcs.with_packs(names),
-            files=tuple(replace(file, skeleton=file.skeleton.with_packs(names)) for file in self.files),
+            layout=self.layout.renamed(rename),
+            crcs=self.crcs.renamed(rename),
+            files=tuple(replace(file, skeleton=file.skeleton.renamed(rename)) for file in self.files),
         )
+
+    def with_packs(self, names: Mapping[str, str]) -> VersionDocument:
+        """Return the document with its packs renamed."""
+        return self._renamed(lambda name: None if name is None else names.get(name, name))
 
     def elsewhere(self, pack: str) -> VersionDocument:
         """Return the document as other packs refer to its blobs."""
-        return replace(
-            self,
-            layout=self.layout.within(pack),
-            crcs=self.crcs.within(pack),
-            files=tuple(replace(file, skeleton=file.skeleton.within(pack)) for file in self.files),
-        )
+        return self._renamed(lambda name: name or pack)
 
     def check(self) -> None:
         """Raise `InputError` if `from_json` would refuse the document."""
@@ -321,13 +302,7 @@ class VersionDocument:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> VersionDocument:
-        """Decode a result of `to_json`. Every path is checked: the manifest may come from anyone.
-
-        Raises
-        ------
-        IntegrityError
-            The document breaks the schema `VERSION`, contradicts itself, or has an invalid path.
-        """
+        """Decode a result of `to_json`; raise `IntegrityError` for another document, since it may come from anyone."""
         try:
             VERSION([document])
         except ValueError as error:

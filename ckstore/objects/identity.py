@@ -57,15 +57,7 @@ def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], b
 
 
 class MemberHasher:
-    """Computes the content id of an object from its bytes in order.
-
-    Parameters
-    ----------
-    dtype, chunk
-        dtype of the object and elements of its chunks.
-    sizes
-        Bytes of each member.
-    """
+    """Computes the content id of an object from its bytes in order; `sizes` are the bytes of its members."""
 
     def __init__(self, dtype: str, chunk: int, sizes: Sequence[int]) -> None:
         self._dtype = dtype

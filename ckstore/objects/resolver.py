@@ -53,15 +53,7 @@ class Manifest:
 
 
 class CatalogResolver:
-    """Records of committed objects, and of objects that a running ingest has written.
-
-    Parameters
-    ----------
-    catalog
-        The catalog of the store.
-    packs
-        The packs of the store.
-    """
+    """Records of committed objects, and of objects that a running ingest has written."""
 
     def __init__(self, catalog: Catalog, packs: PackReader) -> None:
         self.catalog = catalog
@@ -224,13 +216,7 @@ class CatalogResolver:
         return expand_against(packed, against, length)
 
     def layout(self, ref: BlobRef, pack: str) -> LayoutDocument:
-        """Return the layout in a blob. It is shared: callers must not change it.
-
-        Raises
-        ------
-        IntegrityError
-            The blob is lost or damaged.
-        """
+        """Return the layout in a blob. It is shared: callers must not change it."""
         data = self.blob(ref, pack)
         found = self._layouts.get(data)
         return self._layouts.put(data, LayoutDocument.decode(data)) if found is None else found

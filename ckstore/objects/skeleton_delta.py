@@ -48,19 +48,7 @@ def compress_quickly(data: bytes) -> bytes:
 
 
 def compress_against(data: bytes, reference: bytes | None) -> bytes:
-    """Code a byte string against a similar one, or by itself if that is smaller.
-
-    Parameters
-    ----------
-    data : bytes
-        1 KB to some MB.
-    reference : bytes or None
-        The reference for `expand_against`.
-
-    Returns
-    -------
-    bytes
-    """
+    """Code a byte string, of 1 KB to some MB, against a similar one, or by itself if that is smaller."""
     size = varint(len(data))
     candidates = []
     if reference:
@@ -89,17 +77,8 @@ def _most(blob: bytes, reference: bytes | None) -> int:
 def expand_against(blob: bytes, reference: bytes | None, expected: int | None = None) -> bytes:
     """Undo `compress_against` with the same reference.
 
-    Parameters
-    ----------
-    blob : bytes
-    reference : bytes or None
-    expected : int, optional
-        Length of the result if known; any other is refused before memory is allocated.
-
-    Raises
-    ------
-    IntegrityError
-        The blob is damaged, or was coded against another reference.
+    Raise `IntegrityError` if the blob is damaged, was coded against another reference, or declares a length other than
+    `expected`: before memory is allocated.
     """
     try:
         method = blob[_DIGEST]

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ckstore.lineage.cost import Prices, Work, cost, layer
+from ckstore.lineage.cost import Work, cost, layer, price
 from ckstore.storage.remote.bucket import READ_PRICE
 
 FULL = layer(4, 1 << 20, 3 << 20, grouped=False)
-LOCAL, REMOTE = (Prices(cost(FULL), FULL.stored, read_price=price) for price in (0.0, READ_PRICE))
+
+
+def local(work: Work, stored: float) -> float:
+    return price(work, stored, FULL, 0.0)
+
+
+def remote(work: Work, stored: float) -> float:
+    return price(work, stored, FULL, READ_PRICE)
 
 
 def patched(nbytes: float) -> Work:
@@ -17,24 +24,24 @@ def patched(nbytes: float) -> Work:
 
 
 def test_a_version_in_full_is_within_every_budget() -> None:
-    assert LOCAL.of(FULL, FULL.stored) == REMOTE.of(FULL, FULL.stored) == cost(FULL)
+    assert local(FULL, FULL.stored) == remote(FULL, FULL.stored) == cost(FULL)
 
 
 @pytest.mark.parametrize("saved", [0.05, 0.5])
 def test_over_a_link_bytes_read_are_repaid_by_bytes_saved(saved: float) -> None:
     stored = (1 - saved) * FULL.stored
     work = patched(saved / READ_PRICE * FULL.stored)
-    assert LOCAL.of(work, stored) == cost(work)
-    assert REMOTE.of(work, stored) == pytest.approx(max(2 * cost(FULL), cost(work)))
-    assert REMOTE.of(patched(0.5 * saved / READ_PRICE * FULL.stored), stored) < REMOTE.of(work, stored)
+    assert local(work, stored) == cost(work)
+    assert remote(work, stored) == pytest.approx(max(2 * cost(FULL), cost(work)))
+    assert remote(patched(0.5 * saved / READ_PRICE * FULL.stored), stored) < remote(work, stored)
 
 
 def test_options_without_savings_are_beyond_every_budget() -> None:
     work = patched(0.1 * FULL.stored)
-    assert REMOTE.of(work, FULL.stored) > 1000 * cost(FULL)
+    assert remote(work, FULL.stored) > 1000 * cost(FULL)
 
 
 def test_small_objects_are_priced_by_their_work() -> None:
     small = layer(4, 1 << 20, 1 << 10, grouped=True)
-    assert REMOTE.of(small, small.stored) == cost(small)
-    assert Prices(cost(small), 0, read_price=READ_PRICE).of(small, 0.0) >= cost(small)
+    assert remote(small, small.stored) == cost(small)
+    assert price(small, 0.0, layer(4, 1 << 20, 0, grouped=True), READ_PRICE) >= cost(small)
