@@ -48,11 +48,6 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
     It is named after the directory and, if that has several runs, after the common part of the inputs' names. Inputs of
     different folders never share a run. Stores and links to directories are left out. With `force`, damaged files count
     as opaque bytes.
-
-    Raises
-    ------
-    InputError
-        One of them is not a directory.
     """
     for folder in folders:
         if not folder.is_dir():
