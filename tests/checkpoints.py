@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,6 +33,20 @@ SAFETENSORS_NAMES = {
     "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64",
 }  # fmt: skip
+
+_RESTORE = """
+import sys
+from pathlib import Path
+flush = sys.argv[3] == "flush"
+if flush:
+    import torch
+    assert torch.set_flush_denormal(True)
+import ckstore
+with ckstore.open(sys.argv[1], "r") as store:
+    for row in store.catalog.versions():
+        store[row.number].checkout(Path(sys.argv[2], str(row.number)))
+        assert not flush or (torch.tensor([1e-40]) * 1.0).item() == 0.0, "this process does not flush"
+"""
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], npt.NDArray[Any]]]) -> None:
@@ -167,6 +183,14 @@ def scratch() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def restored_elsewhere(store: Path | str, out: Path, *, flush: bool) -> dict[str, str]:
+    """Restore all versions in another process, which may flush subnormals; return their SHA-256 by number."""
+    command = [sys.executable, "-c", _RESTORE, str(store), str(out), "flush" if flush else "keep"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {path.name: sha256(path) for path in out.iterdir()}
 
 
 def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:

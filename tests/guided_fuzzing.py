@@ -22,17 +22,17 @@ TARGETS = ("pickle", "zip", "safetensors", "file")
 
 def reader(target: str) -> Callable[[bytes], Any]:
     """Return the function that reads untrusted bytes; imported here, so that `main` has it instrumented."""
+    from ckstore.formats.containers.safetensors import FORMAT
     from ckstore.formats.detect import parse
-    from ckstore.formats.safetensors import FORMAT
-    from ckstore.formats.sources import BytesSource
+    from ckstore.formats.sources import CompositeSource
     from ckstore.formats.torch.pickle_reader import read_pickle
     from ckstore.formats.zip_directory import read_directory
 
     return {
         "pickle": read_pickle,
-        "zip": lambda data: read_directory(BytesSource(data)),
-        "safetensors": lambda data: FORMAT.parse(BytesSource(data)),
-        "file": lambda data: parse(BytesSource(data)),
+        "zip": lambda data: read_directory(CompositeSource(data, (), len(data))),
+        "safetensors": lambda data: FORMAT.parse(CompositeSource(data, (), len(data))),
+        "file": lambda data: parse(CompositeSource(data, (), len(data))),
     }[target]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,27 +22,10 @@ from ckstore.policy import SCHEMES, Policy, Scheme
 from ckstore.recovery.recover import recover
 from ckstore.storage.root import CATALOG
 
-from .checkpoints import draw, flip, lose_catalog, scratch, sha256, write_safetensors
+from .checkpoints import draw, flip, lose_catalog, restored_elsewhere, scratch, sha256, write_safetensors
 from .coarse_checks import check_deviations, loaded, same_bits, stored, values_of
 from .crafted import read_record
 from .format_reader import Reader
-
-REPOSITORY = Path(__file__).resolve().parents[1]
-
-RESTORE_FLUSHED = """
-import hashlib, json, sys
-from pathlib import Path
-import torch
-assert torch.set_flush_denormal(True) and (torch.tensor([1e-40]) * 1).item() == 0
-import ckstore
-found = {}
-with ckstore.open(sys.argv[1], "r") as store:
-    for row in store._catalog.versions():
-        target = Path(sys.argv[2], str(row.number))
-        store[row.number].checkout(target)
-        found[row.number] = hashlib.sha256(target.read_bytes()).hexdigest()
-print(json.dumps(found))
-"""
 
 
 @pytest.fixture
@@ -194,10 +175,7 @@ def test_restoring_again_gives_the_same_bytes(written: Path, place: Path) -> Non
 
 
 def test_another_process_restores_the_same_bytes_though_it_flushes_subnormals(written: Path, place: Path) -> None:
-    command = [sys.executable, "-c", RESTORE_FLUSHED, str(written / "store"), str(place)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == first_time(written)
+    assert restored_elsewhere(written / "store", place, flush=True) == first_time(written)
 
 
 def test_values_outlast_rebase_and_recover(written: Path, place: Path) -> None:

@@ -5,7 +5,6 @@ A stored entry is a file in a file: it is parsed like any other, and its tensors
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ckstore.errors import InputError
-from ckstore.formats.facts import facts_of_mapping
+from ckstore.formats.facts import facts_of_mapping, json_mapping
 from ckstore.formats.layout import Checked, FileLayout, Path, Source, TensorRef
 from ckstore.formats.sources import PartSource
 from ckstore.formats.trees import replace_tensors
@@ -26,10 +25,9 @@ from ckstore.formats.zip_directory import (
     read_directory,
 )
 
-#: The entry with the attributes of a Stable-Baselines 3 model, its key for the step, and its largest size in bytes.
+#: The entry with the attributes of a Stable-Baselines 3 model, and its key for the step.
 _ATTRIBUTES = "data"
 _STEPS = "num_timesteps"
-_MAX_ATTRIBUTES_BYTES = 1 << 26
 #: The first entries that Stable-Baselines 3 and Keras write; they identify a truncated archive.
 _FIRST_NAMES = (_ATTRIBUTES, "metadata.json")
 
@@ -39,12 +37,8 @@ def parse_archive(source: Source, kind: str, parse_entry: Callable[[Source], Fil
 
     An entry's name without its ending is the first segment of its tensors' paths. `parse_entry` parses an entry;
     compressed ones, and stored ones without tensors, for which it returns None, stay bytes. The CRCs of large entries
-    are in `checked`, after the CRCs within them; those of small entries are compared.
-
-    Raises
-    ------
-    InputError
-        If the archive is cut off or damaged.
+    are in `checked`, after the CRCs within them; those of small entries are compared. Raises `InputError` if the
+    archive is cut off or damaged.
     """
     try:
         entries = sorted(read_directory(source), key=lambda entry: entry.start)
@@ -77,7 +71,8 @@ def parse_archive(source: Source, kind: str, parse_entry: Callable[[Source], Fil
         else:
             check_crc(source, entry)
         if entry.name == _ATTRIBUTES:
-            layout.facts |= _facts(source, entry)
+            attributes = json_mapping(PartSource(source, entry.start, entry.size))
+            layout.facts |= facts_of_mapping({"step": attributes.get(_STEPS)})
     if layout.tensors:
         return layout
     layout.tree = None
@@ -122,14 +117,3 @@ def _parsed(
             raise InputError(f"{entry.name}: {error}") from error
         return None, ""  # The archive's own CRC is valid: the entry was damaged before it was packed.
     return found, "no npy file" if found is None and kind == "npz" else ""
-
-
-def _facts(source: Source, entry: ZipEntry) -> dict[str, Any]:
-    """Return the step of a Stable-Baselines 3 model."""
-    if not 2 <= entry.size <= _MAX_ATTRIBUTES_BYTES:
-        return {}
-    try:
-        attributes = json.loads(source.pread(entry.start, entry.size))
-    except (ValueError, RecursionError):
-        return {}
-    return facts_of_mapping({"step": attributes.get(_STEPS)} if isinstance(attributes, dict) else None)

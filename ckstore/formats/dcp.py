@@ -53,12 +53,7 @@ def _starts_like_metadata(head: bytes) -> bool:
 def _parse(source: Source) -> FileLayout | None:
     """Return the layout of a file of archives; the tensors of the n-th have paths that begin with n.
 
-    None for a single archive; bytes if it contains anything but torch zips.
-
-    Raises
-    ------
-    InputError
-        If one is damaged.
+    None for a single archive; bytes if it contains anything but torch zips. Raises `InputError` if one is damaged.
     """
     if not follows_others(source):
         return None
@@ -84,13 +79,7 @@ def _parse_metadata(source: Source) -> FileLayout:
 
 
 def read_metadata(data: bytes) -> list[Item]:
-    """Return all items of a checkpoint, in the order of its state dict.
-
-    Raises
-    ------
-    InputError
-        The bytes are not the metadata of a checkpoint.
-    """
+    """Return all items of a checkpoint, in the order of its state dict; raise `InputError` for any other bytes."""
     if len(data) > MAX_PICKLE_BYTES:
         raise InputError(f"the metadata has more than {MAX_PICKLE_BYTES:,} bytes")
     root, _ = read_pickle(data, reduce=reduce)
@@ -104,12 +93,8 @@ def name_tensors(layouts: dict[str, FileLayout], items: Sequence[Item], sources:
     """Give the tensors of a checkpoint's files, by their paths in the directory, the names and places of its metadata.
 
     Returns whether names were given: not if a file contains anything but archives, or is cut in another way than the
-    metadata describes. Only then the layouts are changed.
-
-    Raises
-    ------
-    InputError
-        A file is missing, or the shards of a tensor do not make up the tensor.
+    metadata describes. Only then the layouts are changed. Raises `InputError` if a file is missing, or the shards of a
+    tensor do not make up the tensor.
     """
     by_file: dict[str, list[Item]] = {}
     for item in items:
@@ -153,10 +138,7 @@ def name_tensors(layouts: dict[str, FileLayout], items: Sequence[Item], sources:
 def nested(leaves: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
     """Return the state dict of leaves by typed path; a container with exactly the keys 0, 1, 2, … becomes a list.
 
-    Raises
-    ------
-    InputError
-        A path leads through a leaf, or two paths are equal.
+    Raises `InputError` if a path leads through a leaf, or two paths are equal.
     """
     top: dict[Any, Any] = {}
     inner = {id(top)}

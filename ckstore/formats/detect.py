@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache, partial
 
 from ckstore.errors import CkstoreError, InputError
-from ckstore.formats import dcp, gguf, hdf5, msgpack, npy, safetensors
+from ckstore.formats import dcp
 from ckstore.formats.archive import parse_archive
+from ckstore.formats.containers import gguf, hdf5, msgpack, npy, safetensors
 from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.layout import FileLayout, Format, Source, opaque
 from ckstore.formats.torch import legacy
@@ -79,10 +80,7 @@ _OWN = (
 def _others() -> tuple[Format, ...]:
     """Return the formats of other distributions, by name.
 
-    Raises
-    ------
-    CkstoreError
-        One cannot be imported, is no `Format`, or has the name of another.
+    Raises `CkstoreError` if one cannot be imported, is no `Format`, or has the name of another.
     """
     from importlib.metadata import entry_points
 
@@ -108,12 +106,8 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
     """Parse a file of any kind; one of an unsupported kind is `opaque`, with the reason in `bytes_for` if it is known.
 
     `name` is for errors, and tells a `trainer_state.json`, whose step is read. A `lone` file is the whole checkpoint:
-    empty files and Git LFS pointers are refused.
-
-    Raises
-    ------
-    InputError
-        If the content is of a known kind, but cut off or damaged.
+    empty files and Git LFS pointers are refused. Raises `InputError` if the content is of a known kind, but cut off or
+    damaged.
     """
     called = _printable(name) or "The file"
     head = source.pread(0, min(source.size, FIRST_RECORD))

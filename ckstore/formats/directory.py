@@ -37,7 +37,6 @@ class Entry:
     path: str
     kind: Literal["file", "directory", "symlink"]
     mode: int
-    mtime_ns: int
     size: int = 0
     target: str = ""
 
@@ -45,11 +44,8 @@ class Entry:
 def scan(root: str | os.PathLike[str]) -> list[Entry]:
     """Return all entries below a directory, sorted by path.
 
-    Raises
-    ------
-    InputError
-        For links that lead out of the tree, devices, sockets and FIFOs, names that are not UTF-8, unreadable
-        directories.
+    Raises `InputError` for links that lead out of the tree, devices, sockets and FIFOs, names that are not UTF-8,
+    unreadable directories.
     """
     base = os.fspath(root)
     real_base = os.path.realpath(base)
@@ -138,11 +134,11 @@ def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Ent
     if stat.S_ISLNK(status.st_mode):
         target = os.readlink(child.path)
         _check_link(path, target, base, real_base)
-        return Entry(path, "symlink", mode, status.st_mtime_ns, target=target)
+        return Entry(path, "symlink", mode, target=target)
     if stat.S_ISDIR(status.st_mode):
-        return Entry(path, "directory", mode, status.st_mtime_ns)
+        return Entry(path, "directory", mode)
     if stat.S_ISREG(status.st_mode):
-        return Entry(path, "file", mode, status.st_mtime_ns, status.st_size)
+        return Entry(path, "file", mode, status.st_size)
     raise InputError(f"{os.path.join(base, path)} is a device, socket or FIFO; remove it from the directory first.")
 
 

@@ -12,7 +12,7 @@ from ckstore.formats.trees import numpy_number
 
 _STEP_KEYS = ("global_step", "step", "iteration", "iter")
 _MAX_STEP = 2**63 - 1
-_MAX_STATE_BYTES = 1 << 26
+_MAX_JSON_BYTES = 1 << 26
 
 _SHARD = re.compile(r"-\d+-of-\d+$")
 _NAMED = tuple(
@@ -42,13 +42,18 @@ def facts_of_mapping(mapping: Any) -> dict[str, Any]:
 
 def facts_of_trainer_state(source: Source, name: str) -> dict[str, Any]:
     """Return `step` of a Hugging Face `trainer_state.json`; nothing for any other file."""
-    if PurePosixPath(name).name != "trainer_state.json" or not 2 <= source.size <= _MAX_STATE_BYTES:
+    if PurePosixPath(name).name != "trainer_state.json":
         return {}
+    return facts_of_mapping({"global_step": json_mapping(source).get("global_step")})
+
+
+def json_mapping(source: Source) -> dict[str, Any]:
+    """Return the mapping in a JSON file; an empty one for any other or a very large file."""
     try:
-        state = json.loads(source.pread(0, source.size))
+        found = json.loads(source.pread(0, source.size)) if source.size <= _MAX_JSON_BYTES else None
     except (ValueError, RecursionError):
         return {}
-    return facts_of_mapping({"global_step": state.get("global_step")} if isinstance(state, dict) else None)
+    return found if isinstance(found, dict) else {}
 
 
 def step_of(name: str) -> int | None:

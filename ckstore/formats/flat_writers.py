@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple, cast
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
-from ckstore.formats.safetensors import DTYPES
+from ckstore.formats.containers.safetensors import DTYPES
 from ckstore.formats.torch.writer import BytesLike, Output
 
 _SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -55,12 +55,8 @@ def write_safetensors(
 ) -> int:
     """Write a safetensors file of tensors (name, dtype, shape); return its size. The output need not seek.
 
-    `read` is called once for each tensor, in order; `metadata` is text for the header's `__metadata__`.
-
-    Raises
-    ------
-    UsageError
-        For dtypes without a safetensors type (complex32, complex128, float4), and for duplicate names.
+    `read` is called once for each tensor, in order; `metadata` is text for the header's `__metadata__`. Raises
+    `UsageError` for dtypes without a safetensors type (complex32, complex128, float4), and for duplicate names.
     """
     described = _distinct(items)
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}

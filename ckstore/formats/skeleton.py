@@ -40,10 +40,7 @@ def stored_crcs(source: Source, layout: FileLayout) -> list[int]:
 def fill_crcs(skeleton: bytes, layout: FileLayout, crcs: list[int]) -> bytes:
     """Return the skeleton with `crcs[i]` at every place of `layout.checked[i]`: the inverse of the zeroing.
 
-    Raises
-    ------
-    ValueError
-        A place is not in the skeleton.
+    Raises `ValueError` if a place is not in the skeleton.
     """
     filled = bytearray(skeleton)
     for index, offset in crc_offsets(layout):

@@ -1,4 +1,4 @@
-"""Random access to the bytes of a file: from disk, from memory, or reassembled from a skeleton."""
+"""Random access to the bytes of a file: from disk, as a part of another, or reassembled from a skeleton."""
 
 from __future__ import annotations
 
@@ -13,23 +13,6 @@ from ckstore.formats.layout import Source
 #: The bits of a mode that are kept and restored. With set-user-id and the like, a store from someone else could create
 #: a program that runs as another user.
 PERMISSIONS = 0o777
-
-
-class BytesSource:
-    """A file that is a byte string in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    @property
-    def size(self) -> int:
-        """The size in bytes."""
-        return len(self._data)
-
-    def pread(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `offset`; raise `InputError` if there are fewer."""
-        check_range(offset, length, len(self._data))
-        return self._data[offset : offset + length]
 
 
 class PartSource:
@@ -224,13 +207,7 @@ def check_range(offset: int, length: int, size: int) -> None:
 
 
 def file_identity(path: str) -> tuple[int, int, int, int]:
-    """Return the identity of a file and its content: device, inode, size and mtime.
-
-    Raises
-    ------
-    InputError
-        The path is gone.
-    """
+    """Return device, inode, size and mtime of a file; raise `InputError` if the path is gone."""
     try:
         return _identity(os.stat(path))
     except OSError as error:

@@ -45,37 +45,30 @@ def select_tensors(tree: Any, keep: Collection[int]) -> Any:
     Dictionary entries that lose all of their tensors vanish. List and tuple items become None, so that the others keep
     their places. Parts that never held a tensor stay.
     """
-    selected, _ = _Selection(keep).select(tree)
-    return None if selected is _GONE else selected
+    kept_numbers = frozenset(keep)
+    done: dict[int, tuple[Any, bool]] = {}
 
-
-class _Selection:
-    def __init__(self, keep: Collection[int]) -> None:
-        self._keep = frozenset(keep)
-        self._done: dict[int, tuple[Any, bool]] = {}
-
-    def select(self, node: Any) -> tuple[Any, bool]:
+    def select(node: Any) -> tuple[Any, bool]:
         """Return the remaining part of a node, and whether it has a tensor."""
         if isinstance(node, TensorRef):
-            kept = node.index in self._keep
+            kept = node.index in kept_numbers
             return (node if kept else _GONE), kept
         if not isinstance(node, dict | list | tuple | Unknown):
             return node, False
-        if id(node) not in self._done:
-            self._done[id(node)] = self._container(node)
-        return self._done[id(node)]
+        if id(node) not in done:
+            done[id(node)] = select_parts(node)
+        return done[id(node)]
 
-    def _container(self, node: Any) -> tuple[Any, bool]:
+    def select_parts(node: dict[Any, Any] | list[Any] | tuple[Any, ...] | Unknown) -> tuple[Any, bool]:
         if isinstance(node, dict):
             parts: list[Any] = list(node.values())
         elif isinstance(node, Unknown):
             parts = [node.args, node.state, node.items]
         else:
             parts = list(node)
-        selected = [self.select(part) for part in parts]
-        gone = [part is _GONE for part, _ in selected]
+        selected = [select(part) for part in parts]
         kept = any(holds for _, holds in selected)
-        if any(gone) and not kept:
+        if not kept and any(part is _GONE for part, _ in selected):
             return _GONE, False
         if isinstance(node, dict):
             left = zip(node, selected, strict=True)
@@ -85,6 +78,9 @@ class _Selection:
             args = None if node.args is None else items[0] or ()
             return Unknown(node.name, args, items[1], items[2] or ()), kept
         return (tuple(items) if isinstance(node, tuple) else items), kept
+
+    selected, _ = select(tree)
+    return None if selected is _GONE else selected
 
 
 def replace_tensors(tree: Any, replacement: Callable[[int], Any], build: Callable[[Unknown], Any] | None = None) -> Any:

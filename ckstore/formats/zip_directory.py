@@ -130,15 +130,10 @@ def check_crc(source: Source, entry: ZipEntry) -> None:
 
 
 def read_directory(source: Source) -> list[ZipEntry]:
-    """Return all entries of an archive in the order of its directory.
+    """Return all entries of an archive in the order of its directory; raise `NoDirectoryError` without one.
 
-    Raises
-    ------
-    NoDirectoryError
-        If the file does not end with a directory.
-    InputError
-        If directory and entries contradict each other: places outside of the file, overlapping entries, different names
-        or CRCs, a duplicate name.
+    Raises `InputError` if directory and entries contradict each other: places outside of the file, overlapping entries,
+    different names or CRCs, a duplicate name.
     """
     count, offset, size, limit = _find_directory(source)
     if size > _MAX_DIRECTORY_BYTES:

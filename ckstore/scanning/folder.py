@@ -33,20 +33,9 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
     """Return everything in some folders: first the inputs to store, by run and step, then the others, by name.
 
     Inputs of one directory whose names differ only in numbers, and whose tensors have mostly the same names, are a run.
-    It is named after the directory and, if that has several runs, after the common part of the inputs' names.
-
-    Parameters
-    ----------
-    folders
-        Directories, searched recursively. Stores and links to directories are left out. Inputs of different folders
-        never share a run.
-    force
-        As in the ingest: damaged files count as opaque bytes.
-
-    Raises
-    ------
-    InputError
-        One of them is not a directory.
+    It is named after the directory and, if that has several runs, after the common part of the inputs' names. Inputs of
+    different folders never share a run. Stores and links to directories are left out, and so are links to files of the
+    folder. With `force`, damaged files count as opaque bytes. Raise `InputError` for a folder that is no directory.
     """
     for folder in folders:
         if not folder.is_dir():

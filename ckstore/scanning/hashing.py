@@ -53,10 +53,8 @@ Progress = Callable[[int], None]
 def hash_version(version: ScannedVersion, *, force: bool, progress: Progress | None = None) -> None:
     """Read every byte once: fill in digests, skeletons, CRCs, units and content ids.
 
-    Raises
-    ------
-    InputError
-        A CRC in a file does not agree with its bytes (unless `force`, which stores that file as opaque bytes).
+    Raises `InputError` if a CRC in a file does not agree with its bytes, unless `force`, which makes that file opaque
+    bytes.
     """
     while True:
         try:
@@ -77,12 +75,7 @@ def held_windows(version: ScannedVersion, progress: Progress | None = None) -> G
 
     A window has the numbers of units whose content ids are known. `version.read` takes them from memory until the third
     next window is requested (one is being read, one estimated, one coded). Units in too many pieces are not held; it
-    reads them again.
-
-    Raises
-    ------
-    InputError
-        A CRC in a file does not agree with its bytes.
+    reads them again. Raises `InputError` if a CRC in a file does not agree with its bytes.
     """
     reading = _Reading(version, progress, hold=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ckstore.dtypes import ITEM_SIZES
+from ckstore.formats.facts import json_mapping
 from ckstore.formats.layout import FileLayout, Source, TensorRef
 from ckstore.formats.trees import numpy_number
 from ckstore.scanning.scanned import ScannedVersion
@@ -25,8 +25,8 @@ _HOLDERS = ("metrics", "eval_metrics", "val_metrics", "logs")
 #: Formats of scalar tensors.
 _FORMATS = {"float16": "e", "float32": "f", "float64": "d"}
 
-#: Most metrics of a file, characters of a name, and bytes of a log.
-_MOST, _LONGEST, _MAX_LOG = 64, 100, 1 << 26
+#: Most metrics of a version, and characters of a name.
+_MOST, _LONGEST = 64, 100
 
 
 def metrics_inside(scanned: ScannedVersion) -> dict[str, tuple[int | float, str]]:
@@ -59,12 +59,7 @@ def _of_file(layout: FileLayout, source: Source, path: str) -> Iterator[tuple[st
 
 def _of_trainer_state(source: Source) -> Iterator[tuple[str, int | float]]:
     """Yield the last values in the log of a Hugging Face Trainer."""
-    if not 2 <= source.size <= _MAX_LOG:
-        return
-    try:
-        history = json.loads(source.pread(0, source.size))["log_history"]
-    except (ValueError, RecursionError, LookupError, TypeError):
-        return
+    history = json_mapping(source).get("log_history")
     for entry in reversed(history) if isinstance(history, list) else ():
         if isinstance(entry, dict):
             yield from _numbers(entry, FileLayout("opaque", source.size), source, named=True)

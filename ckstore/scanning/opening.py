@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckstore.errors import InputError
 from ckstore.formats.dcp import METADATA, name_tensors, read_metadata
 from ckstore.formats.detect import parse
+from ckstore.formats.directory import is_marked, refuse_several, require_checkpoint, scan, several_error
 from ckstore.formats.facts import named_step, step_of
 from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.shards import directory_of
@@ -84,14 +84,8 @@ def open_source(
     """Parse a checkpoint, without reading its tensors.
 
     `source` is the path of a file or directory, which does not contain the directory `store`, or a state dict. With
-    `force` damaged files are opaque bytes; for `on_unknown` see `describe_state_dict`.
-
-    Raises
-    ------
-    InputError
-        It does not exist, is damaged, holds no checkpoint, or holds the store.
-    UsageError
-        The state dict has a value that cannot be stored.
+    `force` damaged files are opaque bytes; for `on_unknown` see `describe_state_dict`. Raises `InputError` if the path
+    does not exist, is damaged, holds no checkpoint, or holds the store.
     """
     if not isinstance(source, str | os.PathLike):
         scanned = scan_state_dict(source, on_unknown)
@@ -151,8 +145,6 @@ def _open_file(path: Path, *, force: bool) -> ScannedVersion:
 
 def _open_directory(path: Path, *, force: bool, is_one: bool) -> ScannedVersion:
     """Parse all files of a directory tree."""
-    from ckstore.formats.directory import refuse_several, require_checkpoint, scan
-
     version = ScannedVersion([], is_directory=True)
     entries = scan(path)
     if not is_one:
@@ -180,8 +172,6 @@ def _refuse_series(path: Path, version: ScannedVersion) -> None:
 
     Parts of one checkpoint differ in tensors, have the same step, are named after ranks, or are accompanied by others.
     """
-    from ckstore.formats.directory import is_marked, several_error
-
     files = [file for file in version.files if "/" not in file.path]
     if is_marked(file.path for file in files) or named_step(path.resolve().name) is not None:
         return
@@ -259,14 +249,5 @@ def _parse(source: InputFile, name: str, *, force: bool, lone: bool) -> FileLayo
 
 def tree_size(path: Path) -> int:
     """Return the bytes of a file, or of all files below a directory."""
-    if path.is_dir():
-        return sum(entry.stat().st_size for entry in _walk(path))
-    return path.stat().st_size
-
-
-def _walk(path: Path) -> Iterator[os.DirEntry[str]]:
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path))
-        elif entry.is_file(follow_symlinks=False):
-            yield entry
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file() and (file == path or not file.is_symlink()))

@@ -75,10 +75,7 @@ class Watched:
     def look(self, now: float) -> list[Path]:
         """Return the inputs that have become complete since the last look; `now` is in seconds, from any origin.
 
-        Raises
-        ------
-        OSError
-            One of the directories cannot be read.
+        Raises `OSError` if one of the directories cannot be read.
         """
         there = dict(self._present())
         for path in self._seen.keys() - there.keys():

@@ -17,8 +17,7 @@ from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, parse
 from ckstore.formats.layout import Checked, are_nested_once
 from ckstore.formats.skeleton import Checks
-from ckstore.formats.sources import BytesSource
-from tests.formats.reading import assert_comes_back, bits, saved
+from tests.formats.reading import assert_comes_back, bits, in_memory, saved
 from tests.formats.written import learner_bytes
 
 
@@ -42,7 +41,7 @@ def test_a_learner() -> None:
     data = learner_bytes(policy, optimizer, 5000)
     layout = assert_comes_back(data)
     assert (layout.kind, layout.facts, layout.bytes_for) == ("zip", {"step": 5000}, {})
-    assert holds_tensors(BytesSource(data))
+    assert holds_tensors(in_memory(data))
     found = {tensor.path: bits(data, layout, tensor).tobytes() for tensor in layout.tensors}
     assert found == {
         ("policy", "mlp.0.weight"): policy["mlp.0.weight"].numpy().tobytes(),
@@ -78,13 +77,13 @@ def test_compressed_and_broken_entries_stay_bytes() -> None:
     policy, optimizer = states()
     data = learner_bytes(policy, optimizer, compression=zipfile.ZIP_DEFLATED)
     assert assert_comes_back(data).kind == "opaque"
-    assert not holds_tensors(BytesSource(data))
+    assert not holds_tensors(in_memory(data))
     broken = saved(policy)[:-100]
     layout = assert_comes_back(zipped(**{"a.pth": broken, "b.pth": saved({"x": torch.ones(3)})}))
     assert [tensor.path for tensor in layout.tensors] == [("b", "x")]
     for data in (zipped(**{"metadata.json": b"{}", "x": bytes(900)}), learner_bytes(policy, optimizer)):
         with pytest.raises(InputError, match="not a sound zip file: the archive has no directory"):
-            parse(BytesSource(data[:-100]))
+            parse(in_memory(data[:-100]))
 
 
 def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
         store.ingest(tmp_path / "x.zip", run="a")
     place = data.index(b"0.99")
     with pytest.raises(InputError, match="not a sound zip file: the CRC of data is wrong"):
-        parse(BytesSource(data[:place] + b"1" + data[place + 1 :]))
+        parse(in_memory(data[:place] + b"1" + data[place + 1 :]))
 
 
 def test_coarse_values_come_in_a_sound_archive(tmp_path: Path) -> None:

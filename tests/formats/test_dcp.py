@@ -20,10 +20,9 @@ from ckstore.errors import InputError
 from ckstore.formats.dcp import name_tensors, nested, read_metadata
 from ckstore.formats.detect import parse
 from ckstore.formats.layout import TensorRef
-from ckstore.formats.sources import BytesSource
 from tests.checkpoints import flip
 from tests.distributed import run_ranks
-from tests.formats.reading import assert_comes_back
+from tests.formats.reading import assert_comes_back, in_memory
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +249,7 @@ def test_metadata_with_any_byte_changed(saved: Path) -> None:
     """It is refused, or says something else; nothing else is raised, and no file is read beyond its end."""
     data = (saved / "cut-2" / ".metadata").read_bytes()
     files = {path.name: path.read_bytes() for path in (saved / "cut-2").glob("*.distcp")}
-    sources = {name: BytesSource(content) for name, content in files.items()}
+    sources = {name: in_memory(content) for name, content in files.items()}
     layouts = {name: parse(source) for name, source in sources.items()}
     refused = 0
     for place in range(0, len(data), 7):
@@ -295,7 +294,7 @@ def test_sharded_safetensors(saved: Path, store: ckstore.Store, tmp_path: Path) 
 
 def test_dtensors_in_a_file_are_the_ranks_parts(saved: Path) -> None:
     data = (saved / "local-2.pt").read_bytes()
-    layout = parse(BytesSource(data))
+    layout = parse(in_memory(data))
     shapes = {tensor.path: tensor.shape for tensor in layout.tensors}
     assert shapes["rows",] == (129, 300)
     assert shapes["columns",] == (257, 150)

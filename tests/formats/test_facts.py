@@ -6,7 +6,7 @@ import pytest
 
 from ckstore.formats.detect import parse
 from ckstore.formats.facts import step_of
-from ckstore.formats.sources import BytesSource
+from tests.formats.reading import in_memory
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_step_of(name: str, step: int | None) -> None:
 
 
 def test_trainer_state() -> None:
-    assert parse(BytesSource(b'{"global_step": 12}'), "a/trainer_state.json").facts == {"step": 12}
-    assert parse(BytesSource(b'{"global_step": 12}'), "other.json").facts == {}
+    assert parse(in_memory(b'{"global_step": 12}'), "a/trainer_state.json").facts == {"step": 12}
+    assert parse(in_memory(b'{"global_step": 12}'), "other.json").facts == {}
     for content in (b"{", b"[1]", b'{"global_step": 1.5}', b"[" * 100_000, b"\xff\xfe", b'{"global_step": -1}'):
-        assert parse(BytesSource(content), "trainer_state.json").facts == {}
+        assert parse(in_memory(content), "trainer_state.json").facts == {}

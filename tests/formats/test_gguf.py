@@ -11,8 +11,7 @@ import pytest
 
 from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, parse
-from ckstore.formats.sources import BytesSource
-from tests.formats.reading import assert_comes_back, bits
+from tests.formats.reading import assert_comes_back, bits, in_memory
 from tests.formats.written import gguf_bytes
 
 F32, F16, Q4_0, BF16 = 0, 1, 2, 30
@@ -54,7 +53,7 @@ def test_files_of_the_library(written: tuple[Path, dict[str, np.ndarray]]) -> No
     data = path.read_bytes()
     layout = assert_comes_back(data)
     assert layout.kind == "gguf"
-    assert holds_tensors(BytesSource(data))
+    assert holds_tensors(in_memory(data))
     assert {str(tensor.path[0]): (tensor.dtype, tensor.shape) for tensor in layout.tensors} == {
         name: ("bfloat16" if name == "half" else array.dtype.name, array.shape) for name, array in arrays.items()
     }
@@ -128,4 +127,4 @@ SOUND: dict[str, Any] = {"tensors": [("a", (2, 3), F32, 24), ("b", (4,), F16, 8)
 )  # fmt: skip
 def test_contradictory_files_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(InputError, match="not a sound gguf file: .*" + words):
-        parse(BytesSource(data))
+        parse(in_memory(data))

@@ -13,8 +13,7 @@ import pytest
 from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, parse
 from ckstore.formats.layout import FileLayout
-from ckstore.formats.sources import BytesSource
-from tests.formats.reading import assert_comes_back, bits
+from tests.formats.reading import assert_comes_back, bits, in_memory
 from tests.formats.written import hdf5_bytes, keras_bytes
 
 h5py = pytest.importorskip("h5py")
@@ -58,7 +57,7 @@ def test_files_of_the_library(libver: str) -> None:
     layout = assert_comes_back(data := hdf5_bytes(tree, libver=libver))
     assert (layout.kind, layout.bytes_for) == ("hdf5", {})
     assert compare(data, layout) == 21
-    assert holds_tensors(BytesSource(data))
+    assert holds_tensors(in_memory(data))
     assert layout.tree["few"].keys() == tree["few"].keys()
 
 
@@ -149,7 +148,7 @@ def test_a_keras_file() -> None:
 def test_contradictory_files_are_refused() -> None:
     data = hdf5_bytes({"a": np.arange(1.0, 4.0), "b": np.arange(11.0, 14.0)})
     with pytest.raises(InputError, match="not a sound hdf5 file: the file ends before its end of data"):
-        parse(BytesSource(data[:-8]))
+        parse(in_memory(data[:-8]))
     first, second = (data.index(np.float64(value).tobytes()) for value in (1, 11))
     layout = struct.pack("<BBQQ", 3, 1, second, 24)
     assert data.count(layout) == 1
@@ -157,9 +156,9 @@ def test_contradictory_files_are_refused() -> None:
         (first + 8, "its datasets overlap"), (96, "its datasets overlap"), (len(data) - 8, "the file ends within"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=words):
-            parse(BytesSource(data.replace(layout, struct.pack("<BBQQ", 3, 1, place, 24))))
+            parse(in_memory(data.replace(layout, struct.pack("<BBQQ", 3, 1, place, 24))))
     with pytest.raises(InputError, match="'b' has another size than its shape and dtype"):
-        parse(BytesSource(data.replace(layout, struct.pack("<BBQQ", 3, 1, second, 16))))
+        parse(in_memory(data.replace(layout, struct.pack("<BBQQ", 3, 1, second, 16))))
     tied = data.replace(layout, struct.pack("<BBQQ", 3, 1, first, 24))
     assert len(assert_comes_back(tied).extents) == 1
 
@@ -169,4 +168,4 @@ def test_nodes_that_lead_in_circles_are_refused() -> None:
     tree = data.index(b"TREE\0")
     child = struct.unpack_from("<Q", data, tree + 32)[0]
     with pytest.raises(InputError, match="a node of a group occurs twice"):
-        parse(BytesSource(data.replace(struct.pack("<Q", child), struct.pack("<Q", tree))))
+        parse(in_memory(data.replace(struct.pack("<Q", child), struct.pack("<Q", tree))))

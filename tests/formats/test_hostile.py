@@ -23,10 +23,9 @@ from ckstore.errors import InputError
 from ckstore.formats.detect import parse
 from ckstore.formats.layout import FileLayout
 from ckstore.formats.skeleton import pieces
-from ckstore.formats.sources import BytesSource
 from ckstore.formats.torch.state_dict import StateDictSource
 from ckstore.formats.torch.tree_reader import MAX_DEPTH
-from tests.formats.reading import saved, split_skeleton
+from tests.formats.reading import in_memory, saved, split_skeleton
 from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, learner_bytes
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
@@ -36,7 +35,7 @@ SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short
 def sane(data: bytes) -> FileLayout | None:
     """Parse; accepted files are consistent."""
     try:
-        layout = parse(BytesSource(data), "x")
+        layout = parse(in_memory(data), "x")
     except InputError as error:
         message = str(error)
         assert message.startswith("x is not a sound ")
@@ -56,7 +55,7 @@ def sane(data: bytes) -> FileLayout | None:
             reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
             assert tensor.offset >= 0
             assert tensor.offset + reach < layout.extents[tensor.extent].count
-    split_skeleton(BytesSource(data), layout)
+    split_skeleton(in_memory(data), layout)
     return layout
 
 

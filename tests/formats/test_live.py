@@ -17,11 +17,10 @@ import torch
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.paths import path_to_text
-from ckstore.formats.sources import BytesSource
 from ckstore.formats.torch.state_dict import StateDictSource, describe_state_dict
-from tests.formats.reading import assert_comes_back, split_skeleton
+from tests.equality import assert_same
+from tests.formats.reading import assert_comes_back, in_memory, split_skeleton
 from tests.formats.test_torch_files import DTYPES, UNTYPED, random_bits
-from tests.formats.test_writers import assert_same
 
 
 def loaded(value: Any, *, weights_only: bool = True) -> Any:
@@ -30,7 +29,7 @@ def loaded(value: Any, *, weights_only: bool = True) -> Any:
     assert b"".join(source.pread(at, min(7, source.size - at)) for at in range(0, source.size, 7)) == data
     layout = assert_comes_back(data)
     assert layout == source.layout
-    assert split_skeleton(BytesSource(data), layout) == split_skeleton(source, layout)
+    assert split_skeleton(in_memory(data), layout) == split_skeleton(source, layout)
     assert len(source.skeleton) == source.size - sum(checked.stop - checked.start for checked in layout.checked)
     return torch.load(io.BytesIO(data), weights_only=weights_only)
 

@@ -13,8 +13,7 @@ import pytest
 from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, parse
 from ckstore.formats.layout import TensorRef, Unknown
-from ckstore.formats.sources import BytesSource
-from tests.formats.reading import assert_comes_back, bits
+from tests.formats.reading import assert_comes_back, bits, in_memory
 from tests.formats.written import flax_bytes
 
 
@@ -35,7 +34,7 @@ def test_a_train_state() -> None:
     data = flax_bytes(state)
     layout = assert_comes_back(data)
     assert (layout.kind, layout.facts, layout.bytes_for) == ("msgpack", {"step": 7}, {})
-    assert holds_tensors(BytesSource(data))
+    assert holds_tensors(in_memory(data))
 
     def compare(tree: Any, value: Any) -> None:
         if isinstance(value, np.ndarray | np.generic):
@@ -109,7 +108,7 @@ def test_large_text_and_unknown_arrays_stay_bytes() -> None:
 )
 def test_other_files_are_opaque(data: bytes) -> None:
     assert assert_comes_back(bytes(data)).kind == "opaque"
-    assert not holds_tensors(BytesSource(bytes(data)))
+    assert not holds_tensors(in_memory(bytes(data)))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +125,8 @@ def test_other_files_are_opaque(data: bytes) -> None:
 )
 def test_damaged_files_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(InputError, match=f"not a sound msgpack file: {words}"):
-        parse(BytesSource(data))
-    assert holds_tensors(BytesSource(data))
+        parse(in_memory(data))
+    assert holds_tensors(in_memory(data))
 
 
 def test_an_extension_of_another_length_is_refused() -> None:
@@ -136,4 +135,4 @@ def test_an_extension_of_another_length_is_refused() -> None:
     assert struct.unpack_from(">B", data, place)[0] == len(data) - place - 2
     data[place] -= 1
     with pytest.raises(InputError, match="an array and its extension have different ends"):
-        parse(BytesSource(bytes(data)))
+        parse(in_memory(bytes(data)))

@@ -15,8 +15,7 @@ import pytest
 from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, parse
 from ckstore.formats.layout import FileLayout
-from ckstore.formats.sources import BytesSource
-from tests.formats.reading import assert_comes_back, bits
+from tests.formats.reading import assert_comes_back, bits, in_memory
 
 DTYPES = [
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -151,8 +150,8 @@ def test_an_archive_is_recognised_by_its_first_entry() -> None:
         archive.writestr("w.npy", npy(np.ones(5)))
     other = assert_comes_back(out.getvalue())
     assert (other.kind, [tensor.path for tensor in other.tensors]) == ("zip", [("w",)])
-    assert holds_tensors(BytesSource(npz(a=np.ones(1))))
-    assert holds_tensors(BytesSource(npy(np.ones(1))))
+    assert holds_tensors(in_memory(npz(a=np.ones(1))))
+    assert holds_tensors(in_memory(npy(np.ones(1))))
 
 
 @pytest.mark.parametrize(
@@ -218,21 +217,21 @@ def test_a_long_header_is_not_read() -> None:
 )
 def test_files_that_are_cut_off_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(InputError, match=f"not a sound npy file: the file {words}"):
-        parse(BytesSource(data))
+        parse(in_memory(data))
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr("a.npy", data)
     with pytest.raises(InputError, match=rf"not a sound npz file: a\.npy: the file {words}"):
-        parse(BytesSource(out.getvalue()))
+        parse(in_memory(out.getvalue()))
 
 
 def test_a_damaged_archive_is_refused() -> None:
     data = npz(a=np.arange(1000.0), t=np.array(["text"]))
     with pytest.raises(InputError, match="not a sound npz file: the archive has no directory"):
-        parse(BytesSource(data[:5000]))
+        parse(in_memory(data[:5000]))
     place = data.index("text".encode("utf-32-le"))
     with pytest.raises(InputError, match=r"the CRC of t\.npy is wrong"):
-        parse(BytesSource(data[:place] + b"T" + data[place + 1 :]))
+        parse(in_memory(data[:place] + b"T" + data[place + 1 :]))
 
 
 @pytest.mark.parametrize("name", ["a.npy", "archive/data.pkl"])

@@ -151,17 +151,6 @@ def test_shared_tuples_do_not_expand() -> None:
     assert tree == 1
 
 
-def test_shared_containers_of_tensors_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.formats.torch.tree_reader.MAX_TENSORS", 1000)
-    storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQ"
-    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0))\x89NtR"
-    from ckstore.formats.torch.objects import TorchPersistent
-
-    node, _ = read_pickle(doubled(64, tensor), reduce=reduce, persistent=TorchPersistent())
-    with pytest.raises(InputError, match="more than 1,000 tensors"):
-        TreeReader().read(node)
-
-
 def test_keys_that_would_hash_for_ever() -> None:
     for key in (doubled(64, b"K\x01")[2:-1], b")" + b"\x85" * 500_000):
         tree, _ = read_pickle(b"\x80\x02}" + key + b"K\x01s.")

@@ -18,8 +18,7 @@ import ckstore
 from ckstore.errors import CkstoreError, InputError
 from ckstore.formats import detect
 from ckstore.formats.layout import Checked, Extent, FileLayout, Format, Source, Tensor, TensorRef
-from ckstore.formats.sources import BytesSource
-from tests.formats.reading import assert_comes_back, saved
+from tests.formats.reading import assert_comes_back, in_memory, saved
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-format.md"
 
@@ -71,7 +70,7 @@ def test_a_distribution_adds_a_format(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_distributions_are_searched_only_for_files_that_no_format_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detect, "_others", lambda: pytest.fail("searched"))
-    assert detect.parse(BytesSource(saved({"a": np.ones(3)}))).kind == "torch-zip"
+    assert detect.parse(in_memory(saved({"a": np.ones(3)}))).kind == "torch-zip"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_a_broken_distribution_is_reported(
 ) -> None:
     install(tmp_path, monkeypatch, value)
     with pytest.raises(CkstoreError, match=f"The file format weights .*{why}"):
-        detect.parse(BytesSource(b"text"))
+        detect.parse(in_memory(b"text"))
 
 
 def layout(extents: list[Extent], tensors: list[Tensor] | None = None, **other: Any) -> FileLayout:
@@ -144,4 +143,4 @@ def test_an_unsound_layout_is_refused(monkeypatch: pytest.MonkeyPatch, found: An
     made = Format("x", lambda head: True, lambda source: found)
     monkeypatch.setattr(detect, "_others", lambda: (made,))
     with pytest.raises(InputError, match=f"f is not a sound x file: its .*{why}.*`force`"):
-        detect.parse(BytesSource(bytes(100)), "f")
+        detect.parse(in_memory(bytes(100)), "f")

@@ -13,8 +13,7 @@ from safetensors.torch import save
 
 from ckstore.errors import InputError
 from ckstore.formats.detect import parse
-from ckstore.formats.sources import BytesSource
-from tests.formats.reading import assert_comes_back, bits, torch_bits
+from tests.formats.reading import assert_comes_back, bits, in_memory, torch_bits
 from tests.formats.test_torch_files import DTYPES, UNTYPED, random_bits
 
 WITHOUT = (torch.complex128, torch.float4_e2m1fn_x2)
@@ -88,9 +87,9 @@ def test_without_data(data: bytes) -> None:
 )
 def test_lies_are_refused(data: bytes) -> None:
     with pytest.raises(InputError, match=r"x is not a sound safetensors file: .*`force`"):
-        parse(BytesSource(data), "x")
+        parse(in_memory(data), "x")
 
 
 @pytest.mark.parametrize("data", [b"\0" * 8 + b"{", struct.pack("<Q", 100_000_001) + b"{}", crafted([]), b"\x02"])
 def test_other_content_is_opaque(data: bytes) -> None:
-    assert parse(BytesSource(data)).kind == "opaque"
+    assert parse(in_memory(data)).kind == "opaque"

@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load as load_safetensors
 
 from ckstore.errors import InputError
 from ckstore.formats.detect import parse
 from ckstore.formats.skeleton import stored_crcs
-from ckstore.formats.sources import BytesSource
-from tests.formats.reading import assert_comes_back, assert_tree_equals, bits, split_skeleton
+from tests.formats.reading import assert_comes_back, assert_tree_equals, in_memory, split_skeleton
 
 SERIES = ("espcn", "lightning_a", "opt_lora", "trades_sgd", "vdsr", "willmore_pinn")
 
@@ -52,53 +50,16 @@ def test_tensors_are_those_that_torch_loads(shared_data: Path, pattern: str, ten
     assert paths
     for path in paths:
         data = path.read_bytes()
-        layout = parse(BytesSource(data), path.name)
+        layout = parse(in_memory(data), path.name)
         with torch.serialization.safe_globals([(Adam, "torch.optim.adam.Adam")]):
             loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         assert assert_tree_equals(data, layout, layout.tree, loaded) == tensors == len(layout.tensors)
 
 
-def test_random_number_states(shared_data: Path) -> None:
-    for path in sorted(shared_data.glob("opt_lora/*/rng_state.pth")):
-        data = path.read_bytes()
-        layout = parse(BytesSource(data), path.name)
-        assert [tensor.path for tensor in layout.tensors] == [("cpu",), ("cuda",)]
-        name, array = layout.tree["numpy"][0], layout.tree["numpy"][1]
-        assert name == "MT19937"
-        assert array.name == "numpy.core.multiarray._reconstruct"
-        assert len(array.state[4]) == 624 * 4
-
-
-def test_safetensors(shared_data: Path) -> None:
-    for path in sorted(shared_data.glob("opt_lora/*/*.safetensors")):
-        data = path.read_bytes()
-        layout = parse(BytesSource(data), path.name)
-        loaded = load_safetensors(data)
-        assert len(loaded) == len(layout.tensors) == 48
-        for tensor in layout.tensors:
-            (name,) = tensor.path
-            np.testing.assert_array_equal(
-                bits(data, layout, tensor), loaded[name].view(torch.uint8).numpy().reshape((*tensor.shape, 4))
-            )
-
-
-def test_whole_model_in_a_zip(shared_data: Path) -> None:
-    for path in sorted(shared_data.glob("vdsr/*.pth")):
-        data = path.read_bytes()
-        layout = parse(BytesSource(data), path.name)
-        paths = [tensor.path for tensor in layout.tensors]
-        assert ("model", "residual_layer", 0, "conv", "weight") not in paths
-        assert ("model", "residual_layer", "0", "conv", "weight") in paths
-        with zipfile.ZipFile(path) as archive:
-            stored = sorted(archive.read(name) for name in archive.namelist() if "/data/" in name)
-        assert stored == sorted(data[extent.start : extent.stop] for extent in layout.extents)
-        assert len(stored) == len(paths) == 20
-
-
 def test_whole_model_in_a_legacy_stream(shared_data: Path) -> None:
     for path in sorted(shared_data.glob("espcn/*.pth")):
         data = path.read_bytes()
-        layout = parse(BytesSource(data), path.name)
+        layout = parse(in_memory(data), path.name)
         shapes = {tensor.path: tensor.shape for tensor in layout.tensors}
         assert shapes[("conv1", "weight")] == (64, 1, 5, 5)
         assert len(shapes) == 8
@@ -111,8 +72,8 @@ def test_whole_model_in_a_legacy_stream(shared_data: Path) -> None:
 
 def test_steps(shared_data: Path) -> None:
     for path in sorted(shared_data.glob("opt_lora/*/trainer_state.json")):
-        assert parse(BytesSource(path.read_bytes()), str(path)).facts["step"] == int(path.parent.name.split("-")[1])
-    last = parse(BytesSource((shared_data / "lightning_a" / "last.ckpt").read_bytes()))
+        assert parse(in_memory(path.read_bytes()), str(path)).facts["step"] == int(path.parent.name.split("-")[1])
+    last = parse(in_memory((shared_data / "lightning_a" / "last.ckpt").read_bytes()))
     assert (last.facts["epoch"], last.facts["step"]) == (100, 6100)
 
 
@@ -121,7 +82,7 @@ def test_one_extent_for_each_tensor_in_any_storage(shared_data: Path) -> None:
     extents = [
         {
             (extent.path, extent.shape)
-            for extent in parse(BytesSource(path.read_bytes())).extents
+            for extent in parse(in_memory(path.read_bytes())).extents
             if extent.path[0] in ("state_dict", "optimizer_states")
         }
         for path in sorted(shared_data.glob("lightning_a/*.ckpt"))
@@ -143,13 +104,13 @@ def test_one_extent_for_each_tensor_in_any_storage(shared_data: Path) -> None:
 )
 def test_bad_input(shared_data: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
-        parse(BytesSource((shared_data / "odd" / name).read_bytes()), name, lone=True)
+        parse(in_memory((shared_data / "odd" / name).read_bytes()), name, lone=True)
     assert name in str(error.value)
 
 
 def test_flipped_bit_is_found_by_the_stored_crc(shared_data: Path) -> None:
     data = (shared_data / "odd" / "derived_bitflip_zip.pt").read_bytes()
-    source = BytesSource(data)
+    source = in_memory(data)
     layout = parse(source)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         bad = archive.testzip()

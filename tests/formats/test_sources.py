@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import InputError
-from ckstore.formats.sources import BytesSource, CompositeSource, FileSource
+from ckstore.formats.sources import CompositeSource, FileSource
 
 
 def test_file_source_reads(tmp_path: Path) -> None:
@@ -100,10 +100,3 @@ def test_composite_source(data: bytes, steps: list[tuple[int, int]]) -> None:
 def test_parts_that_do_not_fit(skeleton: bytes, extents: list[tuple[int, int]], size: int) -> None:
     with pytest.raises(InputError):
         CompositeSource(skeleton, extents, size)
-
-
-def test_bytes_source() -> None:
-    source = BytesSource(b"abc")
-    assert (source.size, source.pread(1, 2)) == (3, b"bc")
-    with pytest.raises(InputError):
-        source.pread(1, 3)

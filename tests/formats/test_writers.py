@@ -20,10 +20,11 @@ from ckstore.errors import InputError, UsageError
 from ckstore.formats.detect import parse
 from ckstore.formats.flat_writers import write_npz, write_safetensors
 from ckstore.formats.layout import Extent, FileLayout, Tensor, TensorRef, Unknown
-from ckstore.formats.sources import BytesSource, CompositeSource
+from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.writer import plan_torch, write_torch
 from ckstore.formats.trees import plain_tree, select_tensors, tensor_numbers
-from tests.formats.reading import assert_comes_back, assert_tree_equals, bits, saved, torch_bits
+from tests.equality import assert_same
+from tests.formats.reading import assert_comes_back, assert_tree_equals, bits, in_memory, saved, torch_bits
 from tests.formats.test_torch_files import DTYPES, UNTYPED, random_bits
 
 
@@ -39,7 +40,7 @@ def reader(data: bytes, layout: FileLayout) -> Callable[[int], Iterator[bytes]]:
 
 
 def rewritten(data: bytes, tree: Any = None) -> bytes:
-    layout = parse(BytesSource(data))
+    layout = parse(in_memory(data))
     out = io.BytesIO()
     size = write_torch(out, layout.tree if tree is None else tree, layout.tensors, layout.extents, reader(data, layout))
     written = out.getvalue()
@@ -48,23 +49,6 @@ def rewritten(data: bytes, tree: Any = None) -> bytes:
     with zipfile.ZipFile(io.BytesIO(written)) as archive:
         assert archive.testzip() is None
     return written
-
-
-def assert_same(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-        np.testing.assert_array_equal(torch_bits(one), torch_bits(other))
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for key, value in one.items():
-            assert_same(value, other[key])
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for pair in zip(one, other, strict=True):
-            assert_same(*pair)
-    else:
-        assert one == other
 
 
 def test_torch_files_load_with_weights_only() -> None:
@@ -131,7 +115,7 @@ def test_selected_tensors() -> None:
     assert list(tensor_numbers(tree)) == [0, 1, 2, 3, 4, 5]
     value = {"a": torch.ones(2), "b": torch.zeros(3), "step": 4}
     data = saved(value)
-    layout = parse(BytesSource(data))
+    layout = parse(in_memory(data))
     selected = rewritten(data, select_tensors(layout.tree, {1}))
     assert_same(torch.load(io.BytesIO(selected), weights_only=True), {"b": torch.zeros(3), "step": 4})
 
@@ -162,8 +146,8 @@ def test_real_files(shared_data: Path) -> None:
             data = path.read_bytes()
             written = rewritten(data)
             loaded = torch.load(io.BytesIO(written), weights_only=True)
-            layout = parse(BytesSource(written))
-            assert assert_tree_equals(written, layout, layout.tree, loaded) == len(parse(BytesSource(data)).tensors)
+            layout = parse(in_memory(written))
+            assert assert_tree_equals(written, layout, layout.tree, loaded) == len(parse(in_memory(data)).tensors)
 
 
 def test_short_reads_are_noticed() -> None:
@@ -232,7 +216,7 @@ def test_safetensors() -> None:
     dtypes = [dtype for dtype in DTYPES + UNTYPED if dtype not in (torch.complex128, torch.float4_e2m1fn_x2)]
     value = {str(dtype): random_bits(dtype, 3, 2) for dtype in dtypes} | {"s": torch.tensor(1.0), "e": torch.empty(0)}
     data = saved(value)
-    layout = parse(BytesSource(data))
+    layout = parse(in_memory(data))
     items = [("/".join(map(str, one.path)), one.dtype, one.shape) for one in layout.tensors]
     out = io.BytesIO()
     size = write_safetensors(
@@ -276,7 +260,7 @@ def test_npz() -> None:
     value = {f"x/{dtype}": random_bits(dtype, 3, 2) for dtype in DTYPES + UNTYPED}
     value |= {"s": torch.tensor(1.0), "e": torch.empty(0, 3), "v": torch.ones(4)}
     data = saved(value)
-    layout = parse(BytesSource(data))
+    layout = parse(in_memory(data))
     items = [(str(one.path[0]), one.dtype, one.shape) for one in layout.tensors]
     out = io.BytesIO()
     write_npz(out, items, lambda number: [bits(data, layout, layout.tensors[number]).tobytes()])

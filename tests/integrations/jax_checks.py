@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -43,12 +42,6 @@ Moments = collections.namedtuple("Moments", ["count", "mu"])
 class State:
     step: int
     params: Any
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ckstore.Store]:
-    with ckstore.init(tmp_path / "store") as made:
-        yield made
 
 
 def tree(seed: int = 0) -> Any:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-from tests.forked import of_ranks, run_forked
+from tests.forked import of_ranks
+from tests.integrations.programs import run_with
 
 HEAD = """
     import os, sys
@@ -102,25 +98,13 @@ RANKS = """
     """
 
 
-def run(program: str, tmp_path: Path, ranks: Sequence[dict[str, str]] = ({},)) -> None:
-    if importlib.util.find_spec("accelerate") is None:
-        pytest.skip("accelerate is not installed: `pip install --group frameworks`")
-    place, temporary = tmp_path / "place", tmp_path / "temporary"
-    place.mkdir()
-    temporary.mkdir()
-    (tmp_path / "program.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
-    environments = [{**rank, "TMPDIR": str(temporary)} for rank in ranks]
-    found = run_forked("torch", Path("../program.py"), *environments, cwd=place)
-    assert [code for code, _ in found] == [0] * len(ranks), "\n".join(printed for _, printed in found)
-
-
 def test_a_state_is_saved_and_loaded_and_leaves_no_directory(tmp_path: Path) -> None:
-    run(ONE, tmp_path)
+    run_with("accelerate", HEAD + ONE, tmp_path)
 
 
 def test_directories_that_accelerate_names_stay(tmp_path: Path) -> None:
-    run(NAMED, tmp_path)
+    run_with("accelerate", HEAD + NAMED, tmp_path)
 
 
 def test_all_ranks_go_on_where_they_were(tmp_path: Path) -> None:
-    run(RANKS, tmp_path, of_ranks(2))
+    run_with("accelerate", HEAD + RANKS, tmp_path, of_ranks(2))

@@ -31,12 +31,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Any:
-    with ckstore.init(tmp_path / "store") as opened:
-        yield opened
-
-
 def left_over(store: ckstore.Store) -> list[str]:
     return [name for name in os.listdir(store.path / "packs") if name.startswith(".tmp-")]
 

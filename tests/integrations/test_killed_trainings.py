@@ -200,15 +200,7 @@ PROGRAMS = {
 
 
 class Training:
-    """A program that trains, saves each step, and resumes.
-
-    Parameters
-    ----------
-    guest
-        A name in `PROGRAMS`.
-    place
-        Its directory.
-    """
+    """A program of `PROGRAMS` that trains, saves each step, and resumes, in a directory."""
 
     def __init__(self, guest: str, place: Path) -> None:
         if guest != "dcp" and importlib.util.find_spec(guest) is None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +14,13 @@ import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.integrations.lightning import StoreIO
 from tests.equality import assert_same
-from tests.forked import run_forked
+from tests.integrations.programs import run_with
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ckstore.Store]:
-    """A store; nothing else imports Lightning into the process of the tests."""
+@pytest.fixture(autouse=True)
+def no_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else imports Lightning into the process of the tests."""
     monkeypatch.setattr("ckstore.integrations.lightning._PARENTS", ())
-    with ckstore.init(tmp_path / "store") as made:
-        yield made
 
 
 def checkpoint(step: int, value: float = 0.0) -> dict[str, Any]:
@@ -329,18 +324,8 @@ def test_ranks_save_and_resume(tmp_path: Path) -> None:
 def test_a_trainer_keeps_links_and_resumes_from_pointers(package: str, tmp_path: Path) -> None:
     if package != "lightning" and not os.environ.get("CKSTORE_GUESTS"):
         pytest.skip("the same package under its older name; CKSTORE_GUESTS=1 tries it")
-    run_with(package, TRAINING, tmp_path)
+    run_with(package, TRAINING.replace("lightning.pytorch", package) if package != "lightning" else TRAINING, tmp_path)
 
 
 def test_fabric_saves_and_loads(tmp_path: Path) -> None:
     run_with("lightning", FABRIC, tmp_path)
-
-
-def run_with(package: str, program: str, place: Path) -> None:
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: `pip install --group frameworks`")
-    if package != "lightning":
-        program = program.replace("lightning.pytorch", package)
-    (place / "train.py").write_text(textwrap.dedent(program))
-    [(code, printed)] = run_forked("torch", Path("train.py"), {}, cwd=place)
-    assert code == 0, printed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ class Custom:
 
     def __init__(self, value: int) -> None:
         self.value = value
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ckstore.Store]:
-    with ckstore.init(tmp_path / "store") as made:
-        yield made
 
 
 def state(step: int = 3) -> dict[str, Any]:

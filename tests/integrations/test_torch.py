@@ -68,13 +68,6 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, count: int) -> None:
     assert_same(ingested(state, tmp_path / "live"), state)
 
 
-def test_a_module_s_state_dict_comes_back_as_plain_tensors(tmp_path: Path) -> None:
-    path = tmp_path / "module.pt"
-    module = torch.nn.LSTM(4, 8, num_layers=2)
-    torch.save(module.state_dict(), path)
-    assert_same(ingested(path, tmp_path / "store"), {name: one.detach() for name, one in module.state_dict().items()})
-
-
 @pytest.mark.parametrize("legacy", [False, True])
 def test_parameters_and_wanted_gradients_come_back(tmp_path: Path, legacy: bool) -> None:
     kept = torch.nn.Parameter(torch.randn(3))

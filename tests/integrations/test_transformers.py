@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import textwrap
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +14,8 @@ import torch
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.integrations.transformers import StoreCallback, resume_path
-from tests.forked import of_ranks, run_forked
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ckstore.Store]:
-    with ckstore.init(tmp_path / "store") as made:
-        yield made
+from tests.forked import of_ranks
+from tests.integrations.programs import run_with
 
 
 class Trainer:
@@ -215,16 +207,8 @@ RANKS = """
 
 
 def test_the_files_of_all_ranks_are_stored(tmp_path: Path) -> None:
-    run(RANKS, tmp_path, of_ranks(2))
+    run_with("transformers", RANKS, tmp_path, of_ranks(2))
 
 
 def test_the_trainer_finds_its_best_directory(tmp_path: Path) -> None:
-    run(BEST, tmp_path)
-
-
-def run(program: str, place: Path, ranks: Sequence[dict[str, str]] = ({},)) -> None:
-    if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("accelerate") is None:
-        pytest.skip("transformers is not installed: `pip install --group frameworks`")
-    (place / "train.py").write_text(textwrap.dedent(program))
-    found = run_forked("torch", Path("train.py"), *ranks, cwd=place)
-    assert [code for code, _ in found] == [0] * len(ranks), "\n".join(printed for _, printed in found)
+    run_with("transformers", BEST, tmp_path)

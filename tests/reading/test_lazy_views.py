@@ -18,12 +18,11 @@ import ckstore
 from ckstore.errors import InputError, IntegrityError
 from ckstore.formats.detect import parse
 from ckstore.formats.layout import Unknown
-from ckstore.formats.sources import BytesSource
 from ckstore.objects.documents import LayoutDocument
 from tests.checkpoints import sha256
 from tests.coarse_checks import stored
 from tests.equality import assert_same, bits_of, storage_of
-from tests.formats.reading import saved
+from tests.formats.reading import in_memory, saved
 
 #: dtypes that torch can negate.
 NEGATED = [
@@ -240,7 +239,7 @@ def test_a_view_that_torch_cannot_show_is_no_tensor(tmp_path: Path, put: bytes, 
 
 def test_metadata_of_other_devices_is_ignored_as_torch_does(tmp_path: Path) -> None:
     data = with_metadata(torch.float32, b"}X\x05\x00\x00\x00other\x88s")
-    layout = parse(BytesSource(data), "x.pt")
+    layout = parse(in_memory(data), "x.pt")
     assert layout.tensors[0].marks == ()
     assert_same(torch.load(io.BytesIO(data), weights_only=True)["t"], torch.ones(4))
 

@@ -71,14 +71,6 @@ def test_the_next_state_is_stored_as_a_delta(state: dict[str, Any], tmp_path: Pa
         assert_same(store["latest"].state_dict()["model"]["tied"], state["model"]["weight"])
 
 
-def test_arrays_need_no_torch_tensors(tmp_path: Path) -> None:
-    state = {"w": np.asfortranarray(np.random.default_rng(0).normal(size=(30, 40))), "big": np.arange(5, dtype=">i4")}
-    with ckstore.init(tmp_path / "store") as store:
-        store.ingest(state)
-        for name, array in state.items():
-            np.testing.assert_array_equal(store["latest"][name][...], array)
-
-
 def test_memory_is_read_once_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
     read_into = StateDictSource.read_into

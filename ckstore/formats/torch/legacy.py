@@ -31,10 +31,7 @@ def _starts_like(head: bytes) -> bool:
 def _parse(source: Source) -> FileLayout | None:
     """Return the layout of a legacy stream; None for another protocol or a big-endian one.
 
-    Raises
-    ------
-    InputError
-        If the stream is cut off or damaged.
+    Raises `InputError` if the stream is cut off or damaged.
     """
     stream = _Stream(source)
     if stream.read() != _MAGIC or stream.read() != _PROTOCOL:

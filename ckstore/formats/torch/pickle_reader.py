@@ -89,13 +89,7 @@ def read_pickle(
 
     `reduce` is called for every call of the stream, with the name of the callable and the arguments; the default
     records them. `persistent` is called for every persistent id. Containers may be shared and may contain themselves.
-
-    Raises
-    ------
-    TruncatedError
-        If `data` ends before the STOP opcode.
-    InputError
-        If the stream is damaged.
+    Raises `TruncatedError` if `data` ends before the STOP opcode, any other `InputError` if the stream is damaged.
     """
     machine = _Machine(data, start, reduce, persistent)
     try:

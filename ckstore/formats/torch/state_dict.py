@@ -244,15 +244,10 @@ def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> Liv
 
     It may nest dictionaries (`dict`, `OrderedDict`, `defaultdict`), lists, tuples and sets of tensors, arrays, plain
     values and objects of the types that `Version.state_dict` rebuilds. With `pickle` as `on_unknown`, any other object
-    is kept as the bytes of its pickle.
+    is kept as the bytes of its pickle; else a `UsageError` names its place.
 
     Tensors that share a storage stay tied: the part of it that they span becomes one extent. Any other tensor becomes
     an extent of its own, in memory order if it is dense, else in C order.
-
-    Raises
-    ------
-    UsageError
-        If it holds anything else; the message names the place.
     """
     if on_unknown not in ("raise", "pickle"):
         raise UsageError(f"`on_unknown` is `raise` or `pickle`, not {on_unknown!r}.")

@@ -44,12 +44,8 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
     A view that is dense in some order of its dimensions, and that does not overlap with others or contains them,
     becomes an extent of its own shape (in memory order). Views that overlap otherwise or have holes share one extent of
     shape `(count,)` over their whole span. Bytes without a view become extents of the storage's dtype. No extent can
-    hold views of several item sizes: the others are None.
-
-    Raises
-    ------
-    InputError
-        If a view leaves its storage, or refers to none.
+    hold views of several item sizes: the others are None. Raises `InputError` if a view leaves its storage, or refers
+    to none.
     """
     by_key = {storage.key: storage for storage in storages}
     tensors: list[Tensor | None] = [None] * len(views)

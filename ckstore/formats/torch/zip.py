@@ -40,12 +40,7 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
     """Return the layout of a torch zip; None for any other archive (TorchScript, zip of zips, big-endian).
 
     The CRCs of all entries but the large ones are compared here; those of storages are in `checked`, for later
-    comparison.
-
-    Raises
-    ------
-    InputError
-        If a torch zip is cut off, or damaged outside of its storages.
+    comparison. Raises `InputError` if a torch zip is cut off, or damaged outside of its storages.
     """
     try:
         entries = read_directory(source)

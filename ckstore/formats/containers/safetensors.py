@@ -51,10 +51,8 @@ def _starts_like(head: bytes) -> bool:
 def _parse(source: Source) -> FileLayout:
     """Return the layout of a safetensors file; each name is one path segment.
 
-    Raises
-    ------
-    InputError
-        If the header is cut off or no JSON, or its offsets leave holes, overlap, or do not end with the file.
+    Raises `InputError` if the header is cut off or no JSON, or its offsets leave holes, overlap, or do not end with the
+    file.
     """
     length = int.from_bytes(source.pread(0, 8), "little")
     if 8 + length > source.size:

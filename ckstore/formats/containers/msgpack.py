@@ -50,10 +50,7 @@ def _starts_like(head: bytes) -> bool:
 def _parse(source: Source) -> FileLayout | None:
     """Return the layout of a MessagePack file; None without arrays.
 
-    Raises
-    ------
-    InputError
-        If a file with arrays is cut off or damaged.
+    Raises `InputError` if a file with arrays is cut off or damaged.
     """
     reader = _Reader(source)
     try:

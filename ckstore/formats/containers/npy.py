@@ -46,17 +46,10 @@ _DTYPES = {
 _PATH: Path = ("array",)
 
 
-def _starts_like(head: bytes) -> bool:
-    return head.startswith(_MAGIC)
-
-
 def _parse(source: Source) -> FileLayout:
     """Return the layout of an npy file: one tensor, or bytes if its array is unsupported.
 
-    Raises
-    ------
-    InputError
-        If it is cut off.
+    Raises `InputError` if it is cut off.
     """
     layout = FileLayout("npy", source.size)
     prefix = source.pread(0, min(12, source.size))
@@ -134,4 +127,4 @@ def _sizes(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(size[1]) for size in sizes if size is not None)
 
 
-FORMAT = Format("npy", _starts_like, _parse)
+FORMAT = Format("npy", lambda head: head.startswith(_MAGIC), _parse)

@@ -55,18 +55,10 @@ class _Message(NamedTuple):
     data: bytes
 
 
-def _starts_like(head: bytes) -> bool:
-    """Return whether a file begins like an HDF5 file without a user block."""
-    return head.startswith(_MAGIC)
-
-
 def _parse(source: Source) -> FileLayout:
     """Return the layout of an HDF5 file; a tensor's path is the names of its groups and of its dataset.
 
-    Raises
-    ------
-    InputError
-        If it is cut off, or its datasets overlap with one another or with their descriptions.
+    Raises `InputError` if it is cut off, or its datasets overlap with one another or with their descriptions.
     """
     reader = _Reader(source)
     try:
@@ -340,4 +332,5 @@ def _dtype(data: bytes, has_attributes: bool) -> str | None:
     return None
 
 
-FORMAT = Format("hdf5", _starts_like, _parse)
+#: A user block may precede the magic; such files stay bytes.
+FORMAT = Format("hdf5", lambda head: head.startswith(_MAGIC), _parse)

@@ -56,17 +56,10 @@ class _Described(NamedTuple):
     offset: int
 
 
-def _starts_like(head: bytes) -> bool:
-    return head.startswith(_MAGIC)
-
-
 def _parse(source: Source) -> FileLayout:
     """Return the layout of a GGUF file; each name is one path segment, shapes are in the order of NumPy and torch.
 
-    Raises
-    ------
-    InputError
-        If it is cut off, or names a tensor twice.
+    Raises `InputError` if it is cut off, or names a tensor twice.
     """
     layout = FileLayout("gguf", source.size)
     header = _Header(source)
@@ -186,4 +179,4 @@ def _describe(header: _Header) -> _Described:
     return _Described(name, sizes[::-1], kind, offset)
 
 
-FORMAT = Format("gguf", _starts_like, _parse)
+FORMAT = Format("gguf", lambda head: head.startswith(_MAGIC), _parse)

@@ -1,0 +1,1 @@
+"""Containers of tensors, a module each, that do not know one another."""
