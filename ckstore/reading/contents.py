@@ -110,17 +110,14 @@ class Contents:
         for number, unit in enumerate(self._layout.units):
             position = 0
             for member in unit.members:
-                scale = self._scale(member.file, member.extent)
+                # Complex numbers are two floats of a unit.
+                scale = 2 if self._layout.files[member.file].extents[member.extent].dtype in PARTS else 1
                 part = (member.first * scale, number, position)
                 places.setdefault((member.file, member.extent), []).append(part)
                 position += member.count * scale
         for parts in places.values():
             parts.sort()
         return places
-
-    def _scale(self, file: int, extent: int) -> int:
-        """Return the elements of a unit that make one element of an extent: complex numbers are two floats."""
-        return 2 if self._layout.files[file].extents[extent].dtype in PARTS else 1
 
     def units_in_order(self) -> Iterator[int]:
         """Yield the numbers of the units in the order of the files."""
@@ -134,14 +131,15 @@ class Contents:
         Each is the number of the unit, the number of the chunk, and first and last position of the part within that
         chunk, in elements of the unit. Raise `NotFoundError` if the version has dropped the extent.
         """
-        scale = self._scale(file, extent)
-        first, last = first * scale, last * scale
+        if self._layout.files[file].extents[extent].dtype in PARTS:
+            first, last = 2 * first, 2 * last
         if first >= last:
             return
-        if (file, extent) in self.dropped:
+        place = file, extent
+        if place in self.dropped:
             self.require_whole([file])
-        parts = self.places[file, extent]
-        index = bisect_right(parts, first, key=lambda part: part[0]) - 1
+        parts = self.places[place]
+        index = bisect_right(parts, first, key=lambda part: part[0]) - 1 if first else 0
         while first < last:
             begin, number, position = parts[index]
             length = self._layout.units[number].chunk
@@ -155,9 +153,9 @@ class Contents:
 
     def stretches(self, file: int, extent: int, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
         """Cut the elements from `first` to before `last` of an extent into ranges that lie in one chunk each."""
-        scale = self._scale(file, extent)
-        stop = self._layout.files[file].extents[extent].count if last is None else last
+        cut = self._layout.files[file].extents[extent]
+        scale = 2 if cut.dtype in PARTS else 1
         position = first * scale
-        for _, _, low, high in self.cover(file, extent, first, stop):
+        for _, _, low, high in self.cover(file, extent, first, cut.count if last is None else last):
             yield position // scale, (position + high - low) // scale
             position += high - low

@@ -231,10 +231,11 @@ class StoredVersion:
         """Return the CRC-32 of each checked range of a file."""
         counts = [len(layout.checked) for layout in self.layout.files]
         before = sum(counts[:file])
-        return [int(crc) for crc in np.frombuffer(self.all_crcs(), "<u4")[before : before + counts[file]]]
+        return [int(crc) for crc in np.frombuffer(self.all_crcs, "<u4")[before : before + counts[file]]]
 
+    @cached_property
     def all_crcs(self) -> bytes:
-        """Return the CRC-32 of all checked ranges, file by file, as they are stored."""
+        """CRC-32 of all checked ranges, file by file, as they are stored."""
         size = 4 * sum(len(layout.checked) for layout in self.layout.files)
         return self._settled(lambda: self.repository.resolver.blob(self.document.crcs, self.row.pack, size))
 

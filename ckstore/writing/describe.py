@@ -110,7 +110,7 @@ def describe_encoded(
             for index, file in enumerate(before.files)
         ),
         layout=blobs.layout(version.layout.encode()),
-        crcs=blobs.alone("crcs", version.all_crcs()),
+        crcs=blobs.alone("crcs", version.all_crcs),
         objects=objects,
         coarse=coarse,
         summary={**before.summary, "depth": depth, "cost": cost, "base": depth == 0},
