@@ -120,17 +120,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int] = ()) -> None:
-    """Print aligned columns.
-
-    Parameters
-    ----------
-    headings
-        Heading of each column.
-    rows
-        Cells of each row; None is printed as `-`.
-    right
-        Indexes of right-aligned columns, for numbers.
-    """
+    """Print aligned columns, those of the indexes `right` to the right; None is printed as `-`."""
     cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     ends = set(right)
