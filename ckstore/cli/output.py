@@ -54,7 +54,13 @@ def ratio_text(original: int, stored: int) -> str:
 
 
 def speed_text(count: float, seconds: float) -> str:
-    """Return a speed such as `0.52 GB/s`, or `3.10 MB/s` below a hundredth of a GB/s."""
+    """Return a speed in GB/s, or in a smaller unit below a hundredth of it.
+
+    Examples
+    --------
+    >>> speed_text(5.2e9, 10), speed_text(2.7e5, 1)
+    ('0.52 GB/s', '270 kB/s')
+    """
     rate = count / max(seconds, 1e-9)
     return f"{rate / 1e9:.2g} GB/s" if rate >= 1e7 else f"{size_text(rate)}/s"
 
