@@ -12,13 +12,7 @@ _INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit with its code; see `ckstore.cli.program`.
-
-    Parameters
-    ----------
-    arguments
-        Arguments after the program's name; by default those of the process.
-    """
+    """Run the command line, by default with the arguments of the process; exit with its code."""
     try:
         _run(arguments)
     except KeyboardInterrupt:

@@ -20,13 +20,7 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|(?:na
 
 
 def evaluator(command: str) -> Callable[[Path], float]:
-    """Return a function that runs an evaluation command on a checkpoint and returns its last number.
-
-    Raises
-    ------
-    UsageError
-        The command cannot be parsed, or lacks the place of the path.
-    """
+    """Return a function that runs an evaluation command on a checkpoint and returns its last number."""
     try:
         words = shlex.split(command)
     except ValueError as error:

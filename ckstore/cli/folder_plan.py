@@ -31,13 +31,7 @@ def write_plan(file: Path, planned: Sequence[Planned]) -> None:
 
 
 def read_plan(file: Path) -> list[Planned]:
-    """Read a plan that may have been edited.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, lacks a column, or has an invalid step.
-    """
+    """Read a plan that may have been edited; raise `UsageError` for an invalid one."""
     try:
         with file.open(newline="", encoding="utf-8", errors="surrogateescape") as source:
             table = csv.DictReader(source)

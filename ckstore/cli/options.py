@@ -141,13 +141,7 @@ ingest_options = with_all(
 
 
 def policy_of(given: dict[str, Any]) -> Policy | None:
-    """Take the options of fidelity out of `given`; return their policy, or None without any.
-
-    Raises
-    ------
-    UsageError
-        Exact versions are requested with an option for coarse ones.
-    """
+    """Take the options of fidelity out of `given`; return their policy, or None without any."""
     names = ("fidelity", "scheme", "quality", "max_abs_error", "max_rel_error")
     said = {name: value for name in names if (value := given.pop(name)) is not None}
     if said.get("fidelity") == "exact" and len(said) > 1:

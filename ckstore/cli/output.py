@@ -54,7 +54,13 @@ def ratio_text(original: int, stored: int) -> str:
 
 
 def speed_text(count: float, seconds: float) -> str:
-    """Return a speed such as `0.52 GB/s`, or `3.10 MB/s` below a hundredth of a GB/s."""
+    """Return a speed in GB/s, or in a smaller unit below a hundredth of it.
+
+    Examples
+    --------
+    >>> speed_text(5.2e9, 10), speed_text(2.7e5, 1)
+    ('0.52 GB/s', '270 kB/s')
+    """
     rate = count / max(seconds, 1e-9)
     return f"{rate / 1e9:.2g} GB/s" if rate >= 1e7 else f"{size_text(rate)}/s"
 
@@ -120,17 +126,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int] = ()) -> None:
-    """Print aligned columns.
-
-    Parameters
-    ----------
-    headings
-        Heading of each column.
-    rows
-        Cells of each row; None is printed as `-`.
-    right
-        Indexes of right-aligned columns, for numbers.
-    """
+    """Print aligned columns, those of the indexes `right` to the right; None is printed as `-`."""
     cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     ends = set(right)

@@ -121,12 +121,9 @@ def program(ctx: click.Context, store: str | None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code; an error is one sentence on stderr.
+    """Run the program, by default with the arguments of the process; an error is one sentence on stderr.
 
-    Parameters
-    ----------
-    arguments
-        Arguments after the program's name; by default those of the process.
+    Return the exit code.
     """
     for stream in (sys.stdout, sys.stderr):
         # Names of files and tensors may not be printable in the terminal's encoding.

@@ -14,17 +14,7 @@ from ckstore.cli.output import printable
 
 @contextmanager
 def progress_bar(label: str, length: int, *, shown: bool = True) -> Iterator[Callable[[int], None] | None]:
-    """Yield a function that takes numbers of bytes, up to `length` in total; None without a terminal.
-
-    Parameters
-    ----------
-    label
-        Text before the bar.
-    length
-        Number of bytes of a full bar.
-    shown
-        False hides the bar.
-    """
+    """Yield a function that takes numbers of bytes, up to `length` in total; None without a terminal."""
     if not shown or length <= 0 or not sys.stderr.isatty():
         yield None
         return

@@ -12,13 +12,7 @@ from ckstore.runtime.threads import worker_count
 
 
 class SecondCore:
-    """A process that compiles in parallel, from the first compilation to the end of the program.
-
-    Parameters
-    ----------
-    say
-        Called with a sentence at the first compilation.
-    """
+    """A process that compiles in parallel from the first compilation on, which it reports to `say`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -49,16 +49,9 @@ VERSION_HELP = (
 
 
 class Verb(click.Command):
-    """A command whose help shows examples and ends with its exit codes.
+    """A command whose help shows examples, each with its purpose, and ends with its exit codes.
 
-    Parameters
-    ----------
-    examples
-        (command line, purpose).
-    exit_codes
-        Further exit codes of this verb.
-    opens_store
-        Whether the verb opens an existing store.
+    Those of any verb, and of any that opens an existing store, are added.
     """
 
     def __init__(
@@ -100,19 +93,7 @@ class Verb(click.Command):
 
 
 def option(declaration: str, text: str, *, name: str | None = None, **settings: Any) -> Callable[..., Any]:
-    """Return the decorator for an option such as `--keep-last N`; one without a metavar or a type is a flag.
-
-    Parameters
-    ----------
-    declaration
-        The option and its metavar.
-    text
-        Its help.
-    name
-        Name of the parameter; by default that of the option.
-    **settings
-        Further arguments of `click.option`.
-    """
+    """Return the decorator for an option such as `--keep-last N`; one without a metavar or a type is a flag."""
     flag, _, metavar = declaration.partition(" ")
     names = (flag,) if name is None else (flag, name)
     if not metavar and "type" not in settings:
@@ -163,13 +144,7 @@ def verb(
 
 
 def store_path(ctx: click.Context) -> Path | str:
-    """Return the store's directory or URL from the command line, the environment or the working directory.
-
-    Raises
-    ------
-    NoStoreError
-        No store was found; one given with `--store` is checked when it is opened.
-    """
+    """Return the store's directory or URL; one given with `--store` is checked when it is opened."""
     from ckstore.storage.root import find_store, place
 
     named = ctx.find_root().params.get("store")

@@ -75,28 +75,10 @@ class GcReport:
 def gc(
     repository: Repository, *, grace: float = GRACE, dry_run: bool = False, patience: float | None = None
 ) -> GcReport:
-    """Free the bytes that no version needs.
+    """Free the bytes that no version needs; see `Store.gc`. Packs stay as they are if the disk is too full.
 
-    Other processes may ingest and rebase at the same time. The commit waits until none of them writes. A second `gc`
-    waits for the first.
-
-    Parameters
-    ----------
-    grace
-        Seconds for which an unreferenced file must be unmodified.
-    dry_run
-        Change nothing; predict the freed bytes.
-    patience
-        Seconds to wait for other writers; ten minutes by default.
-
-    Packs stay as they are if the disk is too full to rewrite them.
-
-    Raises
-    ------
-    IntegrityError
-        Damage that a version may need for its repair; nothing was changed.
-    LockedError
-        Others wrote or freed space for too long.
+    The commit waits `patience` seconds, ten minutes by default, until no other process writes; a second `gc` waits for
+    the first.
     """
     if dry_run:
         return expected(repository, grace)

@@ -120,12 +120,7 @@ class GcPlan:
         """Return whether the plan is still valid: nothing committed since needs an object that it removes.
 
         A pack or version that stays, stays with its whole chain. So only the names in new versions and records need a
-        check: nothing that is removed can be further below.
-
-        Parameters
-        ----------
-        written
-            Packs that were written for the plan.
+        check: nothing that is removed can be further below. The packs `written` are the plan's own.
         """
         catalog, resolver = self._repository.catalog, self._repository.resolver
         packs = {pack.name for pack in catalog.packs()}
@@ -230,12 +225,8 @@ def plan_for(
 ) -> GcPlan:
     """Return a plan for the current state.
 
-    Parameters
-    ----------
-    own
-        Finished packs that are not committed yet.
-    ahead, without
-        The state after objects were stored in full, and after the versions of these numbers were forgotten.
+    `own` are finished packs that are not committed yet. The plan is that of the state after objects were stored in full
+    if it looks `ahead`, and after the versions of the numbers `without` were forgotten.
     """
     while True:
         before = State.of(repository)

@@ -30,18 +30,8 @@ Origin = tuple[str, int, int | None, str]
 class State:
     """A consistent snapshot of a store that a plan is made from.
 
-    `recover` changes the catalog's identity: a rebuilt catalog may place objects in other packs.
-
-    Attributes
-    ----------
-    catalog
-        Identity of the catalog.
-    versions, packs
-        Rows of the catalog.
-    objects
-        Keys of the objects in each slot of each pack, by the pack's name.
-    files
-        Unreferenced packs that are not recorded as gone.
+    It has the catalog's identity, which `recover` changes since a rebuilt catalog may place objects in other packs, the
+    keys of the objects in each slot of each pack, and as `files` the unreferenced packs that are not recorded as gone.
     """
 
     catalog: str
@@ -146,19 +136,9 @@ def survey(
     A version needs its manifest, blobs, objects and their chains. Of the latest version of each run, the first objects
     of the chains are kept as well: the next version's step is derived from them.
 
-    Parameters
-    ----------
-    state
-        Snapshot of the catalog; the caller checks later commits.
-    uncommitted
-        Unreferenced packs that stay: `recover` could restore their versions, so their references are needed.
-    ahead
-        Take the objects `in_full` as stored already.
-
-    Raises
-    ------
-    IntegrityError
-        A manifest is unreadable or a version incomplete: its repair may need parts that would be removed.
+    The references of `uncommitted` packs are needed, since `recover` could restore their versions. The survey looks
+    `ahead` if it takes the objects `in_full` as stored. It raises `IntegrityError` for an unreadable manifest or an
+    incomplete version, whose repair may need parts that would be removed.
     """
     graph = _Graph()
     contents = _read_packs(repository, state, graph)

@@ -18,17 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The copy of a rewritten pack.
-
-    Attributes
-    ----------
-    pack
-        The finished pack.
-    manifest
-        The place of its manifest.
-    slots
-        Slots in the copy, by slots in the original.
-    """
+    """The copy of a rewritten pack, the place of its manifest, and its slots by those of the original."""
 
     pack: PackInfo
     manifest: PackEntry

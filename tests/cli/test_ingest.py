@@ -146,6 +146,24 @@ def test_a_second_ingest_changes_nothing(ckstore, filled: Path) -> None:
     assert listing(filled / ".ckstore") == before
 
 
+@pytest.mark.parametrize("options", [["weights.pt", "--run", "w"], [".", "--recursive"]], ids=["file", "folder"])
+def test_content_without_a_step_is_stored_once_in_a_run(
+    ckstore, place: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "w").mkdir()
+    monkeypatch.chdir(place / "w")
+    torch.save({"w": torch.randn(30)}, "weights.pt")
+    for text in ("->", "unchanged", "unchanged"):
+        assert text in ckstore("ingest", *options).out
+    assert len(ckstore("log", "--json").json) == 1
+
+
+def test_the_time_of_compiling_is_not_counted(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = iter(range(0, 10**6, 3600))
+    monkeypatch.setattr("ckstore.runtime.compiling.spent", lambda: next(spent))
+    assert ckstore("ingest", "in/step0.pt", "--json").json[0]["seconds"] < 0
+
+
 def test_json_of_a_version(ckstore, place: Path) -> None:
     [item] = ckstore(
         "ingest", "in/step0.pt", "--run", "gpt", "--step", 7, "--tag", "x",

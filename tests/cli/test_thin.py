@@ -81,6 +81,13 @@ def test_quality_is_of_moments_and_short_floats(ckstore, place: Path) -> None:
     assert 0 < 4 * errors[0] < errors[1]
 
 
+def test_an_end_of_a_range_may_have_been_forgotten(ckstore, filled: Path) -> None:
+    ckstore("tag", "--delete", "best")
+    ckstore("forget", "gpt@0", "gpt@20")
+    [said] = ckstore("thin", "gpt@0..gpt@20", "--json").json
+    assert [item["step"] for item in said["versions"]] == [10]
+
+
 def test_nothing_to_do(ckstore, filled: Path) -> None:
     (filled / "opaque.bin").write_bytes(bytes(range(256)) * 300)
     ckstore("ingest", "opaque.bin", "--run", "bytes")
