@@ -43,7 +43,7 @@ if flush:
     assert torch.set_flush_denormal(True)
 import ckstore
 with ckstore.open(sys.argv[1], "r") as store:
-    for row in store.catalog.versions():
+    for row in store._catalog.versions():
         store[row.number].checkout(Path(sys.argv[2], str(row.number)))
         assert not flush or (torch.tensor([1e-40]) * 1.0).item() == 0.0, "this process does not flush"
 """
