@@ -18,7 +18,7 @@ def example_store(directory: Path) -> ckstore.Store:
     for number, loss in enumerate([3.1, 2.7, 2.8], start=1):
         state = {"model": {"weight": weight * np.float32(1 + number / 1000), "bias": np.zeros(128, np.float32)}}
         store.ingest(state, run="gpt", step=100 * number, metrics={"val_loss": loss})
-    store.compact()
+    store.encode()
     store.tag("gpt@200", "best")
     return store
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from ckstore.tensor import LazyTensor
     from ckstore.transfer.transfer import TransferReport
     from ckstore.version import Version
-    from ckstore.writing.compact import CompactReport
+    from ckstore.writing.compact import EncodeReport
     from ckstore.writing.ingest import IngestReport
     from ckstore.writing.rebase import RebaseReport
     from ckstore.writing.request import IngestOptions
@@ -73,11 +73,11 @@ __version__ = "0.1.0"
 __all__ = [
     "CkstoreError",
     "ClosedError",
-    "CompactReport",
     "ConflictError",
     "Deviation",
     "DiffReport",
     "DiskFullError",
+    "EncodeReport",
     "ForgetReport",
     "FormatVersionError",
     "GcReport",
@@ -123,9 +123,9 @@ __all__ = [
 #: The modules of the names that are not errors. A name is imported on first use: the command line starts here, and an
 #: interrupt before its first line would print a traceback.
 _HOMES = {
-    "CompactReport": "writing.compact",
     "Deviation": "objects.documents",
     "DiffReport": "reading.comparison",
+    "EncodeReport": "writing.compact",
     "ForgetReport": "retention.forget",
     "GcReport": "gc.collect",
     "GradientAccumulator": "integrations.torch",

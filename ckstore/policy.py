@@ -152,7 +152,7 @@ class Policy:
     settings
         For the scheme `dynaquant`, instead of a quality.
     hot
-        Keep the latest N versions of a run unencoded, raw, until `compact` encodes them; 0 encodes all at once. None
+        Keep the latest N versions of a run unencoded, raw, until `encode` encodes them; 0 encodes all at once. None
         keeps `HOT`.
     retention
         The retention of a run's older versions.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ckstore.table import Table
     from ckstore.transfer.transfer import TransferReport
     from ckstore.version import Version
-    from ckstore.writing.compact import CompactReport
+    from ckstore.writing.compact import EncodeReport
     from ckstore.writing.ingest import IngestReport
     from ckstore.writing.rebase import RebaseReport
     from ckstore.writing.request import IngestOptions
@@ -124,7 +124,7 @@ class Store(Mapping[str | int, "Version"]):
         self.close()
 
     def close(self) -> None:
-        """Close the store, after a running background compaction.
+        """Close the store, after a running background encoding.
 
         Examples
         --------
@@ -805,13 +805,13 @@ class Store(Mapping[str | int, "Version"]):
         """
         return other.push(self, versions, run=run, dry_run=dry_run, verify=verify, progress=progress)
 
-    def compact(
+    def encode(
         self,
         versions: Versions | None = None,
         *,
         run: str | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> CompactReport:
+    ) -> EncodeReport:
         """Encode versions that are stored unencoded; values and ids stay.
 
         Parameters
@@ -823,7 +823,7 @@ class Store(Mapping[str | int, "Version"]):
 
         Examples
         --------
-        >>> store.ingest({"weight": np.ones(8)}, run="toy").version.hot, store.compact(run="toy").versions
+        >>> store.ingest({"weight": np.ones(8)}, run="toy").version.hot, store.encode(run="toy").versions
         (True, [4])
         """
         from ckstore.writing.compact import compact

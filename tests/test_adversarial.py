@@ -248,7 +248,7 @@ def test_everything_comes_back(
             store[number].checkout(place / "out", force=True)
             assert sha256(place / "out") == digest
         check_tensors(store, list(digests), recipes, versions, carrier)
-        store.compact()
+        store.encode()
         check_tensors(store, list(digests), recipes, versions, carrier)
         store.rebase([max(digests)])
         store[max(digests)].checkout(place / "out", force=True)
@@ -291,7 +291,7 @@ def test_every_kind_after_every_other_on_the_linear_lattice(directory: Path, dty
                 bits = first_bits(Recipe(dtype, shape, kind, "w", step))
                 write_safetensors(place / "file", {"w": (dtype, shape, bits)})
                 digests[store.ingest(place / "file", step=step).version.number] = sha256(place / "file")
-            store.compact()
+            store.encode()
         lose_catalog(place / "store")
         assert recover(place / "store").problems == []
         with ckstore.open(place / "store", "r") as store:

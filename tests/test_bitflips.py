@@ -71,7 +71,7 @@ def whole() -> Iterator[Whole]:
         store.tag(1, "first")
         store.tag(2, "best")
         store.set_policy(Policy("coarse", quality=2.0), "a")
-        store.compact()
+        store.encode()
         # An old version goes, so that a collection is noted and packs are written again.
         torch.save({"model": {"w": weight}}, directory / "other.pt")
         store.forget([store.ingest(directory / "other.pt", run="c").version.number])

@@ -353,7 +353,7 @@ def test_a_file_that_changes_while_it_is_read(
         source = path.parent / "tree"
         source.mkdir()
         path = path.rename(source / "model.pt")
-    store.compact()  # Coarse versions would be stored against it.
+    store.encode()  # Coarse versions would be stored against it.
     same = unchanged(store)
     begin, hash_version, add = hashing._Reading.__init__, hashing.hash_version, PackWriter.add_values
     changed: list[Path] = []

@@ -76,7 +76,7 @@ def test_the_reader_restores_a_hot_version(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         for step in range(3):
             store.ingest(tmp_path / f"step{step}.pt", run="r", step=step, hot=3)
-        store.compact([1])
+        store.encode([1])
         assert [row.hot for row in store._catalog.versions()] == [False, True, True]
     reader = Reader(tmp_path / "store")
     for number in reader.versions:

@@ -110,7 +110,7 @@ def test_one_convention_selects_versions(store: ckstore.Store, tmp_path: Path) -
     store.ingest({"w": np.zeros(3)}, run="other")
     assert len(store.select()) == 5
     assert [version.step for version in store.select(run="r", keep_last=1, keep_every=20)] == [10]
-    for method in (store.select, store.verify, store.map, store.rebase, store.compact, store.forget, store.thin):
+    for method in (store.select, store.verify, store.map, store.rebase, store.encode, store.forget, store.thin):
         call = (lambda given, run=None: store.map(len, given, run=run)) if method == store.map else method
         call([])
         with pytest.raises(ckstore.UsageError, match="not both"):

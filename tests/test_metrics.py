@@ -98,7 +98,7 @@ def test_metrics_are_read_from_files_of_frameworks(tmp_path: Path) -> None:
             {"eval_loss": 0.125},
         ]
         assert store["best:eval_loss"].number == 3
-        store.compact()
+        store.encode()
         assert store[2].describe()["metrics_from"] == {
             "eval_loss": "trainer_state.json",
             "loss": "trainer_state.json",

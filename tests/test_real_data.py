@@ -53,7 +53,7 @@ def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
     assert len(sources) == len(paths)
     assert store.verify().problems == []
     check(store, sources, directory / "out")
-    store.compact()
+    store.encode()
     store.rebase(max_restore_cost=1.0)
     last = max(sources)
     store.rebase([last])
@@ -86,7 +86,7 @@ def test_a_trained_run(kind: str, directory: Path, request: pytest.FixtureReques
     store = ckstore.init(directory / "store")
     sources = {store.ingest(path, verify=True).version.number: path for path in paths}
     check(store, sources, directory / "out")
-    store.compact()
+    store.encode()
     assert max(store[number].depth for number in sources) > 0
     check(store, sources, directory / "out")
     store.rebase([max(sources)])

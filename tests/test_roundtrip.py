@@ -266,7 +266,7 @@ def test_values_that_move_by_less_than_a_step(directory: Path) -> None:
     store = ckstore.init(directory / "store")
     expected = ingest_all(store, paths)
     check_all(store, expected, directory)
-    store.compact()
+    store.encode()
     check_all(store, expected, directory)
     sizes = [row.stored_bytes for row in store._catalog.versions()]
     assert sizes[-1] < 0.02 * sizes[0]

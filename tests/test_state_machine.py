@@ -109,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def compact(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.digests)))
-        self.store.compact([number])
+        self.store.encode([number])
         assert not self.store[number].hot
 
     @precondition(lambda self: self.digests)
@@ -197,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(ConflictError, match="remove the tag first"):
                 self.store.thin(numbers)
             return
-        self.store.compact(numbers)  # Hot versions are compacted before they are thinned; a dry run does not.
+        self.store.encode(numbers)  # Hot versions are compacted before they are thinned; a dry run does not.
         before = self._files()
         expected = self.store.thin(numbers, dry_run=True)
         assert self._files() == before
@@ -388,7 +388,7 @@ class StoreMachine(RuleBasedStateMachine):
         weights = self._next(self._latest(run), change, 10)
         self.steps += 1
         with suppress(NotFoundError):  # A run without versions.
-            self.store.compact(run=run)  # Compactions on the way would have commits of their own.
+            self.store.encode(run=run)  # Compactions on the way would have commits of their own.
         path = self._file(weights, self.steps)
         seen: list[str] = []
 

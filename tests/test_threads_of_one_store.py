@@ -71,6 +71,6 @@ def test_objects_that_another_ingest_forgets_stay_known(
         assert torch.equal(value, state(1)[name])
     moved = {name: value + 1e-3 for name, value in state(1).items()}
     store.ingest(moved, run="a", step=1)
-    store.compact()
+    store.encode()
     assert store["a@1"].stored_bytes < 0.9 * store["a@0"].stored_bytes
     assert store.verify().problems == []

@@ -78,7 +78,7 @@ def command(
     """List versions, oldest first.
 
     KIND is base (stored in full), delta (stored against other versions) or hot (not encoded yet; see `ckstore
-    compact`). DEPTH is the number of deltas between the version and a base. STORED is the number of bytes that the
+    encode`). DEPTH is the number of deltas between the version and a base. STORED is the number of bytes that the
     version added to the store. COST is the restore cost as a multiple of restoring an exact, full copy. DROPPED lists
     dropped tensors. The first metrics follow.
 

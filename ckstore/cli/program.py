@@ -22,21 +22,21 @@ from ckstore.runtime.address_space import check, limit, too_little
 #: imported on use.
 VERBS = (
     "init", "ingest", "watch", "checkout", "log", "show", "ls", "diff", "tag", "metric", "policy", "stats", "verify",
-    "compact", "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
+    "encode", "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
 )  # fmt: skip
 
 #: Verbs that encode versions; other verbs at most decode.
-_STORING = ("ingest", "watch", "policy", "compact", "thin", "rebase", "warm-up")
+_STORING = ("ingest", "watch", "policy", "encode", "thin", "rebase", "warm-up")
 
 #: Verbs without numerical work.
 _LIGHT = ("init", "log", "tag", "metric", "forget", "completion")
 
 #: Names that other tools give to verbs.
 _SYNONYMS = {
-    "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "delete": "forget", "export": "checkout",
-    "expire": "forget", "fsck": "verify", "history": "log", "info": "show", "list": "log", "load": "checkout",
-    "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget", "save": "ingest",
-    "status": "stats", "versions": "log",
+    "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "compact": "encode", "delete": "forget",
+    "expire": "forget", "export": "checkout", "fsck": "verify", "history": "log", "info": "show", "list": "log",
+    "load": "checkout", "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget",
+    "save": "ingest", "status": "stats", "versions": "log",
 }  # fmt: skip
 
 #: Exit codes of the command line alone.

@@ -43,7 +43,7 @@ def command(
     """Rewrite versions in full, so that they restore faster.
 
     The selected versions, or with --max-restore-cost all versions above it, are stored without deltas, in more bytes.
-    Values do not change; `ckstore compact` does not undo it. `ckstore gc` frees the old deltas. Coarse versions of
+    Values do not change; `ckstore encode` does not undo it. `ckstore gc` frees the old deltas. Coarse versions of
     scheme lc cannot be stored in full: those that still cost more are listed, with exit code 3.
     """
     if not versions and run is None and max_restore_cost is None:

@@ -211,7 +211,7 @@ class Saver:
         The end of the program closes its savers. If a save failed, no later call raised that and its future was not
         queried, the exit status is 1.
 
-        Older versions that are still hot stay so; `ckstore compact` encodes them.
+        Older versions that are still hot stay so; `ckstore encode` encodes them.
 
         Raises
         ------

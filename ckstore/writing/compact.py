@@ -39,8 +39,8 @@ _TRIES = 8
 
 
 @dataclass(slots=True)
-class CompactReport:
-    """Result of a compaction.
+class EncodeReport:
+    """Result of encoding hot versions.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class CompactReport:
     Examples
     --------
     >>> row = store.ingest({"weight": np.ones(8)}, run="toy").version
-    >>> report = store.compact(run="toy")
+    >>> report = store.encode(run="toy")
     >>> report.versions == [row.number], report.after < report.before
     (True, True)
     """
@@ -75,13 +75,13 @@ def due(repository: Repository, run: str | None = None, *, keep: int | None = No
 
 
 @collection_seldom()
-def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Progress | None = None) -> CompactReport:
+def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Progress | None = None) -> EncodeReport:
     """Encode hot versions, each in its own commit. Hot ancestors are encoded first.
 
     Values, content ids and version ids do not change. If the process is killed, each version is hot or encoded.
     `progress` is called with numbers of encoded bytes.
     """
-    report = CompactReport()
+    report = EncodeReport()
     for row in rows:
         for before in _lineage(repository, row.number):
             after = _compact_once(repository, before, progress)

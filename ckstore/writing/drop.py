@@ -55,7 +55,7 @@ def drop(
             # Read the row under the lease: others may have changed or moved the version before.
             row = repository.catalog.version(number)
             if row.hot:
-                raise ConflictError(f"Version {number} is not encoded yet; run `ckstore compact {number}` first.")
+                raise ConflictError(f"Version {number} is not encoded yet; run `ckstore encode {number}` first.")
             version = StoredVersion(repository, row)
             left = _left(version, globs)
             if len(left) == len(version.layout.units):

@@ -175,7 +175,7 @@ def _exact_versions(
         # Read the row under the lease: others may have changed or moved the version before.
         row = repository.catalog.version(number)
         if row.hot and not dry_run:
-            raise ConflictError(f"Version {number} is not encoded yet; run `ckstore compact {number}` first.")
+            raise ConflictError(f"Version {number} is not encoded yet; run `ckstore encode {number}` first.")
         if row.fidelity == "exact":
             StoredVersion(repository, row).check_present()  # Before any version is thinned.
             chosen.append(row)

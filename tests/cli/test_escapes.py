@@ -79,7 +79,7 @@ CALLS: dict[str, list[tuple[object, ...]] | Callable[[Ckstore], list[tuple[objec
     "policy": [("policy", RUN, "--keep-last", 1), ("policy",), ("policy", "--apply"), ("policy", f"{RUN}{EVIL}")],
     "stats": [("stats",), ("stats", "--json")],
     "verify": damaged,
-    "compact": [("compact",)],
+    "encode": [("encode",)],
     "thin": [("thin", RUN, "--dry-run"), ("thin", EVIL)],
     "forget": [("forget", 1, "--dry-run"), ("forget", 1)],
     "gc": [("gc",)],

@@ -60,7 +60,7 @@ def test_a_gc_that_frees_nothing_says_what_holds_the_bytes(ckstore, place: Path)
         weight[0, 0] += 1
     for name, parent in (("base", ()), ("a", ("--parent", "base")), ("b", ("--parent", "base"))):
         ckstore("ingest", f"{name}.pt", "--run", name, *parent)
-        ckstore("compact")
+        ckstore("encode")
     ckstore("forget", "base")
     said = ckstore("gc", "--grace", "0")
     held = ckstore("stats", "--json").json[0]["ledger"]["held"]

@@ -437,7 +437,7 @@ def test_a_source_of_a_hot_coarse_version_stays(tmp_path: Path) -> None:
         [*place, "policy", "--fidelity", "coarse"],
         [*place, "ingest", str(source), "--step", "1"],
         [*place, "ingest", str(source), "--step", "1", "--fidelity", "exact", "--verify", "--delete-source"],
-        [*place, "compact"],
+        [*place, "encode"],
         [*place, "checkout", "main@1", "--output", str(tmp_path / "out")],
     ):
         assert run(arguments) == 0

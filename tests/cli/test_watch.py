@@ -140,7 +140,7 @@ def test_killed_and_started_again(place: Path, delay: float) -> None:
         assert len(out.splitlines()) == 9 - there
     with library.open(place / ".ckstore") as store:
         assert len(store._catalog.versions()) == 9
-        store.compact()
+        store.encode()
         assert store.verify().problems == []
 
 

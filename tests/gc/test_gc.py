@@ -431,7 +431,7 @@ def test_a_damaged_pack_that_recover_left_alone(path: Path) -> None:
 def test_a_catalog_that_is_older_than_the_packs(path: Path, series: list[Path], directory: Path) -> None:
     """One that was put back from a copy does not know the versions since: they are no garbage."""
     with ckstore.open(path) as store:
-        store.compact()
+        store.encode()
     shutil.copy(path / "catalog.sqlite", directory / "old.sqlite")
     with ckstore.open(path) as store:
         store.ingest(series[6], run="a")
@@ -837,7 +837,7 @@ def test_a_pack_and_its_copy_are_both_written_again(
         with ckstore.init(path) as store:
             for number, checkpoint in enumerate(series):
                 store.ingest(checkpoint, run=f"r{number // 3}", hot=1)  # With blobs of the version before.
-            store.compact()
+            store.encode()
             copies = {contents.name: repack(store._repository, contents).pack.name
                       for contents in garbage.plan_for(store._repository, 0.0).rewritten}  # fmt: skip
         assert recover(path).problems == []

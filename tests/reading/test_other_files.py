@@ -87,7 +87,7 @@ def stored(place: Path, paths: list[Path]) -> tuple[int, ckstore.Store]:
     store = ckstore.init(place)
     for path in paths:
         store.ingest(path, run="a")
-    store.compact()
+    store.encode()
     return sum(row.stored_bytes for row in store._catalog.versions()), store
 
 

@@ -40,7 +40,7 @@ def versions(
         torch.save(trees[-1], path / "file.pt")
         store.ingest(path / "file.pt", run="r", step=step, **options)
         draw = draw + 0.01 * torch.randn(shape, generator=generator)
-    store.compact()
+    store.encode()
     return store, trees
 
 

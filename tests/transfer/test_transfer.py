@@ -186,7 +186,7 @@ def test_a_pulled_store_is_rebuilt_and_collected_like_an_ingested_one(
     assert restored(directory / "store", directory / "out") == before
     with ckstore.open(directory / "store") as store:
         assert store.gc(grace=0).bytes == 0
-        store.compact()
+        store.encode()
         store.ingest(state(9), run="gpt", step=9, verify=True, hot=0)
         assert store["gpt@9"].depth > 0, "it is stored against the versions that came"
         assert store.verify().problems == []
@@ -476,13 +476,13 @@ def test_hot_versions_share_encoded_objects_of_the_target(directory: Path) -> No
         assert hot.bytes > 720_000, "both are stored as they are"
         assert other["a@1"].hot
         other.pull(store, ["a@0"])
-        other.compact()
+        other.encode()
         assert not other["a@1"].hot
         assert other.verify().problems == []
     with ckstore.init(directory / "c") as other, ckstore.open(directory / "a", "r") as store:
         _, second = other.pull(store).versions
         assert second.bytes < 400_000, "known objects are not sent"
-        other.compact()
+        other.encode()
         assert other.verify().problems == []
         assert torch.equal(other["a@1"].state_dict()["frozen"], frozen)
 
@@ -523,7 +523,7 @@ def test_objects_that_move_in_the_source_during_a_pull(origin: Path, directory: 
             store[row.number]._stored.layout  # noqa: B018 - every record is known to it
         with ckstore.open(source) as second:
             second.forget(["gpt@0", "gpt@1", "fork@5"])
-            second.compact()
+            second.encode()
             second.rebase(["gpt@6"])
             second.gc(grace=0)
         report = store.push(other, [row.number for row in rows_of(source)])
@@ -539,7 +539,7 @@ def test_versions_that_the_source_compacts_or_forgets_during_a_pull(origin: Path
     with ckstore.open(source, "r") as store, ckstore.init(directory / "store") as other:
         rows = store._catalog.versions("hot") + store._catalog.versions("lc")
         with ckstore.open(source) as second:
-            second.compact()
+            second.encode()
             second.forget(["lc@0"])
             second.gc(grace=0)
         report = transfer(store._repository, other._repository, rows)
@@ -757,7 +757,7 @@ def test_a_compaction_during_the_search_is_no_damage(tmp_path: Path, monkeypatch
     def found(version: Any, *arguments: Any, **options: Any) -> Any:
         if compacting:  # As if the version's manifest had been read after, and its objects before the commit.
             with compacting.pop() as other:
-                other.compact()
+                other.encode()
             raise IntegrityError("Version 1 needs an object that is lost; run `ckstore verify 1`.")
         return find_missing(version, *arguments, **options)
 

@@ -73,7 +73,7 @@ def change(place: Path, act: Callable[[ckstore.Store], Any], *, gc: bool = True)
 
 
 CHANGES: dict[str, Callable[[ckstore.Store], Any]] = {
-    "compact": lambda store: store.compact(),
+    "compact": lambda store: store.encode(),
     "rebase": lambda store: store.rebase(run="a"),
     "forget": lambda store: store.forget(["a@0"]),
     "thin first": lambda store: store.thin(["a@0..a@2"]),

@@ -144,7 +144,7 @@ def test_a_mapped_state_dict(directory: Path) -> None:
         assert torch.equal(second["model"]["weight"], expected["model"]["weight"])
         assert store.verify().problems == []
         store.ingest(state(3), run="r", step=3, hot=1)
-        store.compact(["r@2"])
+        store.encode(["r@2"])
         store.gc(grace=0)
         assert torch.equal(second["model"]["half"], expected["model"]["half"])
         assert str(store["r@2"].state_dict(mmap=True)) == str(expected)
@@ -185,7 +185,7 @@ def test_compaction_equals_an_immediate_ingest(directory: Path) -> None:
             cold.ingest(path, run="r", step=step, hot=0, metrics={"loss": step})
         store.tag("r@1", "best")
         before = store._catalog.versions()
-        report = store.compact()
+        report = store.encode()
         assert report.versions == [row.number for row in before]
         after = store._catalog.versions()
         assert [row.uid for row in after] == [row.uid for row in before]
@@ -201,7 +201,7 @@ def test_compaction_equals_an_immediate_ingest(directory: Path) -> None:
         check(store, paths)
         left = pack_bytes(store.place) - sum(present_packs(store).values())  # In a bucket, for others to read on.
         assert store.gc(grace=0).bytes == left
-        assert store.compact().versions == []
+        assert store.encode().versions == []
     assert recover(directory / "store").problems == []
     with ckstore.open(directory / "store") as store:
         # Costs are those of the model; a recovery computes them again.
@@ -250,7 +250,7 @@ def test_versions_that_share_raw_objects(directory: Path) -> None:
                 for number, run in enumerate(("a", "b", "c")):
                     store.ingest({**state(1), "step": number}, run=run, step=1, hot=1, policy=fidelity)
                 for number in order:
-                    store.compact([number])
+                    store.encode([number])
                     assert store.verify().problems == []
                     for other in store._catalog.versions():
                         if other.hot:
@@ -273,7 +273,7 @@ def test_objects_shared_with_an_encoded_version_stay(directory: Path, fidelity: 
         store.close()
         store = ckstore.open(directory / "store")
     with store:
-        store.compact(run="a")
+        store.encode(run="a")
         assert raw_packs(store) == []
         assert store.verify().problems == []
         assert torch.equal(store["b@1"].state_dict()["model"]["half"], state(1)["model"]["half"])
@@ -292,7 +292,7 @@ def test_the_layout_that_versions_share_is_parsed_once(directory: Path, monkeypa
     with ckstore.init(directory / "store") as store:
         for step, held in enumerate(states):
             store.ingest(held, run="r", step=step, hot=STEPS)
-        store.compact()
+        store.encode()
         assert store.verify().problems == []
         assert len(parsed) == len(set(parsed)) == 1
 
@@ -304,7 +304,7 @@ def test_a_hot_version_under_a_coarse_policy_becomes_coarse(directory: Path) -> 
             row = store.ingest(state(step), run="r", step=step).version
             assert (row.hot, row.fidelity) == (True, "exact")
             cold.ingest(state(step), run="r", step=step, policy="coarse")
-        store.compact()
+        store.encode()
         assert [row.fidelity for row in store._catalog.versions()] == ["coarse"] * 3
         assert raw_packs(store) == []
         for step in range(3):
@@ -334,7 +334,7 @@ def test_a_version_keeps_its_own_budget_with_objects_of_a_larger_one(directory: 
             store.ingest(path, run="r", step=step, hot=hot, max_restore_cost=9)
         weight = {"weight": state(STEPS - 1)["model"]["weight"], "more": torch.ones(3)}
         store.ingest(weight, run="r", step=STEPS, hot=hot, max_restore_cost=1.01)
-        store.compact()
+        store.encode()
         assert store._catalog.versions()[-1].cost <= 1.011
         assert max(row.cost for row in store._catalog.versions()) > 1.1  # The others are as deep as they may be.
         check(store, paths)
@@ -354,7 +354,7 @@ def test_thinning_forgetting_and_freeing_hot_versions(directory: Path) -> None:
         store.gc(grace=0)
         assert len(raw_packs(store)) == 1
         assert store.verify().problems == []
-        store.compact()
+        store.encode()
         assert store.verify().problems == []
         store["r@3"].checkout(directory / "out.pt")
         assert (directory / "out.pt").read_bytes() == paths[3].read_bytes()
@@ -369,7 +369,7 @@ def test_a_flipped_bit_of_a_raw_object_is_found(directory: Path) -> None:
         with pytest.raises(IntegrityError):
             store["r@1"].state_dict()
         with pytest.raises(IntegrityError):
-            store.compact()
+            store.encode()
         assert [row.hot for row in store._catalog.versions()] == [True]
 
 
@@ -381,9 +381,9 @@ def test_a_setting_that_makes_no_sense() -> None:
 _COMPACTS = """
 import sys, ckstore
 with ckstore.open(sys.argv[1]) as store:
-    store.compact([])
+    store.encode([])
     print("begun", flush=True)
-    store.compact()
+    store.encode()
     print("done", flush=True)
 """
 
@@ -427,7 +427,7 @@ def test_killed_while_compacting(hot: tuple[Path, list[Path], float], directory:
         if chance.random() < 0.5:
             opened.gc(grace=0)
             check(opened, paths)
-        opened.compact()
+        opened.encode()
         check(opened, paths)
         assert not any(row.hot for row in opened._catalog.versions())
 
@@ -449,7 +449,7 @@ def test_files_of_all_kinds(directory: Path) -> None:
         store.ingest({"epoch": 1}, run="r", step=10, hot=9)
         assert store["r@10"].state_dict() == {"epoch": 1}
         assert store.verify().problems == []
-        store.compact()
+        store.encode()
         assert store["r@10"].state_dict() == {"epoch": 1}
         assert store.verify().problems == []
         for step, name in enumerate(("model.safetensors", "notes.txt", "arrays.npz")):
@@ -465,7 +465,7 @@ def test_a_store_of_many_small_objects(directory: Path, monkeypatch: pytest.Monk
     with ckstore.init(directory / "store") as store:
         for step in range(3):
             store.ingest({f"{name}": draw(20, 30, seed=name + step) for name in range(50)}, run="r", step=step, hot=3)
-        store.compact()
+        store.encode()
         assert store.verify().problems == []
         for step in range(3):
             loaded = store[f"r@{step}"].state_dict()
@@ -519,7 +519,7 @@ def test_a_concurrently_forgotten_or_compacted_version_is_passed_over(
         for step in range(3):
             store.ingest(state(step), run="a", step=step, hot=9)
         before = getattr(compact_module, place)
-        gone = iter([lambda: other.forget(["a@0"]), lambda: other.compact(["a@1"])])
+        gone = iter([lambda: other.forget(["a@0"]), lambda: other.encode(["a@1"])])
 
         def late(*args: Any, **options: Any) -> Any:
             next(gone, lambda: None)()
@@ -547,7 +547,7 @@ def test_objects_that_another_process_encodes_are_not_encoded_again(
         with Repository(directory / "store") as other:
             for row in rows:
                 Version(StoredVersion(other, row)).state_dict()  # The objects' records are raw ones, for this process.
-            store.compact([row.number for row in rows[:-1]])
+            store.encode([row.number for row in rows[:-1]])
             if moment == "after":  # The other process comes first after the compaction has looked.
                 forget = other.resolver.forget
                 forgotten = iter([lambda: None])
@@ -566,7 +566,7 @@ def test_a_raw_pack_that_gc_rewrote_is_deleted_with_its_last_version(directory: 
         before = raw_packs(store)
         assert store.gc(grace=0).rewritten == 1
         assert raw_packs(store) != before
-        store.compact()
+        store.encode()
         assert raw_packs(store) == []
         assert store._catalog.moved_packs(None) == {}
         assert store.verify().problems == []
@@ -581,7 +581,7 @@ def test_a_version_that_is_compacted_while_another_one_is_thinned(
         for step, path in enumerate(paths):
             store.ingest(path, run="r", step=step, hot=2)
         before = store._catalog.versions()
-        store.compact()
+        store.encode()
         if forgotten:
             store.forget(["r@3"])
             store.gc(grace=0)
@@ -600,7 +600,7 @@ def test_a_version_that_is_described_elsewhere_since_its_row_was_read(directory:
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
         row = store.ingest(path, run="r", step=1, hot=9 if elsewhere == "compacted" else 0).version
         if elsewhere == "compacted":
-            other.compact()
+            other.encode()
         else:
             other.thin([1])
             other.gc(grace=0)
@@ -640,7 +640,7 @@ raise LookupError("the loop is broken")
     with ckstore.open(directory / "store") as store:
         assert [row.step for row in store._catalog.versions()] == [0, 1, 2, 3]
         assert store.verify().problems == []
-        store.compact()
+        store.encode()
         assert store.verify().problems == []
 
 
@@ -676,11 +676,11 @@ def test_a_raw_pack_that_another_compaction_removes_is_passed_over(
         names = store._catalog.raw_packs()
 
         def late() -> list[str]:
-            other.compact(run="a")
+            other.encode(run="a")
             return names
 
         monkeypatch.setattr(store._repository.catalog, "raw_packs", late)
-        assert store.compact(run="b").versions == [2]
+        assert store.encode(run="b").versions == [2]
         assert raw_packs(store) == []
         assert store.verify().problems == []
 

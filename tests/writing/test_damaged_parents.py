@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> Path:
     with ckstore.init(tmp_path / "store") as store:
         for step in range(3):
             store.ingest(state(step), run="a", step=step)
-        store.compact()
+        store.encode()
         assert [row.depth for row in store._catalog.versions()] == [0, 1, 2]
     return tmp_path / "store"
 
@@ -149,6 +149,6 @@ def test_a_lost_ancestor_of_a_parent_in_full(path: Path) -> None:
     with ckstore.open(path) as store:
         row = store.ingest(state(3), run="a", step=3).version
         assert comes_back(store, row.number, 3)
-        store.compact()
+        store.encode()
         assert comes_back(store, row.number, 3)
         assert store["a@3"].depth == 1, "the parent can be decoded, so it is used"

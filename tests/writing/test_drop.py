@@ -246,7 +246,7 @@ def test_versions_without_matching_tensors_are_examined_once(directory: Path, mo
 def test_hot_versions_are_encoded_first(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         store.ingest(state(0), run="a", step=0, hot=3)
-        with pytest.raises(ConflictError, match="ckstore compact 1"):
+        with pytest.raises(ConflictError, match="ckstore encode 1"):
             drop(store._repository, store._catalog.versions(), OPTIMIZER)
         store.ingest(state(1), run="a", step=1, hot=3)
         store.set_policy(Policy(hot=1, retention=Retention(drop=OPTIMIZER, whole_last=1)), "a")

@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[ckstore.Store]:
         for step in range(4):
             opened.ingest({"w": values}, run="a", step=step, max_restore_cost=9)
             values = values + (1e-3 * generator.standard_normal((300, 300))).astype(np.float32)
-        opened.compact()
+        opened.encode()
         assert [row.depth for row in settled(opened)._catalog.versions()] == [0, 1, 2, 3]
         yield opened
 
@@ -143,7 +143,7 @@ def test_a_version_that_was_hot_when_it_was_looked_up(tmp_path: Path) -> None:
         [identity] = store["a@0"]._stored.document.objects
         assert store._repository.resolver.record(identity).kind == "raw"
         with ckstore.open(store.place) as other:
-            other.compact()
+            other.encode()
         assert store.rebase(["a@0"]).objects == 0
         np.testing.assert_array_equal(store["a@0"].state_dict()["w"], values)
 
@@ -160,6 +160,6 @@ def test_a_hot_version_is_read_from_the_object_that_another_has_encoded(tmp_path
         store.rebase()
         for name in ("r@0", "q@1"):
             np.testing.assert_array_equal(store[name].state_dict()["a"], second)
-        store.compact()
+        store.encode()
         np.testing.assert_array_equal(store["r@0"].state_dict()["a"], second)
         assert store.verify().problems == []

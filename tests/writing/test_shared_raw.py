@@ -47,7 +47,7 @@ def test_a_file_in_two_runs_takes_its_bytes_once(directory: Path, file: Path) ->
         assert restores(store, "b@0", file)
         assert store.verify().problems == []
         assert store["b@0"].state_dict(mmap=True)["w"].equal(draw(400, 256))
-        store.compact()
+        store.encode()
         assert raw_packs(store) == []
         assert [row.hot for row in store._catalog.versions()] == [False, False]
         assert store.verify().problems == []
@@ -71,14 +71,14 @@ def test_frozen_layers_of_versions_that_are_all_hot(directory: Path) -> None:
         store.gc(grace=0)
         for step in range(1, 4):
             assert store[f"a@{step}"].state_dict()["frozen"].equal(frozen)
-        store.compact()
+        store.encode()
         assert raw_packs(store) == []
         assert store.verify().problems == []
 
 
 ACTIONS: dict[str, Callable[[ckstore.Store], Any]] = {
-    "compact a": lambda store: store.compact(["a@0"]),
-    "compact b": lambda store: store.compact(["b@0"]),
+    "compact a": lambda store: store.encode(["a@0"]),
+    "compact b": lambda store: store.encode(["b@0"]),
     "forget a": lambda store: store.forget(["a@0"]),
     "gc": lambda store: store.gc(grace=0),
     "recover": lambda store: lose_catalog(store.place),
@@ -104,7 +104,7 @@ def test_each_outlasts_changes_of_the_other(directory: Path, file: Path, names: 
             assert store.verify().problems == [], name
             assert restores(store, "b@0", file), name
     with ckstore.open(directory / "store") as store:
-        store.compact()
+        store.encode()
         store.gc(grace=0)
         assert raw_packs(store) == []
         assert restores(store, "b@0", file)
@@ -118,10 +118,10 @@ def test_the_last_that_needs_a_raw_pack_frees_it(directory: Path, file: Path) ->
         for run in ("b", "c"):
             store.ingest(file, run=run, step=0, hot=9)
         store.forget(["a@0"])
-        store.compact(["b@0"])
+        store.encode(["b@0"])
         assert raw_packs(store) == []
         assert restores(store, "c@0", file)
-        store.compact(["c@0"])
+        store.encode(["c@0"])
         assert store.verify().problems == []
 
 
@@ -141,7 +141,7 @@ def test_a_compaction_that_comes_between(
             if not done:
                 done.append(True)
                 if where == "before it is committed":
-                    other.compact(["a@0"])
+                    other.encode(["a@0"])
                 else:
                     other.ingest(file, run="b", step=0, hot=9)
             return original(self, *arguments, **named)
@@ -150,14 +150,14 @@ def test_a_compaction_that_comes_between(
         if where == "before it is committed":
             store.ingest(file, run="b", step=0, hot=9)
         else:
-            store.compact(["a@0"])
+            store.encode(["a@0"])
         assert not store["a@0"].hot
         assert store["b@0"].hot
         assert restores(store, "b@0", file)
         assert store.verify().problems == []
         store.gc(grace=0)
         assert restores(store, "b@0", file)
-        store.compact()
+        store.encode()
         store.gc(grace=0)
         assert raw_packs(store) == []
         assert restores(store, "b@0", file)
@@ -170,7 +170,7 @@ def test_a_version_that_will_be_coarse_shares_nothing(directory: Path) -> None:
         store.set_policy(Policy("coarse", hot=9), "a")
         for step in range(4):
             store.ingest({"frozen": frozen, "w": draw(20, 256, seed=step)}, run="a", step=step)
-            store.compact([row.number for row in store._catalog.versions()[:-1] if row.hot])
+            store.encode([row.number for row in store._catalog.versions()[:-1] if row.hot])
             assert len(raw_packs(store)) == 1
         assert np.array_equal(store["a@3"]["frozen"][...], frozen)
 
@@ -193,7 +193,7 @@ def test_nothing_is_stored_against_a_hot_ancestor(directory: Path) -> None:
         store.ingest(first, run="r", step=3, hot=1)
         store.thin(["r@3"])
         store.ingest(third, run="r", step=4, hot=0)
-        store.compact(["r@2"])
+        store.encode(["r@2"])
         assert [row.hot for row in store._catalog.versions()] == [False] * 4
         assert store.verify().problems == []
         np.testing.assert_array_equal(store["r@4"]["w"].numpy(), third["w"])
@@ -209,7 +209,7 @@ def test_no_cycle_comes_from_the_compaction_of_a_hot_ancestor(directory: Path) -
             store.ingest(state, run="r", step=step, hot=2)
         store.thin(["r@4"])
         store.ingest(third, run="r", step=5, hot=0)
-        store.compact()
+        store.encode()
         assert not any(row.hot for row in store._catalog.versions())
         assert store.verify().problems == []
         np.testing.assert_array_equal(store["r@5"]["w"].numpy(), third["w"])

@@ -180,7 +180,7 @@ def test_most_of_a_versions_own_bytes_go(gpt_run: list[Path], directory: Path) -
     with ckstore.init(directory / "store") as store:
         for path in gpt_run:
             store.ingest(path, run="gpt")
-        store.compact()
+        store.encode()
         rows = settled(store)._catalog.versions("gpt")
         for row in (rows[-1], rows[2]):
             before = pack_bytes(store.place)
@@ -558,7 +558,7 @@ def test_files_of_every_kind(directory: Path) -> None:
 @pytest.mark.parametrize(("mode", "chosen"), [("r", ["a@3"]), ("a", ["a@0..a@4"]), ("r", ["a@0..a@5", "b"])])
 def test_a_dry_run_predicts_the_report_and_changes_nothing(path: Path, mode: Any, chosen: list[str]) -> None:
     with ckstore.open(path) as store:
-        store.compact()  # The dry run of a hot version is about its unencoded bytes.
+        store.encode()  # The dry run of a hot version is about its unencoded bytes.
     before = contents(path)
     seen: list[str] = []
     with ckstore.open(path, mode) as store:
@@ -596,7 +596,7 @@ def test_a_dry_run_while_a_version_is_compacted(directory: Path, monkeypatch: py
     def late(*arguments: Any) -> None:
         if not compacted:
             with ckstore.open(directory / "store") as other:
-                compacted.append(other.compact().versions)
+                compacted.append(other.encode().versions)
         present(*arguments)
 
     monkeypatch.setattr(StoredVersion, "check_present", late)

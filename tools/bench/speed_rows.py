@@ -210,7 +210,7 @@ def ingest(root: Path, source: Path, fidelity: Fidelity, number: int, *, hot: in
 def compact(root: Path, _: int) -> None:
     """Encode the hot versions but the latest, from opening the store on."""
     with ckstore.open(root) as store:
-        store.compact()
+        store.encode()
 
 
 def check_out(root: Path, number: int, target: Path, _: int) -> None:

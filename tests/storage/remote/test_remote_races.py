@@ -69,7 +69,7 @@ def test_another_mirror_frees_the_base_of_a_compaction(
                 other.gc(grace=0)
 
             once_published(store, monkeypatch, free)
-            store.compact()
+            store.encode()
             assert not store["r@1"].hot
             store.gc(grace=0)
         assert store.verify().problems == []
@@ -331,7 +331,7 @@ def test_mapped_packs_beyond_the_limit_go_and_can_still_be_read(
             reader._repository.packs.mapped(first)
             assert pack_files(reader) == {first, last}
         monkeypatch.setattr(cache_module, "LIMIT", 0)
-        store.compact(["r@0", "r@1"])
+        store.encode(["r@0", "r@1"])
     with ckstore.open(URL, cache=directory / "b") as reader:
         assert not reader._catalog.raw_packs()
         assert pack_files(reader) == {first}

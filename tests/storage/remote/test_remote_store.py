@@ -176,19 +176,19 @@ def test_compactions_delete_raw_packs(
         raw = {name for name in packs_in(server) if name.endswith(".raw.zip")}
         reader._catalog.refresh()
         version = reader["gpt@0"]
-        store.compact(["gpt@0"])
+        store.encode(["gpt@0"])
         assert raw < packs_in(server)
         assert torch.equal(torch.as_tensor(version["model/weight"][:]), torch.as_tensor(state(0)["model"]["weight"]))
         for _ in range(500):
             server.now()
-        store.compact(["gpt@1"])
+        store.encode(["gpt@1"])
         left = raw & packs_in(server)
         assert len(raw - left) == len(raw) // 3
-        store.compact()
+        store.encode()
         for _ in range(500):
             server.now()
         store.tag("gpt@2", "later")  # Whose record tells the time.
-        store.compact()
+        store.encode()
         assert not raw & packs_in(server)
         assert torch.equal(torch.as_tensor(version["model/weight"][:]), torch.as_tensor(state(0)["model"]["weight"]))
         assert torch.equal(
@@ -209,7 +209,7 @@ def test_a_writer_without_permission_to_delete_compacts_all_the_same(
             store.ingest(state(step), run="gpt", step=step, hot=1)
         monkeypatch.setattr(SimulatedBucket, "delete", refuse)
         monkeypatch.setattr(retries_module, "PATIENCE", 0.0)
-        store.compact()
+        store.encode()
         assert not any(row.hot for row in store._catalog.versions())
 
 
@@ -265,7 +265,7 @@ def test_gc_reports_leftovers_of_compactions(server: SimulatedServer, directory:
         for step in range(3):
             store.ingest(state(step), run="gpt", step=step, hot=3)
         raw = {name: len(server.objects[f"packs/{name}"][0]) for name in packs_in(server) if name.endswith(".raw.zip")}
-        store.compact(run="gpt")
+        store.encode(run="gpt")
         predicted = store.gc(dry_run=True)
         assert store.gc() == GcReport()
         report = store.gc(grace=0)
@@ -308,7 +308,7 @@ def test_verify_finds_nothing_wrong_while_versions_are_compacted(
 
             def first(*arguments: Any, real: Any = real, place: str = place, step: int = step) -> Any:
                 monkeypatch.setattr(catalog_check, place, real)
-                store.compact([f"gpt@{step}"])
+                store.encode([f"gpt@{step}"])
                 return real(*arguments)
 
             monkeypatch.setattr(catalog_check, place, first)
@@ -318,7 +318,7 @@ def test_verify_finds_nothing_wrong_while_versions_are_compacted(
         def late(repository: Any, name: str) -> str:
             monkeypatch.setattr(verify_module, "_check_pack", check_pack)
             other._repository.catalog.refresh()
-            other.compact(["gpt@2"])
+            other.encode(["gpt@2"])
             return check_pack(repository, name)
 
         monkeypatch.setattr(verify_module, "_check_pack", late)
@@ -328,7 +328,7 @@ def test_verify_finds_nothing_wrong_while_versions_are_compacted(
             found = after(self, head)
             if head == Head():
                 monkeypatch.setattr(RemoteLog, "after", after)
-                store.compact(["gpt@3"])
+                store.encode(["gpt@3"])
             return found
 
         monkeypatch.setattr(RemoteLog, "after", followed)

@@ -1,4 +1,4 @@
-"""`ckstore compact`: encode versions that are stored as they were written."""
+"""`ckstore encode`: encode versions that are stored as they were written."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ckstore.cli.verb import open_store, verb
 
 
 @verb(
-    ("ckstore compact", "encode all hot versions, after training"),
-    ("ckstore compact --run gpt", "encode the hot versions of a run"),
+    ("ckstore encode", "encode all hot versions, after training"),
+    ("ckstore encode --run gpt", "encode the hot versions of a run"),
     exit_codes=[13],
 )
 @named_options
@@ -22,14 +22,14 @@ def command(ctx: click.Context, versions: tuple[str, ...], run: str | None, as_j
     """Encode hot versions.
 
     An ingest stores a version unencoded (hot), as fast as writing the file. When the next version of the run arrives,
-    the one before is encoded in fewer bytes; the latest stays hot until it is compacted. Values do not change, except
-    under a coarse policy: there encoding makes a version coarse. An interrupt loses nothing.
+    the one before is encoded in fewer bytes; the latest stays hot. Values do not change, except under a coarse policy:
+    there encoding makes a version coarse. An interrupt loses nothing.
     """
     with open_store(ctx, "a") as store:
         chosen = store.select(versions or None, run=run)
         total = sum(version.original_bytes for version in chosen if version.hot)
-        with progress_bar("compact", total, shown=not as_json) as progress:
-            report = store.compact(chosen, progress=progress)
+        with progress_bar("encode", total, shown=not as_json) as progress:
+            report = store.encode(chosen, progress=progress)
     if as_json:
         print_json([{"versions": report.versions, "before": report.before, "after": report.after}])
     elif not report.versions:
