@@ -16,7 +16,7 @@ import torch
 import ckstore
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.objects import units
-from ckstore.objects.layer_parts import layer_parts
+from ckstore.objects.records import layer_parts
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
