@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import IntegrityError
 from ckstore.lineage.release import Layer, to_store_in_full
 from ckstore.objects.documents import VersionDocument
-from ckstore.objects.layer_parts import layer_parts
-from ckstore.objects.records import declared
+from ckstore.objects.records import declared, layer_parts
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import ScannedPack

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.layer_parts import layer_parts
+from ckstore.objects.records import layer_parts
 from ckstore.storage import durable, manifest
 from ckstore.storage.pack import PackEntry, PackInfo, PackWriter, parse_pack_name
 

@@ -21,7 +21,7 @@ from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work, layer, patches
-from ckstore.objects.identity import Lattice
+from ckstore.objects.identity import Lattice, array_name
 from ckstore.objects.units import Unit
 from ckstore.storage.schema import (
     ID,
@@ -478,6 +478,26 @@ def declared(document: Mapping[str, Any], name: str) -> Any:
     """Return a field of a record's document; None if it is absent, or if the kind has none: the schema ignores it."""
     kind = KINDS[document["kind"]]
     return document.get(name) if name in kind.required or name in kind.optional else None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a layer: the record's field with its place, the name of its array, offset and length in the pack."""
+
+    field: str
+    array: str
+    offset: int
+    length: int
+
+
+def layer_parts(record: Mapping[str, Any]) -> list[Part]:
+    """Return the parts of a layer."""
+    name = array_name(record["id"])
+    parts = [Part("at", name, *record["at"])]
+    if (aside := declared(record, "aside")) is not None:
+        offset, *lengths = aside
+        parts.append(Part("aside", f"{name}.aside", offset, sum(lengths)))
+    return parts
 
 
 def record_from_json(document: dict[str, Any], pack: str) -> Record:

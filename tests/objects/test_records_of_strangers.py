@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.layer_parts import layer_parts
-from ckstore.objects.records import declared, record_from_json
+from ckstore.objects.records import declared, layer_parts, record_from_json
 from ckstore.recovery.found_objects import FoundObjects
 
 IDENTITY = "ab" * 20
