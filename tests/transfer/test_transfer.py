@@ -18,7 +18,7 @@ import ckstore
 from ckstore.checking import verify as verify_module
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.objects import units
-from ckstore.objects.records import layer_parts
+from ckstore.objects.records import Codebook, layer_parts
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
