@@ -33,18 +33,17 @@ def command(ctx: click.Context, /, versions: tuple[str, ...], dry_run: bool, as_
     `ckstore gc` frees the bytes that no other version needs.
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
-        # A version that is tagged since is found by the second call.
-        promised = store.forget(versions or None, **selection, dry_run=True)
-        rows = promised.versions if dry_run else store.forget(versions or None, **selection).versions
+        report = store.forget(versions or None, **selection, dry_run=dry_run)
+    rows = report.versions
     if as_json:
         forgotten = [{"version": row.number, "run": row.run, "step": row.step} for row in rows]
-        print_json([{"versions": forgotten, "freed": promised.freed, "dry_run": dry_run}])
+        print_json([{"versions": forgotten, "freed": report.freed, "dry_run": dry_run}])
         return
     for row in rows:
         print_line(f"{name_of(row)} (version {row.number})")
     if not rows:
         print_line("Nothing to do: every version that is named is kept.")
     else:
-        frees = "the bytes that no version needs" if promised.freed is None else size_text(promised.freed)
+        frees = "the bytes that no other version needs" if report.freed is None else size_text(report.freed)
         did, then = ("Would forget", "would free") if dry_run else ("Forgot", "frees")
         print_line(f"{did} {counted(len(rows), 'version')}; `ckstore gc` {then} {frees}.")

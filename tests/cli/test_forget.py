@@ -15,10 +15,12 @@ def steps(ckstore) -> list[int]:
 
 
 def test_versions_and_ranges(ckstore, filled: Path) -> None:
+    predicted = ckstore("forget", "gpt@0..gpt@10", "--dry-run").out
     out = ckstore("forget", "gpt@0..gpt@10").out.splitlines()
     assert out[:2] == ["gpt@0 (version 1)", "gpt@10 (version 2)"]
     frees = ckstore("gc", "--dry-run", "--json").json[0]["bytes"]
-    assert out[2] == f"Forgot 2 versions; `ckstore gc` frees {size_text(frees)}."
+    assert predicted.splitlines()[2] == f"Would forget 2 versions; `ckstore gc` would free {size_text(frees)}."
+    assert out[2] == "Forgot 2 versions; `ckstore gc` frees the bytes that no other version needs."
     assert steps(ckstore) == [20]
     ckstore("checkout", "gpt@20", "-o", "out.pt")
     assert (filled / "out.pt").read_bytes() == (filled / "in" / "step20.pt").read_bytes()

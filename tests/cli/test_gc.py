@@ -22,12 +22,12 @@ def test_gc_frees_forgotten_versions(ckstore, filled: Path) -> None:
     assert ckstore("gc").out == "Nothing to do: no garbage.\n"
     original = (filled / "in" / "step20.pt").stat().st_size
     [planned] = ckstore("forget", "gpt@0", "gpt@10", "--dry-run", "--json").json
-    [promised] = ckstore("forget", "gpt@0", "gpt@10", "--json").json
+    ckstore("forget", "gpt@0", "gpt@10")
     before, files = size(filled), listing(filled / ".ckstore")
     said = ckstore("gc", "--dry-run").out
     assert said.startswith("Would free ")
     [expected] = ckstore("gc", "--dry-run", "--json").json
-    assert planned["freed"] == promised["freed"] == expected["bytes"]
+    assert planned["freed"] == expected["bytes"]
     assert listing(filled / ".ckstore") == files
     [report] = ckstore("gc", "--grace", "0", "--json").json
     assert report["bytes"] == before - size(filled) > 0
