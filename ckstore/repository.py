@@ -145,6 +145,6 @@ class Repository:
         return ObjectReader(self.resolver, self.packs, self.cache_bytes)
 
     def require_writable(self) -> None:
-        """Raise `UsageError` if the store is open for reading only."""
+        """Raise `ReadOnlyError` if the store is open for reading only."""
         if self.mode == "r":
             raise ReadOnlyError("The store is open for reading only; open it with mode='a'.")

@@ -429,6 +429,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.commit.naming import set_policy
 
+        self._repository.require_writable()
         set_policy(self._followed(), policy, run)
 
     def policies(self) -> dict[str, Policy]:
@@ -574,6 +575,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.commit.naming import tag
 
+        self._repository.require_writable()
         tag(self._followed(), self._catalog.resolve(_name_of(version)), name)
 
     def untag(self, name: str) -> None:
@@ -587,6 +589,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.commit.naming import untag
 
+        self._repository.require_writable()
         untag(self._followed(), name)
 
     def set_metrics(
@@ -1100,6 +1103,7 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.writing.request import IngestOptions
 
         batch = Batch(IngestOptions(run=run, verify=delete_source), delete_source)
+        self._repository.require_writable()
         yield from watch(
             self._taking(), _paths(folders), batch, step_from=step_from, settle=settle, poll=poll, once=once,
             stop=stop or threading.Event(),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,3 +79,21 @@ def test_a_closed_store_refuses_calls(place: str, tmp_path: Path, monkeypatch: p
         with pytest.raises(ckstore.UsageError, match=r"^The store is closed; open it again"):
             request()
     store.close()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store: store.ingest({"w": np.ones(4)}), lambda store: list(store.ingest_many([])),
+        lambda store: list(store.watch(".")), lambda store: store.saver("a"), lambda store: store.tag("a@1", "x"),
+        lambda store: store.untag("x"), lambda store: store.set_policy(None),
+        lambda store: store.set_metrics("a@1", {"loss": 1.0}), lambda store: store.forget("a@1"),
+        lambda store: store.encode(), lambda store: store.thin("a@1"), lambda store: store.rebase("a@1"),
+        lambda store: store.retain(), lambda store: store.gc(),
+    ],
+)  # fmt: skip
+def test_a_store_open_for_reading_refuses_to_write(write: Callable[[ckstore.Store], Any], tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": np.zeros(4)}, run="a", step=1)
+    with ckstore.open(tmp_path / "store", mode="r") as store, pytest.raises(ckstore.ReadOnlyError, match="mode='a'"):
+        write(store)

@@ -18,7 +18,7 @@ from ckstore.errors import (
     IntegrityError,
     LockedError,
     NoStoreError,
-    UsageError,
+    ReadOnlyError,
 )
 from ckstore.runtime import forks
 from ckstore.storage import catalog_tables, durable
@@ -145,11 +145,11 @@ class Connection:
         ------
         LockedError
             Another process holds the lock for longer than the timeout.
-        UsageError
+        ReadOnlyError
             The catalog is open for reading.
         """
         if self.mode != "a":
-            raise UsageError(f"{self.path} is open for reading; open the store for writing.")
+            raise ReadOnlyError(f"{self.path} is open for reading; open the store for writing.")
         with self._lock:
             if self._depth:
                 yield

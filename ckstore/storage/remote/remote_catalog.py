@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageError
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, ReadOnlyError
 from ckstore.runtime.lru import Lru
 from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog, recorded
@@ -161,7 +161,7 @@ class RemoteCatalog(Catalog):
                 yield
                 if self._calls:
                     if self._mode == "r":
-                        raise UsageError(f"{self._mirror.url} is open for reading; open the store for writing.")
+                        raise ReadOnlyError(f"{self._mirror.url} is open for reading; open the store for writing.")
                     made = self._log.append(self._head(), self._calls, self._notes, created, lost=lost)
                     self._set_head(made)
             finally:
