@@ -56,7 +56,7 @@ class GcReport:
     Examples
     --------
     >>> store.gc(dry_run=True)
-    GcReport(bytes=0, removed=0, rewritten=0, files=0, versions=0)
+    GcReport(bytes=0, removed=0, rewritten=0, in_full=0, files=0, versions=0)
     """
 
     bytes: int = 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from ckstore.scanning.source import natural
+from ckstore.scanning.opening import natural
 
 from ckstore import init as init_store
 from ckstore import open as open_store

@@ -700,7 +700,7 @@ def test_a_forged_base_does_not_come_along(directory: Path, scheme: Any) -> None
     policy = Policy("exact") if scheme == "exact" else Policy("coarse", scheme=scheme)
     with ckstore.init(directory / "source") as source, ckstore.init(directory / "honest") as honest:
         for step, values in enumerate([weight, moved]):
-            source.ingest({"w": values}, run="a", step=step, policy=policy, hot=0, budget=9)
+            source.ingest({"w": values}, run="a", step=step, policy=policy, hot=0, max_restore_cost=9)
         honest.ingest({"w": other}, run="b", step=0, policy=policy, hot=0)
         [forged] = honest["b@0"]._stored.document.objects
         first, second = (source[f"a@{step}"]._stored.row.pack for step in range(2))
@@ -737,7 +737,7 @@ def test_a_verified_pull_encodes_again_what_is_stored_on_forgotten_versions(dire
     weight = draw(300, 300)
     with ckstore.init(directory / "source") as source, ckstore.init(directory / "target") as target:
         for step in range(7):
-            source.ingest({"w": weight}, run="a", step=step, hot=0, budget=20)
+            source.ingest({"w": weight}, run="a", step=step, hot=0, max_restore_cost=20)
             weight = weight + draw(300, 300, seed=step + 1, scale=1e-7)
         source.forget(["a@1", "a@2", "a@4", "a@5"])
         source.gc(grace=0)
