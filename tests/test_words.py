@@ -19,10 +19,10 @@ PHRASES = re.compile(
 
 #: Globs of each area, and the largest number of phrases in it. A limit may only fall: lower it with the count.
 AREAS = {
-    "code": (["ckstore/**/*.py"], 29),
+    "code": (["ckstore/**/*.py"], 17),
     "tools": (["tools/**/*"], 0),
     "docs": (["docs/**/*.md", "README.md", "CHANGELOG.md"], 5),
-    "tests": (["tests/**/*.py"], 12),
+    "tests": (["tests/**/*.py"], 11),
 }
 
 
