@@ -72,8 +72,17 @@ def test_version(ckstore) -> None:
     [
         (["lgo"], "Unknown verb lgo; did you mean log?"),
         (["zzz"], "Unknown verb zzz; see `ckstore --help`."),
-        (["list"], "Unknown verb list; did you mean log?"),
-        (["restore", "1"], "Unknown verb restore; did you mean checkout?"),
+        *(
+            ([typed], f"Unknown verb {typed}; did you mean {verb}?")
+            for typed, verb in {
+                "list": "log",
+                "restore": "checkout",
+                "add": "ingest",
+                "rm": "forget",
+                "history": "log",
+                "compact": "encode",
+            }.items()
+        ),
         (["log", "--nope"], "No such option"),
         (["log", "-n", "x"], "see `ckstore log --help`."),
         (["show"], "see `ckstore show --help`."),

@@ -46,6 +46,10 @@ def test_refused(ckstore, filled: Path, arguments: list[str], code: int) -> None
     assert ckstore("tag", "--json").json == before
 
 
+def test_swapped_arguments_are_named(ckstore, filled: Path) -> None:
+    assert "name the version first: `ckstore tag gpt@0 first`" in ckstore("tag", "first", "gpt@0", code=2).sentence
+
+
 def test_a_run_and_a_tag_do_not_hide_each_other(ckstore, filled: Path) -> None:
     source = "in/step0.pt"
     assert "choose another tag" in ckstore("ingest", source, "--run", "lora", "--tag", "lora", code=2).sentence
