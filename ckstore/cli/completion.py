@@ -17,7 +17,7 @@ from ckstore.cli.verb import verb
 def command(shell: str) -> None:
     """Print a completion script for a shell.
 
-    SHELL then completes verbs, options, versions, runs and tags.
+    The shell then completes verbs, options, versions, runs and tags.
     """
     from click.shell_completion import get_completion_class
 

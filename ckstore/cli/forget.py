@@ -13,7 +13,7 @@ from ckstore.cli.verb import open_store, option, verb
 
 @verb(
     ("ckstore forget gpt@100 7", "forget two versions"),
-    ("ckstore forget gpt@100..gpt@900 --keep-every 200", "keep one version every 200 steps"),
+    ("ckstore forget gpt@100..gpt@900 --keep-every 200", "keep the first version of each 200 steps"),
     ("ckstore forget --run gpt --keep-last 5 --keep-tagged", "keep the last five and tagged versions of a run"),
     ("ckstore forget --run gpt --keep-last 5 --dry-run", "preview"),
     exit_codes=[12, 13],
@@ -26,9 +26,9 @@ def command(ctx: click.Context, /, versions: tuple[str, ...], dry_run: bool, as_
     """Remove versions from the store, for good.
 
     A forgotten version cannot be restored, even before `ckstore gc`: only another ingest of its files brings its
-    content back. A range A..B selects versions of one run by step,
-    both ends included; a range between two numbers selects by number. --keep-last and --keep-every count within each
-    run. If a selected version is tagged, nothing is forgotten; --keep-tagged leaves tagged versions out.
+    content back. A range A..B selects versions of one run by step, both ends included; a range between two numbers
+    selects by number. --keep-last and --keep-every count within each run. If a selected version is tagged, nothing is
+    forgotten; --keep-tagged leaves tagged versions out.
 
     `ckstore gc` frees the bytes that no other version needs.
     """

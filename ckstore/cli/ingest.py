@@ -80,9 +80,9 @@ def command(
     """Store checkpoints as versions of a run.
 
     Each PATH, a file or a directory, becomes one version. Files of torch, safetensors, NumPy, Keras, flax and llama.cpp
-    are stored with their tensors, any other file as opaque bytes. Several PATHs are stored by step: the step in the
-    contents if it differs among them, else the number that differs among the names. PATHs without a step come last, by
-    name. If one fails, the others are still stored.
+    are stored tensor by tensor, any other file as opaque bytes. Several PATHs are stored in order of step: the step
+    recorded in the files or, if all record the same one, the number that varies in their names. PATHs without a step
+    come last, by name. If one fails, the others are still stored.
 
     Numbers such as val_loss in a checkpoint become metrics of its version; --metric adds others.
     """

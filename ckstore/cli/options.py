@@ -64,7 +64,7 @@ selection_options = with_all(
     option("--keep-last N", "Keep the last N of the selected versions.", type=click.IntRange(min=1)),
     option(
         "--keep-every STEPS",
-        "Keep the first selected version of each STEPS steps: for 100, of steps 0 to 99, 100 to 199, and so on.",
+        "Keep one selected version per STEPS steps, the first: for 100, of steps 0 to 99, 100 to 199, and so on.",
         type=click.IntRange(min=1),
     ),
     option("--keep-tagged", "Keep the selected versions that are tagged."),
@@ -117,17 +117,17 @@ ingest_options = with_all(
         "--metric NAME=VALUE", "Add a metric, for a single PATH.", name="metrics", multiple=True, callback=metrics_of
     ),
     option("--replace", "Replace the version at the same run and step."),
-    option("--verify", "Decode and compare each version before it becomes visible."),
+    option("--verify", "Decode each version and compare it with its input before it becomes visible."),
     option("--force", "Store refused inputs: damaged files as opaque bytes, several checkpoints as one version."),
     option(
         "--max-restore-cost X",
-        "Limit the cost of a restore, as a multiple of restoring a full copy; larger takes fewer bytes.  [default: 2]",
+        "Limit the cost of a restore, as a multiple of a full copy's; a higher limit saves bytes.  [default: 2]",
         type=click.FloatRange(min=1.0),
     ),
     policy_options,
     option(
         "--max-degradation X",
-        "Use the smallest lossy setting whose --eval is at most X worse.  [default: 5%]",
+        "Store as coarsely as the result of --eval is at most X worse.  [default with --eval: 5%]",
         callback=_part,
     ),
     option(

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 @option("--exact-best METRIC:min|max", "Also keep the version with the lowest or highest METRIC exact.", multiple=True)
 @option(
     "--drop GLOB",
-    "Drop matching tensors of older versions, for good: their files cannot be restored then, other tensors stay exact. "
-    "Needs --whole-last or --exact-last.",
+    "Drop matching tensors of older versions, for good: the original files cannot be restored then, other tensors stay"
+    " exact. Needs --whole-last or --exact-last.",
     multiple=True,
 )
 @option(
@@ -84,15 +84,16 @@ def command(
 ) -> None:
     """Show or set fidelity and retention of a run, or of the store.
 
-    For a new version the first of these counts: the options of its ingest, the policy of its RUN, the policy of the
-    store. Without any of them, a new version is exact. Older versions are kept, unless a policy thins them (see
+    A new version follows the first of these that is set: the options of its ingest, the policy of its RUN, the policy
+    of the store. Without any of them, a new version is exact. Older versions are kept, unless a policy thins them (see
     `ckstore thin`), drops tensors of them or forgets them. Every ingest of the run applies its policy, even one that
-    stores nothing new; --apply does so now. Garbage is collected when it is worth it. The latest N versions are the N
-    highest steps and the N last ingested.
+    stores nothing new; --apply does so now. `ckstore gc` runs by itself once a tenth of the bytes can be freed. Both
+    the N highest steps and the N most recently ingested versions count as the latest N.
 
-    Tagged versions, versions that another run continues, and those of --exact-best never change. --exact-every only
-    keeps versions exact: --keep-last forgets them unless --keep-every keeps them. The retention options (--exact-*,
-    --keep-*, --drop, --whole-last) are set together: an omitted one is removed. --drop takes globs as in `ckstore ls`.
+    Policies never change tagged versions, versions that another run continues, and the best by --exact-best.
+    --exact-every only keeps versions exact: --keep-last forgets them unless --keep-every keeps them. The retention
+    options (--exact-*, --keep-*, --drop, --whole-last) are set together: to set one removes the others that are not
+    given. --drop takes globs as in `ckstore ls`.
     """
     policy = policy_of(given)
     said = any(given.values())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @verb(
-    ("ckstore rebase --max-restore-cost 1.5", "restore any version at 1.5 times the cost of a full one"),
+    ("ckstore rebase --max-restore-cost 1.5", "restore any version at no more than 1.5 times the cost of a full one"),
     ("ckstore rebase best", "store one version in full"),
     ("ckstore rebase --run gpt --max-restore-cost 1.2 --dry-run", "preview"),
     exit_codes=[3, 13],
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @named_options
 @option(
     "--max-restore-cost X",
-    "Maximal restore cost, as a multiple of a full restore.  [default: store the versions in full]",
+    "Rewrite only versions that cost more than X full restores, down to X.  [default: store the versions in full]",
     type=click.FloatRange(min=1),
 )
 @option("--dry-run", "Change nothing; report the objects to rewrite.")
@@ -42,9 +42,10 @@ def command(
 ) -> None:
     """Rewrite versions in full, so that they restore faster.
 
-    The selected versions, or with --max-restore-cost all versions above it, are stored without deltas, in more bytes.
-    Values do not change; `ckstore encode` does not undo it. `ckstore gc` frees the old deltas. Coarse versions of
-    scheme lc cannot be stored in full: those that still cost more are listed, with exit code 3.
+    The selected versions are stored without deltas, in more bytes. With --max-restore-cost, only as many objects are,
+    of the selected or of all versions, as each version needs to cost at most that. Values do not change, and later
+    versions are stored as deltas as before. `ckstore gc` frees the old deltas. Coarse versions of scheme lc cannot be
+    stored in full: those that still cost more are listed, with exit code 3.
     """
     if not versions and run is None and max_restore_cost is None:
         raise UsageError(

@@ -18,7 +18,7 @@ from ckstore.policy import QUALITY
         "ckstore thin gpt@100..gpt@900 --keep-every 200 --dry-run",
         "preview freed bytes and errors",
     ),
-    ("ckstore thin gpt@100..gpt@900 --keep-every 200", "keep one exact version every 200 steps"),
+    ("ckstore thin gpt@100..gpt@900 --keep-every 200", "keep the first version of each 200 steps exact"),
     ("ckstore thin --run gpt --keep-last 5 --keep-tagged", "keep the last five and tagged versions of a run exact"),
     exit_codes=[12, 13],
 )
@@ -35,13 +35,14 @@ from ckstore.policy import QUALITY
 def command(
     ctx: click.Context, /, versions: tuple[str, ...], quality: float, dry_run: bool, as_json: bool, **selection: Any
 ) -> None:
-    """Make versions coarse, for good.
+    """Make exact versions coarse: round their values.
 
-    The selected versions become coarse: weights come back rounded, by some percent of their root mean square, and the
-    moments of an optimiser only roughly. --dry-run prints the errors before anything changes, and `ckstore show`
-    afterwards. All other versions stay exact. To undo it, ingest the original files again with --fidelity exact: the
-    version gets a new number. If a selected version is tagged, nothing is thinned; --keep-tagged leaves tagged versions
-    out. A range A..B selects versions of one run.
+    The selected versions become coarse: weights come back rounded, by a few percent of their root mean square, and the
+    moments of an optimiser only roughly. --dry-run prints the errors before anything changes; `ckstore show` prints
+    them afterwards. All other versions stay exact. The store cannot undo it, even before `ckstore gc`: only another
+    ingest of the original files with --fidelity exact brings the exact values back, under a new number. If a selected
+    version is tagged, nothing is thinned; --keep-tagged leaves tagged versions out. A range A..B selects versions of
+    one run.
 
     `ckstore gc` frees the bytes.
     """
