@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from ckstore.scanning.opening import natural
 
 from ckstore import init as init_store
 from ckstore import open as open_store
@@ -20,6 +19,7 @@ from ckstore.cli.program import run
 from ckstore.commit.naming import set_policy
 from ckstore.intake.intake import Intake
 from ckstore.policy import Policy
+from ckstore.scanning.opening import natural
 from tests.checkpoints import listing, moving, sha256
 
 from .conftest import checkpoint
