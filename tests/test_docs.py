@@ -341,7 +341,7 @@ def test_the_reference_of_errors_is_complete():
         if isinstance(kind, type) and issubclass(kind, errors.CkstoreError):
             assert re.search(rf"\| `{kind.__name__}` \| `{kind.kind}` \| {kind.exit_code} \|", text), kind
     for code, meaning in EXIT_CODES.items():
-        assert f"| {code} | {meaning} |" in text
+        assert f"\n* {code}: {meaning}\n" in text
 
 
 def _public() -> Iterator[tuple[str, Any]]:

@@ -51,7 +51,7 @@ def rooms(name: str) -> list[str]:
 
 
 def test_the_map_has_every_room_with_its_level_and_its_sentence() -> None:
-    shown = re.findall(r"^\| (\d+) \| `([\w/]+)` \| (.+) \|$", PAGE, re.MULTILINE)
+    shown = re.findall(r"^\* (\d+) `([\w/]+)`: (.+)$", PAGE, re.MULTILINE)
     there = [
         (str(level), room, sentence(ROOT / room))
         for level, names in enumerate(layers(), 1)

@@ -74,10 +74,11 @@ def reference() -> str:
         lines += _function(f"ckstore.{name}{signature(function)}", function)
     for name in _CLASSES:
         lines += _class(name, classes[name], 2, signed=name in ("Policy", "Retention", "Search"))
-    lines += ["## Reports and records", ""]
+    lines += ["## Reports and records", "", "Examples of reports are at the methods that return them.", ""]
     for name in rest:
-        lines += _class(name, classes[name], 3, signed=name == "GradientAccumulator")
-    lines += ["## Errors", "", f"{', '.join(f'`ckstore.{name}`' for name in errors)}: see [errors](errors.md).", ""]
+        made = name == "GradientAccumulator"
+        lines += _class(name, classes[name], 3, signed=made, shown=made)
+    lines += ["## Errors", "", "`ckstore.CkstoreError` and its kinds, also in `ckstore`: see [errors](errors.md).", ""]
     lines += [
         "## Integrations",
         "",
@@ -125,6 +126,7 @@ def _class(
     level: int,
     *,
     signed: bool = False,
+    shown: bool = True,
 ) -> Iterator[str]:
     yield from (f"{'#' * level} {name}", "")
     if signed:
@@ -134,7 +136,8 @@ def _class(
         same = {each for each, _ in _attributes(getattr(ckstore, _LIKE[name]))} - inside
         shared = ", ".join(f"`{each}`" for each, _ in _attributes(kind) if each in same)
         inside |= same
-    yield from _body(inspect.getdoc(kind) or "", () if signed else ("Parameters",), inside)
+    hidden = () if signed else ("Parameters",)
+    yield from _body(inspect.getdoc(kind) or "", hidden if shown else (*hidden, "Examples"), inside)
     yield from (_item(each, meaning) for each, meaning in _properties(kind) if each not in inside)
     yield ""
     if name in _LIKE:
@@ -162,10 +165,10 @@ def _body(
     summary, sections = _sections(doc)
     yield from (_text(summary), "")
     for title, text in sections.items():
+        if title in hidden:
+            continue
         if title == "Examples":
             yield from ("```pycon", _example(text.strip()), "```", "")
-        elif title in hidden:
-            continue
         elif title in ("Notes", "References"):
             yield from (_text(text), "")
         elif title == "Raises":

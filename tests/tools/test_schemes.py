@@ -246,7 +246,7 @@ class Short(Bench):
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ("cnn", "| QD-compressor | weights |"),
+        ("cnn", "| QD-compressor | "),
         ("interrupted", "| DynaQuant, searched | 1 |"),
         ("rework", "| SCAR, a tenth |"),
         ("ablation", "| residual network | 16 | last third |"),

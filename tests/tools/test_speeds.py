@@ -51,7 +51,7 @@ def figures(section: Section) -> Iterator[list[float]]:
     """All figures of a section's tables: low, median and high where they are given, else one number."""
     for _, *rows in section.tables:
         for cell in (cell for row in rows for cell in row[1:]):
-            found = re.fullmatch(r"(?:1/)?(-?[\d.,]+)(?: \(([\d.,]+) to ([\d.,]+)\))?(?: (?:x|s|ms|%))?", cell)
+            found = re.fullmatch(r"(?:1/)?(-?[\d.,]+)(?: \(([\d.,]+)–([\d.,]+)\))?(?: (?:x|s|ms|%))?", cell)
             if found:
                 median, *ends = (float(text.replace(",", "")) for text in found.groups() if text)
                 yield [ends[0], median, ends[1]] if ends else [median]
@@ -149,8 +149,8 @@ def test_spread_and_ratio() -> None:
     assert Spread.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Spread(2.0, 3.0, 4.0)
     assert str(Spread.of([2.0])) == "2.00"
     mine, theirs = [Timing(1.0, 1.0), Timing(2.0, 3.0)], [Timing(3.0, 1.0), Timing(2.0, 1.0)]
-    line = dict(zip(COMPARED, compared("A", mine, "B", theirs, 10**9, 4.0), strict=True))
-    assert line["ratio"] == "2.00 (1.50 to 2.50) x"  # round by round, not median over median
+    line = dict(zip(COMPARED, compared("A", mine, theirs, 10**9, 4.0), strict=True))
+    assert line["ratio"] == "2.00 (1.50–2.50)"  # round by round, not median over median
     assert line["CPU s/GB"] == "2.00"
     assert line["stored"] == "1/4.00"
 

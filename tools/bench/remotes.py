@@ -30,8 +30,6 @@ _WRITERS, _SECONDS = (1, 8), 10.0
 
 _URL = "s3://models/measured"
 
-_LINK = "Simulated link: 30 ms a request (a ranged read is one), 100 MB/s in all. Seconds include local computation."
-
 
 @dataclass(frozen=True)
 class _Cost:
@@ -121,8 +119,9 @@ def restores(bench: Bench) -> Section:
             table.append([fidelity + note, *cells, f"{whole / (spent.seconds - opening):.2f}x"])
         link.close()
     about = (
-        f"Checkpoints of {nbytes / 1e6:.0f} MB. {_LINK} `torch.load` fetches the file at the link's speed first."
-        " *Parent cached*: the machine has restored the version before. Seconds are medians."
+        f"Checkpoints of {nbytes / 1e6:.0f} MB. Simulated link: 30 ms a request (a ranged read is one), 100 MB/s in "
+        "all. Seconds include local computation. `torch.load` fetches the file at the link's speed first. *Parent "
+        "cached*: the machine has restored the version before. Seconds are medians."
     )
     return Section("In a bucket: restores", about, [table, sizes])
 
@@ -145,7 +144,7 @@ def _restored(link: _Link, number: int, before: Sequence[int] = ()) -> tuple[Any
 def writers(bench: Bench) -> Section:
     """Measure the commits of one writer and of several."""
     bench.report("writers to a bucket")
-    about = f"Each writer commits tiny versions to its own run, without a pause, from its own mirror. {_LINK}"
+    about = "Each writer commits tiny versions to its own run, without a pause, from its own mirror over that link."
     head = ["writers", "commits a second", "requests a commit"]
     return Section("In a bucket: writers", about, [[head, *(_commits(bench, count) for count in _WRITERS)]])
 

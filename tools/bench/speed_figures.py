@@ -18,7 +18,7 @@ from typing import Self
 _PACKAGES = ("numba", "numpy", "torch")
 
 #: The columns that `compared` fills.
-COMPARED = ["measurement", "GB/s", "CPU s/GB", "stored", "against", "ratio"]
+COMPARED = ["measurement", "GB/s", "CPU s/GB", "stored", "ratio"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Spread:
     def __str__(self) -> str:
         if self.low == self.high:
             return digits(self.median)
-        return f"{digits(self.median)} ({digits(self.low)} to {digits(self.high)})"
+        return f"{digits(self.median)} ({digits(self.low)}\N{EN DASH}{digits(self.high)})"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ class Section:
 def compared(
     name: str,
     mine: Sequence[Timing],
-    against: str,
     theirs: Sequence[Timing],
     nbytes: int,
     shrinks: float | None = None,
@@ -76,8 +75,8 @@ def compared(
     ----------
     name, mine
     The measured operation, and its timings.
-    against, theirs
-        The contender, and its timings in the same rounds.
+    theirs
+        Timings of the contender in the same rounds.
     nbytes
         Size of the checkpoint.
     shrinks
@@ -85,7 +84,7 @@ def compared(
     """
     ratios = [other.seconds / own.seconds for own, other in zip(mine, theirs, strict=True)]
     stored = "" if shrinks is None else f"1/{digits(shrinks)}"
-    return [name, *_rate(mine, nbytes), stored, against, f"{Spread.of(ratios)} x"]
+    return [name, *_rate(mine, nbytes), stored, str(Spread.of(ratios))]
 
 
 def _rate(timings: Sequence[Timing], nbytes: int) -> tuple[str, str]:

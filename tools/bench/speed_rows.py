@@ -67,9 +67,9 @@ def storing(bench: Bench) -> Section:
     rows = [COMPARED]
     for name, found in timings.items():
         shrinks = size / sizes[name] if name in sizes else _shrinks(stores[HOT if name == COMPACT else name])
-        rows.append(compared(name, found[1:], SAVE, saves[1:], size, shrinks))
+        rows.append(compared(name, found[1:], saves[1:], size, shrinks))
         if name in stores:
-            rows.append(compared(f"{name}, first version", found[:1], SAVE, saves[:1], first))
+            rows.append(compared(f"{name}, first version", found[:1], saves[:1], first))
     for name, store in stores.items():
         store.close()
         shutil.rmtree(roots[name])
@@ -80,7 +80,7 @@ def storing(bench: Bench) -> Section:
         "Each round stores the next version of the run. `ingest`: open the store, then read, hash, encode, pack, "
         "sync and commit a file. `live ingest`: `store.ingest(state_dict)` in a process that has ingested the parent. "
         "*Hot*: stored unencoded, as a training loop waits for it. `compaction` encodes the hot version before it. "
-        "*stored*: bytes left, as a part of the original. *ratio*: speed over that of `torch.save` of the state dict.",
+        "*stored*: bytes left, as a part of the original. *ratio*: speed over that of `torch.save, fsync`.",
         [rows],
     )
 
@@ -130,13 +130,12 @@ def restoring(bench: Bench) -> Section:
     rows = [COMPARED]
     for name, found in timings.items():
         against = COPY if name in (CHECKOUT, HOT_CHECKOUT) else LOAD
-        rows.append(compared(name, found, against, timings[against], size))
+        rows.append(compared(name, found, timings[against], size))
     return Section(
         "Restoring",
-        "The version with the longest chain, including the time to open the store: as a synced file (`checkout`, "
-        "against `cp`), or as tensors in memory (`state_dict`, against `torch.load`; safetensors maps the file and "
-        "reads nothing). The hot version is the latest of a run. Coarse versions come from a run ingested with "
-        "fidelity coarse.",
+        "The version with the longest chain, including the time to open the store: as a synced file (`checkout`), or "
+        "as tensors in memory (`state_dict`; safetensors maps the file and reads nothing). *ratio*: speed over that "
+        "of `torch.load`, of checkouts over that of `cp`. The hot version is the latest of a run.",
         [rows],
     )
 

@@ -22,7 +22,6 @@ INTRODUCTION = """\
 LC-Checkpoint and Inshrinkerator (DynaQuant) in ckstore, compared with ckstore's own lattices, other baselines and the
 papers, on small runs of `tools/train`. `tools/bench/schemes --write` writes this page.
 
-
 * *residual network*: 2.8 million parameters on scikit-learn's digits, SGD with momentum, 60 epochs to a plateau of
   96.5 % accuracy, a checkpoint an epoch; gradients by `ckstore.GradientAccumulator`. *Lost*: the lost part of the
   accuracy on 397 other digits.
@@ -36,7 +35,7 @@ evaluation is at most 5 % worse, as in Inshrinkerator's paper. QD-compressor, Ch
 alone, to the fewest levels that achieve this (`tools/fidelity/baselines.py`). The others have their defaults.
 
 A verdict is given where the run could have missed the figure: another scheme or setting misses it, and training had not
-reached a plateau. Everywhere else it is *none*.
+reached a plateau, after which few levels change. Everywhere else it is *none*.
 
 Papers: [LC] Chen et al., *On Efficient Constructions of Checkpoints*, ICML 2020. [I] Agrawal et al.,
 *Inshrinkerator*, SoCC 2024, arXiv 2306.11800v3."""
@@ -110,17 +109,16 @@ _ORDER = ("exact", "lattice", "lc", "dynaquant 1", "dynaquant, s", "QD", "Check"
 def whole(rows: list[Row]) -> str:
     """Return the table of a run kept by every scheme."""
     lines = []
-    for row in _ordered(rows):
+    for row in sorted(_ordered(rows), key=lambda row: row["part"] != "weights"):
         each = row["original"] / len(row["added"])
         late = row["added"][-(len(row["added"]) // 3) :]
         lines.append([
-            _name(row["scheme"]), "weights" if row["part"] == "weights" else "all",
+            _name(row["scheme"]) + ", all" * (row["part"] != "weights"),
             f"{row['original'] / row['total']:.1f}x", f"{each / statistics.mean(late):.1f}x",
             f"{each / min(row['added']):.0f}x", percent(statistics.mean(row["lost"])), percent(max(row["lost"])),
         ])  # fmt: skip
-    head = ["scheme", "of", "whole run", "last third", "best version", "lost, mean", "worst version"]
-    table = _table(head, sorted(lines, key=lambda line: line[1], reverse=True), text=2)
-    return f"{table}\n\n{NOTES[rows[0]['run']]}"
+    head = ["scheme; weights, or all", "whole run", "last third", "best version", "lost, mean", "worst version"]
+    return f"{_table(head, lines)}\n\n{NOTES[rows[0]['run']]}"
 
 
 def interrupted(rows: list[Row]) -> str:
@@ -297,7 +295,7 @@ def shown(rows: dict[str, list[Row]]) -> str:
                 verdict = "reached" if _meets(row, most, least, best) else "not reached"
                 if verdict == "reached" and (run == "cnn" or not missed):
                     verdict = papers.NOT_JUDGED
-                target = f"every version within {most:.1%}"
+                target = f"{most:.1%}"
                 target += f", {least:g}x" * bool(least) + f", best version {best:g}x" * bool(best)
                 name = f"{_name(row['scheme'])}, {_RUNS[run]}, {'weights' if part == 'weights' else 'all'}"
                 ratio, peak = _ratios(row)
@@ -308,7 +306,7 @@ def shown(rows: dict[str, list[Row]]) -> str:
         judged("gpt", part, "lc", 0.005)
         judged("gpt", part, str(SEARCHED), TOLERANCE, 20)
         judged("cnn", part, str(SEARCHED), TOLERANCE, 35, 100)
-    return _table(["run", "levels; coder", "target", "figure", "verdict"], lines, text=5)
+    return _table(["run", "levels; coder", "target, every version within", "figure", "verdict"], lines, text=5)
 
 
 def _ratios(row: Row) -> tuple[float, float]:

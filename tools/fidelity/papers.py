@@ -13,10 +13,8 @@ Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 
 _SHORT = "0.8 million bytes of text instead of 30 billion tokens."
-_PLATEAU = "After the plateau few levels change."
 _RESTORED = "The paper's peaks follow restores from compressed versions; this run has none."
 _COUNTED = "[I]; [I], counted"
-_EASY = "No scheme misses it on this run."
 
 #: Shown where the run could not have missed the figure.
 NOT_JUDGED = "none"
@@ -36,17 +34,17 @@ WHOSE = """\
 Columns *levels; coder* name the author of each as here, *counted* where a coder has no decoder and its bits are added
 up. A star: second moments are on ckstore's lattices, as of LC-Checkpoint and DynaQuant in all runs with AdamW.
 
-| scheme | levels | coder | everything else |
-| --- | --- | --- | --- |
-| ckstore's lattices | ckstore's | ckstore's | exact |
-| LC-Checkpoint | [LC]'s buckets for weights and first moments; ckstore splits those of first versions and of merged \
-changes in four | ckstore's | second moments and tensors below 65,536 elements on ckstore's lattices |
-| DynaQuant | [I]'s partition and k-means for weights and first moments | ckstore's, of differences of levels, without \
-[I]'s rearrangement and run lengths | the same |
-| QD-compressor | its paper's, their number searched as in [I] | Huffman codes, counted | exact |
-| Check-N-Run, GOBO | their papers', searched likewise | indices of a fixed width, counted | exact |
-| ExCP | its paper's | four bits and LZMA | first weights exact |
-| SCAR, TOPN | float32 | none | old values |"""
+Each line names levels; coder; everything else:
+
+* ckstore's lattices: ckstore's; ckstore's; exact
+* LC-Checkpoint: [LC]'s buckets for weights and first moments (ckstore splits those of first versions and of merged
+  changes in four); ckstore's; second moments and tensors below 65,536 elements on ckstore's lattices
+* DynaQuant: [I]'s partition and k-means for weights and first moments; ckstore's, of differences of levels, without
+  [I]'s rearrangement and run lengths; the same
+* QD-compressor: its paper's, their number searched as in [I]; Huffman codes, counted; exact
+* Check-N-Run, GOBO: their papers', searched likewise; indices of a fixed width, counted; exact
+* ExCP: its paper's; four bits and LZMA; first weights exact
+* SCAR, TOPN: float32; none; old values"""
 
 
 def whose(scheme: str, part: str = "weights", run: str = "gpt") -> str:
@@ -165,7 +163,7 @@ def _sizes(rows: Rows) -> Iterator[Figure]:
             f"2 bits reach {ratio:.1f}x of weights, but lose up to {lost:.1%}.",
         )  # fmt: skip
     for run, model, paper, differs in (
-        ("cnn", "residual network for ResNet-152", 39.09, _PLATEAU),
+        ("cnn", "residual network for ResNet-152", 39.09, ""),
         ("gpt", "GPT for GPT-2 Medium", 29.81, _SHORT),
     ):
         found = _one(rows, run, scheme=str(SEARCHED), part="weights")
@@ -176,7 +174,7 @@ def _sizes(rows: Rows) -> Iterator[Figure]:
             names = whose("dynaquant")
             ratio = found["original"] / found["total"]
             yield Figure(f"[I] whole run, {model}", names, paper, ratio, differs, could_miss=could_miss)
-            differs = _PLATEAU if run == "cnn" else _RESTORED
+            differs = "" if run == "cnn" else _RESTORED
             yield Figure(f"[I] best version, {model}", names, 100, best, differs, could_miss=could_miss)
 
 
@@ -188,7 +186,7 @@ def _coding(rows: Rows) -> Iterator[Figure]:
         yield Figure(
             f"[I] run lengths over Huffman alone, {name}", _COUNTED, 28 / 25, huffman / runs,
             "Halfway a quarter of the weights change their level between versions, so that runs are short."
-            if gpt else _PLATEAU, could_miss=gpt,
+            if gpt else "", could_miss=gpt,
         )  # fmt: skip
         yield Figure(
             f"[I] rearranged over run lengths, {name}", _COUNTED, 39 / 28, runs / rearranged,
@@ -208,10 +206,10 @@ def _failures(rows: Rows) -> Iterator[Figure]:
                 lost.setdefault(row["scheme"], []).append(1 - row["accuracy"] / exact[row["seed"]])
         if ours := lost.get(str(SEARCHED)):
             could_miss = max(map(statistics.mean, lost.values())) > paper
-            seeds = f"{len(ours)} seeds; one digit is 0.25 %." if len(ours) > 1 else "One seed."
+            seeds = f"{len(ours)} seeds." if len(ours) > 1 else "One seed."
             yield Figure(
                 f"[I] lost by {count} failures, residual network", whose("dynaquant", "all", "cnn"), paper,
-                statistics.mean(ours), seeds if could_miss else f"{seeds} {_EASY}", True,
+                statistics.mean(ours), seeds, True,
                 confidence(ours) if len(ours) > 1 else 0.0, could_miss,
             )  # fmt: skip
 
