@@ -74,17 +74,17 @@ def test_reported_versions_exist_and_nothing_is_left(number: int) -> None:
         )  # fmt: skip
         assert program.stdout is not None
         process = int(program.stdout.readline().split()[1])
-        if number % 3:
-            assert program.stdout.readline().startswith("done")  # Else before anything is.
+        # A third of the kills may come before anything is durable.
+        first = [program.stdout.readline()] if number % 3 else []
         time.sleep(chance.uniform(0, 1.5))
         os.kill(chance.choice([program.pid, process]), signal.SIGKILL)
-        said = program.communicate(timeout=50)[0].splitlines()
+        said = first + program.communicate(timeout=50)[0].splitlines()
         assert program.returncode  # Without its saver's process a program ends with an error.
         until = time.monotonic() + 10
         while not is_gone(process):
             assert time.monotonic() < until
             time.sleep(0.01)
-        done = {int(line.split()[1]) for line in said} | ({0} if number % 3 else set())
+        done = {int(line.removeprefix("done ")) for line in said}  # Not in order: callbacks come from two threads.
         with ckstore.open(directory / "store") as store:
             steps = {row.step for row in store._catalog.versions()}
             assert done <= steps
