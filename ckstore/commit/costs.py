@@ -10,8 +10,10 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.storage.catalog import Catalog, VersionRow
 
-#: Restore cost, as a multiple of a full restore, depth, and stored bytes, by number of the version.
-Costs = Mapping[int, tuple[float, int, int]]
+#: Restore cost, as a multiple of a full restore, depth, and stored bytes: of the version with each number, now and in
+#: the row that they replace.
+Cost = tuple[float, int, int]
+Costs = Mapping[int, tuple[Cost, Cost]]
 
 
 def update_costs(repository: Repository) -> None:
@@ -24,27 +26,27 @@ def present_costs(repository: Repository, rows: Sequence[VersionRow]) -> Costs:
 
     It reads every manifest: call it outside of a transaction.
     """
-    found = {}
+    found: dict[int, tuple[Cost, Cost]] = {}
     for row in rows:
         try:
             version = StoredVersion(repository, row)
-            current = *restore_cost(version), stored_bytes(version)
+            current: Cost = (*restore_cost(version), stored_bytes(version))
         except IntegrityError:
             continue  # A version with lost objects keeps its old values; `verify` reports it.
-        if current != (row.cost, row.depth, row.stored_bytes):
-            found[row.number] = current
+        if current != cost_in(row):
+            found[row.number] = current, cost_in(row)
     return found
 
 
 def write_costs(catalog: Catalog, costs: Costs) -> None:
-    """Write restore costs, depths and sizes into the catalog; skip versions that were forgotten."""
+    """Write restore costs, depths and sizes into the catalog, except where others have written others since."""
     if not costs:
         return
 
     def change() -> None:
-        present = {row.number for row in catalog.versions()}
-        for number, (cost, depth, stored) in costs.items():
-            if number in present:
+        present = {row.number: cost_in(row) for row in catalog.versions()}
+        for number, ((cost, depth, stored), former) in costs.items():
+            if present.get(number) == former:
                 catalog.update_version(number, cost=cost, depth=depth, base=depth == 0, stored_bytes=stored)
 
     catalog.commit(change)
@@ -57,6 +59,11 @@ def own_bytes(version: StoredVersion, objects: Iterable[str]) -> int:
     return sum(
         record.nbytes for record in records if resolver.manifest(record.pack).document["number"] == version.row.number
     )
+
+
+def cost_in(row: VersionRow) -> Cost:
+    """Return what a row of the catalog says."""
+    return row.cost, row.depth, row.stored_bytes
 
 
 def restore_cost(version: StoredVersion, objects: Iterable[str] | None = None) -> tuple[float, int]:

@@ -15,10 +15,13 @@ from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage.pack import PackWriter
 
 
-def store_in_full(repository: Repository, identities: Iterable[str], versions: Sequence[int]) -> int:
+def store_in_full(
+    repository: Repository, identities: Iterable[str], versions: Sequence[int], most: int | None = None
+) -> int:
     """Store objects of these versions in full, in one commit; return the bytes that it added.
 
-    `gc` frees the superseded objects. The caller holds a lease.
+    If they take more than `most` bytes, nothing is committed, and the result is 0. The caller holds a lease. `gc` frees
+    the superseded objects.
     """
     reader = repository.reader
     with PackWriter(repository.path, "encoded") as pack:
@@ -29,7 +32,10 @@ def store_in_full(repository: Repository, identities: Iterable[str], versions: S
                 writer.put(encoded)
         with Change(repository, writer) as change:
             change.finish()
+            added = sum(pack.bytes for pack in change.packs)
+            if most is not None and added > most:
+                return 0
             # The cost of a version without deltas does not change.
             costs = present_costs(repository, [row for row in repository.catalog.versions() if row.depth > 0])
             change.commit_again({"change": "rebase", "versions": list(versions)}, costs=costs)
-            return sum(pack.bytes for pack in change.packs)
+            return added

@@ -32,6 +32,9 @@ _PAUSE = 0.05
 
 _PURPOSE = "gc"
 
+#: Bytes that objects stored in full may take beyond their prediction, for the pack around them.
+_SLACK = 1 << 14
+
 
 @dataclass(slots=True)
 class GcReport:
@@ -105,6 +108,7 @@ class _Collection:
         self._told: set[str] = set()
         # Objects that were stored in full, and their bytes.
         self._in_full = self._added = 0
+        self._may_store_in_full = True
 
     def run(self) -> GcReport:
         """Plan, copy and commit until nothing changes in between."""
@@ -137,7 +141,7 @@ class _Collection:
                 plan = plan_for(self._repository, self._grace, [copy.pack for copy, _ in self._copies.values()])
                 if not rewriting:
                     plan.rewritten = []
-                elif plan.survey.in_full and not self._in_full:
+                elif plan.survey.in_full and self._may_store_in_full:
                     self._store_in_full(plan)
                     continue
                 self._copy(plan)
@@ -183,8 +187,12 @@ class _Collection:
         return f"{others[0].purpose}, process {others[0].pid} on {others[0].host}" if others else None
 
     def _store_in_full(self, plan: GcPlan) -> None:
-        """Store objects in full; the next plan frees those of forgotten versions that they were stored against."""
+        """Store objects in full; the next plan frees those of forgotten versions that they were stored against.
+
+        Nothing is stored if it takes more bytes than predicted, does not fit on the disk, or needs damaged objects.
+        """
         began = time.monotonic()
+        self._may_store_in_full = False
         resolver = self._repository.resolver
         places = plan.survey.in_full.items()
         chosen = {resolver.manifest(pack).record(slot).id for pack, slots in places for slot in slots}
@@ -192,12 +200,15 @@ class _Collection:
             versions = [
                 row.number for row in plan.state.versions if not chosen.isdisjoint(resolver.document(row).objects)
             ]
-            self._added = store_in_full(self._repository, chosen, versions)
-            self._in_full = len(chosen)
+            most = plan.survey.added + plan.survey.added // 10 + _SLACK
+            self._added = store_in_full(self._repository, chosen, versions, most)
+            self._in_full = len(chosen) if self._added else 0
+        except DiskFullError:
+            pass
         except (ConflictError, IntegrityError, NotFoundError):
-            if State.of(self._repository) == plan.state:
-                raise
-            resolver.forget()  # Another process has changed a version since.
+            # Another process has changed a version since, or an object is damaged, which `verify` reports.
+            self._may_store_in_full = State.of(self._repository) != plan.state
+            resolver.forget()
         self._deadline += time.monotonic() - began
 
     def _copy(self, plan: GcPlan) -> None:

@@ -22,7 +22,7 @@ from ckstore.errors import CkstoreError, ConflictError, InputError, NotFoundErro
 from ckstore.intake.removable import Removable
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Address, Repository
-from ckstore.retention.retain import retain
+from ckstore.retention.retain import note_changes, retain
 from ckstore.runtime import compiling
 from ckstore.scanning.folder import propose
 from ckstore.scanning.opening import tree_size
@@ -166,6 +166,8 @@ class Intake:
             self.check_run(run, batch)
             if name is not None:
                 check_tag_is_no_run(repository.catalog, name, run)
+            if self._compactor is not None:
+                self._compactor.take_changed(run)  # Changes of earlier ingests are not this batch's.
         stored: list[VersionRow] = []
         each = self.store_all(inputs, batch, progress) if executor is None else _spread(
             executor, repository.address, inputs, batch, progress
@@ -191,16 +193,13 @@ class Intake:
         """Apply the policies of some runs; log effects, and errors since the new versions are stored."""
         for run in sorted(set(runs)):
             try:
-                reports = [retain(self.repository, run)]
+                report = retain(self.repository, run)
             except CkstoreError as error:
                 _log.warning("Older versions of run %s remain unchanged: %s", run, error)
                 continue
-            if self._compactor is not None:
-                reports += self._compactor.take_reports(run)
-            forgotten, thinned, dropped = (
-                {row.number for report in reports for row in getattr(report, name)}
-                for name in ("forgotten", "thinned", "dropped")
-            )
+            changed = {} if self._compactor is None else self._compactor.take_changed(run)
+            note_changes(changed, report)
+            forgotten, thinned, dropped = changed["forgotten"], changed["thinned"], changed["dropped"]
             counts = {"forgot": forgotten, "thinned": thinned - forgotten, "dropped tensors of": dropped - forgotten}
             if done := [f"{verb} {len(numbers)}" for verb, numbers in counts.items() if numbers]:
                 _log.info("The policy of run %s %s of its older versions.", run, ", ".join(done))

@@ -57,13 +57,13 @@ class StoredChunks:
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
-        self._indexes: Lru[tuple[str, int], Index] = Lru(_INDEXES)
+        self._indexes: Lru[tuple[str, int, int, int], Index] = Lru(_INDEXES)
 
     def index(self, record: Record) -> Index:
         """Return (offset, length) in the record's data for each chunk; None if nothing is stored of it."""
         if record.chunks == 1 and not isinstance(record, Patches):
             return [(0, record.length) if record.length else None]
-        key = (record.pack, record.offset)
+        key = (record.pack, record.offset, record.length, record.chunks)  # Records of a hostile pack may overlap.
         return self._indexes.get(key) or self._indexes.put(key, self._read_index(record))
 
     def _read_index(self, record: Record) -> Index:

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from ckstore.errors import CkstoreError
 from ckstore.repository import Repository
-from ckstore.retention.retain import RetainReport, retain
+from ckstore.retention.retain import Changed, note_changes, retain
 from ckstore.runtime import forks
 from ckstore.writing.compact import compact, due
 
@@ -60,7 +60,7 @@ class Compactor:
         self._thread: threading.Thread | None = None
         self._compacting = threading.Lock()
         self._retaining = threading.Lock()
-        self._reports: dict[str, list[RetainReport]] = {}
+        self._changed: dict[str, Changed] = {}
         self._may_go_on = threading.Event()
         self._may_go_on.set()
 
@@ -90,10 +90,10 @@ class Compactor:
                 self._thread = threading.Thread(target=self._work, name="ckstore-compactor", daemon=True)
                 self._thread.start()
 
-    def take_reports(self, run: str) -> list[RetainReport]:
+    def take_changed(self, run: str) -> Changed:
         """Return what the thread has changed in a run by its policy since the last call, after its running step."""
         with self._retaining:
-            return self._reports.pop(run, [])
+            return self._changed.pop(run, {})
 
     def close(self, *, finish: bool = True) -> None:
         """Wait for the running compaction, or abort it; other versions stay hot."""
@@ -143,7 +143,7 @@ class Compactor:
                     compact(self._opened, rows[:1], progress=self._step)
                 with self._retaining:
                     retained = retain(self._opened, run, progress=self._step)
-                    self._reports.setdefault(run, []).append(retained)
+                    note_changes(self._changed.setdefault(run, {}), retained)
                 if rows or retained.thinned or retained.dropped or retained.freed:
                     self._repository.resolver.forget()  # Objects were moved.
             except _GivenUp:

@@ -92,6 +92,16 @@ class RetainReport:
     freed: int = 0
 
 
+#: Numbers of the versions that policies have forgotten, thinned and dropped tensors of.
+Changed = dict[str, set[int]]
+
+
+def note_changes(changed: Changed, report: RetainReport) -> None:
+    """Add the versions of a report."""
+    for name in ("forgotten", "thinned", "dropped"):
+        changed.setdefault(name, set()).update(row.number for row in getattr(report, name))
+
+
 def due(
     rows: Sequence[VersionRow], retention: Retention, *, kept: Collection[int] = (), hot: Collection[int] = ()
 ) -> Due:

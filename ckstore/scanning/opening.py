@@ -27,7 +27,8 @@ _STEPS = ("step", "epoch")
 _DIGITS = re.compile(r"([0-9]+)")
 #: Words for parts of one checkpoint, before their numbers.
 _PARTS = re.compile(
-    r"(?<![a-z])(?:rank|shard|part|consolidated|rng|[dmpt]p|zero|fsdp|node|worker|device|gpu)s?(?![a-z])|-of-",
+    r"(?<![a-z])(?:rank|shard|part|consolidated|rng|[dmpt]p|zero|fsdp|node|worker|device|gpu|layer|stage"
+    r"|block|expert|encoder|decoder|actor|critic|lora|adapter|head|fold|member|ensemble|model)s?(?![a-z])|-of-",
     re.IGNORECASE,
 )
 #: Minimal share of common tensor names for two files to belong to one model.
@@ -170,7 +171,8 @@ def _open_directory(path: Path, *, force: bool, is_one: bool) -> ScannedVersion:
 def _refuse_series(path: Path, version: ScannedVersion) -> None:
     """Raise `InputError` if the names of a directory's files differ in a number as those of a run do.
 
-    Parts of one checkpoint differ in tensors, have the same step, are named after ranks, or are accompanied by others.
+    Parts of one checkpoint differ in tensors, have the same step, are named after ranks or modules, are accompanied by
+    others, or are only two and say no step.
     """
     files = [file for file in version.files if "/" not in file.path]
     if is_marked(file.path for file in files) or named_step(path.resolve().name) is not None:
@@ -182,7 +184,9 @@ def _refuse_series(path: Path, version: ScannedVersion) -> None:
     for group in groups.values():
         names = [tensor_names(file) for file in group]
         steps = {_step_of(file) for file in group}
-        if len(group) > 1 and all(are_alike(names[0], other) for other in names) and (len(steps) > 1 or None in steps):
+        alone = len(group) > 2 and len(group) == sum(bool(tensor_names(file)) for file in version.files)
+        is_series = alone if None in steps else len(steps) > 1
+        if is_series and all(are_alike(names[0], other) for other in names):
             raise several_error(path, sorted((file.path for file in group), key=natural))
 
 

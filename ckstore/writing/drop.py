@@ -106,7 +106,7 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
     cost, depth = restore_cost(StoredVersion(repository, row), document.objects)
     own = row.stored_bytes - bytes_again(repository, before.objects)
     stored = max(own - own_bytes(version, set(before.objects) - set(document.objects)), 0)
-    costs = {row.number: (cost, depth, stored + bytes_again(repository, document.objects))}
+    costs = {row.number: ((cost, depth, stored + bytes_again(repository, document.objects)), (cost, depth, stored))}
     summary = {**before.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}
     document = replace(document, summary=summary)
     with (

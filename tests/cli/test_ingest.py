@@ -86,7 +86,7 @@ def test_a_folder_of_several_checkpoints_says_so(ckstore, place: Path) -> None:
     ("names", "steps", "several"),
     [
         (["s1.pt", "s2.pt", "s10.pt"], [None] * 3, True),
-        (["weights.01-1.20.pt", "weights.02-0.90.pt"], [None] * 2, True),
+        (["weights.01-1.20.pt", "weights.02-0.90.pt", "weights.03-0.80.pt"], [None] * 3, True),
         (["net_1.pt", "net_2.pt"], [100, 200], True),
         (["net_1.pt", "net_2.pt"], [100, 100], False),
         (["rank0.pt", "rank1.pt"], [None] * 2, False),
@@ -94,6 +94,18 @@ def test_a_folder_of_several_checkpoints_says_so(ckstore, place: Path) -> None:
         (["consolidated.00.pth", "consolidated.01.pth"], [None] * 2, False),
         (["s1.pt", "s2.pt", "config.json"], [None] * 3, False),
         (["ema.pt", "raw.pt"], [None] * 2, False),
+        (["G1.pth", "G2.pth"], [None] * 2, False),
+        (["expert0.pt", "expert1.pt", "expert2.pt"], [None] * 3, False),
+        (
+            [
+                "layer_00-model_00-model_states.pt",
+                "layer_01-model_00-model_states.pt",
+                "layer_02-model_00-model_states.pt",
+            ],
+            [None] * 3,
+            False,
+        ),
+        (["base.pt", "d0.pt", "d1.pt", "d2.pt"], [None] * 4, False),
     ],
 )
 def test_files_of_a_run_are_told_from_parts_of_one_checkpoint(

@@ -20,7 +20,8 @@ import torch
 import zarr
 
 import ckstore
-from ckstore.errors import IntegrityError, LockedError, UsageError
+from ckstore.commit.in_full import store_in_full
+from ckstore.errors import DiskFullError, IntegrityError, LockedError, UsageError
 from ckstore.gc import collect as module
 from ckstore.gc import plan as garbage
 from ckstore.gc import reachability
@@ -119,6 +120,31 @@ def test_needed_bytes_are_not_freed(store: ckstore.Store) -> None:
     for dry_run in (True, False):
         assert store.gc(grace=0, dry_run=dry_run) == GcReport()
     assert listing(store.place) == before
+
+
+@pytest.mark.parametrize("error", [DiskFullError, IntegrityError, None])
+def test_a_gc_that_cannot_store_in_full_frees_the_rest(
+    path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch, error: type[Exception] | None
+) -> None:
+    """The disk is full, an object is damaged, or objects take more than predicted."""
+
+    def failing(repository: Any, identities: Any, versions: Any, most: int) -> int:
+        if error is not None:
+            raise error("no")
+        files = listing(path)
+        assert store_in_full(repository, identities, versions, 1) == 0
+        assert listing(path) == files
+        return 0
+
+    with ckstore.open(path) as store:
+        monkeypatch.setattr(module, "store_in_full", failing)
+        store.forget(["a@0..a@2"])
+        assert store.gc(dry_run=True).in_full > 0
+        before = pack_bytes(path)
+        report = store.gc(grace=0)
+        assert before - pack_bytes(path) == report.bytes > 0
+        assert report.in_full == 0
+    check(path, series, ["a@3", "a@4", "a@5", "b@6"])
 
 
 @pytest.mark.parametrize(
