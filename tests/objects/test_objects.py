@@ -161,6 +161,18 @@ def test_shard_indexes_are_dropped_beyond_a_limit(tmp_path: Path, monkeypatch: p
     assert [stored.index(record) for record in records] == first
 
 
+def test_records_of_a_hostile_pack_that_begin_at_one_place_have_indexes_of_their_own(tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"a": np.arange(600_000, dtype=np.float32)}, run="a", step=0)
+        [identity] = store["a@0"]._stored.document.objects
+        record = store._repository.resolver.record(identity)
+        stored = StoredChunks(store._repository.packs)
+        assert record.chunks > 2
+        assert len(stored.index(record)) == record.chunks
+        with pytest.raises(IntegrityError):
+            stored.index(replace(record, count=2 * record.chunk))
+
+
 def test_dropped_chunks_no_longer_count() -> None:
     cache = ChunkCache(1 << 16)
     for number in range(2000):

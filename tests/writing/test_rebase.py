@@ -62,6 +62,18 @@ def test_stored_bytes_follow(store: ckstore.Store) -> None:
     assert store._catalog.versions() == after
 
 
+def test_costs_that_others_have_written_since_stay(store: ckstore.Store) -> None:
+    catalog = store._catalog
+    catalog.update_version(3, cost=7.0)
+    catalog.update_version(4, cost=8.0)
+    found = costs.present_costs(store._repository, catalog.versions())
+    assert set(found) == {3, 4}
+    catalog.update_version(4, cost=9.0)
+    costs.write_costs(catalog, found)
+    assert catalog.version(3).cost < 2
+    assert catalog.version(4).cost == 9.0
+
+
 def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs of a long run take long: every manifest is decoded. Versions forgotten in between stay forgotten."""
     restore_cost, taken = costs.restore_cost, []
