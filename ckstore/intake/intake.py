@@ -167,7 +167,7 @@ class Intake:
             if name is not None:
                 check_tag_is_no_run(repository.catalog, name, run)
             if self._compactor is not None:
-                self._compactor.take_changed(run)  # Changes of earlier ingests are not this batch's.
+                self._compactor.forget_changed(run)  # Those of earlier ingests are not this batch's.
         stored: list[VersionRow] = []
         each = self.store_all(inputs, batch, progress) if executor is None else _spread(
             executor, repository.address, inputs, batch, progress

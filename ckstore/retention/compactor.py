@@ -90,6 +90,10 @@ class Compactor:
                 self._thread = threading.Thread(target=self._work, name="ckstore-compactor", daemon=True)
                 self._thread.start()
 
+    def forget_changed(self, run: str) -> None:
+        """Leave out of `take_changed` the changes so far; do not wait for the running step."""
+        self._changed.pop(run, None)
+
     def take_changed(self, run: str) -> Changed:
         """Return what the thread has changed in a run by its policy since the last call, after its running step."""
         with self._retaining:
