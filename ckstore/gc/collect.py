@@ -203,13 +203,15 @@ class _Collection:
             most = plan.survey.added + plan.survey.added // 10 + _SLACK
             self._added = store_in_full(self._repository, chosen, versions, most)
             self._in_full = len(chosen) if self._added else 0
+            self._deadline += time.monotonic() - began
         except DiskFullError:
             pass
         except (ConflictError, IntegrityError, NotFoundError):
             # Another process has changed a version since, or an object is damaged, which `verify` reports.
-            self._may_store_in_full = State.of(self._repository) != plan.state
+            # Writers on other machines may change one again each time, so the attempts end with the patience.
+            changed = State.of(self._repository) != plan.state
+            self._may_store_in_full = changed and time.monotonic() < self._deadline
             resolver.forget()
-        self._deadline += time.monotonic() - began
 
     def _copy(self, plan: GcPlan) -> None:
         """Rewrite packs, and delete copies that only an earlier plan needed."""
