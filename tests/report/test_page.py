@@ -1,0 +1,238 @@
+"""The page of a report: the file, and its picture in a browser.
+
+Browsers are driven by playwright, where it and Chromium are installed; `CKSTORE_CHROMIUM` names another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore.report.page import page
+from tests.report.synthetic import contents, finding
+
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!-- &amp; \u2028 \ud800 🦆"
+
+CHROMIUM = os.environ.get("CKSTORE_CHROMIUM") or shutil.which("chromium") or ""
+
+#: A browser that is root's, has no screen, and asks nobody for anything.
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+def embedded(document: str) -> dict[str, Any]:
+    [block] = re.findall(r'<script type="application/json" id="contents">(.*?)</script>', document)
+    found: dict[str, Any] = json.loads(block)
+    return found
+
+
+def hostile() -> dict[str, Any]:
+    found = contents((HOSTILE, "gpt"), tensors=6, versions=3)
+    found |= {"title": HOSTILE, "store": HOSTILE, "metric": HOSTILE}
+    for run in found["runs"]:
+        run["tensors"][0]["path"] = HOSTILE
+        run["tensors"][3]["dtype"] = HOSTILE
+        run["findings"] = [finding(HOSTILE, "error", 0)]
+        for version in run["versions"]:
+            version["tags"] = [HOSTILE]
+            version["metrics"] = {HOSTILE: version["number"]}
+    return found
+
+
+def test_text_of_the_store_stays_in_the_block_of_json() -> None:
+    document = page(hostile())
+    assert document.count("<img") == 0
+    assert document.isascii() or HOSTILE not in document
+    assert embedded(document)["runs"][0]["name"] == HOSTILE
+    before, block, after = document.partition('<script type="application/json" id="contents">')
+    assert block
+    assert "owned" not in before + after.partition("</script>")[2]
+
+
+def test_the_policy_allows_the_page_its_own_scripts_and_styles_alone() -> None:
+    document = page(contents())
+    [policy] = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', document)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    for rule, tag in (("script-src", "script"), ("style-src", "style")):
+        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", document, re.DOTALL)
+        assert rules[rule].split() == [
+            f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts
+        ]  # fmt: skip
+        assert len(texts) == 2
+    assert not re.search(r"\b(?:src|href)=", re.sub(r"<script.*?</script>", "", document, flags=re.DOTALL))
+
+
+def test_measures_keep_five_digits() -> None:
+    given = contents(tensors=3, versions=2)
+    odd = np.array([np.nan, np.inf, -np.inf, 0, 1.2345678, -9.87654e-38], "<f4")
+    given["runs"][0]["values"] = {
+        "norm": b64encode(odd.tobytes()).decode(),
+        "bits": b64encode(odd[::-1].tobytes()).decode(),
+    }
+    values = embedded(page(given))["runs"][0]["values"]
+    planes = np.frombuffer(zlib.decompress(b64decode(values["packed"])), np.uint8).reshape(3, -1)
+    bits = sum(plane.astype("<u4") << 8 * (place + 1) for place, plane in enumerate(planes))
+    assert values["keys"] == ["norm", "bits"]
+    np.testing.assert_allclose(np.asarray(bits, "<u4").view("<f4"), np.concatenate([odd, odd[::-1]]), rtol=2e-5)
+
+
+def test_a_report_on_thirty_versions_of_200_weights_and_their_moments_is_below_a_megabyte() -> None:
+    assert len(page(contents(tensors=600, versions=30))) < 1_000_000
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pages are not drawn")
+    if not CHROMIUM:
+        pytest.skip("Chromium is not installed: pages are not drawn")
+    with api.sync_playwright() as playwright:
+        program = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield program
+        finally:
+            program.close()
+
+
+@contextmanager
+def drawn(
+    program: Any, directory: Path, given: dict[str, Any], width: int = 1280, theme: str = "light"
+) -> Iterator[Any]:
+    """Open the page of contents; it must log no error and request nothing but itself."""
+    file = directory / "report.html"
+    file.write_text(page(given), encoding="utf-8")
+    tab = program.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
+    seen: list[str] = []
+    tab.on("console", lambda message: seen.append(message.text))
+    tab.on("pageerror", lambda error: seen.append(str(error)))
+    tab.on("request", lambda request: seen.append(request.url))
+    tab.goto(file.as_uri())
+    tab.wait_for_selector("html[data-drawn]", timeout=60_000)
+    yield tab
+    assert set(seen) == {file.as_uri()}
+    tab.close()
+
+
+def sections(tab: Any) -> list[str]:
+    found: list[str] = tab.eval_on_selector_all("section", "all => all.map(one => one.id)")
+    return found
+
+
+ALL = ["findings", "metrics", "layers", "selected", "optimiser", "storage", "lineage", "tensors"]
+
+
+def test_pages_fit_both_widths_and_themes(tmp_path: Path) -> None:
+    given = contents(("gpt", "gpt-with-a-" + "long-" * 30 + "name", "c"), tensors=60)
+    backgrounds = set()
+    with browser() as program:
+        for width in (1280, 400):
+            for theme in ("light", "dark"):
+                with drawn(program, tmp_path, given, width, theme) as tab:
+                    assert tab.evaluate("document.documentElement.scrollWidth") == width
+                    assert sections(tab) == ALL
+                    backgrounds.add(tab.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+                    assert tab.locator(".uplot").count() == 7
+                    assert tab.locator("canvas.heat").count() == 3
+    assert len(backgrounds) == 2
+
+
+def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
+    with browser() as program, drawn(program, tmp_path, hostile()) as tab:
+        assert tab.locator("img").count() == 0
+        assert tab.title().startswith("</script><img")
+        assert tab.locator("h1").get_attribute("title").startswith("</script><img")
+        for press in ("findings .link", "tensors tbody .link"):
+            tab.locator(f"#{press}").first.click()
+        assert tab.locator("img").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (contents(tensors=0, versions=0), ["findings", "layers", "tensors"]),
+        (contents(tensors=0, versions=3), ["findings", "metrics", "layers", "storage", "lineage", "tensors"]),
+        (contents(tensors=9, versions=1), [*ALL[:-2], "tensors"]),
+    ],
+    ids=["nothing", "no tensors", "one version"],
+)
+def test_little_is_drawn_too(tmp_path: Path, given: dict[str, Any], shown: list[str]) -> None:
+    with browser() as program, drawn(program, tmp_path, given) as tab:
+        assert sections(tab) == shown
+
+
+def test_versions_without_numbers_are_drawn(tmp_path: Path) -> None:
+    given = contents(tensors=9, versions=3)
+    for run in given["runs"]:
+        empty = b64encode(np.full((9, 3), np.nan, "<f4").tobytes()).decode()
+        run["values"] = dict.fromkeys(run["values"], empty)
+        run["histograms"] = []
+        for version in run["versions"]:
+            version |= {"step": None, "metrics": {"loss": "NaN"}}
+    with browser() as program, drawn(program, tmp_path, given) as tab:
+        assert sections(tab) == ["findings", "layers", "storage", "lineage", "tensors"]
+        assert "no numbers" in tab.locator("#layers").inner_text()
+
+
+def test_tensors_are_chosen_by_pointer_keyboard_and_finding(tmp_path: Path) -> None:
+    given = contents(tensors=60)
+    given["runs"][0]["findings"] = [finding("It did not move.", "warning", 9)]
+    with browser() as program, drawn(program, tmp_path, given) as tab:
+        chips = tab.locator("#selected .chips button")
+        assert chips.count() == 1  # That of the finding.
+        tab.locator("canvas.heat").click(position={"x": 200, "y": 8})
+        assert chips.count() == 2
+        tab.locator("canvas.heat").focus()
+        for key in ("ArrowDown", "ArrowRight", "Enter"):
+            tab.keyboard.press(key)
+        assert chips.count() == 3
+        assert "relative change" in tab.locator("#layers [aria-live]").inner_text()
+        tab.locator("#tensors [type=search]").fill("second dense")
+        assert tab.locator("#tensors tbody tr").count() == 5
+        tab.get_by_role("button", name="effective rank").first.click()
+        assert "effective rank" in tab.locator("#layers .legend").inner_text()
+        tab.locator("#findings .link").click()
+        assert chips.count() == 1
+        assert tab.locator("#selected .python").inner_text() == (
+            'ckstore.open("runs").run("gpt").statistics(["rank"], ["model/transformer.h.0.mlp.down.bias"])'
+        )
+
+
+def test_sliders_and_full_ranges(tmp_path: Path) -> None:
+    with browser() as program, drawn(program, tmp_path, contents(tensors=12)) as tab:
+        tab.locator("#selected [type=range]").press("Home")
+        assert tab.locator("#selected output").inner_text() == "step 100"
+        label = tab.locator("#metrics .choice").first
+        assert label.inner_text().strip() == "full range (1 outlier)"
+        label.locator("input").check()
+        assert tab.locator("#metrics .uplot").count() == 2
+
+
+def test_a_thousand_tensors_at_200_versions_take_a_second(tmp_path: Path) -> None:
+    """In processor time of the page's thread, which other programs do not lengthen."""
+    with browser() as program, drawn(program, tmp_path, contents(tensors=1000, versions=2)) as tab:
+        client = tab.context.new_cdp_session(tab)
+        client.send("Performance.enable", {"timeDomain": "threadTicks"})
+        (tmp_path / "report.html").write_text(page(contents(tensors=1000, versions=200)))
+        before = {one["name"]: one["value"] for one in client.send("Performance.getMetrics")["metrics"]}
+        tab.reload()
+        tab.wait_for_selector("html[data-drawn]", timeout=60_000)
+        after = {one["name"]: one["value"] for one in client.send("Performance.getMetrics")["metrics"]}
+        assert tab.locator("canvas.heat").get_attribute("width") == "200"
+        seconds = after["TaskDuration"] - before["TaskDuration"]
+        drawn_after = tab.locator("html").get_attribute("data-drawn")
+        print(f"{seconds:.2f} s of processor time, drawn after {drawn_after} ms")
+        assert 0 < seconds < 1
