@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckstore.formats.torch.state_dict import OnUnknown
     from ckstore.gc.collect import GcReport
     from ckstore.intake.intake import Ingested, Intake
-    from ckstore.reading.comparison import DiffReport
+    from ckstore.reading.comparison import DiffReport, Sort
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.retention.forget import ForgetReport
     from ckstore.retention.retain import RetainReport
@@ -263,9 +263,9 @@ class Store(Mapping[str | int, "Version"]):
         after: str | int | Version,
         globs: Sequence[str] = (),
         *,
-        values: bool = False,
+        sort: Sort = "drift",
     ) -> DiffReport:
-        """Compare two versions tensor by tensor, bit for bit.
+        """Compare two versions tensor by tensor, bit for bit: their structure, and how far values moved.
 
         Parameters
         ----------
@@ -273,13 +273,15 @@ class Store(Mapping[str | int, "Version"]):
             Names of versions.
         globs
             Globs over the paths of tensors; without any, all tensors are compared.
-        values
-            Decode tensors whose values differ, to tell how far they moved.
+        sort
+            Order of tensors with other values: `drift`, `share` or `rms`, largest first, or `path`, as in `after`.
 
         Raises
         ------
         NotFoundError
             A version does not exist, or neither has a tensor that a glob matches.
+        UsageError
+            `sort` is unknown.
 
         Examples
         --------
@@ -288,7 +290,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.reading.comparison import compare
 
-        return compare(self[before]._stored, self[after]._stored, globs, values=values)
+        return compare(self[before]._stored, self[after]._stored, globs, sort=sort)
 
     def verify(
         self,

@@ -105,16 +105,16 @@ class StoredVersion:
             chosen = places if places is not None else ((unit, None) for unit in self.contents.units_in_order())
             prefetch_chunks(self.repository, self.document.objects, chosen)
 
-    def read_extent(self, file: int, extent: int, first: int, last: int) -> memoryview:
+    def read_extent(self, file: int, extent: int, first: int, last: int, *, keep: bool = False) -> memoryview:
         """Return the bytes of elements from `first` to before `last` of an extent; decode only their chunks.
 
-        Chunks that are wanted whole are not cached.
+        Chunks that are wanted whole are cached with `keep` alone.
         """
         parts = []
         for number, chunk, start, stop in self.contents.cover(file, extent, first, last):
             unit = self.layout.units[number]
             whole = stop - start == min(unit.chunk, unit.count - chunk * unit.chunk)
-            parts.append(self.chunk(number, chunk, keep=not whole)[start:stop].data.cast("B"))
+            parts.append(self.chunk(number, chunk, keep=keep or not whole)[start:stop].data.cast("B"))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def chunk(self, number: int, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
