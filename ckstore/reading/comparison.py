@@ -102,8 +102,8 @@ class DiffReport:
     Attributes
     ----------
     changes
-        The tensors that differ: added ones and other shapes and dtypes in the order of the second version, removed ones,
-        then sorted ones with other values.
+        The tensors that differ: added ones, other shapes and other dtypes in the order of the second version, then
+        removed ones, then sorted ones with other values.
     compared
         Number of tensors compared, equal ones included.
 

@@ -93,6 +93,10 @@ class StoredVersion:
         """(File number, tensor) by path as text, in the order of the files, without dropped tensors."""
         return self.contents.paths
 
+    def is_changed(self, file: int) -> bool:
+        """Return whether a restored file would differ from the original: values are coarse or dropped."""
+        return self.contents.is_changed(file)
+
     def prefetch(self, places: Iterable[tuple[int, int]] | None = None) -> None:
         """Prefetch chunks, given as (unit, chunk), if reads have a price: few requests fetch them.
 
