@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AverageReport",
     "CkstoreError",
     "ClosedError",
     "ConflictError",
@@ -123,6 +124,7 @@ __all__ = [
 #: The modules of the names that are not errors. A name is imported on first use: the command line starts here, and an
 #: interrupt before its first line would print a traceback.
 _HOMES = {
+    "AverageReport": "reading.average",
     "Deviation": "objects.documents",
     "DiffReport": "reading.comparison",
     "EncodeReport": "writing.compact",

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ckstore.formats.torch.state_dict import OnUnknown
     from ckstore.gc.collect import GcReport
     from ckstore.intake.intake import Ingested, Intake
-    from ckstore.reading.comparison import DiffReport
+    from ckstore.reading.average import AverageReport
+    from ckstore.reading.comparison import DiffReport, Sort
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.retention.forget import ForgetReport
     from ckstore.retention.retain import RetainReport
@@ -263,9 +264,9 @@ class Store(Mapping[str | int, "Version"]):
         after: str | int | Version,
         globs: Sequence[str] = (),
         *,
-        values: bool = False,
+        sort: Sort = "drift",
     ) -> DiffReport:
-        """Compare two versions tensor by tensor, bit for bit.
+        """Compare two versions tensor by tensor, bit for bit: their structure, and how far values moved.
 
         Parameters
         ----------
@@ -273,13 +274,15 @@ class Store(Mapping[str | int, "Version"]):
             Names of versions.
         globs
             Globs over the paths of tensors; without any, all tensors are compared.
-        values
-            Decode tensors whose values differ, to tell how far they moved.
+        sort
+            Order of tensors with other values: `drift`, `share` or `rms`, largest first, or `path`, as in `after`.
 
         Raises
         ------
         NotFoundError
             A version does not exist, or neither has a tensor that a glob matches.
+        UsageError
+            `sort` is unknown.
 
         Examples
         --------
@@ -288,7 +291,53 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.reading.comparison import compare
 
-        return compare(self[before]._stored, self[after]._stored, globs, values=values)
+        return compare(self[before]._stored, self[after]._stored, globs, sort=sort)
+
+    def average(
+        self,
+        versions: Versions,
+        target: str | os.PathLike[str],
+        *,
+        ema: float | None = None,
+        force: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> AverageReport:
+        """Write the mean of versions, in the file format of the last one, without loading them.
+
+        Floats of 16 bits and more and complex numbers are summed in float64 and rounded once. Other tensors, plain
+        values and the names of files are those of the last version.
+
+        Parameters
+        ----------
+        versions
+            Names of versions or ranges, in order.
+        target
+            The file or directory to write. It becomes visible when it is complete.
+        ema
+            Weight of the mean so far against the next version, such as 0.99: an exponential moving average, which
+            begins with the first version. By default all versions weigh the same.
+        force
+            Overwrite an existing target; an existing directory is replaced as a whole.
+        progress
+            Called with numbers of bytes that were written.
+
+        Raises
+        ------
+        ConflictError
+            Two versions differ in their tensors, shapes, dtypes or the arrangement of their files, or the target
+            exists and `force` is not set.
+        UsageError
+            There are fewer than two versions, or `ema` is not between 0 and 1.
+
+        Examples
+        --------
+        >>> store.average(["gpt@100", "gpt@300"], "mean.pt", ema=0.9).versions
+        [1, 3]
+        """
+        from ckstore.reading.average import average
+
+        chosen = [stored for name in _names_of(versions) for stored in self._chosen([name], None)]
+        return average(chosen, Path(target), ema=ema, force=force, progress=progress)
 
     def verify(
         self,

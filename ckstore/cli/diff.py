@@ -3,65 +3,79 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.cli.output import json_option, print_json, print_line, print_table
+from ckstore.cli.output import json_option, percent_text, print_json, print_line, print_table
 from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 
 if TYPE_CHECKING:
-    from ckstore.reading.comparison import DiffReport, TensorChange
+    from ckstore.reading.comparison import Sort, TensorChange
 
 #: Lines of the summary by subtree.
 _SUMMARY = 10
 
+#: Characters of the longest bar.
+_BAR = 10
+
 
 @verb(
-    ("ckstore diff gpt@0 gpt@400", "list added, removed and changed tensors"),
-    ("ckstore diff 3 4 'model/*' --values", "measure how far values moved"),
+    ("ckstore diff gpt@0 gpt@400", "list added, removed and changed tensors, the largest drift first"),
+    ("ckstore diff 3 4 'model/*' --sort share", "sort by the share of changed elements"),
     exit_codes=[13],
 )
 @click.argument("before", type=VersionName())
 @click.argument("after", type=VersionName())
 @click.argument("globs", metavar="[GLOB]...", nargs=-1)
-@option("--values", "Decode changed tensors; print the largest and root mean square difference of floats.")
+@option(
+    "--sort",
+    "Order of tensors with other values.",
+    type=click.Choice(["drift", "path", "share", "rms"]),
+    default="drift",
+    show_default=True,
+)
 @json_option
 @click.pass_context
-def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...], values: bool, as_json: bool) -> None:
-    """Count and list the tensors that differ between two versions.
+def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...], sort: Sort, as_json: bool) -> None:
+    """List the tensors that differ between two versions: structure first, then values.
 
-    A tensor is added, removed, or has another dtype, shape or values in version AFTER. GLOB selects paths as in
-    `ckstore ls`. Values are compared by stored ids; tensors that share an object with others, as small tensors do, are
-    decoded. The comparison is bit for bit: 0.0 and -0.0 differ, and a NaN equals itself.
+    A tensor is added, removed, or has another shape, dtype or values in version AFTER. GLOB selects paths as in
+    `ckstore ls`. The comparison is bit for bit: 0.0 and -0.0 differ, and a NaN equals itself.
+
+    CHANGED is the share of elements that differ; DRIFT the norm of the difference, relative to the norm before, with a
+    bar relative to the largest; COSINE that of the angle between both. Infinities and NaNs are counted, and left out of
+    these numbers.
     """
     with open_store(ctx) as store:
         left, right = version_of(store, before), version_of(store, after)
-        report = store.diff(left, right, globs, values=values)
+        report = store.diff(left, right, globs, sort=sort)
         dropped = {version.number: version.dropped for version in (left, right)}
     if as_json:
-        print_json([_object(change, values) for change in report.changes])
+        print_json([_object(change) for change in report.changes])
         return
-    counts = {kind: report.count(kind) for kind in ("added", "removed", "shape", "values")}
+    counts = {kind: report.count(kind) for kind in ("added", "removed", "shape", "dtype", "values")}
     named = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     same = report.compared - len(report.changes)
     print_line(f"{named or 'no difference'}; {same} of {report.compared} tensors are the same.")
     if not globs and len(report.changes) > _SUMMARY:
-        _print_subtrees(report)
-    if report.changes:
-        headings = ["change", "dtype", "shape", *(["max abs", "rms"] if values else []), "path"]
-        print_table(headings, [_cells(change, values) for change in report.changes], (3, 4) if values else ())
+        _print_subtrees(report.changes)
+    structure = [change for change in report.changes if change.change != "values"]
+    if structure:
+        print_table(["change", "dtype", "shape", "path"], map(_structure_cells, structure))
+    _print_values([change for change in report.changes if change.change == "values"])
     for number, paths in dropped.items():
         if report.changes and paths:
             print_line(f"ckstore: Version {number} has dropped {', '.join(paths)}.", err=True)
 
 
-def _print_subtrees(report: DiffReport) -> None:
+def _print_subtrees(changes: Sequence[TensorChange]) -> None:
     """Print the numbers of changes in the deepest subtrees that fit in a summary."""
-    depth, groups = 1, Counter(change.path.split("/")[0] for change in report.changes)
+    depth, groups = 1, Counter(change.path.split("/")[0] for change in changes)
     while depth < _SUMMARY:
-        finer = Counter("/".join(change.path.split("/")[: depth + 1]) for change in report.changes)
+        finer = Counter("/".join(change.path.split("/")[: depth + 1]) for change in changes)
         if len(finer) > _SUMMARY:
             break
         depth, groups = depth + 1, finer
@@ -69,23 +83,34 @@ def _print_subtrees(report: DiffReport) -> None:
         print_line(f"  {count:>5}  {path}")
 
 
-def _object(change: TensorChange, values: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"path": change.path, "change": change.change}
-    for name, form in (("before", change.before), ("after", change.after)):
-        if form is not None:
-            found[name] = {"dtype": form.dtype, "shape": list(form.shape)}
-    if values and change.change == "values":
-        found |= {"max_abs": change.max_abs, "rms": change.rms}
-    return found
+def _print_values(changes: Sequence[TensorChange]) -> None:
+    """Print the tensors with other values, and name the ones with infinities or NaNs."""
+    if not changes:
+        return
+    finite = [change.drift for change in changes if change.drift is not None and change.drift < float("inf")]
+    most = max(finite, default=0.0)
+    rows = []
+    for change in changes:
+        drift = 0.0 if change.drift is None or change.drift != change.drift else min(change.drift, most)
+        bar = "█" * round(_BAR * drift / most) if most else ""
+        numbers = [None if value is None else f"{value:.4g}" for value in (change.rms, change.max_abs)]
+        cosine = None if change.cosine is None else f"{change.cosine:.6f}"
+        shown = None if change.drift is None else f"{change.drift:.4g}"
+        rows.append([percent_text(change.share or 0), shown, bar or "▏", cosine, *numbers, change.path])
+    print_table(["changed", "drift", "", "cosine", "rms", "max abs", "path"], rows, (0, 1, 3, 4, 5))
+    for change in changes:
+        if change.nonfinite is not None and any(change.nonfinite):
+            print_line("{} has {} infinities and NaNs before, {} after.".format(change.path, *change.nonfinite))
 
 
-def _cells(change: TensorChange, values: bool) -> list[object]:
+def _object(change: TensorChange) -> dict[str, Any]:
+    return {name: value for name, value in asdict(change).items() if value is not None or change.change == "values"}
+
+
+def _structure_cells(change: TensorChange) -> list[object]:
     forms = [form for form in (change.before, change.after) if form is not None]
-    cells: list[object] = [change.change, _both(form.dtype for form in forms)]
-    cells.append(_both("x".join(map(str, form.shape)) or "()" for form in forms))
-    if values:
-        cells += [None if value is None else f"{value:.6g}" for value in (change.max_abs, change.rms)]
-    return [*cells, change.path]
+    shapes = ("x".join(map(str, form.shape)) or "()" for form in forms)
+    return [change.change, _both(form.dtype for form in forms), _both(shapes), change.path]
 
 
 def _both(texts: Iterable[str]) -> str:

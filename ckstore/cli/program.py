@@ -21,8 +21,8 @@ from ckstore.runtime.address_space import check, limit, too_little
 #: Every verb, in the order of the help. Its module `ckstore.cli.<name>`, with _ for -, defines `command` and is
 #: imported on use.
 VERBS = (
-    "init", "ingest", "watch", "checkout", "log", "show", "ls", "diff", "tag", "metric", "policy", "stats", "verify",
-    "encode", "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
+    "init", "ingest", "watch", "checkout", "log", "show", "ls", "diff", "average", "tag", "metric", "policy", "stats",
+    "verify", "encode", "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
 )  # fmt: skip
 
 #: Verbs that encode versions; other verbs at most decode.
@@ -36,7 +36,7 @@ _SYNONYMS = {
     "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "compact": "encode", "delete": "forget",
     "expire": "forget", "export": "checkout", "fsck": "verify", "history": "log", "info": "show", "list": "log",
     "load": "checkout", "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget",
-    "save": "ingest", "status": "stats", "versions": "log",
+    "save": "ingest", "soup": "average", "status": "stats", "versions": "log",
 }  # fmt: skip
 
 #: Exit codes of the command line alone.

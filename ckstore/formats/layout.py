@@ -191,6 +191,16 @@ class Tensor:
         """The marks that change values: `conj`, `neg`, both or none."""
         return tuple(mark for mark in self.marks if mark in ("conj", "neg"))
 
+    @property
+    def is_adjacent(self) -> bool:
+        """Whether its values are adjacent elements of its extent, in C order."""
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return self.extent >= 0 and not self.lazy
+
     def places(self, file: int) -> list[tuple[int, int]]:
         """Return (file, extent) of all its elements; `file` is the number of the tensor's own file."""
         if self.shards:

@@ -210,9 +210,7 @@ def _write_file(version: StoredVersion, number: int, place: Path, progress: Prog
         writeback = Writeback(out.fileno())
         try:
             blocks = (
-                coarse_blocks(version, number, out)
-                if version.contents.is_changed(number)
-                else checked_blocks(version, number)
+                coarse_blocks(version, number, out) if version.is_changed(number) else checked_blocks(version, number)
             )
             for block in blocks:
                 write_all(out, block)

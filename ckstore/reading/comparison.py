@@ -1,29 +1,39 @@
-"""Compares the tensors of two versions: by ids where these decide, else by their bytes."""
+"""Compares the tensors of two versions: by ids where these decide, else by their values, chunk by chunk."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from math import inf, prod, sqrt
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from ckstore.dtypes import ITEM_SIZES, numpy_dtype
-from ckstore.errors import NotFoundError
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.errors import NotFoundError, UsageError
 from ckstore.formats.paths import match_paths, text_to_path
 from ckstore.reading.buffers import read_tensor
+from ckstore.reading.real_values import parts_of, to_float64
 from ckstore.runtime.cached import cached_property
+from ckstore.runtime.threads import batches, in_order, worker_count
 
 if TYPE_CHECKING:
+    from ckstore.codecs.lattice import Bits
     from ckstore.formats.layout import Tensor
     from ckstore.objects.units import Unit
     from ckstore.reading.stored_version import StoredVersion
 
-#: Bytes of a tensor that are decoded at once.
-_BLOCK = 1 << 24
+#: Bytes of a tensor that are decoded at once if its elements are not adjacent, and bytes of one task of a thread.
+_BLOCK, _GROUP = 1 << 24, 2 << 20
 
-Kind = Literal["added", "removed", "shape", "values"]
+#: Elements that are compared at once: their float64 values stay in the processor's cache.
+_COMPARED = 1 << 15
+
+Kind = Literal["added", "removed", "shape", "dtype", "values"]
+
+#: Orders of tensors whose values changed.
+Sort = Literal["drift", "path", "share", "rms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +54,45 @@ class TensorForm:
 class TensorChange:
     """A tensor that differs between two versions.
 
+    Numbers are of tensors with changed values alone, computed in float64 from the elements that are finite in both
+    versions; a dtype that packs several numbers in a byte has only a `share`.
+
     Attributes
     ----------
     path
         Typed path as text.
     change
-        `added`, `removed`, `shape` (another shape or dtype) or `values`.
+        `added`, `removed`, `shape`, `dtype` or `values`.
     before, after
         Its dtype and shape in each version; None in the version that lacks it.
-    max_abs, rms
-        Largest magnitude and root mean square of the differences between the values of float tensors, over elements
-        that are finite in both versions; None where values were not compared.
+    share
+        Fraction of the elements that differ, bit for bit.
+    drift
+        Norm of the difference, relative to the norm before; infinite if that is 0.
+    rms, max_abs
+        Root mean square and largest magnitude of the differences.
+    cosine
+        Cosine of the angle between both; None if a norm is 0.
+    nonfinite
+        Number of infinities and NaNs in each version.
 
     Examples
     --------
     >>> [change] = store.diff("gpt@100", "gpt@300").changes
-    >>> change.path, change.change, change.after.shape
-    ('model/weight', 'values', (256, 128))
+    >>> change.path, change.change, change.share, round(change.drift, 4)
+    ('model/weight', 'values', 1.0, 0.002)
     """
 
     path: str
     change: Kind
     before: TensorForm | None
     after: TensorForm | None
-    max_abs: float | None = None
+    share: float | None = None
+    drift: float | None = None
     rms: float | None = None
+    cosine: float | None = None
+    max_abs: float | None = None
+    nonfinite: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +102,14 @@ class DiffReport:
     Attributes
     ----------
     changes
-        The tensors that differ: in the order of the second version, then those of the first version alone.
+        The tensors that differ: added ones, other shapes and other dtypes in the order of the second version, then
+        removed ones, then sorted ones with other values.
     compared
         Number of tensors compared, equal ones included.
 
     Examples
     --------
-    >>> report = store.diff("gpt@100", "gpt@300", values=True)
+    >>> report = store.diff("gpt@100", "gpt@300")
     >>> report.compared, report.changes[0].path, round(report.changes[0].rms, 3)
     (2, 'model/weight', 0.002)
     """
@@ -98,7 +123,7 @@ class DiffReport:
 
 
 def compare(
-    before: StoredVersion, after: StoredVersion, globs: Sequence[str] = (), *, values: bool = False
+    before: StoredVersion, after: StoredVersion, globs: Sequence[str] = (), *, sort: Sort = "drift"
 ) -> DiffReport:
     """Compare two versions tensor by tensor, bit for bit: 0.0 and -0.0 differ, and a NaN equals itself.
 
@@ -108,20 +133,31 @@ def compare(
         The two versions.
     globs
         Globs over the paths of tensors; without any, all tensors are compared.
-    values
-        Decode tensors whose values differ, to fill `max_abs` and `rms`.
+    sort
+        Order of tensors with other values: `path` is that of the second version, others are descending.
 
     Raises
     ------
     NotFoundError
         Neither version has a tensor that a glob matches.
+    UsageError
+        `sort` is unknown.
     """
+    if sort not in get_args(Sort):
+        raise UsageError(f"Unknown order {sort!r}; sort by {', '.join(get_args(Sort))}.")
     one, other = _Side(before, globs), _Side(after, globs)
     if globs and not one.tensors and not other.tensors:
         raise NotFoundError(
             f"Neither version has a tensor that matches {' or '.join(globs)}; see `ckstore ls {before.row.number}`."
         )
-    return DiffReport(tuple(_changes(one, other, values=values)), len(one.tensors.keys() | other.tensors.keys()))
+    values = _changed_values(one, other)
+    if sort != "path":
+        values.sort(key=lambda change: -_magnitude(getattr(change, sort)))
+    return DiffReport((*_structure(one, other), *values), len(one.tensors.keys() | other.tensors.keys()))
+
+
+def _magnitude(value: float | None) -> float:
+    return -1.0 if value is None or value != value else value
 
 
 class _Side:
@@ -150,35 +186,36 @@ class _Side:
                 found.setdefault(place, []).append((unit, identity))
         return found
 
-    def identity(self, path: str) -> tuple[Any, list[tuple[str, str, str]]]:
-        """Return how the tensor views its extent, and the key, signature and id of each unit of the extent."""
+    def identity(self, path: str) -> tuple[Any, ...]:
+        """Return the tensor's view of its extents, and their units by id: two tensors of one identity are equal."""
         file, tensor = self.tensors[path]
-        units = self._units_of(file, tensor)
         places = tensor.places(file)
-        members = [(unit.key, unit.signature, identity) for unit, identity in units]
+        found = {unit.key: (unit, name) for place in places for unit, name in self._units.get(place, ())}
+        units = [(unit.key, unit.signature, name) for unit, name in found.values()]
         first = [
             (member.first, member.count)
-            for unit, _ in units
+            for unit, _ in found.values()
             for member in unit.members
             if (member.file, member.extent) in places
         ]
         boxes = [(shard.box, shard.strides, shard.lazy) for _, shard in tensor.shards]
-        return (tensor.offset, tensor.strides, tensor.lazy, first, boxes), members
+        return tensor.offset, tensor.strides, tensor.lazy, first, boxes, units
 
-    def _units_of(self, file: int, tensor: Tensor) -> list[tuple[Unit, str]]:
-        found = {unit.key: (unit, name) for place in tensor.places(file) for unit, name in self._units.get(place, ())}
-        return list(found.values())
-
-    def has_own_objects(self, path: str) -> bool:
-        """Return whether the objects of the tensor contain no other, so that different ids mean different values."""
+    def stretches(self, path: str) -> Iterator[tuple[int, int]]:
+        """Cut an adjacent tensor into ranges of elements that lie in one chunk each."""
         file, tensor = self.tensors[path]
-        places = tensor.places(file)
-        count = sum(self.stored.layout.files[number].extents[extent].count for number, extent in places)
-        members = {(member.file, member.extent) for unit, _ in self._units_of(file, tensor) for member in unit.members}
-        return prod(tensor.shape) == count and members == set(places)
+        last = tensor.offset + prod(tensor.shape)
+        for first, stop in self.stored.contents.stretches(file, tensor.extent, tensor.offset, last):
+            yield first - tensor.offset, stop - tensor.offset
 
-    def blocks(self, path: str) -> Iterator[Any]:
-        """Yield the tensor as arrays of whole rows."""
+    def read(self, path: str, first: int, last: int) -> Any:
+        """Return elements of an adjacent tensor as bytes; chunks stay cached for the versions stored against them."""
+        file, tensor = self.tensors[path]
+        data = self.stored.read_extent(file, tensor.extent, tensor.offset + first, tensor.offset + last, keep=True)
+        return np.frombuffer(data, np.uint8)
+
+    def rows(self, path: str) -> Iterator[Any]:
+        """Yield the bytes of whole rows of any tensor."""
         file, tensor = self.tensors[path]
         whole = [range(size) for size in tensor.shape]
         rows = tensor.shape[0] if tensor.shape else 1
@@ -186,50 +223,123 @@ class _Side:
         step = max(1, _BLOCK // row)
         for start in range(0, rows, step):
             part = [range(start, min(start + step, rows)), *whole[1:]] if tensor.shape else whole
-            yield read_tensor(self.stored, file, tensor, part).view(numpy_dtype(tensor.dtype))
+            yield read_tensor(self.stored, file, tensor, part).reshape(-1).view(np.uint8)
 
 
-def _changes(before: _Side, after: _Side, *, values: bool) -> Iterator[TensorChange]:
+def _structure(before: _Side, after: _Side) -> Iterator[TensorChange]:
     for path in after.tensors:
         now = after.form(path)
-        if path not in before.tensors:
+        then = before.form(path) if path in before.tensors else None
+        if then is None:
             yield TensorChange(path, "added", None, now)
-            continue
-        then = before.form(path)
-        if then != now:
-            yield TensorChange(path, "shape", then, now)
-        elif not _is_same(before, after, path):
-            yield TensorChange(path, "values", then, now, *(_distance(before, after, path) if values else ()))
+        elif then != now:
+            yield TensorChange(path, "dtype" if then.shape == now.shape else "shape", then, now)
     for path in before.tensors:
         if path not in after.tensors:
             yield TensorChange(path, "removed", before.form(path), None)
 
 
-def _is_same(before: _Side, after: _Side, path: str) -> bool:
-    view, units = before.identity(path)
-    other_view, other_units = after.identity(path)
-    if view == other_view and [unit[:2] for unit in units] == [unit[:2] for unit in other_units]:
-        if units == other_units:
-            return True
-        if before.has_own_objects(path) and after.has_own_objects(path):
-            return False
-    pairs = zip(before.blocks(path), after.blocks(path), strict=True)
-    return all(left.tobytes() == right.tobytes() for left, right in pairs)
+def _changed_values(before: _Side, after: _Side) -> list[TensorChange]:
+    """Return the tensors of both versions whose bits differ, in the order of the second."""
+    common = [path for path in after.tensors if path in before.tensors and before.form(path) == after.form(path)]
+    unequal = [path for path in common if before.identity(path) != after.identity(path)]
+    adjacent = [path for path in unequal if before.tensors[path][1].is_adjacent and after.tensors[path][1].is_adjacent]
+    if adjacent:
+        before.stored.prefetch()
+        after.stored.prefetch()
+    # The later version may be stored against the earlier one, whose chunk is then decoded once.
+    earlier_first = before.stored.row.number <= after.stored.row.number
+
+    def work(stretches: list[tuple[str, int, int, int]]) -> list[tuple[str, _Sums]]:
+        found = []
+        for path, first, last, _ in stretches:
+            sides = (before, after) if earlier_first else (after, before)
+            pair = [side.read(path, first, last) for side in sides]
+            sums = _Sums(after.form(path).dtype)
+            sums.add(*(pair if earlier_first else reversed(pair)))
+            found.append((path, sums))
+        return found
+
+    sums = {path: _Sums(after.form(path).dtype) for path in unequal}
+    stretches = (
+        (path, first, last, (last - first) * ITEM_SIZES[after.form(path).dtype])
+        for path in adjacent
+        for first, last in after.stretches(path)
+    )
+    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+        groups = batches(stretches, lambda stretch: stretch[3], _GROUP)
+        for parts in in_order(pool, work, groups, 4 * worker_count()):
+            for path, part in parts:
+                sums[path].join(part)
+    for path in set(unequal).difference(adjacent):
+        for left, right in zip(before.rows(path), after.rows(path), strict=True):
+            sums[path].add(left, right)
+    return [sums[path].change(path, after.form(path)) for path in unequal if sums[path].changed]
 
 
-def _distance(before: _Side, after: _Side, path: str) -> tuple[float | None, float | None]:
-    dtype = before.tensors[path][1].dtype
-    if not dtype.startswith(("float", "bfloat", "complex")):
-        return None, None
-    largest = total = 0.0
-    count = 0
-    wide = np.complex128 if dtype.startswith("complex") else np.float64
-    for left, right in zip(before.blocks(path), after.blocks(path), strict=True):
-        one, other = left.astype(wide), right.astype(wide)
-        finite = np.isfinite(one) & np.isfinite(other)
-        distance = np.abs(other[finite] - one[finite])
-        if distance.size:
-            largest = max(largest, float(distance.max()))
-            total += float((distance * distance).sum())
-            count += distance.size
-    return largest, (total / count) ** 0.5 if count else 0.0
+class _Sums:
+    """The sums over pairs of elements from which the distances of a tensor follow."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self._parts = parts_of(dtype)
+        self.changed = self._finite = 0
+        self._nonfinite = [0, 0]
+        self._squares = [0.0, 0.0, 0.0]  # of the first, the second and their difference
+        self._product = self._largest = 0.0
+
+    def join(self, other: _Sums) -> None:
+        """Add the sums over other elements."""
+        self.changed += other.changed
+        self._finite += other._finite
+        self._nonfinite = [mine + its for mine, its in zip(self._nonfinite, other._nonfinite, strict=True)]
+        self._squares = [mine + its for mine, its in zip(self._squares, other._squares, strict=True)]
+        self._product += other._product
+        self._largest = max(self._largest, other._largest)
+
+    def add(self, before: Bits, after: Bits) -> None:
+        """Add elements, given as bytes."""
+        size = _COMPARED * ITEM_SIZES[self._dtype]
+        for start in range(0, before.size, size):
+            self._add(before[start : start + size], after[start : start + size])
+
+    def _add(self, before: Bits, after: Bits) -> None:
+        size = ITEM_SIZES[self._dtype] // self._parts
+        unequal = before.view(f"u{size}") != after.view(f"u{size}")
+        if self._parts > 1:
+            unequal = unequal.reshape(-1, self._parts).any(axis=1)
+        self.changed += int(np.count_nonzero(unequal))
+        one, other = to_float64(before, self._dtype), to_float64(after, self._dtype)
+        if one is None or other is None:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            difference = other - one
+            squares = [np.einsum("i,i->", values, values) for values in (one, other, difference)]
+            if not np.isfinite(squares).all():
+                finite = [np.isfinite(values).reshape(-1, self._parts).all(axis=1) for values in (one, other)]
+                for side, mask in enumerate(finite):
+                    self._nonfinite[side] += int(mask.size - np.count_nonzero(mask))
+                both = np.repeat(finite[0] & finite[1], self._parts)
+                one, other, difference = one[both], other[both], difference[both]
+                squares = [np.einsum("i,i->", values, values) for values in (one, other, difference)]
+            self._product += float(np.einsum("i,i->", one, other))
+            self._squares = [mine + float(its) for mine, its in zip(self._squares, squares, strict=True)]
+            self._finite += difference.size // self._parts
+            if self._parts > 1:
+                difference = np.hypot(difference[::2], difference[1::2])
+            if difference.size:
+                self._largest = max(self._largest, float(difference.max()), -float(difference.min()))
+
+    def change(self, path: str, form: TensorForm) -> TensorChange:
+        """Return the change of a tensor."""
+        share = self.changed / prod(form.shape)
+        if to_float64(np.empty(0, np.uint8), self._dtype) is None:
+            return TensorChange(path, "values", form, form, share)
+        before, after, moved = map(sqrt, self._squares)
+        return TensorChange(
+            path, "values", form, form, share,
+            drift=moved / before if before else inf if moved else 0.0,
+            rms=sqrt(self._squares[2] / max(self._finite, 1)),
+            cosine=max(-1.0, min(1.0, self._product / before / after)) if before and after else None,
+            max_abs=self._largest, nonfinite=(self._nonfinite[0], self._nonfinite[1]),
+        )  # fmt: skip

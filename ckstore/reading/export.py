@@ -130,21 +130,12 @@ class _TensorReader:
         size = prod(tensor.shape)
         if size == 0:
             return
-        if _is_contiguous(tensor) and not tensor.lazy and not tensor.shards:
+        if tensor.is_adjacent:
             yield from self.extent(file, tensor.extent, tensor.offset, tensor.offset + size)
             return
         data = read_tensor(self._version, file, tensor, [range(length) for length in tensor.shape]).tobytes()
         self._progress(len(data))
         yield data
-
-
-def _is_contiguous(tensor: Tensor) -> bool:
-    step = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
 
 
 def _names(version: StoredVersion, chosen: Sequence[str]) -> list[str]:

@@ -93,6 +93,10 @@ class StoredVersion:
         """(File number, tensor) by path as text, in the order of the files, without dropped tensors."""
         return self.contents.paths
 
+    def is_changed(self, file: int) -> bool:
+        """Return whether a restored file would differ from the original: values are coarse or dropped."""
+        return self.contents.is_changed(file)
+
     def prefetch(self, places: Iterable[tuple[int, int]] | None = None) -> None:
         """Prefetch chunks, given as (unit, chunk), if reads have a price: few requests fetch them.
 
@@ -105,16 +109,16 @@ class StoredVersion:
             chosen = places if places is not None else ((unit, None) for unit in self.contents.units_in_order())
             prefetch_chunks(self.repository, self.document.objects, chosen)
 
-    def read_extent(self, file: int, extent: int, first: int, last: int) -> memoryview:
+    def read_extent(self, file: int, extent: int, first: int, last: int, *, keep: bool = False) -> memoryview:
         """Return the bytes of elements from `first` to before `last` of an extent; decode only their chunks.
 
-        Chunks that are wanted whole are not cached.
+        Chunks that are wanted whole are cached with `keep` alone.
         """
         parts = []
         for number, chunk, start, stop in self.contents.cover(file, extent, first, last):
             unit = self.layout.units[number]
             whole = stop - start == min(unit.chunk, unit.count - chunk * unit.chunk)
-            parts.append(self.chunk(number, chunk, keep=not whole)[start:stop].data.cast("B"))
+            parts.append(self.chunk(number, chunk, keep=keep or not whole)[start:stop].data.cast("B"))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def chunk(self, number: int, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:

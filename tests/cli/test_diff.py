@@ -27,14 +27,16 @@ def test_changes(ckstore, filled: Path) -> None:
 
 
 def test_values(ckstore, filled: Path) -> None:
-    changes = {item["path"]: item for item in ckstore("diff", "1", "2", "--values", "--json").json}
+    changes = {item["path"]: item for item in ckstore("diff", "1", "2", "--json").json}
     before, after = (checkpoint(step)["model"]["weight"].double() for step in (0, 10))
     distance = (after - before).abs()
     assert changes["model/weight"]["max_abs"] == pytest.approx(distance.max().item())
     assert changes["model/weight"]["rms"] == pytest.approx(distance.square().mean().sqrt().item())
+    assert changes["model/weight"]["drift"] == pytest.approx((distance.norm() / before.norm()).item())
     assert changes["model/bias"] == {
         "path": "model/bias", "change": "values", "before": {"dtype": "float32", "shape": [7]},
-        "after": {"dtype": "float32", "shape": [7]}, "max_abs": 10.0, "rms": 10.0,
+        "after": {"dtype": "float32", "shape": [7]}, "share": 1.0, "drift": 10.0, "cosine": pytest.approx(1),
+        "max_abs": 10.0, "rms": 10.0, "nonfinite": [0, 0],
     }  # fmt: skip
 
 
@@ -48,14 +50,14 @@ def test_diff_finds_differences_that_equality_misses(ckstore, place: Path) -> No
     for step, state in enumerate(steps):
         torch.save(state, place / f"odd{step}.pt")
         ckstore("ingest", f"odd{step}.pt", "--step", step)
-    changes = ckstore("diff", "1", "2", "--values", "--json").json
+    changes = ckstore("diff", "1", "2", "--json").json
     assert [(item["path"], item["change"], item["max_abs"]) for item in changes] == [
+        ("n", "values", 1.0),
         ("zero", "values", 0.0),
-        ("n", "values", None),
     ]
     assert [(item["path"], item["change"]) for item in ckstore("diff", "2", "3", "--json").json] == [
         ("nan", "shape"),
-        ("zero", "shape"),
+        ("zero", "dtype"),
     ]
 
 
@@ -71,9 +73,12 @@ def test_another_layout_of_the_same_values(ckstore, place: Path) -> None:
 
 
 def test_table_and_glob(ckstore, filled: Path) -> None:
-    lines = ckstore("diff", "1", "3", "model/*", "--values").out.splitlines()
+    lines = ckstore("diff", "1", "3", "model/*").out.splitlines()
     assert lines[0] == "1 added, 2 values; 2 of 5 tensors are the same."
-    assert lines[1].split() == ["CHANGE", "DTYPE", "SHAPE", "MAX", "ABS", "RMS", "PATH"]
+    assert lines[1].split() == ["CHANGE", "DTYPE", "SHAPE", "PATH"]
+    assert lines[3].split() == ["CHANGED", "DRIFT", "COSINE", "RMS", "MAX", "ABS", "PATH"]
+    assert lines[4].endswith("model/bias")
+    assert "██████████" in lines[4]
     assert ckstore("diff", "1", "3", "*/frozen").out == "no difference; 1 of 1 tensors are the same.\n"
     assert "nowhere" in ckstore("diff", "1", "3", "nowhere", code=13).sentence
 
@@ -86,6 +91,25 @@ def test_a_summary_comes_first(ckstore, place: Path) -> None:
     lines = ckstore("diff", "1", "2").out.splitlines()
     assert lines[:3] == ["16 values; 0 of 16 tensors are the same.", "      8  model", "      8  ema"]
     assert len(lines) == 3 + 1 + 16
+
+
+def test_orders(ckstore, place: Path) -> None:
+    small, far = torch.ones(100), torch.ones(100)
+    far[0] = 90
+    for step, state in enumerate([{"near": torch.ones(100), "far": torch.ones(100)}, {"near": small + 1, "far": far}]):
+        torch.save(state, place / f"two{step}.pt")
+        ckstore("ingest", f"two{step}.pt", "--step", step)
+    for sort, first in (("drift", "far"), ("rms", "far"), ("share", "near"), ("path", "near")):
+        assert ckstore("diff", "1", "2", "--sort", sort, "--json").json[0]["path"] == first
+
+
+def test_infinities_and_nans_are_counted(ckstore, place: Path) -> None:
+    for step, value in enumerate([1.0, float("nan")]):
+        torch.save({"w": torch.tensor([value, 2.0, 3.0 + step])}, place / f"odd{step}.pt")
+        ckstore("ingest", f"odd{step}.pt", "--step", step)
+    assert ckstore("diff", "1", "2").out.splitlines()[-1] == "w has 0 infinities and NaNs before, 1 after."
+    [change] = ckstore("diff", "1", "2", "--json").json
+    assert (change["max_abs"], change["nonfinite"], change["share"]) == (1.0, [0, 1], pytest.approx(2 / 3))
 
 
 def test_several_globs(ckstore, filled: Path) -> None:

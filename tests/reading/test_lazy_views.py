@@ -171,7 +171,7 @@ def test_versions_of_a_run_differ_in_marks_alone(tmp_path: Path) -> None:
         assert np.array_equal(store.run("r").arrays["z"][...], expected)
 
         def changes(one: int, other: int) -> list[Any]:
-            report = store.diff(one, other, values=True)
+            report = store.diff(one, other)
             return [(item.path, item.change, item.max_abs) for item in report.changes]
 
         assert changes(1, 2) == [("z", "values", 4.0)]
