@@ -251,10 +251,10 @@ class Version(Mapping[str, "LazyTensor"]):
         """
         from difflib import get_close_matches
 
-        from ckstore.formats.paths import match_paths, text_to_path
+        from ckstore.formats.paths import match_texts
 
         texts = list(self._stored.paths)
-        numbers = match_paths(map(text_to_path, texts), globs)
+        numbers = match_texts(texts, globs)
         if globs and not numbers:
             near = get_close_matches(globs[0], texts, 3, 0.4)
             hint = f"near: {', '.join(near)}" if near else f"see `ckstore ls {self.number}`"

@@ -15,7 +15,7 @@ import pytest
 
 from ckstore import Store, init, policy
 from tests import places
-from tests.checkpoints import scratch
+from tests.checkpoints import scratch, series
 from tests.object_store import object_store
 from tools import runs
 
@@ -139,6 +139,12 @@ def frozen_run(trained_runs: Path) -> list[Path]:
 def ema_run(trained_runs: Path) -> list[Path]:
     """Checkpoints of a tiny GPT with tied embeddings and an EMA copy of its weights, oldest first."""
     return runs.train("ema", trained_runs, tier="tiny")
+
+
+@pytest.fixture
+def paths(directory: Path) -> list[Path]:
+    """Five small checkpoints of one run in `directory`."""
+    return series(directory, 5)
 
 
 @pytest.fixture

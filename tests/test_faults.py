@@ -26,7 +26,7 @@ from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import find_temporaries
 from ckstore.writing import ingest
-from tests.checkpoints import draw, listing, series, settled, sha256
+from tests.checkpoints import draw, listing, settled, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 KILLED = -signal.SIGKILL
@@ -65,11 +65,6 @@ with ckstore.open(store) as opened:
     opened.ingest(path, run="a")
 print("done")
 """
-
-
-@pytest.fixture
-def paths(directory: Path) -> list[Path]:
-    return series(directory, 4)
 
 
 @pytest.fixture

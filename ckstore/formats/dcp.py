@@ -65,17 +65,7 @@ def _parse(source: Source) -> FileLayout | None:
             starts = []
             break
         layout.tree.append(embed(layout, inner, start, (number,), f"[{number}]"))
-    if starts:
-        return layout
-    layout = opaque(source)
-    layout.bytes_for[""] = "consecutive archives, not all written by torch"
-    return layout
-
-
-def _parse_metadata(source: Source) -> FileLayout:
-    layout = opaque(source)
-    layout.kind = "dcp-metadata"
-    return layout
+    return layout if starts else opaque(source, why="consecutive archives, not all written by torch")
 
 
 def read_metadata(data: bytes) -> list[Item]:
@@ -223,4 +213,4 @@ def _sizes(node: Any) -> tuple[int, ...]:
 
 
 FORMAT = Format("dcp", starts_like_zip, _parse)
-METADATA_FORMAT = Format("dcp-metadata", _starts_like_metadata, _parse_metadata)
+METADATA_FORMAT = Format("dcp-metadata", _starts_like_metadata, lambda source: opaque(source, "dcp-metadata"))

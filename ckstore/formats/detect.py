@@ -124,10 +124,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
             ) from error
         if layout is not None:
             return layout
-    layout = opaque(source)
-    why = next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), "")
-    if why:
-        layout.bytes_for[""] = why
+    layout = opaque(source, why=next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), ""))
     layout.facts = facts_of_trainer_state(source, name)
     return layout
 

@@ -312,10 +312,10 @@ class FileLayout:
         return "" if are_nested_once(stretches, self.size) else "checked"
 
 
-def opaque(source: Source) -> FileLayout:
-    """Return the layout of a file without tensors: one extent of bytes, or all skeleton if it is small."""
-    layout = FileLayout("opaque", source.size)
-    layout.add_bytes(("__bytes__",), 0, source.size)
+def opaque(source: Source, kind: str = "opaque", why: str = "", start: int = 0) -> FileLayout:
+    """Return the layout of a file without tensors: one extent of bytes from `start` on, or all skeleton if small."""
+    layout = FileLayout(kind, source.size, bytes_for={"": why} if why else {})
+    layout.add_bytes(("__bytes__",), start, source.size)
     return layout
 
 

@@ -56,14 +56,6 @@ def text_to_path(text: str) -> Path:
     return path
 
 
-def match_paths(paths: Iterable[Path], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[int]:
-    """Return the numbers of the paths that an include glob matches (all paths without one) and no exclude glob.
-
-    See `match_texts`.
-    """
-    return match_texts(map(path_to_text, paths), include, exclude)
-
-
 def match_texts(texts: Iterable[str], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[int]:
     """Return the numbers of the path texts that an include glob matches (all without one) and no exclude glob.
 

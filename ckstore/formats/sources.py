@@ -37,15 +37,8 @@ class PartSource:
 class FileSource:
     """A regular file on disk, read with `pread` through one descriptor, never mapped.
 
-    Parameters
-    ----------
-    path
-        Of a regular file; anything else (directory, device, socket, FIFO) raises `InputError`.
-
-    Attributes
-    ----------
-    path, size, mtime_ns, mode
-        The state at opening.
+    Anything else (directory, device, socket, FIFO) raises `InputError`. `size`, `mtime_ns` and `mode` are those at
+    opening.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

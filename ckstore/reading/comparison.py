@@ -12,7 +12,7 @@ import numpy as np
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import NotFoundError, UsageError
-from ckstore.formats.paths import match_paths, text_to_path
+from ckstore.formats.paths import match_texts
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.real_values import parts_of, to_float64
 from ckstore.runtime.cached import cached_property
@@ -166,7 +166,7 @@ class _Side:
     def __init__(self, stored: StoredVersion, globs: Sequence[str]) -> None:
         self.stored = stored
         texts = list(stored.paths)
-        numbers = match_paths(map(text_to_path, texts), globs)
+        numbers = match_texts(texts, globs)
         self.tensors: dict[str, tuple[int, Tensor]] = {texts[number]: stored.paths[texts[number]] for number in numbers}
 
     def form(self, path: str) -> TensorForm:

@@ -13,14 +13,10 @@ class FoundObjects:
     """Places of the objects in all packs: the last rebase's copy, or else the first.
 
     An object whose chain is broken gets no place: otherwise an ingest of the same content would not store it again.
-
-    Attributes
-    ----------
-    places
-        Placements by key, after `resolve`.
     """
 
     def __init__(self) -> None:
+        #: By key, after `resolve`.
         self.places: dict[int, Placement] = {}
         # For each key its places, each with the key of the base.
         self._encoded: dict[int, list[tuple[Placement, int | None]]] = {}

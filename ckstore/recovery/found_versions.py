@@ -14,16 +14,10 @@ from ckstore.storage.scan_packs import ScannedPack
 
 @dataclass(slots=True)
 class FoundVersion:
-    """A version with a readable manifest.
+    """A version with a readable manifest, and the pack that holds it, without its blobs.
 
-    Attributes
-    ----------
-    pack
-        The pack that holds the manifest, without its blobs.
-    document
-        The document in the manifest, with the version's current number; `written_as` is the number there.
-    renumbered
-        Time of the version's renumbering in the log; empty if there is none.
+    The document has the version's current number; `written_as` is the number in the manifest. `renumbered` is the time
+    of its renumbering in the log, or empty.
     """
 
     pack: ScannedPack
@@ -53,27 +47,9 @@ class FoundVersions:
     stay if two versions claim one number or one step of a run; the earlier one keeps it. Of several copies with one id,
     transferred from another store, one stays.
 
-    Parameters
-    ----------
-    found
-        All versions in packs, in the order in which they were written.
-    records
-        The log.
-    present
-        The rows of the current catalog, by id; None if it is unreadable.
-    last_number
-        The highest known number.
-
-    Attributes
-    ----------
-    versions
-        By number.
-    gone
-        Numbers of replaced or forgotten versions, each with its parent's if that is known.
-    renumbered
-        The versions that this recovery renumbered.
-    problems
-        One sentence for each change.
+    `found` has all versions in packs, in the order in which they were written; `present` the rows of the current
+    catalog by id, None if it is unreadable. `gone` has the numbers of replaced or forgotten versions, each with its
+    parent's if that is known; `renumbered` the versions that this recovery renumbered.
     """
 
     found: Sequence[FoundVersion]

@@ -42,21 +42,16 @@ _GARBAGE = 0.1
 _PATIENCE = 2.0
 
 
-#: Ids of versions without exact values to drop, or, with globs, without matching tensors, for each repository: it takes
-#: reading them to find out.
-_had_nothing: WeakKeyDictionary[Repository, set[str | tuple[str, ...]]] = WeakKeyDictionary()
+#: Ids of versions without exact values to drop, or, followed by globs, without matching tensors, for each repository:
+#: it takes reading them to find out.
+_had_nothing: WeakKeyDictionary[Repository, set[tuple[str, ...]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The versions of a run to which its retention policy applies, in order.
+    """The versions of a run to forget, to make coarse and to prune, in order.
 
-    Attributes
-    ----------
-    forgotten, thinned, dropped
-        Versions to forget, to make coarse, and to prune.
-    tagged
-        Versions that stay unchanged only because of their tags.
+    The `tagged` ones stay unchanged only because of their tags.
     """
 
     forgotten: list[VersionRow]
@@ -105,16 +100,10 @@ def note_changes(changed: Changed, report: RetainReport) -> None:
 def due(
     rows: Sequence[VersionRow], retention: Retention, *, kept: Collection[int] = (), hot: Collection[int] = ()
 ) -> Due:
-    """Apply a retention policy to the versions of one run.
+    """Apply a retention policy to all versions of one run.
 
-    Parameters
-    ----------
-    rows
-        All versions of the run.
-    kept
-        Numbers of protected versions: tagged ones, and parents of another run's versions.
-    hot
-        Numbers of versions that stay hot: they become coarse, or lose tensors, after they are encoded.
+    `kept` are numbers of protected versions: tagged ones, and parents of another run's versions. Versions in `hot` stay
+    hot; they become coarse, or lose tensors, after they are encoded.
     """
     ordered = next(by_run(rows), [])
     stays = {*kept, *_best(ordered, retention.exact_best)}
@@ -143,14 +132,9 @@ def retain(
     """Apply the retention policies of all runs, or of one; collect garbage if there is enough.
 
     If the process is killed, each version is unchanged or fully processed; the next call does the rest. `progress` is
-    called with numbers of encoded bytes.
-
-    Raises
-    ------
-    DiskFullError
-        The disk is too full to rewrite a version's metadata; versions to forget were forgotten.
-    IntegrityError
-        A version to thin or prune, or an object stored against it, is damaged.
+    called with numbers of encoded bytes. Raises `DiskFullError` if a version's metadata cannot be rewritten (versions
+    to forget were forgotten), `IntegrityError` if a version to thin or prune, or an object stored against it, is
+    damaged.
     """
     report = RetainReport()
     full = None
@@ -265,33 +249,38 @@ def _done(before: Iterable[VersionRow], after: Iterable[VersionRow]) -> list[Ver
 def _drop(
     repository: Repository, rows: Sequence[VersionRow], globs: tuple[str, ...], progress: Callable[[int], None] | None
 ) -> list[VersionRow]:
-    given_up = _had_nothing.setdefault(repository, set())
-    rows = [row for row in rows if (row.uid, *globs) not in given_up]
-    if not rows:
-        return []
     found: list[VersionRow] = []
     with suppress(NotFoundError):  # Another process forgot a version; the next call does the rest.
-        compact(repository, [row for row in rows if row.hot], progress=progress)
-        found = drop(repository, rows, globs, progress=progress)
-        given_up |= {(row.uid, *globs) for row in rows} - {(row.uid, *globs) for row in found}
+        if rows := _encoded(repository, rows, globs, progress):
+            found = drop(repository, rows, globs, progress=progress)
+            _had_nothing[repository] |= {(row.uid, *globs) for row in rows} - {(row.uid, *globs) for row in found}
     return found
 
 
 def _thin(
     repository: Repository, rows: Sequence[VersionRow], policy: Policy, progress: Callable[[int], None] | None
 ) -> list[VersionRow]:
-    given_up = _had_nothing.setdefault(repository, set())
-    rows = [row for row in rows if row.uid not in given_up]
-    if not rows:
-        return []
     coarse = policy if policy.is_coarse else Policy("coarse")
     with suppress(NotFoundError):  # Another process forgot a version; the next call does the rest.
-        compact(repository, [row for row in rows if row.hot], progress=progress)
-        skipped = thin(repository, rows, coarse, progress=progress).skipped
-        present = {row.number: row.fidelity for row in repository.catalog.versions()}
-        given_up |= {row.uid for row in rows if row.number in skipped and present.get(row.number) == "exact"}
-        return [row for row in rows if present.get(row.number) == "coarse"]
+        if rows := _encoded(repository, rows, (), progress):
+            skipped = thin(repository, rows, coarse, progress=progress).skipped
+            present = {row.number: row.fidelity for row in repository.catalog.versions()}
+            _had_nothing[repository] |= {
+                (row.uid,) for row in rows if row.number in skipped and present.get(row.number) == "exact"
+            }
+            return [row for row in rows if present.get(row.number) == "coarse"]
     return []
+
+
+def _encoded(
+    repository: Repository, rows: Sequence[VersionRow], globs: tuple[str, ...], progress: Callable[[int], None] | None
+) -> list[VersionRow]:
+    """Return the versions that may have something to drop; encode the hot ones first."""
+    had_nothing = _had_nothing.setdefault(repository, set())
+    rows = [row for row in rows if (row.uid, *globs) not in had_nothing]
+    if rows:
+        compact(repository, [row for row in rows if row.hot], progress=progress)
+    return rows
 
 
 def _is_worth_it(repository: Repository) -> bool:

@@ -29,28 +29,13 @@ def select_versions(
     """Return the versions to act on: the named ones, those of a run, or all, without the kept ones.
 
     Kept versions are counted in each run separately, in the order of steps. If one of the run's named versions has no
-    step, they are counted in the order of numbers.
+    step, they are counted in the order of numbers. The result is ordered by number.
 
-    The result is ordered by number.
-
-    Parameters
-    ----------
-    specs
-        Names of versions, as in `version_names.resolve`, and ranges `A..B`: A, B and all versions of their run between
-        them; A and B may have been forgotten. If A and B are numbers, versions are compared by number, otherwise by
-        step.
-    run
-        Select all versions of this run, instead of `specs`.
-    keep_every
-        Keep the first of the named versions in every this many steps: in 0 to 99, in 100 to 199 and so on for 100.
-        Versions without a step count by their number instead.
-
-    Raises
-    ------
-    NotFoundError
-        A version or run does not exist.
-    UsageError
-        Both `specs` and `run` are given, the ends of a range are not in one run, or it runs backwards.
+    `specs` are names of versions, as in `version_names.resolve`, and ranges `A..B`: A, B and all versions of their run
+    between them, by number if A and B are numbers, otherwise by step; A and B may have been forgotten. `keep_every`
+    keeps the first of the named versions in every this many steps: in 0 to 99, in 100 to 199 and so on for 100. Raises
+    `NotFoundError` if a version or run does not exist, `UsageError` if both `specs` and `run` are given, or a range
+    runs backwards or over several runs.
     """
     if specs is not None and run is not None:
         raise UsageError("Give versions or `run`, not both.")

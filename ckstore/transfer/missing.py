@@ -75,12 +75,8 @@ class Missing:
     def write(self, writer: ObjectWriter, trusted: set[str], progress: Progress | None) -> None:
         """Write the missing parts.
 
-        `trusted` are the names of packs whose digests were checked; packs that are read are added.
-
-        Raises
-        ------
-        IntegrityError
-            A pack does not match its name, or a raw object does not match its id.
+        `trusted` are the names of packs whose digests were checked; packs that are read are added. Raises
+        `IntegrityError` if a pack does not match its name, or a raw object its id.
         """
         repository = self.version.repository
         reader, packs = repository.reader, repository.packs
@@ -157,14 +153,10 @@ def find_missing(
 ) -> Missing:
     """Find the parts of a version that the target lacks.
 
-    Parameters
-    ----------
-    planned
-        Ids of objects that earlier versions will have sent; the missing ones are added.
-    verify
-        Bring no bases that are not the version's own, and encode the objects on them again: the values of exact ones
-        cannot be compared with their ids, which depend on the layout of their own version. Sums are an exception, since
-        their ids depend on their bases'.
+    `planned` are ids of objects that earlier versions will have sent; the missing ones are added. With `verify`, bases
+    that are not the version's own are not sent, and the objects on them are encoded again: values of exact bases cannot
+    be compared with their ids, which depend on the layout of their own version. Sums are an exception, since their ids
+    depend on their bases'.
     """
     document, units = version.document, version.layout.units
     known = target.resolver.known(document.objects)

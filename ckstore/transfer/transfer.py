@@ -12,7 +12,7 @@ transfer sends the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,19 +120,9 @@ def transfer(
 ) -> TransferReport:
     """Copy versions into another store, with all objects that restoring them takes and the target lacks.
 
-    Parameters
-    ----------
-    rows
-        The versions, by number, so that ancestors come first.
-    verify
-        Decode every received version and compare it with its digests before it becomes visible.
-    progress
-        Called with numbers of bytes of processed versions, as in `original_bytes`.
-
-    Raises
-    ------
-    DiskFullError, LockedError
-        The versions sent before stay; the next transfer sends the rest.
+    The rows are ordered by number, so that ancestors come first. With `verify`, every received version is decoded and
+    compared with its digests before it becomes visible. `progress` gets bytes of processed versions, as in
+    `original_bytes`. After a `DiskFullError` or `LockedError`, the next transfer sends the rest.
     """
     work = _Transfer(source, target, verify=verify, progress=progress)
     if dry_run:
@@ -151,7 +141,7 @@ class _Transfer:
         self._verify = verify
         self._progress = progress or (lambda count: None)
         self._rows = {row.number: row for row in source.catalog.versions()}
-        self._tags = _tags_by_number(source.catalog.tags())
+        self._tags = source.catalog.tags()
         # Packs of the source whose digests were checked.
         self._trusted: set[str] = set()
         # Versions of the target with the content of the source's versions, by the latter's numbers.
@@ -188,13 +178,7 @@ class _Transfer:
         return report
 
     def _existing(self, row: VersionRow) -> VersionRow | None:
-        """Find a version in the target, by its id or by its content at its run and step.
-
-        Raises
-        ------
-        ConflictError
-            The target has other content at that run and step.
-        """
+        """Find a version in the target, by its id or by its content; raise `ConflictError` if its step has another."""
         there = self._there.get(row.uid)
         if there is None and row.step is not None:
             there = self._steps.get((row.run, row.step))
@@ -282,7 +266,7 @@ class _Transfer:
     def _tag(self, row: VersionRow, there: VersionRow) -> None:
         """Copy the version's tags to the target, unless they are taken there."""
         catalog = self._target.catalog
-        for name in self._tags.get(row.number, ()):
+        for name in [name for name, number in self._tags.items() if number == row.number]:
             with suppress(UsageError):  # A run has that name.
                 catalog.commit(partial(self._tag_free, there, name))
 
@@ -335,10 +319,3 @@ def _is_same(source: Repository, row: VersionRow, target: Repository, there: Ver
 def _tree(document: VersionDocument) -> tuple[object, ...]:
     files = {(file.path, file.sha256, file.mode) for file in document.files}
     return document.is_directory, files, set(document.links), set(document.directories)
-
-
-def _tags_by_number(tags: Mapping[str, int]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for name, number in tags.items():
-        found.setdefault(number, []).append(name)
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ckstore.codecs.lattice import CHUNK
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.stored_version import StoredVersion, stored_version
 from ckstore.repository import Address
-from ckstore.views.nodes import ArrayNode, Hierarchy
+from ckstore.views.nodes import ArrayNode, Hierarchy, join
 from ckstore.views.store import ViewStore
 
 #: Name of the array of a tensor whose path is a prefix of other tensors' paths; no segment of a path has this form.
@@ -56,7 +56,7 @@ def run_store(run: str, versions: Sequence[StoredVersion]) -> ViewStore:
         _, tensor = versions[-1].paths[path]
         arrays[name] = ArrayNode(
             tensor.dtype, (len(versions), *tensor.shape), (1, *chunk_shape(tensor.shape, tensor.strides)),
-            (_free(VERSION_AXIS, _siblings(name, versions[-1].paths)), *dimensions), _run_reader(versions, path),
+            (_free(VERSION_AXIS, name, versions[-1].paths), *dimensions), _run_reader(versions, path),
         )  # fmt: skip
     attributes = {
         "run": run,
@@ -98,19 +98,15 @@ def _named(version: StoredVersion) -> list[tuple[str, str, tuple[str, ...]]]:
     for path, (_, tensor) in paths.items():
         name = path + (f"/{TENSOR}" if path in above else "")
         last = name.rpartition("/")[2]
-        siblings = _siblings(name, paths)
-        named.append((path, name, tuple(_free(f"{last}_dim{axis}", siblings) for axis in range(len(tensor.shape)))))
+        dimensions = tuple(_free(f"{last}_dim{axis}", name, paths) for axis in range(len(tensor.shape)))
+        named.append((path, name, dimensions))
     return named
 
 
-def _siblings(name: str, paths: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return name.rpartition("/")[0], paths
-
-
-def _free(dimension: str, siblings: tuple[str, Mapping[str, Any]]) -> str:
-    """Return a name of an axis that no array of the group has: xarray would use that array as the axis's coordinate."""
-    group, paths = siblings
-    while (f"{group}/{dimension}" if group else dimension) in paths:
+def _free(dimension: str, name: str, paths: Collection[str]) -> str:
+    """Return a name of an axis that no array next to `name` has: xarray would use it as the axis's coordinate."""
+    group = name.rpartition("/")[0]
+    while join(group, dimension) in paths:
         dimension += "_"
     return dimension
 

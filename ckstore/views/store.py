@@ -80,17 +80,17 @@ class ViewStore(Store):
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Do `get` in the calling thread."""
-        bounds = _bounds(byte_range)
+        wanted = _slice(byte_range)
         found = self.hierarchy.find(key)
         if found is None:
             return None
         path, index = found
         node = self.hierarchy.nodes[path]
         if index is not None and isinstance(node, ArrayNode):
-            data: bytes | memoryview = node.chunk(index).data
+            data: Any = node.chunk(index).data
         else:
             data = self.hierarchy.document(path)
-        return (prototype or default_buffer_prototype()).buffer.from_bytes(_cut(data, bounds))
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data[wanted])
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
@@ -139,19 +139,14 @@ class ViewStore(Store):
         raise ValueError(_READ_ONLY)
 
 
-def _bounds(byte_range: ByteRequest | None) -> tuple[int | None, int | None]:
-    """Return start and stop of a byte range, as of a slice."""
+def _slice(byte_range: ByteRequest | None) -> slice:
     match byte_range:
         case None:
-            return None, None
+            return slice(None)
         case RangeByteRequest(start, end):
-            return start, end
+            return slice(start, end)
         case OffsetByteRequest(offset):
-            return offset, None
+            return slice(offset, None)
         case SuffixByteRequest(suffix):
-            return -suffix if suffix else 1 << 63, None
+            return slice(-suffix if suffix else 1 << 63, None)
     raise ValueError(f"Unexpected byte_range, got {byte_range}.")
-
-
-def _cut(data: bytes | memoryview, bounds: tuple[int | None, int | None]) -> Any:
-    return data if bounds == (None, None) else data[slice(*bounds)]

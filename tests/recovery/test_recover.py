@@ -27,15 +27,10 @@ from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.pack_reader import PackReader
 from ckstore.writing.tuning import Search
-from tests.checkpoints import moving, series, sha256
+from tests.checkpoints import flip, moving, sha256
 from tests.coarse_checks import same_bits, values_of
 
 pytestmark = [pytest.mark.encoded, pytest.mark.local]
-
-
-@pytest.fixture
-def paths(directory: Path) -> list[Path]:
-    return series(directory, 5)
 
 
 @pytest.fixture
@@ -115,9 +110,8 @@ def test_a_pack_that_is_damaged(store: ckstore.Store, paths: list[Path]) -> None
     rows = store._catalog.versions("a")
     pack = store.path / "packs" / rows[0].pack
     store.close()
-    data = bytearray(pack.read_bytes())
-    data[len(data) // 2] ^= 1
-    pack.write_bytes(data)
+    flip(store.place, rows[0].pack, lambda length: length // 2)
+    data = pack.read_bytes()
     report = recover(store.place)
     assert any(rows[0].pack in problem for problem in report.problems)
     assert pack.read_bytes() == data
@@ -219,13 +213,6 @@ def weights(step: int) -> npt.NDArray[np.float32]:
     for number in range(step):
         values += np.random.default_rng(number + 1).standard_normal((300, 300)) * 1e-3
     return values.astype(np.float32)
-
-
-def damage(path: Path) -> None:
-    """Flip a bit in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.fixture
@@ -343,7 +330,7 @@ def test_a_version_at_the_step_of_a_lost_one_does_not_come_back_in_its_place(sma
     with ckstore.open(small) as opened:
         opened.ingest({"w": weights(5)}, run="a", step=1, replace=True)
         pack = opened["a@1"]._stored.row.pack
-    damage(small / "packs" / pack)
+    flip(small, pack, lambda length: length // 2)
     problems = recover(small).problems
     assert f"Version 3 (a@1) is gone: its pack {pack} is damaged or missing." in problems
     assert steps(small) == [(1, "a", 0)]
@@ -384,7 +371,7 @@ def test_a_tag_never_falls_back_to_its_previous_version(small: Path, lost: bool)
         opened.tag(1, "best")
         opened.tag(2, "best")
         pack = opened[2]._stored.row.pack
-    damage(small / "packs" / pack)
+    flip(small, pack, lambda length: length // 2)
     if lost:
         (small / "catalog.sqlite").unlink()
     problems = recover(small).problems
@@ -403,7 +390,7 @@ def test_a_lost_version_is_named(small: Path) -> None:
     assert f"Version 2 (a@1) is gone: its pack {packs[1]} is damaged or missing." in recover(small).problems
     (small / "catalog.sqlite").unlink()
     assert any("Version 2, after which version 3 was stored, is gone" in said for said in recover(small).problems)
-    damage(small / "packs" / packs[0])
+    flip(small, packs[0], lambda length: length // 2)
     (small / "catalog.sqlite").unlink()
     (small / "packs" / packs[1]).write_bytes(b"x")
     problems = recover(small).problems
@@ -418,7 +405,7 @@ def test_objects_shared_with_a_lost_pack_are_named(small: Path) -> None:
         pack = opened[1]._stored.row.pack
         assert opened[2]._stored.document.blob_packs() == {pack}
         assert opened._catalog.unreferenced_packs() == []
-    damage(small / "packs" / pack)
+    flip(small, pack, lambda length: length // 2)
     assert any(f"lacks data shared with pack {pack}" in problem for problem in recover(small).problems)
 
 

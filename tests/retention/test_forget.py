@@ -12,12 +12,7 @@ import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.recovery.recover import recover
 from ckstore.storage import durable
-from tests.checkpoints import listing, series, settled, sha256
-
-
-@pytest.fixture
-def paths(directory: Path) -> list[Path]:
-    return series(directory, 5)
+from tests.checkpoints import listing, settled, sha256
 
 
 @pytest.fixture

@@ -197,45 +197,43 @@ def test_a_policy_keeps_its_retention(directory: Path) -> None:
         assert store.verify().problems == []
 
 
-def test_older_versions_are_thinned_and_forgotten(directory: Path) -> None:
-    with ckstore.init(directory / "store") as store:
-        for step in range(12):
-            store.ingest(state(step), run="a", step=step, metrics={"loss": abs(step - 5) + 1.0}, hot=0)
-        store.ingest(state(0), run="other", step=0, hot=0)
-        store.ingest(state(1), run="fork", step=100, parent="a@1", hot=0)
-        store.tag("a@2", "best")
-        store.set_policy(Policy(retention=Retention(2, 4, ("loss:min",), 6, 8)), "a")
-        before = listing(store.place)
-        predicted = store.retain("a", dry_run=True)
-        assert listing(store.place) == before
-        assert len(steps(store)) == 12
-        report = store.retain()
-        assert report.forgotten == predicted.forgotten
-        assert report.thinned == predicted.thinned
-        assert [item.step for item in report.forgotten] == [3, 4]
-        assert steps(store) == {
-            0: "exact", 1: "exact", 2: "exact", 5: "exact", 6: "coarse", 7: "coarse", 8: "exact", 9: "coarse",
-            10: "exact", 11: "exact",
-        }  # fmt: skip
-        assert store.retain().forgotten == store.retain().thinned == []
-        assert all(is_exact(store, step) for step, fidelity in steps(store).items() if fidelity == "exact")
-        assert store.verify().problems == []
-        assert steps(store, "other") == {0: "exact"}
-        assert store["fork@100"].parent == store["a@1"].number
+def test_older_versions_are_thinned_and_forgotten(store: ckstore.Store) -> None:
+    for step in range(12):
+        store.ingest(state(step), run="a", step=step, metrics={"loss": abs(step - 5) + 1.0}, hot=0)
+    store.ingest(state(0), run="other", step=0, hot=0)
+    store.ingest(state(1), run="fork", step=100, parent="a@1", hot=0)
+    store.tag("a@2", "best")
+    store.set_policy(Policy(retention=Retention(2, 4, ("loss:min",), 6, 8)), "a")
+    before = listing(store.place)
+    predicted = store.retain("a", dry_run=True)
+    assert listing(store.place) == before
+    assert len(steps(store)) == 12
+    report = store.retain()
+    assert report.forgotten == predicted.forgotten
+    assert report.thinned == predicted.thinned
+    assert [item.step for item in report.forgotten] == [3, 4]
+    assert steps(store) == {
+        0: "exact", 1: "exact", 2: "exact", 5: "exact", 6: "coarse", 7: "coarse", 8: "exact", 9: "coarse",
+        10: "exact", 11: "exact",
+    }  # fmt: skip
+    assert store.retain().forgotten == store.retain().thinned == []
+    assert all(is_exact(store, step) for step, fidelity in steps(store).items() if fidelity == "exact")
+    assert store.verify().problems == []
+    assert steps(store, "other") == {0: "exact"}
+    assert store["fork@100"].parent == store["a@1"].number
 
 
 @pytest.mark.parametrize("hot", [0, 1])
-def test_ingests_have_it_done_behind_the_program(directory: Path, hot: int) -> None:
-    with ckstore.init(directory / "store") as store:
-        store.set_policy(Policy(hot=hot, retention=Retention(exact_last=2, keep_last=4)), "a")
-        for step in range(8):
-            store.ingest(state(step), run="a", step=step)
-            settled(store)
-        assert steps(store) == {4: "coarse", 5: "coarse", 6: "exact", 7: "exact"}
-        assert [row.hot for row in store._catalog.versions()] == [False, False, False, bool(hot)]
-        assert is_exact(store, 7)
-        assert is_exact(store, 6)
-        assert store.verify().problems == []
+def test_ingests_have_it_done_behind_the_program(store: ckstore.Store, hot: int) -> None:
+    store.set_policy(Policy(hot=hot, retention=Retention(exact_last=2, keep_last=4)), "a")
+    for step in range(8):
+        store.ingest(state(step), run="a", step=step)
+        settled(store)
+    assert steps(store) == {4: "coarse", 5: "coarse", 6: "exact", 7: "exact"}
+    assert [row.hot for row in store._catalog.versions()] == [False, False, False, bool(hot)]
+    assert is_exact(store, 7)
+    assert is_exact(store, 6)
+    assert store.verify().problems == []
 
 
 def test_a_program_that_never_waits(directory: Path) -> None:
@@ -256,33 +254,33 @@ def test_a_program_that_never_waits(directory: Path) -> None:
         assert store.verify().problems == []
 
 
-def test_hot_versions_become_coarse_when_they_are_encoded(directory: Path) -> None:
-    with ckstore.init(directory / "store") as store:
-        for step in range(5):
-            store.ingest(state(step), run="a", step=step, hot=9)
-        store.set_policy(Policy(hot=3, retention=Retention(exact_last=1)), "a")
-        store.retain()
-        assert steps(store) == {0: "coarse", 1: "coarse", 2: "exact", 3: "exact", 4: "exact"}
-        assert [row.hot for row in store._catalog.versions()] == [False, False, True, True, True]
-        store.set_policy(Policy(hot=3, retention=Retention(exact_last=1, keep_last=2)), "a")
-        store.retain()
-        assert [row.step for row in store._catalog.versions()] == [3, 4]
-        assert is_exact(store, 3)
-        store.gc()
-        assert store.verify().problems == []
+def test_hot_versions_become_coarse_when_they_are_encoded(store: ckstore.Store) -> None:
+    for step in range(5):
+        store.ingest(state(step), run="a", step=step, hot=9)
+    store.set_policy(Policy(hot=3, retention=Retention(exact_last=1)), "a")
+    store.retain()
+    assert steps(store) == {0: "coarse", 1: "coarse", 2: "exact", 3: "exact", 4: "exact"}
+    assert [row.hot for row in store._catalog.versions()] == [False, False, True, True, True]
+    store.set_policy(Policy(hot=3, retention=Retention(exact_last=1, keep_last=2)), "a")
+    store.retain()
+    assert [row.step for row in store._catalog.versions()] == [3, 4]
+    assert is_exact(store, 3)
+    store.gc()
+    assert store.verify().problems == []
 
 
-def test_versions_without_lossy_tensors_are_examined_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_without_lossy_tensors_are_examined_once(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ckstore.retention import retain as module
 
-    with ckstore.init(directory / "store") as store:
-        for step in range(3):
-            store.ingest({"n": np.arange(step, 100_000 + step)}, run="a", step=step, hot=0)
-        store.set_policy(Policy(retention=Retention(exact_last=1)), "a")
-        assert store.retain(dry_run=True).thinned == []
-        assert store.retain().thinned == []
-        monkeypatch.setattr(module, "thin", lambda *_: pytest.fail("it was looked into again"))
-        assert store.retain().thinned == []
+    for step in range(3):
+        store.ingest({"n": np.arange(step, 100_000 + step)}, run="a", step=step, hot=0)
+    store.set_policy(Policy(retention=Retention(exact_last=1)), "a")
+    assert store.retain(dry_run=True).thinned == []
+    assert store.retain().thinned == []
+    monkeypatch.setattr(module, "thin", lambda *_: pytest.fail("it was looked into again"))
+    assert store.retain().thinned == []
 
 
 def test_two_processes_apply_a_policy_at_once(directory: Path) -> None:
@@ -326,29 +324,28 @@ def test_a_concurrent_tag_protects_its_version(directory: Path, monkeypatch: pyt
         assert list(steps(store)) == [1, 3]
 
 
-def test_a_store_that_takes_hundreds_of_saves(directory: Path) -> None:
+def test_a_store_that_takes_hundreds_of_saves(store: ckstore.Store) -> None:
     """Its bytes stay bounded; recent versions, tags, forks and every fiftieth come back exactly."""
     saves, keep = 240, 40
-    with ckstore.init(directory / "store") as store:
-        store.set_policy(Policy(hot=0, retention=Retention(3, 50, (), keep, 50)), "a")
-        sizes = []
-        for step in range(saves):
-            values = {"w": np.random.default_rng(step).standard_normal(3000).astype(np.float32)}
-            store.ingest(values, run="a", step=step)
-            if step == 51:
-                store.tag("a@51", "mine")
-                store.ingest(values, run="fork", step=0, parent="a@49")
-            if step % 20 == 19:
-                settled(store)
-                sizes.append(sum(present_packs(store).values()))
-        kept = {0, 49, 50, 51, 100, 150, *range(saves - keep, saves)}
-        assert set(steps(store)) == kept
-        for step in (0, 50, 51, 100, 150, *range(saves - 3, saves)):
-            expected = np.random.default_rng(step).standard_normal(3000).astype(np.float32)
-            assert np.array_equal(store[f"a@{step}"].state_dict()["w"], expected)
-        assert store.verify().problems == []
-        print("bytes after every 20 saves:", sizes)
-        assert max(sizes) < 3 * sizes[2]
+    store.set_policy(Policy(hot=0, retention=Retention(3, 50, (), keep, 50)), "a")
+    sizes = []
+    for step in range(saves):
+        values = {"w": np.random.default_rng(step).standard_normal(3000).astype(np.float32)}
+        store.ingest(values, run="a", step=step)
+        if step == 51:
+            store.tag("a@51", "mine")
+            store.ingest(values, run="fork", step=0, parent="a@49")
+        if step % 20 == 19:
+            settled(store)
+            sizes.append(sum(present_packs(store).values()))
+    kept = {0, 49, 50, 51, 100, 150, *range(saves - keep, saves)}
+    assert set(steps(store)) == kept
+    for step in (0, 50, 51, 100, 150, *range(saves - 3, saves)):
+        expected = np.random.default_rng(step).standard_normal(3000).astype(np.float32)
+        assert np.array_equal(store[f"a@{step}"].state_dict()["w"], expected)
+    assert store.verify().problems == []
+    print("bytes after every 20 saves:", sizes)
+    assert max(sizes) < 3 * sizes[2]
 
 
 _APPLYING = """
@@ -391,12 +388,11 @@ def test_killed_while_it_is_applied(directory: Path, turn: int) -> None:
         assert store.verify().problems == []
 
 
-def test_a_step_that_would_be_forgotten_at_once(directory: Path) -> None:
-    with ckstore.init(directory / "store") as store:
-        store.set_policy(Policy(retention=Retention(keep_last=3, keep_every=10)), "a")
-        assert not outlived(store._repository, "a", 0)
-        for step in (12, 15, 30, 31, 32):
-            store.ingest(state(step), run="a", step=step, hot=0)
-        store.retain()
-        assert list(steps(store)) == [12, 30, 31, 32]
-        assert [step for step in range(40) if outlived(store._repository, "a", step)] == [*range(13, 20)]
+def test_a_step_that_would_be_forgotten_at_once(store: ckstore.Store) -> None:
+    store.set_policy(Policy(retention=Retention(keep_last=3, keep_every=10)), "a")
+    assert not outlived(store._repository, "a", 0)
+    for step in (12, 15, 30, 31, 32):
+        store.ingest(state(step), run="a", step=step, hot=0)
+    store.retain()
+    assert list(steps(store)) == [12, 30, 31, 32]
+    assert [step for step in range(40) if outlived(store._repository, "a", step)] == [*range(13, 20)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,11 +145,10 @@ def test_a_range_has_the_versions_between_its_ends(
     assert [row.number for row in rows] == sorted(row.number for row in rows)
 
 
-def test_a_name_by_itself_is_not_its_characters(tmp_path: Path) -> None:
-    with ckstore.init(tmp_path / "store") as store:
-        for step in range(12):
-            store.ingest({"w": [step]}, run="a", step=step)
-        assert [row.number for row in store.forget("12").versions] == [12]
-        assert [row.number for row in store.forget("2..3", dry_run=True).versions] == [2, 3]
-        assert store.thin("11", dry_run=True).skipped == [11]
-        assert len(store._catalog.versions()) == 11
+def test_a_name_by_itself_is_not_its_characters(store: ckstore.Store) -> None:
+    for step in range(12):
+        store.ingest({"w": [step]}, run="a", step=step)
+    assert [row.number for row in store.forget("12").versions] == [12]
+    assert [row.number for row in store.forget("2..3", dry_run=True).versions] == [2, 3]
+    assert store.thin("11", dry_run=True).skipped == [11]
+    assert len(store._catalog.versions()) == 11

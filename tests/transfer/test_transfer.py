@@ -668,26 +668,27 @@ def outside(document: dict[str, Any]) -> None:
         version_field(objects=[]),
     ],
 )
-def test_a_store_that_lies_is_refused_by_the_gate(directory: Path, lie: Callable[[dict[str, Any]], None]) -> None:
+def test_a_store_that_lies_is_refused_by_the_gate(
+    store: ckstore.Store, directory: Path, lie: Callable[[dict[str, Any]], None]
+) -> None:
     """Packs are signed again: their names match their content. Without `--verify` nothing is decoded."""
-    with ckstore.init(directory / "source") as store:
-        store.ingest({"w": draw(300, 300), "v": draw(70_000), "n": 3}, run="a", step=1, hot=0)
+    with ckstore.init(directory / "source") as source:
+        source.ingest({"w": draw(300, 300), "v": draw(70_000), "n": 3}, run="a", step=1, hot=0)
     crafted = CraftedStore(directory / "source")
     [pack] = [name for name in crafted.packs() if "version" in crafted.read(name)[0]]
     crafted.change(pack, lie)
-    with ckstore.init(directory / "store") as store:
-        store.ingest({"w": draw(9, 9)}, run="own", step=1, hot=0)
-        before = listing(store.place)
-        try:
-            with ckstore.open(directory / "source", "r") as other:
-                assert len(store.pull(other).failed) == 1
-        except ckstore.CkstoreError:
-            pass
-        assert len(store._catalog.versions()) == 1
-        assert listing(store.place) == before
-        assert store.verify().problems == []
-        assert store._catalog.reservations() == []
-        assert store._catalog.leases() == []
+    store.ingest({"w": draw(9, 9)}, run="own", step=1, hot=0)
+    before = listing(store.place)
+    try:
+        with ckstore.open(directory / "source", "r") as other:
+            assert len(store.pull(other).failed) == 1
+    except ckstore.CkstoreError:
+        pass
+    assert len(store._catalog.versions()) == 1
+    assert listing(store.place) == before
+    assert store.verify().problems == []
+    assert store._catalog.reservations() == []
+    assert store._catalog.leases() == []
 
 
 @pytest.mark.local  # The crafted store is a directory.

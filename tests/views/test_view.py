@@ -135,20 +135,19 @@ def test_a_view_survives_pickling(version: Version) -> None:
 
 
 @pytest.mark.encoded
-def test_a_slice_decodes_only_its_chunks(tmp_path: Path) -> None:
-    with ckstore.init(tmp_path / "store") as store:
-        store.ingest({"w": torch.randn(4096, 512)})
-        store._repository.reader.cache.clear()  # an ingest leaves its chunks there for the version that follows
-        array = store["latest"].arrays["w"]
-        assert array.chunks == (512, 512)
-        counts = []
-        for key in (slice(0, 1), slice(1, 512), slice(1000, 1100), slice(None)):
-            before = store._repository.reader.decoded_chunks
-            array[key]
-            counts.append(store._repository.reader.decoded_chunks - before)
-        one = counts[0]
-        assert one in (1, 2)
-        assert counts == [one, 0, 2 * one, 5 * one]
+def test_a_slice_decodes_only_its_chunks(store: ckstore.Store) -> None:
+    store.ingest({"w": torch.randn(4096, 512)})
+    store._repository.reader.cache.clear()  # an ingest leaves its chunks there for the version that follows
+    array = store["latest"].arrays["w"]
+    assert array.chunks == (512, 512)
+    counts = []
+    for key in (slice(0, 1), slice(1, 512), slice(1000, 1100), slice(None)):
+        before = store._repository.reader.decoded_chunks
+        array[key]
+        counts.append(store._repository.reader.decoded_chunks - before)
+    one = counts[0]
+    assert one in (1, 2)
+    assert counts == [one, 0, 2 * one, 5 * one]
 
 
 def test_a_tensor_above_others_is_a_member_of_its_group(version: Version, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,24 +172,23 @@ def test_chunks_of_contiguous_tensors_equal_those_of_objects(shape: tuple[int, .
         assert prod(chunk) == min(prod(shape), chunk_length(shape))
 
 
-def test_every_tensor_of_real_files_is_its_bytes_in_the_file(shared_data: Path, tmp_path: Path) -> None:
+def test_every_tensor_of_real_files_is_its_bytes_in_the_file(shared_data: Path, store: ckstore.Store) -> None:
     """Whole pickled models cannot be unpickled here, so arrays are compared with the files' own bytes."""
     names = [
         "espcn/model_epoch_14.pth", "espcn/model_epoch_15.pth", "lightning_a/epoch=70-step=4331.ckpt",
         "lightning_a/last.ckpt", "willmore_pinn/checkpoint_epoch_5.pt", "trades_sgd/opt-nn-checkpoint_epoch5.tar",
     ]  # fmt: skip
-    with ckstore.init(tmp_path / "store") as store:
-        for name in names:
-            store.ingest(shared_data / name, run=name.partition("/")[0])
-            version = store["latest"]
-            data = (shared_data / name).read_bytes()
-            group = version.arrays
-            assert len(version) > 0
-            for path, (_, tensor) in version._stored.paths.items():
-                array = np.asarray(group[path][...])
-                assert array.tobytes() == raw_bytes(
-                    data, version._stored.layout.files[0].extents[tensor.extent], tensor
-                ), path
+    for name in names:
+        store.ingest(shared_data / name, run=name.partition("/")[0])
+        version = store["latest"]
+        data = (shared_data / name).read_bytes()
+        group = version.arrays
+        assert len(version) > 0
+        for path, (_, tensor) in version._stored.paths.items():
+            array = np.asarray(group[path][...])
+            assert array.tobytes() == raw_bytes(data, version._stored.layout.files[0].extents[tensor.extent], tensor), (
+                path
+            )
 
 
 def raw_bytes(data: bytes, extent: Any, tensor: Tensor) -> bytes:

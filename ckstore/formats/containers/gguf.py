@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import FileLayout, Format, Source
+from ckstore.formats.layout import FileLayout, Format, Source, opaque
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -61,15 +61,12 @@ def _parse(source: Source) -> FileLayout:
 
     Raises `InputError` if it is cut off, or names a tensor twice.
     """
-    layout = FileLayout("gguf", source.size)
     header = _Header(source)
     header.skip(len(_MAGIC))
     version = header.number(4)
     if version not in _VERSIONS:
-        big = version & 0xFFFF == 0
-        layout.bytes_for[""] = "big-endian" if big else f"version {version} of the format"
-        layout.add_bytes(("__bytes__",), 8, source.size)
-        return layout
+        why = f"version {version} of the format" if version & 0xFFFF else "big-endian"
+        return opaque(source, "gguf", why, 8)
     count, values = header.number(8), header.number(8)
     alignment = _ALIGNMENT
     for _ in range(values):
@@ -84,6 +81,7 @@ def _parse(source: Source) -> FileLayout:
     described = [_describe(header) for _ in range(count)]
     if len({one.name for one in described}) < count:
         raise InputError("the header names a tensor twice")
+    layout = FileLayout("gguf", source.size)
     base = -(-header.position // alignment) * alignment
     following = sorted({base + one.offset for one in described} | {source.size})
     end = base

@@ -13,7 +13,7 @@ from math import prod
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import FileLayout, Format, Path, Source, row_major
+from ckstore.formats.layout import FileLayout, Format, Path, Source, opaque, row_major
 
 _MAGIC = b"\x93NUMPY"
 #: Bytes of the header's length, by version.
@@ -51,11 +51,10 @@ def _parse(source: Source) -> FileLayout:
 
     Raises `InputError` if it is cut off.
     """
-    layout = FileLayout("npy", source.size)
     prefix = source.pread(0, min(12, source.size))
     width = _LENGTH_BYTES.get(prefix[6:8])
     if width is None and len(prefix) >= 8:
-        return _opaque(layout, len(prefix), "an unknown version of the format")
+        return opaque(source, "npy", "an unknown version of the format", len(prefix))
     if width is None or len(prefix) < 8 + width:
         raise InputError("the file ends within its header")
     length = int.from_bytes(prefix[8 : 8 + width], "little")
@@ -63,29 +62,23 @@ def _parse(source: Source) -> FileLayout:
     if begin > source.size:
         raise InputError("the file ends within its header")
     if length > _MAX_HEADER_BYTES:
-        return _opaque(layout, begin, "a long header")
+        return opaque(source, "npy", "a long header", begin)
     items = _items(source.pread(begin - length, length).decode("latin-1"))
     if items is None:
-        return _opaque(layout, begin, "a dtype with fields, or a header that is not NumPy's")
+        return opaque(source, "npy", "a dtype with fields, or a header that is not NumPy's", begin)
     descr, is_fortran, shape = items
     if descr not in _DTYPES:
-        return _opaque(layout, begin, f"dtype {descr}")
+        return opaque(source, "npy", f"dtype {descr}", begin)
     stop = begin + prod(shape) * ITEM_SIZES[_DTYPES[descr]]
     if stop > source.size:
         raise InputError("the file ends within its array")
     if prod(max(size, 1) for size in shape) >> 63:  # An array without elements, with strides of more than 64 bits.
-        return _opaque(layout, begin, "an implausible shape")
+        return opaque(source, "npy", "an implausible shape", begin)
     if stop < source.size:
-        return _opaque(layout, begin, "more than one array")
+        return opaque(source, "npy", "more than one array", begin)
+    layout = FileLayout("npy", source.size)
     strides = row_major(shape[::-1])[::-1] if is_fortran else None
     layout.tree = layout.add(_PATH, _DTYPES[descr], shape, begin, strides)
-    return layout
-
-
-def _opaque(layout: FileLayout, start: int, why: str) -> FileLayout:
-    """Return a layout without tensors; the header before `start` is skeleton, readable without the data."""
-    layout.bytes_for[""] = why
-    layout.add_bytes(("__bytes__",), start, layout.size)
     return layout
 
 

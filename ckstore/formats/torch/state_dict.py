@@ -35,7 +35,7 @@ from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
 from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.objects import CLASSES
-from ckstore.formats.torch.pickle_reader import Identity
+from ckstore.formats.torch.pickle_reader import Identity, key_of
 from ckstore.formats.torch.pickle_writer import OPAQUE
 from ckstore.formats.torch.storages import StorageData
 from ckstore.formats.torch.tree_reader import PLAIN, ROOT, free, segment_of
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 #: Below the depth that the reader accepts.
 _MAX_DEPTH = 100
-_MAX_KEY = (1 << 61) - 1
 _READ_BYTES = 1 << 22
 
 #: Types whose objects are written as they pickle themselves; `ckstore.reading.known_types` rebuilds them.
@@ -361,7 +360,7 @@ class _Describer:
 
     def _key(self, key: Any, path: Path) -> Any:
         """Return a key or element: plain ones unchanged, others as values that equal only themselves."""
-        if _is_plain_key(key):
+        if type(key_of(key)) is not Identity:
             return key
         if not self._is_known_key(key):
             raise UsageError(
@@ -373,7 +372,9 @@ class _Describer:
     def _is_known_key(self, key: Any, depth: int = 0) -> bool:
         if type(key) is tuple:
             fits = depth < 2 and len(key) <= _KEY_PARTS
-            return fits and all(self._is_known_key(part, depth + 1) or _is_plain_key(part) for part in key)
+            return fits and all(
+                type(key_of(part)) is not Identity or self._is_known_key(part, depth + 1) for part in key
+            )
         if self._numpy is not None and isinstance(key, self._numpy.generic):
             return _is_own(key.dtype) and key.dtype.kind != "V"
         return _name(type(key)) in _REDUCED and _name(type(key)).startswith(_KEYS)
@@ -499,42 +500,39 @@ class _Describer:
     def _place(self, group: list[_Found], state: LiveState) -> Iterator[tuple[_Found, Tensor]]:
         """Add the extents of tensors that share their memory, and place the tensors in them."""
         first = group[0]
-        number = len(state.extents)
-        if self._numpy is not None and isinstance(first.value, self._numpy.ndarray):
-            shape = first.value.shape
-            _add(state, Extent(0, first.dtype, shape, first.path), _ArrayMemory(first.value))
-            for found in group:
-                yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, 0, found.marks)
-            return
+        number, low, strides = len(state.extents), 0, None
+        memory: Memory
         same = all(
             (one.dtype, one.shape, one.strides, one.offset) == (first.dtype, first.shape, first.strides, first.offset)
             for one in group[1:]
         )
-        shape = memory_shape(first.shape, first.strides)
-        if same and shape is None and prod(first.shape) <= _reach(first):  # There are holes, and a copy has none.
-            strides = row_major(first.shape)
-            _add(state, Extent(0, first.dtype, first.shape, first.path), _TensorMemory(first.value))
+        shape = memory_shape(first.shape, first.strides) if same else None
+        if self._numpy is not None and isinstance(first.value, self._numpy.ndarray):
+            shape, memory = first.value.shape, _ArrayMemory(first.value)
+        elif same and shape is None and prod(first.shape) <= _reach(first):  # There are holes, and a copy has none.
+            shape, strides, low = first.shape, row_major(first.shape), first.offset
+            memory = _TensorMemory(first.value)
+        else:
+            sizes: dict[int, list[_Found]] = {}
             for found in group:
-                yield found, Tensor(found.path, found.dtype, found.shape, strides, number, 0, found.marks)
-            return
-        sizes: dict[int, list[_Found]] = {}
-        for found in group:
-            sizes.setdefault(ITEM_SIZES[found.dtype], []).append(found)
-        if len(sizes) > 1:
-            # No extent can hold views of several item sizes: those of each become one.
-            for views in sizes.values():
-                yield from self._place(views, state)
-            return
-        low = min(one.offset * ITEM_SIZES[one.dtype] for one in group)
-        high = max(map(_end, group))
-        [item] = sizes
-        extent_shape = shape if same and shape is not None else ((high - low) // item,)
-        data = _bytes_of(first.value, low, high)
-        memory = _ArrayMemory(data.numpy()) if data.device.type == "cpu" else _TensorMemory(data)
-        _add(state, Extent(0, first.dtype, extent_shape, first.path), memory)
-        for found in group:
-            offset = found.offset - low // item
-            yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, offset, found.marks)
+                sizes.setdefault(ITEM_SIZES[found.dtype], []).append(found)
+            if len(sizes) > 1:
+                # No extent can hold views of several item sizes: those of each become one.
+                for views in sizes.values():
+                    yield from self._place(views, state)
+                return
+            [item] = sizes
+            low, high = min(one.offset for one in group), max(map(_end, group)) // item
+            shape = (high - low,) if shape is None else shape
+            data = _bytes_of(first.value, low * item, high * item)
+            memory = _ArrayMemory(data.numpy()) if data.device.type == "cpu" else _TensorMemory(data)
+        state.extents.append(Extent(0, first.dtype, shape, first.path))
+        state.memories.append(memory)
+        for one in group:
+            yield (
+                one,
+                Tensor(one.path, one.dtype, one.shape, strides or one.strides, number, one.offset - low, one.marks),
+            )
 
 
 def _imported(name: str) -> Any:
@@ -547,11 +545,6 @@ def _imported(name: str) -> Any:
 @cache
 def _name_of_dtype(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _add(state: LiveState, extent: Extent, memory: Memory) -> None:
-    state.extents.append(extent)
-    state.memories.append(memory)
 
 
 def _contents(views: Sequence[Any]) -> list[bytes]:
@@ -709,14 +702,6 @@ def _name(one: Any) -> str:
 def _is_own(dtype: Any) -> bool:
     """Return whether a dtype is one of NumPy's, with values in the array itself."""
     return dtype.isbuiltin != 2 and not dtype.hasobject and dtype.kind in "biufcSUVmM"
-
-
-def _is_plain_key(key: Any) -> bool:
-    if type(key) is tuple:
-        return len(key) <= 64 and all(_is_plain_key(item) for item in key)
-    if type(key) is int:
-        return -_MAX_KEY < key < _MAX_KEY
-    return key is None or type(key) in (str, bool, float, bytes)
 
 
 def _integer(value: int, path: Path) -> int:
