@@ -131,34 +131,35 @@ def test_a_quota_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.encoded
-def test_packs_that_cannot_be_rewritten_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_that_cannot_be_rewritten_stay(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs that hold only garbage go first; others are left alone where there is no room for their copies."""
-    with ckstore.init(tmp_path / "store") as store:
-        for step in range(3):
-            values = np.random.default_rng(step).standard_normal((2, 300, 300), np.float32)
-            store.ingest({"same": np.full((300, 300), step // 2, np.float32), "w": values}, run="a", step=step)
-        store.forget(["a@0", "a@1"])
-        before = {row.name for row in store._catalog.packs()}
-        copy = collect.repack
-        refused = []
+    for step in range(3):
+        values = np.random.default_rng(step).standard_normal((2, 300, 300), np.float32)
+        store.ingest({"same": np.full((300, 300), step // 2, np.float32), "w": values}, run="a", step=step)
+    store.forget(["a@0", "a@1"])
+    before = {row.name for row in store._catalog.packs()}
+    copy = collect.repack
+    refused = []
 
-        def full(*arguments: object) -> object:
-            refused.append(arguments)
-            raise durable.full_error(store.path, 1)
+    def full(*arguments: object) -> object:
+        refused.append(arguments)
+        raise durable.full_error(store.path, 1)
 
-        monkeypatch.setattr(collect, "repack", full)
-        report = store.gc(grace=0)
-        assert report.removed
-        assert not report.rewritten
-        assert len(refused) == 2
-        assert {row.name for row in store._catalog.packs()} < before
-        assert store.verify().problems == []
-        monkeypatch.setattr(collect, "repack", copy)
-        assert store.gc(grace=0).rewritten
-        assert store.verify().problems == []
+    monkeypatch.setattr(collect, "repack", full)
+    report = store.gc(grace=0)
+    assert report.removed
+    assert not report.rewritten
+    assert len(refused) == 2
+    assert {row.name for row in store._catalog.packs()} < before
+    assert store.verify().problems == []
+    monkeypatch.setattr(collect, "repack", copy)
+    assert store.gc(grace=0).rewritten
+    assert store.verify().problems == []
 
 
-def test_the_reserve_exists_where_room_is_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reserve_exists_where_room_is_little(
+    store: ckstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def sized(free: int) -> int:
         status = os.statvfs(tmp_path)
         fields = list(status)
@@ -169,10 +170,9 @@ def test_the_reserve_exists_where_room_is_little(tmp_path: Path, monkeypatch: py
         path = store.path / reserve.NAME
         return path.stat().st_size if path.exists() else 0
 
-    with ckstore.init(tmp_path / "store") as store:
-        assert sized(reserve.PLENTY + 4096) == 0
-        assert sized(reserve.LITTLE + 4096) == 0
-        size = sized(reserve.LITTLE)
-        assert size == reserve.SIZE + (store.path / "catalog.sqlite").stat().st_size
-        assert sized(reserve.LITTLE + 4096) == size
-        assert sized(reserve.PLENTY + 4096) == 0
+    assert sized(reserve.PLENTY + 4096) == 0
+    assert sized(reserve.LITTLE + 4096) == 0
+    size = sized(reserve.LITTLE)
+    assert size == reserve.SIZE + (store.path / "catalog.sqlite").stat().st_size
+    assert sized(reserve.LITTLE + 4096) == size
+    assert sized(reserve.PLENTY + 4096) == 0

@@ -20,12 +20,6 @@ def save(path: Path, value: float, **more: object) -> Path:
     return path
 
 
-@pytest.fixture
-def store(tmp_path: Path):
-    with ckstore.init(tmp_path / "store") as store:
-        yield store
-
-
 def test_files_that_say_the_same_step_are_stored_by_their_names(store: ckstore.Store, tmp_path: Path) -> None:
     paths = [save(tmp_path / f"net_{number}.pt", number, step=0) for number in (10, 2, 1)]
     store.ingest(paths[0], run="loop")

@@ -67,15 +67,14 @@ def test_a_version_keeps_them_when_it_is_thinned_collected_and_healed(source: Pa
     assert kept(path) == [merged]
 
 
-def test_a_catalog_with_other_metrics_than_manifest_and_log_is_found(source: Path, tmp_path: Path) -> None:
-    with ckstore.init(tmp_path / "store") as store:
-        number = store.ingest(source, metrics={"loss": 2.5}).version.number
-        store.ingest(source, metrics={"loss": 2.25})
-        store._catalog.update_version(number, metrics={"loss": 1.0})
-        assert "metrics" in store.verify().problems[0]
+def test_a_catalog_with_other_metrics_than_manifest_and_log_is_found(source: Path, store: ckstore.Store) -> None:
+    number = store.ingest(source, metrics={"loss": 2.5}).version.number
+    store.ingest(source, metrics={"loss": 2.25})
+    store._catalog.update_version(number, metrics={"loss": 1.0})
+    assert "metrics" in store.verify().problems[0]
 
 
-def test_metrics_are_read_from_files_of_frameworks(tmp_path: Path) -> None:
+def test_metrics_are_read_from_files_of_frameworks(store: ckstore.Store, tmp_path: Path) -> None:
     torch.save(
         {"w": torch.ones(3), "metrics": {"top1": 0.5}, "loss_scale": 8.0, "accuracy": float("nan"), "epoch": 3,
          "callbacks": {"ModelCheckpoint": {"monitor": "val/acc", "current_score": torch.tensor(0.75)}}},
@@ -87,22 +86,21 @@ def test_metrics_are_read_from_files_of_frameworks(tmp_path: Path) -> None:
     history = [{"eval_loss": 3.0, "step": 1}, {"loss": 1.5, "step": 5}, {"eval_loss": 2.25, "step": 5}]
     (trained / "trainer_state.json").write_text(json.dumps({"global_step": 5, "log_history": history}))
     safetensors.numpy.save_file({"w": np.ones(3)}, tmp_path / "st.safetensors", {"eval_loss": "0.125", "format": "pt"})
-    with ckstore.init(tmp_path / "store") as store:
-        found = [
-            store.ingest(path, run=path.name).version
-            for path in (tmp_path / "lightning.ckpt", trained, tmp_path / "st.safetensors")
-        ]
-        assert [dict(row.metrics) for row in found] == [
-            {"top1": 0.5, "val/acc": 0.75},
-            {"eval_loss": 2.25, "loss": 1.5},
-            {"eval_loss": 0.125},
-        ]
-        assert store["best:eval_loss"].number == 3
-        store.encode()
-        assert store[2].describe()["metrics_from"] == {
-            "eval_loss": "trainer_state.json",
-            "loss": "trainer_state.json",
-        }
+    found = [
+        store.ingest(path, run=path.name).version
+        for path in (tmp_path / "lightning.ckpt", trained, tmp_path / "st.safetensors")
+    ]
+    assert [dict(row.metrics) for row in found] == [
+        {"top1": 0.5, "val/acc": 0.75},
+        {"eval_loss": 2.25, "loss": 1.5},
+        {"eval_loss": 0.125},
+    ]
+    assert store["best:eval_loss"].number == 3
+    store.encode()
+    assert store[2].describe()["metrics_from"] == {
+        "eval_loss": "trainer_state.json",
+        "loss": "trainer_state.json",
+    }
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,9 @@ import pytest
 import ckstore
 from ckstore.encoding.budget import PLANNED
 from ckstore.recovery.recover import recover
-from tests.checkpoints import described, scratch
+from tests.checkpoints import described
 
 SERIES = ["willmore_pinn", "vdsr", "espcn", "lightning_a", "trades_sgd", "opt_lora"]
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
 
 
 def ordered(folder: Path) -> list[Path]:
@@ -41,10 +34,9 @@ def check(store: ckstore.Store, sources: dict[int, Path], out: Path) -> None:
 
 
 @pytest.mark.parametrize("series", SERIES)
-def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
+def test_a_series(shared_data: Path, store: ckstore.Store, directory: Path, series: str) -> None:
     paths = ordered(shared_data / series)
     assert len(paths) >= 3
-    store = ckstore.init(directory / "store")
     sources = {}
     for path in paths:
         # Weights and optimiser of one epoch are two files: two runs, each with that step.
@@ -70,20 +62,18 @@ def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
 
 @pytest.mark.encoded
 @pytest.mark.local  # In a bucket chains are shorter.
-def test_deltas_of_small_tensors_are_small(shared_data: Path, directory: Path) -> None:
+def test_deltas_of_small_tensors_are_small(shared_data: Path, store: ckstore.Store) -> None:
     """484,563 bytes; 491,000 with histograms that were too coarse for the groups of a tensor of 2^14 elements."""
-    with ckstore.init(directory / "store") as store:
-        for path in ordered(shared_data / "espcn")[:4]:
-            store.ingest(
-                path, run="espcn", max_restore_cost=2.0 * 0.9 / PLANNED
-            )  # The planned share as it was when measured.
-        assert sum(row.stored_bytes for row in store._catalog.versions()[1:]) < 487_000
+    for path in ordered(shared_data / "espcn")[:4]:
+        store.ingest(
+            path, run="espcn", max_restore_cost=2.0 * 0.9 / PLANNED
+        )  # The planned share as it was when measured.
+    assert sum(row.stored_bytes for row in store._catalog.versions()[1:]) < 487_000
 
 
 @pytest.mark.parametrize("kind", ["gpt_run", "cnn_run", "bf16_run", "frozen_run", "ema_run"])
-def test_a_trained_run(kind: str, directory: Path, request: pytest.FixtureRequest) -> None:
+def test_a_trained_run(kind: str, store: ckstore.Store, directory: Path, request: pytest.FixtureRequest) -> None:
     paths: list[Path] = request.getfixturevalue(kind)
-    store = ckstore.init(directory / "store")
     sources = {store.ingest(path, verify=True).version.number: path for path in paths}
     check(store, sources, directory / "out")
     store.encode()

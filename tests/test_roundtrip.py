@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,9 @@ from ckstore.objects import reader
 from ckstore.objects.documents import LayoutDocument
 from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
-from tests.checkpoints import described, restored_elsewhere, scratch, sha256
+from tests.checkpoints import described, restored_elsewhere, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
 
 
 def model() -> nn.Module:
@@ -105,9 +99,8 @@ def check_all(store: ckstore.Store, expected: dict[int, str], directory: Path) -
         out.unlink()
 
 
-def test_every_depth_after_a_rebase_and_after_a_recovery(directory: Path) -> None:
+def test_every_depth_after_a_rebase_and_after_a_recovery(store: ckstore.Store, directory: Path) -> None:
     paths = adamw_run(directory, 12)
-    store = ckstore.init(directory / "store")
     expected = ingest_all(store, paths, run="a")
     rows = store._catalog.versions("a")
     assert [row.step for row in rows] == list(range(12))
@@ -136,8 +129,7 @@ def test_every_depth_after_a_rebase_and_after_a_recovery(directory: Path) -> Non
 
 
 @pytest.mark.parametrize("flush", [True, False])
-def test_another_process_reads_the_same_bytes(directory: Path, flush: bool) -> None:
-    store = ckstore.init(directory / "store")
+def test_another_process_reads_the_same_bytes(store: ckstore.Store, directory: Path, flush: bool) -> None:
     expected = ingest_all(store, with_subnormals(directory, 3), run="tiny")
     expected |= ingest_all(store, adamw_run(directory, 2), run="a")
     store.close()
@@ -211,7 +203,7 @@ STATES: list[Callable[[], Any]] = [
 
 @pytest.mark.parametrize("make", STATES)
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_torch_files(directory: Path, make: Callable[[], Any], legacy: bool) -> None:
+def test_torch_files(store: ckstore.Store, directory: Path, make: Callable[[], Any], legacy: bool) -> None:
     torch.manual_seed(2)
     state = make()
     paths = []
@@ -225,7 +217,6 @@ def test_torch_files(directory: Path, make: Callable[[], Any], legacy: bool) -> 
                     flat = tensor.untyped_storage()
                     values = torch.empty(0, dtype=tensor.dtype).set_(flat)
                     values += 1e-3 * torch.randn_like(values)
-    store = ckstore.init(directory / "store")
     expected = ingest_all(store, paths)
     assert store.verify().problems == []
     check_all(store, expected, directory)
@@ -243,19 +234,18 @@ def _leaves(state: Any) -> list[torch.Tensor]:
     return []
 
 
-def test_the_same_values_in_another_shape(directory: Path) -> None:
+def test_the_same_values_in_another_shape(store: ckstore.Store, directory: Path) -> None:
     """An object with another cut into chunks is not read by the cut of its equal."""
     values = torch.randn(1000, 300)
     torch.save({"w": values}, directory / "a.pt")
     torch.save({"w": values.reshape(-1).clone(), "v": values.clone()}, directory / "b.pt")
     torch.save({"w": values.reshape(-1) + 1e-3, "v": values.reshape(300, 1000) + 1e-3}, directory / "c.pt")
-    store = ckstore.init(directory / "store")
     expected = ingest_all(store, [directory / name for name in ("a.pt", "b.pt", "c.pt")])
     check_all(store, expected, directory)
     assert store.verify().problems == []
 
 
-def test_values_that_move_by_less_than_a_step(directory: Path) -> None:
+def test_values_that_move_by_less_than_a_step(store: ckstore.Store, directory: Path) -> None:
     """Integers that do not change at all are an object that is stored already, and no delta to itself."""
     values = torch.randn(400, 400)
     paths = []
@@ -263,7 +253,6 @@ def test_values_that_move_by_less_than_a_step(directory: Path) -> None:
         paths.append(directory / f"step{step}.pt")
         torch.save({"w": values.clone()}, paths[-1])
         values.view(torch.int32)[0, step] += 1
-    store = ckstore.init(directory / "store")
     expected = ingest_all(store, paths)
     check_all(store, expected, directory)
     store.encode()
@@ -308,17 +297,15 @@ def torch_bytes(state: Any) -> bytes:
     ],
     ids=["npy", "npy, turned", "npy, no strides", "safetensors", "torch", "torch, one element"],
 )
-def test_sizes_and_strides_that_place_nothing(directory: Path, data: bytes) -> None:
+def test_sizes_and_strides_that_place_nothing(store: ckstore.Store, directory: Path, data: bytes) -> None:
     path = directory / "file"
     path.write_bytes(data)
-    store = ckstore.init(directory / "store")
     check_all(store, ingest_all(store, [path]), directory)
 
 
-def test_a_shape_whose_strides_no_integer_holds(directory: Path) -> None:
+def test_a_shape_whose_strides_no_integer_holds(store: ckstore.Store, directory: Path) -> None:
     path = directory / "file.safetensors"
     path.write_bytes(safetensors((0, 1 << 40, 1 << 40)))
-    store = ckstore.init(directory / "store")
     with pytest.raises(ckstore.InputError, match="implausible shape"):
         store.ingest(path)
     number = store.ingest(path, force=True).version.number
@@ -326,21 +313,19 @@ def test_a_shape_whose_strides_no_integer_holds(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("character", [b"\xff", b"\0"])
-def test_archives_with_names_that_are_no_text(directory: Path, character: bytes) -> None:
+def test_archives_with_names_that_are_no_text(store: ckstore.Store, directory: Path, character: bytes) -> None:
     paths = [directory / "model.pt", directory / "a.npz"]
     torch.save({"w": torch.arange(10.0)}, paths[0])
     np.savez(paths[1], aaaa=np.arange(10.0))
     for path, name in zip(paths, (b"model/", b"aaaa.npy"), strict=True):
         path.write_bytes(path.read_bytes().replace(name, character + name[1:]))
-    store = ckstore.init(directory / "store")
     check_all(store, ingest_all(store, paths), directory)
 
 
-def test_a_file_of_the_far_future(directory: Path) -> None:
+def test_a_file_of_the_far_future(store: ckstore.Store, directory: Path) -> None:
     path = directory / "a.pt"
     torch.save({"w": torch.arange(10.0)}, path)
     os.utime(path, (10**10 + 1, 10**10 + 1))  # The year 2286: 64 bits of nanoseconds end in 2262.
-    store = ckstore.init(directory / "store")
     check_all(store, ingest_all(store, [path]), directory)
     store["main"].checkout(directory / "out")
     assert (directory / "out").stat().st_mtime_ns == path.stat().st_mtime_ns
@@ -352,9 +337,8 @@ def test_unreadable_layouts_are_not_stored() -> None:
         layout.encode()
 
 
-def test_directories(directory: Path) -> None:
+def test_directories(store: ckstore.Store, directory: Path) -> None:
     """Files, links, empty directories, permissions and times of files, across versions that differ in all of them."""
-    store = ckstore.init(directory / "store")
     expected = {}
     for step in range(3):
         tree = directory / f"checkpoint-{step}"
@@ -382,7 +366,7 @@ def test_directories(directory: Path) -> None:
         assert described(out) == entries
 
 
-def test_many_files_in_a_directory(directory: Path) -> None:
+def test_many_files_in_a_directory(store: ckstore.Store, directory: Path) -> None:
     """More files than a process may have open by default."""
     import resource
 
@@ -391,7 +375,6 @@ def test_many_files_in_a_directory(directory: Path) -> None:
     torch.save({"w": torch.ones(3)}, tree / "model.pt")
     for number in range(300):
         (tree / f"{number}.json").write_text(str(number))
-    store = ckstore.init(directory / "store")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
     try:
@@ -403,10 +386,11 @@ def test_many_files_in_a_directory(directory: Path) -> None:
 
 
 @pytest.mark.encoded
-def test_a_verified_ingest_that_does_not_come_back(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verified_ingest_that_does_not_come_back(
+    store: ckstore.Store, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error of the coder is found before the version is visible, and leaves nothing behind."""
     paths = adamw_run(directory, 2)
-    store = ckstore.init(directory / "store")
     store.ingest(paths[0], run="a", verify=True)
     before = sorted(os.listdir(store.path / "packs"))
     right = reader.ordinal_correct

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,25 +107,23 @@ def test_a_step_selects_a_version_and_a_range_of_steps_a_run(run: Run) -> None:
         run[-2:]
 
 
-def test_metrics_are_columns(tmp_path: Path) -> None:
-    with ckstore.init(tmp_path / "store") as store:
-        for step, metrics in enumerate([{"loss": 2.0}, {"loss": 1.5, "accuracy": 0.5}]):
-            store.ingest({"w": torch.full((4,), float(step))}, run="r", step=step, metrics=metrics)
-        assert store.run("r").metrics == {"loss": [2.0, 1.5], "accuracy": [None, 0.5]}
+def test_metrics_are_columns(store: ckstore.Store) -> None:
+    for step, metrics in enumerate([{"loss": 2.0}, {"loss": 1.5, "accuracy": 0.5}]):
+        store.ingest({"w": torch.full((4,), float(step))}, run="r", step=step, metrics=metrics)
+    assert store.run("r").metrics == {"loss": [2.0, 1.5], "accuracy": [None, 0.5]}
 
 
-def test_versions_are_taken_where_names_are(tmp_path: Path) -> None:
-    with ckstore.init(tmp_path / "store") as store:
-        for step in range(3):
-            store.ingest({"1": torch.full((4,), float(step))}, run="r", step=step, parent=None)
-        last = store["r@2"]
-        assert last in store
-        assert store[last] == last
-        store.tag(last, "best")
-        assert store.diff(store[1], last).count("values") == 1
-        assert list(store.map(len, last)) == [1]
-        store.forget(store["r@1"])
-        assert list(store) == [1, 3]
-        assert [version.step for version in reversed(store.run("r"))] == [2, 0]
-        with pytest.raises(UsageError, match="indexed by step"):
-            _ = store.run("r")["best"]
+def test_versions_are_taken_where_names_are(store: ckstore.Store) -> None:
+    for step in range(3):
+        store.ingest({"1": torch.full((4,), float(step))}, run="r", step=step, parent=None)
+    last = store["r@2"]
+    assert last in store
+    assert store[last] == last
+    store.tag(last, "best")
+    assert store.diff(store[1], last).count("values") == 1
+    assert list(store.map(len, last)) == [1]
+    store.forget(store["r@1"])
+    assert list(store) == [1, 3]
+    assert [version.step for version in reversed(store.run("r"))] == [2, 0]
+    with pytest.raises(UsageError, match="indexed by step"):
+        _ = store.run("r")["best"]

@@ -162,15 +162,14 @@ def test_an_array_is_a_copy(version: Version) -> None:
         np.array(version["cube"], copy=False)
 
 
-def test_every_tensor_of_a_real_file_is_torchs(shared_data: Path, tmp_path: Path) -> None:
+def test_every_tensor_of_a_real_file_is_torchs(shared_data: Path, store: ckstore.Store) -> None:
     path = shared_data / "willmore_pinn" / "checkpoint_epoch_10.pt"
     state = torch.load(path, map_location="cpu", weights_only=True)
-    with ckstore.init(tmp_path / "store") as store:
-        store.ingest(shared_data / "willmore_pinn" / "checkpoint_epoch_5.pt")
-        store.ingest(path)
-        version = store["latest"]
-        for name, tensor in state["model_state_dict"].items():
-            assert_same(version[f"model_state_dict/{name}"].torch(), tensor, name)
-        for number, entry in state["optimizer_state_dict"]["state"].items():
-            for name, tensor in entry.items():
-                assert_same(version[f"optimizer_state_dict/state/[{number}]/{name}"].torch(), tensor, name)
+    store.ingest(shared_data / "willmore_pinn" / "checkpoint_epoch_5.pt")
+    store.ingest(path)
+    version = store["latest"]
+    for name, tensor in state["model_state_dict"].items():
+        assert_same(version[f"model_state_dict/{name}"].torch(), tensor, name)
+    for number, entry in state["optimizer_state_dict"]["state"].items():
+        for name, tensor in entry.items():
+            assert_same(version[f"optimizer_state_dict/state/[{number}]/{name}"].torch(), tensor, name)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
-import pytest
 import torch
 
 import ckstore
 from ckstore.recovery.recover import recover
-from tests.checkpoints import lose_catalog, scratch, sha256
+from tests.checkpoints import lose_catalog, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -26,12 +24,6 @@ with ckstore.open(store) as opened:
     for path in paths:
         opened.ingest(path, run=run)
 """
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
 
 
 def run_files(directory: Path, name: str, seed: int, shared: torch.Tensor) -> list[Path]:

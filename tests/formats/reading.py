@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import zipfile
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,21 @@ def saved(value: Any, **options: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer, **options)
     return buffer.getvalue()
+
+
+def zipped(entries: Mapping[str, bytes | str], compression: int = zipfile.ZIP_STORED) -> bytes:
+    """Return a zip archive of entries by name."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compression) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def unzipped(data: bytes) -> dict[str, bytes]:
+    """Return the entries of a zip archive by name."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def bits(data: bytes, layout: FileLayout, tensor: Tensor) -> np.ndarray:

@@ -17,7 +17,7 @@ from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, parse
 from ckstore.formats.layout import Checked, are_nested_once
 from ckstore.formats.skeleton import Checks
-from tests.formats.reading import assert_comes_back, bits, in_memory, saved
+from tests.formats.reading import assert_comes_back, bits, in_memory, saved, zipped
 from tests.formats.written import learner_bytes
 
 
@@ -26,14 +26,6 @@ def states(seed: int = 0, rows: int = 300) -> tuple[dict[str, Any], dict[str, An
     weight = torch.randn(rows, 300, generator=generator)
     policy = {"mlp.0.weight": weight, "mlp.0.bias": torch.randn(300, generator=generator)}
     return policy, {"state": {0: {"step": torch.tensor(4.0), "exp_avg": weight * 0.1}}, "param_groups": [{"lr": 0.1}]}
-
-
-def zipped(**entries: bytes) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for name, data in entries.items():
-            archive.writestr(name, data)
-    return out.getvalue()
 
 
 def test_a_learner() -> None:
@@ -60,8 +52,8 @@ def test_files_of_all_kinds_and_names() -> None:
     array, together = io.BytesIO(), io.BytesIO()
     np.save(array, np.ones(3))
     np.savez(together, w=np.ones(2), t=np.array(["a"]))
-    zipped_too = zipped(**{"inner.pth": saved({"a": torch.ones(2)})})
-    layout = assert_comes_back(zipped(**{
+    zipped_too = zipped({"inner.pth": saved({"a": torch.ones(2)})})
+    layout = assert_comes_back(zipped({
         "readme": b"", "sub/model.pth": saved({"a": torch.ones(2)}), "model.pt": saved({"a": torch.ones(2)}),
         "model.npy": array.getvalue(), "more.npz": together.getvalue(), "zip.zip": zipped_too, "large": bytes(70_000),
         "legacy": saved({"a": torch.ones(2)}, _use_new_zipfile_serialization=False),
@@ -79,9 +71,9 @@ def test_compressed_and_broken_entries_stay_bytes() -> None:
     assert assert_comes_back(data).kind == "opaque"
     assert not holds_tensors(in_memory(data))
     broken = saved(policy)[:-100]
-    layout = assert_comes_back(zipped(**{"a.pth": broken, "b.pth": saved({"x": torch.ones(3)})}))
+    layout = assert_comes_back(zipped({"a.pth": broken, "b.pth": saved({"x": torch.ones(3)})}))
     assert [tensor.path for tensor in layout.tensors] == [("b", "x")]
-    for data in (zipped(**{"metadata.json": b"{}", "x": bytes(900)}), learner_bytes(policy, optimizer)):
+    for data in (zipped({"metadata.json": b"{}", "x": bytes(900)}), learner_bytes(policy, optimizer)):
         with pytest.raises(InputError, match="not a sound zip file: the archive has no directory"):
             parse(in_memory(data[:-100]))
 

@@ -35,12 +35,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Any:
-    with ckstore.init(tmp_path / "own") as opened:
-        yield opened
-
-
 def assert_equal_trees(found: Any, expected: Any) -> None:
     one, form = pytree.tree_flatten(found)
     other, other_form = pytree.tree_flatten({key: expected[key] for key in found})

@@ -25,7 +25,7 @@ from ckstore.formats.layout import FileLayout
 from ckstore.formats.skeleton import pieces
 from ckstore.formats.torch.state_dict import StateDictSource
 from ckstore.formats.torch.tree_reader import MAX_DEPTH
-from tests.formats.reading import in_memory, saved, split_skeleton
+from tests.formats.reading import in_memory, saved, split_skeleton, unzipped, zipped
 from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, learner_bytes
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
@@ -62,19 +62,11 @@ def sane(data: bytes) -> FileLayout | None:
 def small_files() -> dict[str, bytes]:
     value = {"a": torch.arange(3.0), "s": {0: torch.ones(2)[::2]}, "epoch": 3}
     source = StateDictSource(value)
-    copied = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(saved(value))) as old, zipfile.ZipFile(copied, "w") as copy:
-        for name in old.namelist():
-            copy.writestr(name, old.read(name))
     header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"step":"3"}}'
     array, text = io.BytesIO(), io.BytesIO()
     np.save(array, np.arange(3.0).reshape(3, 1))
     np.save(text, np.array(["a", "b"]))
     arrays = {"a.npy": array.getvalue(), "b.npy": text.getvalue()}
-    npz = io.BytesIO()
-    with zipfile.ZipFile(npz, "w") as archive:
-        for name, data in arrays.items():
-            archive.writestr(name, data)
     others = {}
     if find_spec("h5py"):
         others = {
@@ -84,12 +76,12 @@ def small_files() -> dict[str, bytes]:
     return others | {
         "zip": saved(value),
         "own-zip": source.pread(0, source.size),
-        "zipfile": copied.getvalue(),
+        "zipfile": zipped(unzipped(saved(value))),
         "series": saved(value) + saved(torch.ones(2)),
         "legacy": saved(value, _use_new_zipfile_serialization=False),
         "safetensors": struct.pack("<Q", len(header)) + header + bytes(8),
         "npy": arrays["a.npy"],
-        "npz": npz.getvalue(),
+        "npz": zipped(arrays),
         "flax": flax_bytes({"a": np.arange(20.0), "b": {"c": [1, None, "x"], "s": np.float32(2)}, "step": 3}),
         "learner": learner_bytes({"a": torch.arange(3.0)}, {"s": {0: torch.ones(2)[::2]}}),
         "gguf": gguf_bytes([("a", (2, 3), 0, 24), ("q", (1, 32), 2, 18)], 8),
@@ -138,14 +130,9 @@ def test_any_bytes_behind_a_known_beginning(head: bytes, tail: bytes) -> None:
 
 
 def torch_zip(stream: bytes, storages: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("archive/data.pkl", stream)
-        archive.writestr("archive/byteorder", b"little")
-        for key, data in storages.items():
-            archive.writestr(f"archive/data/{key}", data)
-        archive.writestr("archive/version", b"3\n")
-    return out.getvalue()
+    entries = {"data.pkl": stream, "byteorder": b"little"}
+    entries |= {f"data/{key}": data for key, data in storages.items()} | {"version": b"3\n"}
+    return zipped({f"archive/{name}": data for name, data in entries.items()})
 
 
 def torch_legacy(stream: bytes, keys: Any, tail: bytes) -> bytes:

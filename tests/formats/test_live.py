@@ -121,7 +121,7 @@ def test_extents_have_the_paths_of_the_tree() -> None:
         Namespace(a=torch.ones(1), b=[torch.zeros(2)], state=torch.ones(3)),
         Counter({"a": torch.ones(1)}),
         {None: 5, "None": torch.ones(1), 2.5: torch.zeros(2), "2.5": torch.ones(3)},
-        {(1, 2): torch.ones(1), "key": torch.zeros(2), torch.float32: torch.ones(3)},
+        {(1, 2): torch.ones(1), "key": torch.zeros(2), torch.float32: torch.ones(3), 1j: torch.ones(4)},
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -15,7 +15,7 @@ import pytest
 from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, parse
 from ckstore.formats.layout import FileLayout
-from tests.formats.reading import assert_comes_back, bits, in_memory
+from tests.formats.reading import assert_comes_back, bits, in_memory, zipped
 
 DTYPES = [
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -144,11 +144,7 @@ def test_other_entries_stay_bytes() -> None:
 
 
 def test_an_archive_is_recognised_by_its_first_entry() -> None:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("readme.txt", "small")
-        archive.writestr("w.npy", npy(np.ones(5)))
-    other = assert_comes_back(out.getvalue())
+    other = assert_comes_back(zipped({"readme.txt": "small", "w.npy": npy(np.ones(5))}))
     assert (other.kind, [tensor.path for tensor in other.tensors]) == ("zip", [("w",)])
     assert holds_tensors(in_memory(npz(a=np.ones(1))))
     assert holds_tensors(in_memory(npy(np.ones(1))))
@@ -218,11 +214,8 @@ def test_a_long_header_is_not_read() -> None:
 def test_files_that_are_cut_off_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(InputError, match=f"not a sound npy file: the file {words}"):
         parse(in_memory(data))
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("a.npy", data)
     with pytest.raises(InputError, match=rf"not a sound npz file: a\.npy: the file {words}"):
-        parse(in_memory(out.getvalue()))
+        parse(in_memory(zipped({"a.npy": data})))
 
 
 def test_a_damaged_archive_is_refused() -> None:
@@ -236,10 +229,7 @@ def test_a_damaged_archive_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["a.npy", "archive/data.pkl"])
 def test_an_empty_directory(name: str) -> None:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr(name, npy(np.ones(3)))
-    data = out.getvalue()
+    data = zipped({name: npy(np.ones(3))})
     place = data.index(b"PK\1\2")
     empty = data[:place] + b"PK\5\6" + bytes(8) + struct.pack("<2LH", 0, place, 0)
     layout = assert_comes_back(empty)

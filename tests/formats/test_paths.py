@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import UsageError
-from ckstore.formats.paths import match_paths, path_to_text, text_to_path
+from ckstore.formats.paths import match_texts, path_to_text, text_to_path
 
 SPECIAL = [
     "",
@@ -84,12 +84,12 @@ def test_examples(path: tuple[str | int, ...], text: str) -> None:
 
 
 def test_globs() -> None:
-    listed = [("model", "w"), ("model", "h.0", "b"), ("state", 0, "m"), ("state", 10, "m"), ("models",), ("model",)]
-    assert match_paths(listed) == [0, 1, 2, 3, 4, 5]
-    assert match_paths(listed, ["model/*"]) == [0, 1]
-    assert match_paths(listed, ["model"]) == [0, 1, 5]
-    assert match_paths(listed, ["state/[0]/*"]) == [2]
-    assert match_paths(listed, ["state/[?]/m"]) == [2]
-    assert match_paths(listed, ["*/m", "models"]) == [2, 3, 4]
-    assert match_paths(listed, ["model*"], ["*/b", "models"]) == [0, 5]
-    assert match_paths(listed, exclude=["**"]) == []
+    listed = ["model/w", "model/h.0/b", "state/[0]/m", "state/[10]/m", "models", "model"]
+    assert match_texts(listed) == [0, 1, 2, 3, 4, 5]
+    assert match_texts(listed, ["model/*"]) == [0, 1]
+    assert match_texts(listed, ["model"]) == [0, 1, 5]
+    assert match_texts(listed, ["state/[0]/*"]) == [2]
+    assert match_texts(listed, ["state/[?]/m"]) == [2]
+    assert match_texts(listed, ["*/m", "models"]) == [2, 3, 4]
+    assert match_texts(listed, ["model*"], ["*/b", "models"]) == [0, 5]
+    assert match_texts(listed, exclude=["**"]) == []

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import struct
-import zipfile
 from collections.abc import Iterator
 from importlib import invalidate_caches
 from pathlib import Path
@@ -18,7 +16,7 @@ import ckstore
 from ckstore.errors import CkstoreError, InputError
 from ckstore.formats import detect
 from ckstore.formats.layout import Checked, Extent, FileLayout, Format, Source, Tensor, TensorRef
-from tests.formats.reading import assert_comes_back, in_memory, saved
+from tests.formats.reading import assert_comes_back, in_memory, saved, zipped
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-format.md"
 
@@ -107,11 +105,8 @@ def test_files_in_archives(monkeypatch: pytest.MonkeyPatch) -> None:
 
     formats = (Format("x", lambda head: head[:1] == b"x", parse),)
     monkeypatch.setattr(detect, "_others", lambda: formats)
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("one.x", b"xgood1234")
-        archive.writestr("two.x", b"xbad.1234")
-    assert [tensor.path for tensor in assert_comes_back(out.getvalue()).tensors] == [("one", "a")]
+    data = zipped({"one.x": b"xgood1234", "two.x": b"xbad.1234"})
+    assert [tensor.path for tensor in assert_comes_back(data).tensors] == [("one", "a")]
 
 
 @pytest.mark.parametrize(

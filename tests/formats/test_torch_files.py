@@ -18,7 +18,7 @@ from ckstore.errors import InputError
 from ckstore.formats.detect import parse
 from ckstore.formats.layout import FileLayout, TensorRef, Unknown
 from ckstore.formats.paths import path_to_text
-from tests.formats.reading import assert_comes_back, assert_tree_equals, in_memory, saved
+from tests.formats.reading import assert_comes_back, assert_tree_equals, in_memory, saved, unzipped, zipped
 
 LEGACY = {"_use_new_zipfile_serialization": False}
 both = pytest.mark.parametrize("options", [{}, LEGACY], ids=["zip", "legacy"])
@@ -291,14 +291,9 @@ def test_pickle_protocols(options: dict[str, Any], protocol: int) -> None:
 
 
 def test_entries_that_the_pickle_does_not_know() -> None:
-    data = saved({"a": torch.ones(3)})
-    target = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(target, "w") as copy:
-        for name in old.namelist():
-            copy.writestr(name, old.read(name))
-        copy.writestr("archive/data/17", b"x" * 100)
-        copy.writestr("archive/extra/notes", b"y" * 70_000)
-    layout = assert_comes_back(target.getvalue())
+    entries = unzipped(saved({"a": torch.ones(3)}))
+    others = {"archive/data/17": b"x" * 100, "archive/extra/notes": b"y" * 70_000}
+    layout = assert_comes_back(zipped(entries | others))
     assert {extent.path for extent in layout.extents} == {
         ("a",),
         ("__storage__", "17"),
@@ -328,13 +323,9 @@ def test_torchscript_is_opaque() -> None:
 
 
 def test_other_archives_are_opaque() -> None:
-    texts = io.BytesIO()
-    with zipfile.ZipFile(texts, "w") as archive:
-        archive.writestr("a.txt", bytes(300))
-    deflated = io.BytesIO()
-    with zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps({}, 2))
-    for data in (texts.getvalue(), deflated.getvalue(), texts.getvalue()[:200], b"PK\x03\x04"):
+    texts = zipped({"a.txt": bytes(300)})
+    deflated = zipped({"archive/data.pkl": pickle.dumps({}, 2)}, zipfile.ZIP_DEFLATED)
+    for data in (texts, deflated, texts[:200], b"PK\x03\x04"):
         assert assert_comes_back(data).kind == "opaque"
 
 
@@ -347,12 +338,8 @@ def test_opaque_files(content: bytes) -> None:
 
 
 def test_big_endian_files_are_opaque() -> None:
-    data = saved({"a": torch.ones(3)})
-    target = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(target, "w") as copy:
-        for name in old.namelist():
-            copy.writestr(name, b"big" if name.endswith("byteorder") else old.read(name))
-    assert parse(in_memory(target.getvalue())).kind == "opaque"
+    data = zipped(unzipped(saved({"a": torch.ones(3)})) | {"archive/byteorder": b"big"})
+    assert parse(in_memory(data)).kind == "opaque"
     legacy = saved({"a": torch.ones(3)}, **LEGACY)
     assert legacy.count(b"little_endian") == 1
     place = legacy.index(b"\x88", legacy.index(b"little_endian"))
@@ -384,10 +371,7 @@ def test_archives_one_behind_another() -> None:
     damaged = one + one[:200] + bytes([one[200] ^ 1]) + one[201:] + other
     with pytest.raises(InputError, match="not a sound dcp file"):
         parse(in_memory(damaged))
-    foreign = io.BytesIO()
-    with zipfile.ZipFile(foreign, "w") as archive:
-        archive.writestr("notes", b"text")
-    layout = assert_comes_back(one + foreign.getvalue())
+    layout = assert_comes_back(one + zipped({"notes": b"text"}))
     assert layout.kind == "opaque"
     assert layout.bytes_for == {"": "consecutive archives, not all written by torch"}
 

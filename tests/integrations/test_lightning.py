@@ -186,13 +186,13 @@ def test_unsupported_calls_are_refused(store: ckstore.Store, tmp_path: Path) -> 
     assert store._catalog.versions() == []
 
 
-#: Typical use of a Trainer and of Fabric; the package is imported as `lightning.`.
-TRAINING = """
+#: The beginning of each program with a Trainer; the package is imported as `lightning.`.
+MODEL = """
     import os, sys
     import torch
+    import lightning.pytorch as lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.plugins.io import AsyncCheckpointIO
-    import lightning.pytorch as lightning
     from torch.utils.data import DataLoader, TensorDataset
     import ckstore
     from ckstore.integrations.lightning import StoreIO
@@ -210,9 +210,15 @@ TRAINING = """
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters(), 1e-2)
 
+    quiet = dict(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    """
+
+#: Typical use of a Trainer.
+TRAINING = (
+    MODEL
+    + """
     data = DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=4)
     store = ckstore.init("store")
-    quiet = dict(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
 
     def trained(run, wrap=lambda io: io, epochs=4, ckpt_path=None, **options):
         saving = ModelCheckpoint(run, filename="{step}", **options)
@@ -257,6 +263,7 @@ TRAINING = """
     assert (found == store["twice@8"]["state_dict/layer.weight"][...]).all()
     store.close()
     """
+)
 
 #: The same package under its other name has no Fabric.
 FABRIC = """
@@ -281,26 +288,11 @@ FABRIC = """
 
 
 #: Two ranks of one machine; Lightning starts the second one.
-RANKS = """
-    import os, sys, torch
-    import lightning.pytorch as lightning
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from torch.utils.data import DataLoader, TensorDataset
-    import ckstore
-    from ckstore.integrations.lightning import StoreIO
-
-    class Model(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 4)
-        def training_step(self, batch):
-            return self.layer(batch[0]).square().mean()
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), 1e-2)
-
+RANKS = (
+    MODEL
+    + """
     if __name__ == "__main__":
         data = DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=2)
-        quiet = dict(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
         store = ckstore.open("store", create=True)
         io = StoreIO(store, "lit")
         for epochs in (1, 2):
@@ -314,6 +306,7 @@ RANKS = """
             assert len(os.listdir("pointers")) == 2, os.listdir("pointers")
         store.close()
     """
+)
 
 
 def test_ranks_save_and_resume(tmp_path: Path) -> None:

@@ -115,16 +115,15 @@ def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
         ingested(path, tmp_path / "store")
 
 
-def test_a_damaged_file_that_was_forced_in_is_not_parsed(tmp_path: Path) -> None:
+def test_a_damaged_file_that_was_forced_in_is_not_parsed(store: ckstore.Store, tmp_path: Path) -> None:
     path = tmp_path / "damaged.pt"
     torch.save({"w": torch.randn(100_000)}, path)
     data = bytearray(path.read_bytes())
     data[200_000] ^= 1
     path.write_bytes(data)
-    with ckstore.init(tmp_path / "store") as store:
-        store.ingest(path, force=True)
-        with pytest.raises(UsageError, match="has no readable tensors"):
-            store["latest"].state_dict()
+    store.ingest(path, force=True)
+    with pytest.raises(UsageError, match="has no readable tensors"):
+        store["latest"].state_dict()
 
 
 def test_a_directory_is_a_dictionary_by_file(shared_data: Path, tmp_path: Path) -> None:
@@ -167,13 +166,14 @@ def test_flushing_subnormals_in_the_process_changes_nothing(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "changes", [{"shape": (1 << 45,)}, {"shape": (-5,)}, {"start": 1 << 40}, {"dtype": "int32"}], ids=str
 )
-def test_a_layout_that_contradicts_its_bytes_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_layout_that_contradicts_its_bytes_is_refused(
+    store: ckstore.Store, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     torch.save({"v": torch.randn(100), "w": torch.randn(1000, 100)}, tmp_path / "x.pt")
-    with ckstore.init(tmp_path / "store") as store:
-        store.ingest(tmp_path / "x.pt")
-        version = store["latest"]
-        layout = version._stored.layout.files[0]
-        extents = [*layout.extents[:-1], replace(layout.extents[-1], **changes)]
-        version._stored.layout.files[0] = replace(layout, extents=extents)
-        with pytest.raises(IntegrityError):
-            version.state_dict()
+    store.ingest(tmp_path / "x.pt")
+    version = store["latest"]
+    layout = version._stored.layout.files[0]
+    extents = [*layout.extents[:-1], replace(layout.extents[-1], **changes)]
+    version._stored.layout.files[0] = replace(layout, extents=extents)
+    with pytest.raises(IntegrityError):
+        version.state_dict()
