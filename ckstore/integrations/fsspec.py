@@ -31,9 +31,8 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import fsspec
-    >>> with fsspec.open("ckstore://gpt@200/state_dict.pt", store="store") as file:
-    ...     file.read(2)
+    >>> from ckstore.integrations.fsspec import CkstoreFileSystem
+    >>> CkstoreFileSystem("store").cat_file("ckstore://gpt@200/state_dict.pt", 0, 2)
     b'PK'
     """
 
