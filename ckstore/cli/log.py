@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckstore.cli.graph import drawn
 from ckstore.cli.output import (
     json_option,
     print_json,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Columns of the table, and further ones that appear where a version differs from the default.
 _COLUMNS = ("version", "run", "step", "parent", "kind", "depth", "size", "stored", "ratio", "cost", "tags", "created")
+_BESIDE_GRAPH = ("version", "run", "step", "size", "stored", "tags", "created")
 _IF_ANY: dict[str, Callable[[dict[str, Any]], bool]] = {
     "fidelity": lambda record: record["fidelity"] != "exact",
     "dropped": lambda record: bool(record["dropped"]),
@@ -47,7 +49,7 @@ _TEXTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "created": lambda record: time_text(record["created"]),
     "dropped": lambda record: ", ".join(record["dropped"]) or None,
 }
-_LEFT = ("run", "kind", "tags", "created", "fidelity", "dropped")
+_LEFT = ("graph", "run", "kind", "tags", "created", "fidelity", "dropped")
 
 
 @verb(
@@ -55,6 +57,7 @@ _LEFT = ("run", "kind", "tags", "created", "fidelity", "dropped")
     ("ckstore log gpt -n 5", "list the last five versions of a run"),
     ("ckstore log --where 'val_loss<2.5' --sort val_loss", "find the best versions"),
     ("ckstore log --columns version,step,val_loss", "choose columns"),
+    ("ckstore log --graph", "draw forks and runs, newest first"),
     exit_codes=[13],
 )
 @click.argument("run", required=False, type=RunName())
@@ -63,6 +66,7 @@ _LEFT = ("run", "kind", "tags", "created", "fidelity", "dropped")
 @option("--where CONDITION", "List matching versions: step>=100, tags=best.", multiple=True)
 @option("--sort COLUMN", "Sort by a column or metric; descending with - before it.")
 @option("--columns COLUMN,...", "Show these columns and metrics.")
+@option("--graph", "Draw the lineage: newest first, a line from each version to its parent.")
 @json_option
 @click.pass_context
 def command(
@@ -73,6 +77,7 @@ def command(
     where: tuple[str, ...],
     sort: str | None,
     columns: str | None,
+    graph: bool,
     as_json: bool,
 ) -> None:
     """List versions, oldest first.
@@ -86,6 +91,8 @@ def command(
     """
     if run is not None and run_option is not None and run != run_option:
         raise UsageError("RUN is given twice; name one run.")
+    if graph and (sort is not None or as_json):
+        raise UsageError("--graph has an order and a form of its own; leave --sort and --json out.")
     with open_store(ctx) as store:
         records = store.log(run or run_option).where(*where)
         if sort is not None:
@@ -107,9 +114,18 @@ def command(
         metrics = dict.fromkeys(
             name for record in records for name, value in record["metrics"].items() if isinstance(value, int | float)
         )
-        names = [*_COLUMNS, *(name for name, differs in _IF_ANY.items() if any(map(differs, records)))]
+        names = [
+            *(_BESIDE_GRAPH if graph else _COLUMNS),
+            *(name for name, differs in _IF_ANY.items() if any(map(differs, records))),
+        ]
         names += list(metrics)[:_METRICS]
     rows = [[_TEXTS[name](record) if name in _TEXTS else _cell(record, name) for name in names] for record in records]
+    if graph:
+        cells = {record["version"]: row for record, row in zip(records, rows, strict=True)}
+        lineage = sorted(((record["version"], record["parent"]) for record in records), reverse=True)
+        blank = [""] * len(names)
+        rows = [[text, *(blank if number is None else cells[number])] for number, text in drawn(lineage)]
+        names = ["graph", *names]
     print_table(names, rows, right=[place for place, name in enumerate(names) if name not in _LEFT])
     if garbage:
         print_line(

@@ -48,6 +48,33 @@ def test_one_run_and_the_last(ckstore, filled: Path) -> None:
     ckstore("log", "gpt", "--run", "other", code=2)
 
 
+def test_a_graph_of_forks(ckstore, filled: Path) -> None:
+    """A fork from another run, a run of its own, and a version whose parent was forgotten."""
+    ckstore("ingest", "in/step10.pt", "--run", "fork", "--step", 30, "--parent", "gpt@10")
+    ckstore("ingest", "in/step0.pt", "--run", "alone", "--step", 5)
+    ckstore("ingest", "in/step20.pt", "--run", "alone", "--step", 6)
+    heading, *lines = ckstore("log", "--graph").out.splitlines()
+    assert heading.split()[:4] == ["GRAPH", "VERSION", "RUN", "STEP"]
+    assert [line[:5].rstrip() for line in lines] == ["*", "*", "  *", "* |", "|/", "*", "*"]
+    assert [line[5:].split()[:1] for line in lines] == [["6"], ["5"], ["4"], ["3"], [], ["2"], ["1"]]
+    ckstore("forget", "gpt@10")
+    lines = ckstore("log", "--graph", "--columns", "step,run").out.splitlines()[1:]
+    assert sum("*" in line for line in lines) == 5
+    assert len(ckstore("log", "gpt", "--graph", "-n", 1).out.splitlines()) == 2
+    assert "of its own" in ckstore("log", "--graph", "--json", code=2).sentence
+
+
+def test_a_graph_of_many_forks() -> None:
+    """Lines of three forks join one by one, and no version is drawn twice or left out."""
+    from ckstore.cli.graph import drawn
+
+    rows = list(drawn([(7, 2), (6, 3), (5, 2), (4, 2), (3, 1), (2, 1), (1, None)]))
+    assert [text for _, text in rows] == [
+        "*", "| *", "| | *", "| | | *", "| * | |", "|_|_|/", "|_|/", "* |", "|/", "*",
+    ]  # fmt: skip
+    assert [number for number, _ in rows if number] == [7, 6, 5, 4, 3, 2, 1]
+
+
 def test_metrics_are_shown_sorted_and_compared(ckstore, filled: Path) -> None:
     for step, loss in ((0, 3.0), (10, 1.25)):
         ckstore("metric", f"gpt@{step}", f"val_loss={loss}")

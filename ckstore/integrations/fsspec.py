@@ -1,0 +1,167 @@
+"""Files of versions by URL: ``ckstore://gpt@400/step00400.pt`` for everything that reads through fsspec."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from threading import Lock
+from typing import Any, BinaryIO, cast
+
+from fsspec.spec import AbstractFileSystem
+
+import ckstore
+from ckstore.errors import NotFoundError, UsageError
+
+
+class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """A read-only file system: a directory for each version, named by any of its names, with its files.
+
+    Reads decode the chunks that a range touches. A file with coarse values is restored as a whole when it is opened.
+
+    Parameters
+    ----------
+    store
+        The directory or URL of the store. By default `fo`, else `$CKSTORE`, or the nearest `.ckstore` upwards.
+    options
+        Client options of a store in a bucket; see `ckstore.open`.
+    fo
+        The store, where the URL names it after the file: ``ckstore://gpt@400/step00400.pt::/data/store``.
+
+    Examples
+    --------
+    >>> from ckstore.integrations.fsspec import CkstoreFileSystem
+    >>> CkstoreFileSystem("store").cat_file("ckstore://gpt@200/state_dict.pt", 0, 2)
+    b'PK'
+    """
+
+    protocol = "ckstore"
+    root_marker = ""
+
+    def __init__(
+        self, store: str | None = None, options: Mapping[str, str] | None = None, fo: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        if store is not None and fo is not None and store != fo:
+            raise UsageError(f"The store is given twice, as {store} and {fo}; name it once.")
+        self._store = ckstore.open(store or fo, "r", options=options)
+        self._sources: dict[tuple[str, int], Any] = {}
+        self._lock = Lock()
+
+    def _found(self, path: str) -> tuple[ckstore.Version, str]:
+        """Return the version at the beginning of a path, and the rest; names of versions may contain slashes."""
+        parts = self._strip_protocol(path).split("/")
+        for count in range(1, len(parts) + 1):
+            with suppress(NotFoundError):
+                return self._store["/".join(parts[:count])], "/".join(parts[count:])
+        try:
+            return self._store[parts[0]], ""
+        except NotFoundError as error:
+            raise FileNotFoundError(str(error)) from error
+
+    def _number(self, version: ckstore.Version, inner: str) -> int:
+        for number, entry in enumerate(version._stored.document.files):
+            if entry.path == inner:
+                return number
+        raise FileNotFoundError(f"{version.name} has no file {inner!r}; `ls` lists its files.")
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        """Return the versions of the store, or the files and directories at a path."""
+        path = self._strip_protocol(path)
+        if not path:
+            found = [self._directory(self._name(version)) for version in self._store.versions()]
+        else:
+            version, inner = self._found(path)
+            below = f"{inner}/" if inner else ""
+            top = path.removesuffix(inner).rstrip("/")
+            entries: dict[str, dict[str, Any]] = {}
+            for entry in version._stored.document.files:
+                if entry.path == inner:
+                    return [self._file(path, entry)] if detail else [path]
+                if entry.path.startswith(below):
+                    name = below + entry.path.removeprefix(below).split("/")[0]
+                    is_file = name == entry.path
+                    entries[name] = self._file(f"{top}/{name}", entry) if is_file else self._directory(f"{top}/{name}")
+            if inner and not entries:
+                self._number(version, inner)
+            found = list(entries.values())
+        return found if detail else [item["name"] for item in found]
+
+    def _name(self, version: ckstore.Version) -> str:
+        """Return `run@step`, or the number of a version without a step."""
+        return str(version.number) if version.step is None else version.name
+
+    def _directory(self, name: str) -> dict[str, Any]:
+        return {"name": name, "size": 0, "type": "directory"}
+
+    def _file(self, name: str, entry: Any) -> dict[str, Any]:
+        return {"name": name, "size": entry.size, "type": "file", "sha256": entry.sha256}
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        """Return name, size, type and, of a file, the SHA-256 of the original."""
+        path = self._strip_protocol(path)
+        if not path:
+            return self._directory("")
+        version, inner = self._found(path)
+        if not inner or any(entry.path.startswith(f"{inner}/") for entry in version._stored.document.files):
+            return self._directory(path)
+        return self._file(path, version._stored.document.files[self._number(version, inner)])
+
+    def _source(self, path: str) -> Any:
+        """Return the source of a file's bytes: read in ranges, or a restored temporary file for changed values."""
+        version, inner = self._found(path)
+        key = version.id, self._number(version, inner)
+        with self._lock:
+            if key not in self._sources:
+                stored = version._stored
+                if stored.is_changed(key[1]):
+                    self._sources[key] = _restored(version, inner)
+                else:
+                    self._sources[key] = stored.source(key[1])
+            return self._sources[key]
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        """Return the bytes of a file from `start` to before `end`, which count from the end if negative."""
+        source = self._source(path)
+        first, last, _ = slice(start, end).indices(source.size)
+        return bytes(source.pread(first, max(last - first, 0)))
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        if mode != "rb":
+            raise UsageError("Versions never change: open their files for reading.")
+        return io.BufferedReader(_Reader(self._source(path)), 1 << 20)
+
+
+def _restored(version: ckstore.Version, inner: str) -> Any:
+    from ckstore.formats.sources import FileSource
+
+    with tempfile.NamedTemporaryFile(prefix="ckstore-") as file:
+        version.write(cast(BinaryIO, file), include=[inner] if version._stored.document.is_directory else ())
+        return FileSource(file.name)
+
+
+class _Reader(io.RawIOBase):
+    """The bytes of a source as a stream."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._position: int = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
+        self._position = max(begin + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._source.size - self._position))
+        view[:count] = self._source.pread(self._position, count)
+        self._position += count
+        return int(count)
