@@ -33,5 +33,6 @@ def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     directory = tmp_path_factory.mktemp("example")
     with pytest.MonkeyPatch.context() as patch, example_store(directory / "store") as store:
         patch.chdir(directory)
+        patch.setenv("CKSTORE_CACHE", str(directory / "cache"))
         test.globs.update(store=store, np=np, ckstore=ckstore)
         yield

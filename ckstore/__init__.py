@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from ckstore.reading.comparison import DiffReport, TensorChange, TensorForm
     from ckstore.reading.salvage import SalvageReport
     from ckstore.recovery.recover import RecoverReport, recover
+    from ckstore.report.findings import Finding
+    from ckstore.report.report import Report
     from ckstore.retention.forget import ForgetReport
     from ckstore.retention.retain import RetainReport
     from ckstore.run import Run
@@ -79,6 +81,7 @@ __all__ = [
     "DiffReport",
     "DiskFullError",
     "EncodeReport",
+    "Finding",
     "ForgetReport",
     "FormatVersionError",
     "GcReport",
@@ -98,6 +101,7 @@ __all__ = [
     "ReadOnlyError",
     "RebaseReport",
     "RecoverReport",
+    "Report",
     "RetainReport",
     "Retention",
     "Run",
@@ -128,6 +132,7 @@ _HOMES = {
     "Deviation": "objects.documents",
     "DiffReport": "reading.comparison",
     "EncodeReport": "writing.compact",
+    "Finding": "report.findings",
     "ForgetReport": "retention.forget",
     "GcReport": "gc.collect",
     "GradientAccumulator": "integrations.torch",
@@ -139,6 +144,7 @@ _HOMES = {
     "Policy": "policy",
     "RebaseReport": "writing.rebase",
     "RecoverReport": "recovery.recover",
+    "Report": "report.report",
     "RetainReport": "retention.retain",
     "Retention": "policy",
     "Run": "run",

@@ -11,6 +11,7 @@ from ckstore.runtime.cached import cached_property
 if TYPE_CHECKING:
     import zarr
 
+    from ckstore.table import Table
     from ckstore.version import Version
 
 
@@ -137,6 +138,66 @@ class Run:
         if not self.versions:
             raise NotFoundError(f"No version of run {self.name} is chosen; choose more steps.")
         return max(self.versions, key=lambda version: (version.step is not None, version.step or 0, version.number))
+
+    def statistics(
+        self, measures: Sequence[str] | None = None, globs: Sequence[str] = (), *, sample: int = 1 << 20
+    ) -> Table:
+        """Return the measures of tensors over the versions: a row per tensor and version, a column per measure.
+
+        Values are None where a measure has no meaning. `Table.to_pandas` makes a data frame of it.
+
+        Parameters
+        ----------
+        measures
+            Keys of measures: `change`, `ratio`, `norm`, `distance`, `unchanged`, `nonfinite`, `rank`, `spectral`,
+            `v_low`, `v_high`, `m_over_sqrt_v`, `deviation` and `bits`; by default all. The last two decode nothing.
+        globs
+            Globs over the paths of tensors.
+        sample
+            Read about this many elements of a larger tensor: the column `sampled` has their share.
+
+        Raises
+        ------
+        UsageError
+            A measure is unknown.
+
+        Examples
+        --------
+        >>> [row] = store.run("gpt")[200:300].statistics(["norm", "bits"], ["model/weight"])
+        >>> row["path"], row["step"], round(row["norm"], 3)
+        ('model/weight', 200, 1.001)
+        """
+        from ckstore.report.measures import MEASURES, ROW
+        from ckstore.report.statistics import statistics
+        from ckstore.table import Table
+
+        keys = list(MEASURES if measures is None else measures)
+        if unknown := [key for key in keys if key not in MEASURES]:
+            raise UsageError(f"There is no measure {unknown[0]!r}; choose from {', '.join(MEASURES)}.")
+        values = not {*ROW, "ratio"}.isdisjoint(keys)
+        found = statistics([version._stored for version in self], globs, sample=sample, values=values)
+        return Table(
+            {"path": tensor.path, "role": tensor.role, "version": version.number, "step": version.step,
+             "sampled": tensor.sampled, **{key: found.value(key, number, place) for key in keys}}
+            for number, tensor in enumerate(found.tensors)
+            for place, version in enumerate(self)
+            if tensor.objects[place] is not None
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from ckstore.report.sparkline import sparkline
+        from ckstore.table import Table
+
+        rows = Table(
+            {"version": version.number, "step": version.step, **{name: version.metrics.get(name) for name in names},
+             "stored MB": version.stored_bytes / 1e6, "tags": ", ".join(version.tags)}
+            for names in [list(self.metrics)[:4]]
+            for version in self.versions[-10:]
+        )  # fmt: skip
+        left = f"<p>the last 10 of {len(self)} versions</p>" if len(self) > len(rows) else ""
+        return f"<p>{escape(self.name)}</p>{left}{rows._repr_html_()}{sparkline(self.metrics)}"
 
     @cached_property
     def arrays(self) -> zarr.Group:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.reading.average import AverageReport
     from ckstore.reading.comparison import DiffReport, Sort
     from ckstore.reading.stored_version import StoredVersion
+    from ckstore.report.report import Report
     from ckstore.retention.forget import ForgetReport
     from ckstore.retention.retain import RetainReport
     from ckstore.run import Run
@@ -257,6 +258,60 @@ class Store(Mapping[str | int, "Version"]):
         for tag, number in self._catalog.tags().items():
             tags.setdefault(number, []).append(tag)
         return Table(version_record(row, tags.get(row.number, [])) for row in self._catalog.versions(run))
+
+    def report(
+        self,
+        *runs: str | Run,
+        metric: str | None = None,
+        globs: Sequence[str] = (),
+        sample: int = 1 << 20,
+    ) -> Report:
+        """Return a report on runs: odd findings, measures of each tensor over the versions, metrics, sizes, lineage.
+
+        Measures are cached in the user's cache directory: the next report decodes only newer versions. Integers and
+        booleans are only compared; packed floats of four bits, too. Singular values are computed of the six largest
+        weight matrices of at most 2^22 elements.
+
+        Parameters
+        ----------
+        runs
+            Names of runs, or runs, perhaps some of their versions; by default all runs.
+        metric
+            The metric to show first; by default the first one with numbers.
+        globs
+            Globs over the paths of tensors.
+        sample
+            Read about this many elements of a larger tensor; the report gives their share.
+
+        Raises
+        ------
+        NotFoundError
+            A run or the metric does not exist.
+
+        Examples
+        --------
+        >>> store.report("gpt", metric="val_loss").save("gpt.json")
+        """
+        from ckstore.report.report import report
+
+        chosen = [self.run(run) if isinstance(run, str) else run for run in runs] if runs else self.runs()
+        versions = {run.name: [version._stored for version in run] for run in chosen}
+        return report(self._followed(), versions, metric, globs, sample)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from ckstore.report.sparkline import sparkline
+        from ckstore.table import Table
+
+        runs = [run for run in self.runs() if run.versions]
+        rows = Table(
+            {"run": run.name, "versions": len(run), "latest": run.latest.name,
+             "stored MB": sum(version.stored_bytes for version in run) / 1e6}
+            for run in runs
+        )  # fmt: skip
+        lines = [f"<p>{escape(run.name)}</p>{line}" for run in runs[:10] if (line := sparkline(run.metrics))]
+        return f"<p>{escape(str(self.place))}</p>{rows._repr_html_()}{''.join(lines)}"
 
     def diff(
         self,

@@ -305,6 +305,23 @@ class Version(Mapping[str, "LazyTensor"]):
 
         return version_group(self._stored)
 
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from ckstore.report.sparkline import sparkline
+        from ckstore.table import Table
+
+        rows = self._stored.repository.catalog.versions(self.run)
+        names = list(self.metrics)
+        history = {name: [row.metrics.get(name) for row in rows] for name in names}
+        place = next((place for place, row in enumerate(rows) if row.number == self.number), None)
+        facts = {
+            "version": self.number, "tensors": len(self), "elements": self.elements, "fidelity": self.fidelity,
+            "MB": self.original_bytes / 1e6, "stored MB": self.stored_bytes / 1e6, "tags": ", ".join(self.tags),
+            **self.metrics,
+        }  # fmt: skip
+        return f"<p>{escape(self.name)}</p>{Table([facts])._repr_html_()}{sparkline(history, place)}"
+
     def _unchanged(self, read: Callable[[], Result]) -> Result:
         """Return what `read` returns, which begins again where others thin or encode the version while it reads."""
         while True:

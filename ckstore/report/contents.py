@@ -1,0 +1,141 @@
+"""The contents of a report as JSON-able values: the one form that the page, Markdown and scripts read."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.errors import CkstoreError, NotFoundError
+from ckstore.gc.collect import expected
+from ckstore.report.findings import Finding
+from ckstore.report.measures import MEASURES, edges
+from ckstore.report.statistics import RunStatistics
+from ckstore.repository import Repository
+
+
+def contents(
+    repository: Repository, runs: Mapping[str, tuple[RunStatistics, Sequence[Finding]]], metric: str | None
+) -> dict[str, Any]:
+    """Return the contents of a report.
+
+    Parameters
+    ----------
+    runs
+        Statistics and findings by the name of the run.
+    metric
+        The metric to show first; by default the first one with numbers.
+
+    Raises
+    ------
+    NotFoundError
+        No version has numbers under the name of the metric.
+    """
+    measured = [measure for measure in MEASURES.values() if any(_has(run, measure.key) for run, _ in runs.values())]
+    return {
+        "title": ", ".join(runs),
+        "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "ckstore": metadata.version("ckstore"),
+        "store": str(repository.place).rstrip("/").rpartition("/")[2],
+        "metric": _metric((run for run, _ in runs.values()), metric),
+        "measures": [
+            {"key": measure.key, "label": measure.label, "about": measure.about, "scale": measure.scale,
+             "group": measure.group}
+            for measure in measured
+        ],
+        "runs": [
+            _run(repository, name, run, found, [measure.key for measure in measured])
+            for name, (run, found) in runs.items()
+        ],
+        "lineage": [
+            {"version": row.number, "run": row.run, "parent": row.parent} for row in repository.catalog.versions()
+        ],
+    }  # fmt: skip
+
+
+def _has(run: RunStatistics, key: str) -> bool:
+    return not np.isnan(run.values[key]).all() if run.values[key].size else False
+
+
+def _metric(runs: Iterable[RunStatistics], chosen: str | None) -> str | None:
+    names = dict.fromkeys(
+        name
+        for run in runs
+        for version in run.versions
+        for name, value in version.row.metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    )
+    if chosen is not None and chosen not in names:
+        raise NotFoundError(f"No version has numbers under {chosen}; there are {', '.join(names) or 'no metrics'}.")
+    return chosen or next(iter(names), None)
+
+
+def _run(
+    repository: Repository, name: str, run: RunStatistics, found: Sequence[Finding], keys: Sequence[str]
+) -> dict[str, Any]:
+    tags: dict[int, list[str]] = {}
+    for tag, number in repository.catalog.tags().items():
+        tags.setdefault(number, []).append(tag)
+    rows = [version.row for version in run.versions]
+    return {
+        "name": name,
+        "versions": [
+            {
+                "number": row.number, "step": row.step, "created": row.created, "bytes": row.original_bytes,
+                "stored": row.stored_bytes, "cost": row.cost,
+                "kind": "hot" if row.hot else "base" if row.base else "delta", "fidelity": row.fidelity,
+                "tags": tags.get(row.number, []), "metrics": _plain(row.metrics), "parent": row.parent,
+            }
+            for row in rows
+        ],
+        "tensors": [
+            {"path": tensor.path, "dtype": tensor.dtype, "shape": list(tensor.shape), "elements": tensor.elements,
+             "sampled": tensor.sampled, "role": tensor.role}
+            for tensor in run.tensors
+        ],
+        "values": {key: packed(run.values[key]) for key in keys},
+        "histograms": [
+            {"tensor": number, "edges": _edges(run, number), "counts": np.nan_to_num(counts).astype(int).tolist()}
+            for number, counts in run.histograms.items()
+        ],
+        "findings": [finding.to_json() for finding in found],
+        "sizes": {
+            "files": sum(row.original_bytes for row in rows),
+            "stored": sum(row.stored_bytes for row in rows),
+            "freeable": _freeable(repository),
+        },
+    }  # fmt: skip
+
+
+def _edges(run: RunStatistics, number: int) -> list[float]:
+    return [float(edge) for edge in edges(float(run.values["norm"][number, run.tensors[number].first]))]
+
+
+def _plain(metrics: Mapping[str, Any]) -> Any:
+    """Return metrics with NaN and infinities, which JSON lacks, as text."""
+    return json.loads(json.dumps(dict(metrics)), parse_constant=str)
+
+
+def _freeable(repository: Repository) -> int:
+    """Return the bytes of the whole store that a `gc` would free; 0 where damage prevents one."""
+    with suppress(CkstoreError):
+        return expected(repository).bytes
+    return 0
+
+
+def packed(values: npt.NDArray[np.float32]) -> str:
+    """Return an array as base64 of its little-endian float32 numbers."""
+    return base64.b64encode(values.astype("<f4").tobytes()).decode()
+
+
+def unpacked(text: str, tensors: int) -> npt.NDArray[np.float32]:
+    """Return the array of a result of `packed`: tensors x versions."""
+    values = np.frombuffer(base64.b64decode(text), "<f4")
+    return values.reshape(tensors, -1) if tensors else values.reshape(0, 0)

@@ -1,0 +1,252 @@
+"""Findings: the odd things in the statistics of a run, for the top of its report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.report.statistics import RunStatistics
+
+Mask = npt.NDArray[np.bool]
+Floats = npt.NDArray[np.float64]
+
+#: A root mean square this many times the median of the versions before has exploded.
+_EXPLODED = 10.0
+
+#: An update-to-weight ratio is unusual beyond this many deviations (MAD, as standard deviation) and this factor.
+_DEVIATIONS = 8.0
+_FACTOR = 8.0
+
+#: The update-to-weight ratios of this share of the layers grow by this factor where a learning rate is doubled, and by
+#: less than the third factor between the versions before: in a warm-up they grow steadily.
+_TOGETHER = 0.8
+_JUMP = 1.55
+_STEADY = 1.25
+
+#: Intervals are comparable if the longer has at most this many times the steps.
+_ALIKE = 1.25
+
+#: Findings of one kind that are listed.
+_MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An odd thing in a run.
+
+    Attributes
+    ----------
+    kind
+        `nan`, `norm`, `ratio`, `rate` or `frozen`.
+    severity
+        `error` or `warning`.
+    text
+        One sentence with tensor and step.
+    tensor
+        Index of the tensor; None for a subtree or for the run.
+    first, last
+        Indexes of the first and last version concerned.
+
+    Examples
+    --------
+    >>> [finding] = store.report("gpt").findings["gpt"]
+    >>> finding.kind, finding.text
+    ('frozen', 'model/bias did not move from step 100 to step 300.')
+    """
+
+    kind: Literal["nan", "norm", "ratio", "rate", "frozen"]
+    severity: Literal["error", "warning"]
+    text: str
+    tensor: int | None
+    first: int
+    last: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as a dict."""
+        return asdict(self)
+
+
+def findings(run: RunStatistics) -> list[Finding]:
+    """Return the odd things in a run: errors first, then by version."""
+    if len(run.versions) < 2 or not run.tensors:
+        return []
+    found = [*_nonfinite(run), *_exploded(run), *_rates(run), *_unusual(run), *_frozen(run)]
+    return sorted(found, key=lambda item: (item.severity != "error", item.first))
+
+
+def _weights(run: RunStatistics, axes: int = 0) -> Mask:
+    """Return whether each tensor is a weight of at least `axes` axes, with more than one element."""
+    return np.array([h.role == "weight" and len(h.shape) >= axes and h.elements > 1 for h in run.tensors], np.bool)
+
+
+def _step(run: RunStatistics, place: int) -> str:
+    row = run.versions[place].row
+    return f"version {row.number}" if row.step is None else f"step {row.step}"
+
+
+def _logarithm(values: npt.NDArray[np.float32]) -> Floats:
+    """Return logarithms, NaN for values that are not positive and finite."""
+    wide = values.astype(np.float64)
+    return np.log(np.where((wide > 0) & np.isfinite(wide), wide, np.nan))
+
+
+def _nonfinite(run: RunStatistics) -> Iterator[Finding]:
+    """Find tensors with NaN or infinities, but not constants such as masks, which have them from the start."""
+    share = run.values["nonfinite"]
+    stretches: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, row in enumerate(share > 0):
+        places = np.flatnonzero(row)
+        moved = np.nanmax(share[number]) > np.nanmin(share[number]) if places.size else False
+        if places.size and (moved or run.tensors[number].role != "weight" or not _is_constant(run, number)):
+            stretches[int(places[0]), int(places[-1])].append(number)
+    present = ~np.isnan(share)
+    for (first, last), numbers in stretches.items():
+        since = last == int(np.flatnonzero(present.any(0))[-1])
+        when = f"since {_step(run, first)}" if since and last > first else f"at {_step(run, first)}"
+        if not since and last > first:
+            when = f"from {_step(run, first)} to {_step(run, last)}"
+        for name, members in _subtrees(run, numbers, range(len(run.tensors))):
+            worst = float(np.nanmax(share[members, first]))
+            has = "has" if len(members) == 1 else f"({len(members)} tensors) has"
+            yield Finding("nan", "error", f"{name} {has} NaN or infinite values {when}, up to {worst:.1%} of elements.",
+                          _only(members), first, last)  # fmt: skip
+
+
+def _is_constant(run: RunStatistics, number: int) -> bool:
+    unchanged = run.values["unchanged"][number]
+    return bool(np.all(unchanged[~np.isnan(unchanged)] == 1))
+
+
+def _exploded(run: RunStatistics) -> Iterator[Finding]:
+    """Find weights that grow far beyond their own size so far, and beyond the usual size of the weights."""
+    norm, weights = run.values["norm"].astype(np.float64), np.flatnonzero(_weights(run))
+    usual = [norm[number, run.tensors[number].first] for number in weights if len(run.tensors[number].shape) > 1]
+    floor = float(np.nanmedian(usual)) if usual else 0.0
+    for number in weights:
+        for place in range(1, norm.shape[1]):
+            before = norm[number, :place]
+            before = before[before > 0]
+            if before.size and norm[number, place] > max(_EXPLODED * np.median(before), floor):
+                factor = norm[number, place] / np.median(before)
+                text = f"The norm of {run.tensors[number].path} exploded at {_step(run, place)}: {factor:.3g} times its median before."  # noqa: E501
+                yield Finding("norm", "error", text, int(number), place, norm.shape[1] - 1)
+                break
+
+
+def _rates(run: RunStatistics) -> Iterator[Finding]:
+    """Find steps at which nearly all layers begin to move faster, after they moved steadily: a higher learning rate."""
+    growth = _growth(run)
+    for place in range(3, growth.shape[1]):
+        now, before = (growth[~np.isnan(growth[:, at]), at] for at in (place, place - 1))
+        if min(now.size, before.size) < 2 or np.median(before) > np.log(_STEADY):
+            continue
+        if np.mean(now > np.log(_JUMP)) >= _TOGETHER:
+            text = f"Nearly all layers move {np.exp(np.median(now)):.2g} times as far per step after {_step(run, place - 1)}, as with a higher learning rate."  # noqa: E501
+            yield Finding("rate", "warning", text, None, place, place)
+
+
+def _growth(run: RunStatistics) -> Floats:
+    """Return the growth of the logarithm of each matrix's ratio, tensors x versions, NaN between unlike intervals."""
+    ratio = _logarithm(run.values["ratio"])
+    ratio[~_weights(run, 2)] = np.nan
+    spans = np.diff(np.array(run.steps(), np.float64), prepend=np.nan)
+    growth = np.full_like(ratio, np.nan)
+    for place in range(2, growth.shape[1]):
+        if max(spans[place - 1 : place + 1]) <= _ALIKE * min(spans[place - 1 : place + 1]):
+            growth[:, place] = ratio[:, place] - ratio[:, place - 1]
+    return growth
+
+
+def _unusual(run: RunStatistics) -> Iterator[Finding]:
+    """Find matrices whose ratio leaves its usual place among the layers, or is far from that of the others."""
+    ratio = _logarithm(run.values["ratio"])
+    ratio[~_weights(run, 2)] = np.nan
+    layers = np.flatnonzero(~np.isnan(ratio).all(1))
+    intervals = np.flatnonzero((~np.isnan(ratio[layers])).sum(0) >= 4) if layers.size else np.array([], np.intp)
+    if layers.size < 4 or not intervals.size:
+        return
+    # Relative to the median layer, so that schedules do not count.
+    relative = ratio[np.ix_(layers, intervals)]
+    relative -= np.nanmedian(relative, axis=0)
+    usual = np.nanmedian(relative, axis=1)
+    for row, place in _outliers(usual[:, None], usual):
+        yield _ratio_finding(run, layers[row], intervals, place, usual[row], "that of the other layers")
+    if intervals.size < 4:
+        return
+    residual = relative - usual[:, None]
+    seen = set()
+    for row, place in _outliers(residual, residual):
+        if row not in seen:
+            seen.add(row)
+            yield _ratio_finding(run, layers[row], intervals, place, residual[row, place], "its usual one")
+
+
+def _outliers(values: Floats, sample: Floats) -> Iterator[tuple[int, int]]:
+    """Yield the places of values far from 0, by the median absolute deviation of a sample."""
+    deviation = 1.4826 * float(np.nanmedian(np.abs(sample)))
+    limit = max(_DEVIATIONS * deviation, np.log(_FACTOR))
+    for row, place in np.argwhere(np.abs(values) > limit):
+        yield int(row), int(place)
+
+
+def _ratio_finding(
+    run: RunStatistics, number: int, intervals: npt.NDArray[np.intp], place: int, off: float, usual: str
+) -> Finding:
+    always = usual != "its usual one"
+    first, last = (int(intervals[0]), int(intervals[-1])) if always else (int(intervals[place]),) * 2
+    when = "throughout" if always else f"at {_step(run, first)}"
+    times = f"{np.exp(off):.2g} times" if off > 0 else f"a {np.exp(-off):.2g}th of"
+    text = f"The update-to-weight ratio of {run.tensors[number].path} is {times} {usual} {when}."
+    return Finding("ratio", "warning", text, int(number), first, last)
+
+
+def _frozen(run: RunStatistics) -> Iterator[Finding]:
+    """Find weights that did not move, while others did: throughout, or up to the last version."""
+    weights = np.flatnonzero(_weights(run))
+    unchanged = run.values["unchanged"][weights]
+    moved = unchanged < 1
+    intervals = np.flatnonzero(moved.any(0))
+    stretches: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, number in enumerate(weights):
+        there = intervals[~np.isnan(unchanged[row, intervals])]
+        still = ~moved[row, there]
+        length = int(np.argmin(still[::-1])) if not still.all() else still.size
+        if length >= 2 or (length == still.size == 1):
+            stretches[int(there[-length]) - 1, int(there[-1])].append(int(number))
+    for (first, last), numbers in stretches.items():
+        for name, members in _subtrees(run, numbers, weights.tolist()):
+            did = "did not move" if len(members) == 1 else f"({len(members)} tensors) did not move"
+            yield Finding("frozen", "warning", f"{name} {did} from {_step(run, first)} to {_step(run, last)}.",
+                          _only(members), first, last)  # fmt: skip
+
+
+def _only(members: Sequence[int]) -> int | None:
+    return members[0] if len(members) == 1 else None
+
+
+def _subtrees(run: RunStatistics, numbers: Iterable[int], among: Iterable[int]) -> list[tuple[str, list[int]]]:
+    """Group tensors by the highest subtree that has no others of `among`; the last group names further ones."""
+    chosen = set(numbers)
+    mixed = {prefix for number in among if number not in chosen for prefix in _prefixes(run.tensors[number].path)}
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number in sorted(chosen):
+        path = run.tensors[number].path
+        groups[next(prefix for prefix in [*_prefixes(path), path] if prefix not in mixed or prefix == path)].append(
+            number
+        )
+    named = [(name if len(members) > 1 else run.tensors[members[0]].path, members) for name, members in groups.items()]
+    named.sort(key=lambda item: -len(item[1]))
+    if len(named) <= _MOST:
+        return [(name or "The whole run", members) for name, members in named]
+    rest = [number for _, members in named[_MOST - 1 :] for number in members]
+    return [*named[: _MOST - 1], (f"{named[_MOST - 1][0]} and further ones", rest)]
+
+
+def _prefixes(path: str) -> list[str]:
+    """Return the subtrees that contain a path, the highest first; dots separate names, too, as in state dicts."""
+    return [path[:end] for end, character in enumerate(path) if character in "/." and end]

@@ -1,0 +1,373 @@
+"""The statistics of a run: measures of its tensors over its versions, read in bounded memory and cached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.formats.layout import Path
+from ckstore.formats.paths import match_texts, text_to_path
+from ckstore.objects.units import role_of
+from ckstore.reading.buffers import read_tensor
+from ckstore.reading.deviations import tensor_deviations
+from ckstore.reading.gather import Selection
+from ckstore.reading.storage_facts import StorageFacts, tensor_storage
+from ckstore.reading.stored_version import ChangedVersionError, StoredVersion
+from ckstore.report.measures import BINS, MEASURES, ROW, Reading, measure, unmoved
+from ckstore.report.numbers import Numbers, Row, key_of
+from ckstore.repository import Repository
+from ckstore.runtime.threads import shared, worker_count
+from ckstore.storage.remote.mirror import cache_directory
+
+Values = npt.NDArray[np.float32]
+Places = list[Selection]
+
+#: Elements of a tensor that are read at most, in up to four stretches; of chosen matrices, whose spectrum is computed.
+SAMPLE = 1 << 20
+_STRETCHES = 4
+_LARGEST_MATRIX = 1 << 22
+
+#: Number of weights with a spectrum and a histogram: the largest ones.
+CHOSEN = 6
+
+#: Part of every key of the cache: raised when a measure has another definition.
+_REVISION = 1
+
+_ROLES = {"first": "first moment", "second": "second moment"}
+
+#: Buffers of layers, which training moves in other ways than weights.
+_BUFFERS = {"running_mean", "running_var", "inv_freq"}
+
+
+@dataclass(slots=True)
+class TensorHistory:
+    """One tensor of a run.
+
+    Attributes
+    ----------
+    role
+        `weight`, `first moment`, `second moment` or `other`.
+    dtype, shape
+        Of the latest version that has it.
+    most
+        About the number of elements to read at most.
+    objects
+        A key of its values at each version, by the ids of its objects; None where it is missing.
+    first
+        The first version that has it.
+    is_chosen, is_matrix
+        Whether it has a histogram, and a spectrum.
+    """
+
+    path: str
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    objects: list[bytes | None]
+    first: int
+    is_chosen: bool = False
+    is_matrix: bool = False
+    most: int = SAMPLE
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def sampled(self) -> float | None:
+        """Share of the elements that are read; None for all."""
+        places = sampled_places(self.shape, self.most)
+        return None if places is None else prod(map(len, places)) / self.elements
+
+
+@dataclass(slots=True)
+class RunStatistics:
+    """The measures of a run: `values` has an array for each key, tensors x versions, with NaN for no value.
+
+    `histograms` has edges and counts by the index of a tensor.
+    """
+
+    versions: list[StoredVersion]
+    tensors: list[TensorHistory]
+    values: dict[str, Values]
+    histograms: dict[int, Values] = field(default_factory=dict)
+
+    def value(self, key: str, tensor: int, version: int) -> float | None:
+        """Return the value of a measure, by the indexes of tensor and version; None for no value."""
+        value = float(self.values[key][tensor, version])
+        return None if np.isnan(value) else value
+
+    def steps(self) -> list[int]:
+        """Return the step of each version, or its number where a version has none."""
+        steps = [version.row.step for version in self.versions]
+        if None in steps:
+            return [version.row.number for version in self.versions]
+        return [step for step in steps if step is not None]
+
+
+def statistics(
+    versions: Sequence[StoredVersion], globs: Sequence[str] = (), *, sample: int = SAMPLE, values: bool = True
+) -> RunStatistics:
+    """Return the statistics of the versions of a run, in their order.
+
+    Parameters
+    ----------
+    globs
+        Globs over the paths of tensors.
+    sample
+        Read at most about this many elements of a tensor.
+    values
+        Whether to compute the measures that need values; the others decode nothing.
+    """
+    while True:
+        try:
+            return _statistics(list(versions), globs, sample, values)
+        except ChangedVersionError:  # Rows of the cache make the second attempt short.
+            versions = [version.present() for version in versions]
+
+
+def _statistics(versions: list[StoredVersion], globs: Sequence[str], sample: int, values: bool) -> RunStatistics:
+    tensors = _histories(versions, globs, sample)
+    shape = len(tensors), len(versions)
+    found = RunStatistics(versions, tensors, {key: np.full(shape, np.nan, np.float32) for key in MEASURES})
+    if values and versions:
+        _measure_all(found)
+        steps = np.array(found.steps(), np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            spans = np.concatenate([[np.nan], np.where(np.diff(steps) > 0, np.diff(steps), np.nan)])
+            found.values["ratio"][:] = found.values["change"] / spans
+    for place, version in enumerate(versions):
+        _describe_storage(found, place, version)
+    return found
+
+
+def _histories(versions: list[StoredVersion], globs: Sequence[str], sample: int) -> list[TensorHistory]:
+    paths = list(dict.fromkeys(path for version in versions for path in version.paths))
+    paths = [paths[number] for number in match_texts(paths, globs)]
+    typed = {path: text_to_path(path) for path in paths}
+    states = {typed[path][:-1] for path in paths if role_of(typed[path])}
+    found = []
+    for path in paths:
+        objects = [_objects(version, path) if path in version.paths else None for version in versions]
+        there = [number for number, key in enumerate(objects) if key is not None]
+        tensor = versions[there[-1]].paths[path][1]
+        role = _ROLES.get(role_of(typed[path]), "weight")
+        is_weight = tensor.dtype.startswith(("float", "bfloat", "complex")) and typed[path][:-1] not in states
+        if role == "weight" and (not is_weight or typed[path][-1:] in [(name,) for name in _BUFFERS]):
+            role = "other"
+        found.append(TensorHistory(path, role, tensor.dtype, tensor.shape, objects, there[0]))
+    _choose(found)
+    for history in found:
+        history.most = max(sample, _LARGEST_MATRIX) if history.is_matrix else sample
+    return found
+
+
+def _choose(tensors: list[TensorHistory]) -> None:
+    """Choose the largest weights for histograms, and the largest matrices for spectra."""
+    weights = [history for history in tensors if history.role == "weight" and len(history.shape) > 1]
+    weights.sort(key=lambda history: -history.elements)
+    for history in weights[:CHOSEN]:
+        history.is_chosen = True
+    matrices = (
+        history for history in weights
+        if len(history.shape) == 2 and history.elements <= _LARGEST_MATRIX and min(history.shape) > 1
+        and not history.dtype.startswith("complex")
+    )  # fmt: skip
+    for history, _ in zip(matrices, range(CHOSEN), strict=False):
+        history.is_matrix = True
+
+
+def sampled_places(shape: tuple[int, ...], most: int) -> Places | None:
+    """Return about `most` positions in up to four stretches along one axis, evenly spaced; None for all.
+
+    Examples
+    --------
+    >>> places = sampled_places((1000, 100), 4000)
+    >>> [len(places[0]), places[0][:11].tolist(), places[1]]
+    [40, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 330], range(0, 100)]
+    """
+    if prod(shape) <= most:
+        return None
+    # The first axis with room for stretches: one index of it is few of the elements.
+    axis, outer = 0, 1
+    while axis < len(shape) - 1 and outer * prod(shape[axis + 1 :]) * _STRETCHES > most:
+        outer *= shape[axis]
+        axis += 1
+    count = min(shape[axis], max(1, most // (outer * prod(shape[axis + 1 :]))))
+    stretches = min(_STRETCHES, count)
+    length = count // stretches
+    starts = np.linspace(0, shape[axis] - length, stretches).astype(np.int64)
+    places: Places = [range(size) for size in shape]
+    places[axis] = np.unique((starts[:, None] + np.arange(length)).reshape(-1))
+    return places
+
+
+def _objects(version: StoredVersion, path: str) -> bytes:
+    """Return a key of the values of a tensor: its dtype and shape, and where they are in which objects."""
+    file, tensor = version.paths[path]
+    objects = version.document.objects
+    boxes = [(shard.box, shard.shape, shard.offset, shard.strides, shard.lazy) for _, shard in tensor.shards]
+    parts = [
+        [(first, objects[unit], position) for first, unit, position in version.contents.places.get(place, ())]
+        for place in tensor.places(file)
+    ]
+    return key_of(tensor.dtype, tensor.shape, tensor.offset, tensor.strides, tensor.lazy, boxes, parts)
+
+
+def _groups(found: RunStatistics) -> Iterator[list[int]]:
+    """Group tensors that are decoded together: those of one bundle, and the moments of a weight."""
+    parent = list(range(len(found.tensors)))
+
+    def root(number: int) -> int:
+        while parent[number] != number:
+            number = parent[number]
+        return number
+
+    seen: dict[Any, int] = {}
+    for number, history in enumerate(found.tensors):
+        version = found.versions[history.first]
+        file, tensor = version.paths[history.path]
+        keys: list[Any] = [
+            version.layout.units[unit].key
+            for place in tensor.places(file)
+            for _, unit, _ in version.contents.places.get(place, ())[:1]
+        ]
+        if history.role in _ROLES.values():
+            keys.append(text_to_path(history.path)[:-1])
+        for key in keys:
+            parent[root(number)] = root(seen.setdefault(key, number))
+    groups: dict[int, list[int]] = {}
+    for number in range(len(parent)):
+        groups.setdefault(root(number), []).append(number)
+    yield from groups.values()
+
+
+def _measure_all(found: RunStatistics) -> None:
+    """Fill in the measures of `ROW` and the histograms, and save new ones in the cache."""
+    repository = found.versions[0].repository
+    caches = [Numbers(path, width) for path, width in cache_files(repository)]
+    work = partial(_measure_group, found, caches)
+    for rows in shared(work, _groups(found), worker_count()):
+        for number, row in rows.items():
+            for place, key in enumerate(ROW):
+                found.values[key][number] = row[:, place]
+            if found.tensors[number].is_chosen:
+                found.histograms[number] = row[:, len(ROW) :]
+    for cache in caches:
+        cache.save()
+
+
+def cache_files(repository: Repository) -> list[tuple[FilePath, int]]:
+    """Return the files of a store's cache and the widths of their rows: without and with histograms."""
+    address = repository.address
+    place = cache_directory(None if address.cache is None else FilePath(address.cache)) / "statistics"
+    name = key_of(address.place, repository.catalog.identity()).hex()
+    return [(place / f"{name}-{width}", width) for width in (len(ROW), len(ROW) + BINS)]
+
+
+class _Rows:
+    """The rows of one tensor: known ones from the cache, others measured; holds values that the next row needs."""
+
+    def __init__(self, found: RunStatistics, number: int, caches: list[Numbers], pair: _Rows | None) -> None:
+        self.history = found.tensors[number]
+        self._cache = caches[self.history.is_chosen]
+        self._pair = pair
+        self._versions = found.versions
+        self._held: dict[bytes, Reading] = {}
+        self.rows: list[Row] = []
+
+    def add(self, place: int) -> None:
+        """Add the row of the next version."""
+        objects = self.history.objects
+        if objects[place] is None or not self.history.elements:
+            self.rows.append(np.full(self._cache.width, np.nan, np.float32))
+            return
+        key = self._key(place)
+        row = self._cache.get(key)
+        if row is None:
+            row = unmoved(self.rows[-1]) if self._is_unmoved(place) else self._measured(place)
+            self._cache.put(key, row)
+        self.rows.append(row)
+
+    def _key(self, place: int) -> bytes:
+        history, objects = self.history, self.history.objects
+        before = objects[place - 1] if place else None
+        moments = None if self._pair is None else self._pair.history.objects[place]
+        options = history.most, history.is_matrix, history.role
+        return key_of(_REVISION, objects[place], before, objects[history.first], moments, *options)
+
+    def _is_unmoved(self, place: int) -> bool:
+        pair = [] if self._pair is None else [self._pair.history]
+        return place > 0 and all(one.objects[place] == one.objects[place - 1] for one in (self.history, *pair))
+
+    def _measured(self, place: int) -> Row:
+        history = self.history
+        wanted = [place, place - 1, history.first] if place else [place, history.first]
+        keep = {history.objects[number] for number in wanted}
+        self._held = {key: reading for key, reading in self._held.items() if key in keep}
+        now = self.reading(place)
+        assert now is not None
+        return measure(
+            now,
+            self.reading(place - 1, now) if place else None,
+            self.reading(history.first, now),
+            is_matrix=history.is_matrix,
+            is_second_moment=history.role == "second moment",
+            first_moments=None if self._pair is None else self._pair.reading(place, now, held=False),
+            has_histogram=history.is_chosen,
+        )
+
+    def reading(self, place: int, like: Reading | None = None, *, held: bool = True) -> Reading | None:
+        """Return the values of a version, if their dtype and shape are those of `like`; None where it has none."""
+        key = self.history.objects[place]
+        if key is None:
+            return None
+        found = self._held.get(key) or self._read(place)
+        if held:
+            self._held[key] = found
+        fits = like is None or (found.dtype == like.dtype and found.bits.shape == like.bits.shape)
+        return found if fits else None
+
+    def _read(self, place: int) -> Reading:
+        version = self._versions[place]
+        file, tensor = version.paths[self.history.path]
+        places = sampled_places(tensor.shape, self.history.most) or [range(size) for size in tensor.shape]
+        return Reading(tensor.dtype, read_tensor(version, file, tensor, places))
+
+
+def _measure_group(found: RunStatistics, caches: list[Numbers], group: list[int]) -> dict[int, npt.NDArray[Any]]:
+    """Return the rows of tensors that are decoded together, versions x width, by the index of the tensor."""
+    rows: dict[int, _Rows] = {}
+    firsts: dict[Path, _Rows] = {}
+    for number in sorted(group, key=lambda number: found.tensors[number].role == "second moment"):
+        history = found.tensors[number]
+        state = text_to_path(history.path)[:-1]
+        pair = firsts.get(state) if history.role == "second moment" else None
+        rows[number] = _Rows(found, number, caches, pair)
+        if history.role == "first moment":
+            firsts[state] = rows[number]
+    for place in range(len(found.versions)):
+        for item in rows.values():
+            item.add(place)
+    return {number: np.array(item.rows) for number, item in rows.items()}
+
+
+def _describe_storage(found: RunStatistics, place: int, version: StoredVersion) -> None:
+    """Fill in the measures of a version that its records and its document have."""
+    facts, deviations = StorageFacts(version), tensor_deviations(version)
+    for number, history in enumerate(found.tensors):
+        if history.objects[place] is None:
+            continue
+        bits = tensor_storage(facts, *version.paths[history.path])["bits"]
+        found.values["bits"][number, place] = np.nan if bits is None else bits
+        if version.row.fidelity == "coarse":
+            off = deviations.get(history.path)
+            found.values["deviation"][number, place] = 0.0 if off is None else off.relative

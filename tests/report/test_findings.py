@@ -1,0 +1,165 @@
+"""Findings: planted oddities are all found, and healthy runs have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ckstore import Store
+from ckstore.report.findings import Finding
+
+STEPS, EVERY = 160, 20
+
+
+def trained(
+    store: Store,
+    rate: Callable[[int], float] = lambda step: 1e-3,
+    before: Callable[[nn.Sequential], object] = lambda model: None,
+    spoil: Callable[[int, dict[str, Any]], object] = lambda step, state: None,
+) -> list[Finding]:
+    """Train a small network, store it every 20 steps, and return the findings of its report.
+
+    `before` changes the model at first, `spoil` the stored state at a step.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(48, 48), nn.Tanh())), nn.Linear(48, 8))
+    before(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3)
+    generator = torch.Generator().manual_seed(1)
+    target = torch.randn(48, 8, generator=generator)
+    for step in range(1, STEPS + 1):
+        inputs = torch.randn(64, 48, generator=generator)
+        loss = nn.functional.mse_loss(model(inputs), (inputs @ target).tanh())
+        optimizer.param_groups[0]["lr"] = rate(step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % EVERY == 0:
+            state = {"model": {name: value.clone() for name, value in model.state_dict().items()}}
+            spoil(step, state)
+            store.ingest(state | {"optimizer": optimizer.state_dict()}, run="a", step=step)
+    return store.report("a").findings["a"]
+
+
+def test_a_healthy_training_has_none(store: Store) -> None:
+    assert trained(store) == []
+
+
+@pytest.mark.parametrize("name", ["gpt", "cnn", "bf16", "ema", "finetune", "slow"])
+def test_healthy_runs_have_none(store: Store, trained_runs: Path, name: str) -> None:
+    from tools import runs
+
+    for path in runs.train(name, trained_runs, tier="tiny"):
+        store.ingest(path, run=name)
+    assert store.report(name).findings == {name: []}
+
+
+def test_a_frozen_layer_is_found(store: Store) -> None:
+    def freeze(model: nn.Sequential) -> None:
+        model[4].requires_grad_(False)
+
+    [found] = trained(store, before=freeze)
+    assert (found.kind, found.first, found.last) == ("frozen", 0, 7)
+    assert found.text == "model/4 (2 tensors) did not move from step 20 to step 160."
+
+
+def test_a_layer_that_stops_is_found(store: Store) -> None:
+    kept: dict[str, torch.Tensor] = {}
+
+    def stop(step: int, state: dict[str, Any]) -> None:
+        if step == 80:
+            kept["weight"] = state["model"]["6.weight"].clone()
+        if step > 80:
+            state["model"]["6.weight"] = kept["weight"]
+
+    [found] = trained(store, spoil=stop)
+    assert (found.kind, found.first, found.last) == ("frozen", 3, 7)
+    assert "model/6.weight did not move from step 80 to step 160" in found.text
+
+
+def test_a_frozen_backbone_is_one_line(store: Store, frozen_run: list[Path]) -> None:
+    for path in frozen_run:
+        store.ingest(path, run="frozen")
+    [found] = store.report("frozen").findings["frozen"]
+    assert found.kind == "frozen"
+    assert found.text.startswith("model/backbone (53 tensors) did not move from step")
+
+
+def test_nan_at_one_step_is_found(store: Store) -> None:
+    def spoil(step: int, state: dict[str, Any]) -> None:
+        if step == 100:
+            state["model"]["2.weight"][3, 5] = torch.nan
+
+    [found] = trained(store, spoil=spoil)
+    assert (found.kind, found.severity, found.first, found.last) == ("nan", "error", 4, 4)
+    assert found.text.startswith("model/2.weight has NaN or infinite values at step 100, up to 0.0%")
+
+
+def test_nan_since_a_step_is_one_line(store: Store) -> None:
+    def spoil(step: int, state: dict[str, Any]) -> None:
+        if step >= 100:
+            for value in state["model"].values():
+                value.fill_(torch.inf)
+
+    found = trained(store, spoil=spoil)
+    assert (found[0].kind, found[0].first, found[0].last) == ("nan", 4, 7)
+    assert found[0].text == "model (14 tensors) has NaN or infinite values since step 100, up to 100.0% of elements."
+
+
+def test_a_constant_mask_with_infinities_is_no_finding(store: Store) -> None:
+    def mask(step: int, state: dict[str, Any]) -> None:
+        state["model"]["mask"] = torch.full((8, 8), -torch.inf).triu(1)
+
+    found = trained(store, spoil=mask)
+    assert [item.kind for item in found] == ["frozen"]  # It is a weight by its name, and does not move.
+
+
+def test_a_doubled_learning_rate_is_found(store: Store) -> None:
+    [found] = trained(store, rate=lambda step: 1e-3 if step <= 100 else 2e-3)
+    assert (found.kind, found.first) == ("rate", 5)
+    assert "per step after step 100" in found.text
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        lambda step: 1e-3 * min(step / 80, 1),
+        lambda step: 1e-3 * 0.5 ** (step / 40),
+        lambda step: 1e-3 if step <= 100 else 1e-4,
+    ],
+    ids=["warm-up", "decay", "step down"],
+)
+def test_schedules_are_no_findings(store: Store, rate: Callable[[int], float]) -> None:
+    assert trained(store, rate=rate) == []
+
+
+def test_a_norm_that_explodes_is_found(store: Store) -> None:
+    def spoil(step: int, state: dict[str, Any]) -> None:
+        if step >= 120:
+            state["model"]["8.weight"] *= 100
+
+    found = trained(store, spoil=spoil)
+    assert (found[0].kind, found[0].first) == ("norm", 5)
+    assert found[0].text.startswith("The norm of model/8.weight exploded at step 120")
+
+
+def test_a_layer_with_an_unusual_ratio_is_found(store: Store) -> None:
+    def spoil(step: int, state: dict[str, Any]) -> None:
+        if step == 100:
+            weight = state["model"]["8.weight"]
+            weight += 0.5 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+
+    found = trained(store, spoil=spoil)
+    assert {(item.kind, item.tensor) for item in found} == {("ratio", found[0].tensor)}
+    assert "model/8.weight" in found[0].text
+    assert "at step 100" in found[0].text
+
+
+def test_a_run_of_one_version_has_none(store: Store) -> None:
+    store.ingest({"w": torch.ones(3)}, run="a")
+    assert store.report("a").findings == {"a": []}
