@@ -22,8 +22,7 @@ from ckstore.runtime.address_space import check, limit, too_little
 #: imported on use.
 VERBS = (
     "init", "ingest", "watch", "checkout", "log", "show", "ls", "diff", "report", "average", "tag", "metric", "policy",
-    "stats",
-    "verify", "encode", "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
+    "stats", "verify", "encode", "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
 )  # fmt: skip
 
 #: Verbs that encode versions; other verbs at most decode.
