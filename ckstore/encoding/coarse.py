@@ -225,7 +225,7 @@ class CoarseEncoder:
         self, unit: Unit, bits: Bits, lattice: Grid, record: Linear | None, *, dithered: bool = False
     ) -> Estimate:
         """Return options for `bits` on `lattice`: in full, or against the object of `record` and its ancestors."""
-        sample = Sample.of(unit, lambda first, last: bits[first:last])
+        sample = Sample.of(unit, lambda first, last: bits[first:last]).part()
         chunks = -(-unit.count // unit.chunk)
         quantised = _quantised(lattice, sample.bits, sample.start, dithered=dithered)
         base = sample.nbytes(quantised)

@@ -23,6 +23,9 @@ SAMPLE = 1 << 15
 _SAMPLED = 8
 _LEAST_SAMPLE = 1 << 13
 
+#: Elements of a sample that are enough unless values change in few places only.
+_ENOUGH = 1 << 14
+
 ReadUnit = Callable[[int, int], Bits]
 
 #: The assumed mean square of the error of a lattice value in steps, if none is recorded.
@@ -123,6 +126,15 @@ class Sample:
         first = (length - taken) // 2
         bits = read(start + first, start + first + taken)
         return cls(chunk, first, start + first, bits, unit.count / max(taken, 1), chunks)
+
+    def part(self) -> Sample:
+        """Return the middle of the sample, which is enough for values that do not change in few places only."""
+        taken = min(self.bits.size, _ENOUGH)
+        skipped = (self.bits.size - taken) // 2
+        return Sample(
+            self.chunk, self.first + skipped, self.start + skipped, self.bits[skipped : skipped + taken],
+            self.scale * self.bits.size / max(taken, 1), self.chunks,
+        )  # fmt: skip
 
     def cut(self, chunk: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the sampled elements of the same chunk of another object."""

@@ -63,6 +63,18 @@ class ObjectEncoder:
         stored against them, and their memory is reused.
         """
         unit = estimate.unit
+        whole = Full(id=content, dtype=unit.dtype, count=unit.count, chunk=unit.chunk, alone=estimate.alone)
+        sample = Sample.of(unit, read)
+        self.reader.samples.put((content, sample.chunk), sample.bits)
+        try:
+            return encoded_as(whole, way, self._payloads(content, unit, way, read, replaced), debt)
+        except IntegrityError:  # The estimate saw a sample of the base; a run continues after damage of the rest.
+            full = Way(None)
+            return encoded_as(whole, full, self._payloads(content, unit, full, read, replaced))
+
+    def _payloads(
+        self, content: str, unit: Unit, way: Way, read: ReadUnit, replaced: Sequence[str]
+    ) -> list[memoryview | bytes | None]:
         payloads = []
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             bits = read(start, min(start + unit.chunk, unit.count))
@@ -75,8 +87,7 @@ class ObjectEncoder:
                     own = empty(bits.size, bits.dtype)
                     own[...] = bits  # A copy: the next objects reuse the memory of `bits`.
                     self.reader.cache.put((content, chunk), own)
-        whole = Full(id=content, dtype=unit.dtype, count=unit.count, chunk=unit.chunk, alone=estimate.alone)
-        return encoded_as(whole, way, payloads, debt)
+        return payloads
 
     def _base(self, parent: Parent, unit: Unit) -> Record | None:
         """Return the record of the parent's object, or else of the nearest ancestor's that is exact.
@@ -94,7 +105,11 @@ class ObjectEncoder:
     def _against(self, unit: Unit, read: ReadUnit, sample: Sample, record: Record | None) -> Estimate:
         """Return the options of a unit against an object and its ancestors."""
         chunks = -(-unit.count // unit.chunk)
-        base = sample.nbytes(ordinal_difference(sample.bits, None, unit.dtype))
+        ancestors = [] if record is None else nearby_ancestors(self.reader.chains.levels(record))
+        before = [self._sampled(ancestor, sample) for _, ancestor in ancestors]
+        is_sparse = bool(before) and _is_sparse(sample.bits, before[-1])
+        taken = sample if is_sparse else sample.part()
+        base = taken.nbytes(ordinal_difference(taken.bits, None, unit.dtype))
         full = layer(chunks, unit.count, int(base), grouped=False)
         options = [Option("base", base, cost(full), is_base=True)]
         ways = {"base": Way(None)}
@@ -106,11 +121,10 @@ class ObjectEncoder:
             options.append(Option(name, stored, paid, is_base=False))
             ways[name] = way
 
-        for place, ancestor in [] if record is None else nearby_ancestors(self.reader.chains.levels(record)):
-            before = sample.cut(self.reader.ordinals(ancestor, sample.chunk))
-            sizes = _differences(sample, before, unit.dtype)
-            if place == 0 and _is_sparse(sample.bits, before):
-                patch, share = self._patch_bytes(unit, read, sample, before, ancestor)
+        for (place, ancestor), values in zip(ancestors, before, strict=True):
+            sizes = _differences(taken, values[taken.first - sample.first :][: taken.bits.size], unit.dtype)
+            if place == 0 and is_sparse:
+                patch, share = self._patch_bytes(unit, read, sample, values, ancestor)
                 sizes = {context: share * stored for context, stored in sizes.items()}
                 if patch <= PATCH_WORTH * min(sizes.values()):
                     del options[1:]
@@ -121,6 +135,15 @@ class ObjectEncoder:
                 offer(f"{'context' if context else 'natural'}-{place}", Way(ancestor, context=context), stored, work)
         candidates = Candidates(tuple(options), 0.0 if record is None else record.debt)
         return Estimate(unit, candidates, ways, cost(full), int(base))
+
+    def _sampled(self, record: Record, sample: Sample) -> Bits:
+        """Return the same elements of another object as those of a sample."""
+        key = record.id, sample.chunk
+        found = self.reader.samples.get(key)
+        if found is None or found.size != sample.bits.size:
+            found = sample.cut(self.reader.ordinals(record, sample.chunk))
+            self.reader.samples.put(key, found)
+        return found
 
     def _patch_bytes(
         self, unit: Unit, read: ReadUnit, sample: Sample, sampled: Bits, record: Record

@@ -32,6 +32,9 @@ from ckstore.runtime.blocks import empty
 #: Bytes of cached chunks for work that is done once.
 _PASSING = 64 << 20
 
+#: Bytes of cached samples of exact objects.
+_SAMPLES = 48 << 20
+
 
 class ObjectReader:
     """Decodes chunks of objects.
@@ -47,12 +50,16 @@ class ObjectReader:
     ----------
     decoded_chunks
         The number of payloads decoded so far.
+    samples
+        The elements of exact objects, by (id, chunk), from which the encoder estimates sizes: the chunks of older
+        objects need not be decoded for them.
     """
 
     def __init__(self, resolver: Resolver, blocks: Blocks, cache_bytes: int = 64 << 20, *, keeps: bool = True) -> None:
         self.resolver = resolver
         self.blocks = blocks
         self.cache = ChunkCache(cache_bytes)
+        self.samples = ChunkCache(min(cache_bytes, _SAMPLES))
         self.keeps = keeps
         self.decoded_chunks = 0
         self.chains = Chains(resolver)

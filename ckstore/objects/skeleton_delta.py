@@ -170,19 +170,19 @@ def _near_match(data: bytes, here: int, reference: bytes, there: int) -> tuple[i
     """Return the better of two continuations: as many bytes changed in both, or bytes added or removed."""
     candidates = []
     last = min(here + _SKIP, len(data) - _ANCHOR)
-    for place in range(here, last + 1):
-        anchor = data[place : place + _ANCHOR]
-        source = there + place - here
-        if reference[source : source + _ANCHOR] == anchor:
-            candidates.append((place, source))
-            break
+    span = max(min(last + _ANCHOR - here, len(reference) - there), 0)
+    ours, theirs = data[here : here + span], reference[there : there + span]
+    differing = int.from_bytes(ours, "little") ^ int.from_bytes(theirs, "little")
+    alike = differing.to_bytes(span, "little").find(bytes(_ANCHOR))
+    if alike >= 0:
+        candidates.append((here + alike, there + alike))
     for place in range(here, last + 1):
         source = reference.find(data[place : place + _ANCHOR], max(0, there - _NEAR // 8), there + _NEAR)
         if source >= 0:
             candidates.append((place, source))
             break
-    if not candidates:
-        return None
+    if not candidates or candidates[0] == candidates[-1]:
+        return candidates[0] if candidates else None
     return max(candidates, key=lambda found: min(_common(data, found[0], reference, found[1]), _NEAR) - found[0] + here)
 
 
