@@ -116,7 +116,11 @@ class Pack:
         with zipfile.ZipFile(path) as archive:
             root = json.loads(archive.read("zarr.json"))
             framed = archive.read("manifest/c/0")
-            assert archive.infolist()[-1].filename == "manifest/c/0"
+            names = [member.filename for member in sorted(archive.infolist(), key=lambda member: member.header_offset)]
+            assert archive.namelist() == ["zarr.json", *names[:-1]]
+            assert names[-2:] == ["manifest/c/0", "zarr.json"]
+            arrays = root["consolidated_metadata"]["metadata"]
+            assert {name.removesuffix("/c/0") for name in names[:-1]} <= set(arrays)
         self.kind = root["attributes"]["ckstore"]["kind"]
         assert root["attributes"] == {"ckstore": {"format": 1, "kind": self.kind}}
         self.document, self.blobs = self._manifest(framed)

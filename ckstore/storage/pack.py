@@ -85,7 +85,7 @@ class PackWriter:
         self.kind: PackKind = kind
         self._directory = store / root.PACKS
         self._path = durable.temporary_path(self._directory)
-        self._names: set[str] = set()
+        self._arrays: dict[str, Mapping[str, Any]] = {}
         self._done = False
         self._digest = ""
         try:
@@ -94,12 +94,6 @@ class PackWriter:
         except OSError as error:
             reason = f"{self._directory}: {error.strerror}"
             raise CkstoreError(f"No pack can be created in {reason}; check that it is writable.") from error
-        try:
-            attributes = {"ckstore": {"format": FORMAT, "kind": kind}}
-            self._add_metadata("", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
-        except BaseException:
-            self.abort()
-            raise
 
     def __enter__(self) -> Self:
         return self
@@ -197,7 +191,9 @@ class PackWriter:
     def seal(self) -> None:
         """Write the last bytes, and start syncing them; `finish` waits for the sync."""
         if not self._digest:
+            metadata = json.dumps(_group_metadata(self.kind, self._arrays), separators=(",", ":")).encode()
             with durable.disk_full_explained(self._directory, self._zip.size):
+                self._zip.add_deflated("zarr.json", metadata)
                 self._digest = self._zip.finish()
             durable.checkpoint("pack-written")
             self._writeback.begin()
@@ -238,12 +234,9 @@ class PackWriter:
     def _add_metadata(self, name: str, document: Mapping[str, Any]) -> None:
         if self._done:
             raise UsageError("This pack is finished; start another one.")
-        if name in self._names or (name and not _ARRAY_NAME.fullmatch(name)) or name == "zarr.json":
+        if name in self._arrays or not _ARRAY_NAME.fullmatch(name) or name == "zarr.json":
             raise UsageError(f"{name!r} cannot name an array of this pack: it is taken, or not one plain segment.")
-        self._names.add(name)
-        data = json.dumps(document, separators=(",", ":")).encode()
-        with durable.disk_full_explained(self._directory, len(data)):
-            self._zip.add_deflated(f"{name}/zarr.json" if name else "zarr.json", data)
+        self._arrays[name] = document
 
     def _add_chunk(self, name: str, views: Sequence[memoryview]) -> PackEntry:
         size = sum(view.nbytes for view in views)
@@ -254,6 +247,16 @@ class PackWriter:
             entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views, align=align))
             self._writeback.wrote(size)
         return entry
+
+
+def _group_metadata(kind: PackKind, arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metadata of the root group, with those of all arrays: one member of the zip in place of many."""
+    return {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {"ckstore": {"format": FORMAT, "kind": kind}},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
+    }
 
 
 def _array_metadata(

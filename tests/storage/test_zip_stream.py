@@ -25,6 +25,7 @@ def reference(members: list[tuple[str, bytes, bool]]) -> bytes:
             member.external_attr = 0o600 << 16
             if deflated:
                 archive.writestr(member, data, compresslevel=9)
+                archive.filelist.insert(0, archive.filelist.pop())
             else:
                 member.file_size = len(data)
                 with archive.open(member, "w") as target:
