@@ -1,4 +1,4 @@
-"""Writing a pack: one immutable zip of one commit that holds a Zarr v3 hierarchy, named by the BLAKE3 of its bytes."""
+"""Writing a pack: one immutable zip of one commit that holds a Zarr v3 hierarchy, named by its digest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
-
-from blake3 import blake3
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from ckstore.errors import CkstoreError, UsageError
-from ckstore.runtime import forks
 from ckstore.runtime.checksum import crc32c
 from ckstore.storage import durable, root
 from ckstore.storage.schema import matching
@@ -40,7 +37,6 @@ _PACK_NAME = re.compile(r"([0-9a-f]{40})((?:\.raw)?\.zip)")
 PACK_NAME = matching(_PACK_NAME, "the name of a pack")
 _ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _ABSENT = 2**64 - 1
-_BLOCK = 1 << 22
 #: Alignment of values that may be mapped: a cache line.
 _ALIGNMENT = 64
 _BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -67,15 +63,6 @@ def parse_pack_name(name: str) -> tuple[str, PackKind] | None:
     """Return the digest (40 hexadecimal characters) and kind in a pack's file name; None for any other name."""
     match = _PACK_NAME.fullmatch(name)
     return None if match is None else (match[1], _KINDS[match[2]])
-
-
-def digest_file(file: BinaryIO) -> str:
-    """Return the first 20 bytes of the BLAKE3 of an open file from its present position on, in hexadecimal."""
-    # A forked child lacks the threads that its parent may have started, and would wait for them.
-    digest = blake3(max_threads=1 if forks.generation() else blake3.AUTO)
-    while block := file.read(_BLOCK):
-        digest.update(block)
-    return digest.hexdigest(length=20)
 
 
 class PackWriter:
@@ -171,13 +158,13 @@ class PackWriter:
         self._add_metadata(name, _array_metadata(size, size, "uint8", [{"name": "bytes"}], None))
         return self._add_chunk(name, views)
 
-    def add_values(self, name: str, count: int, dtype: str, data: Buffer) -> PackEntry:
+    def add_values(self, name: str, count: int, dtype: str, data: Buffer, digest: bytes | None) -> PackEntry:
         """Add values, as little-endian bytes, as an array in one chunk that may be mapped into memory.
 
-        In a pack of kind `raw` its place is aligned to 64 bytes.
+        In a pack of kind `raw` its place is aligned to 64 bytes. `digest` is the BLAKE3 of the bytes, if it is known.
         """
         self._add_metadata(name, _array_metadata(count, count, dtype, [_BYTES_CODEC], None))
-        return self._add_chunk(name, [memoryview(data).cast("B")])
+        return self._add_chunk(name, [memoryview(data).cast("B")], digest)
 
     def add_copy(self, name: str, metadata: Mapping[str, Any], data: Buffer) -> PackEntry:
         """Add a copy of another pack's array: its Zarr metadata, and the bytes of its only chunk or shard, if any."""
@@ -238,13 +225,13 @@ class PackWriter:
             raise UsageError(f"{name!r} cannot name an array of this pack: it is taken, or not one plain segment.")
         self._arrays[name] = document
 
-    def _add_chunk(self, name: str, views: Sequence[memoryview]) -> PackEntry:
+    def _add_chunk(self, name: str, views: Sequence[memoryview], digest: bytes | None = None) -> PackEntry:
         size = sum(view.nbytes for view in views)
         if not size:
             return PackEntry(self._zip.size, 0)  # an array of zeros
         with durable.disk_full_explained(self._directory, size):
             align = _ALIGNMENT if self.kind == "raw" else 1
-            entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views, align=align))
+            entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views, align=align, digest=digest))
             self._writeback.wrote(size)
         return entry
 

@@ -34,8 +34,9 @@ from ckstore.runtime.zip_records import (
 from ckstore.storage import durable, root
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.interface import Storage
-from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
+from ckstore.storage.pack import PackEntry, PackInfo, parse_pack_name
 from ckstore.storage.schema import fields, plain_object, read_json
+from ckstore.storage.zip_stream import digest_file
 
 #: Prefix of the names of packs.
 PREFIX = f"{root.PACKS}/"
@@ -337,8 +338,8 @@ class PackReader:
             raise IntegrityError(f"{pack!r} is not the name of a pack; run `ckstore recover` to rebuild the catalog.")
         return self._directory / pack
 
-    def _buffered(self, pack: str, opened: OpenPack | None = None) -> io.BufferedReader:
-        return io.BufferedReader(_File(opened or self._opened(pack)), _BUFFER)
+    def _buffered(self, pack: str, opened: OpenPack | None = None, size: int = _BUFFER) -> io.BufferedReader:
+        return io.BufferedReader(_File(opened or self._opened(pack)), size)
 
     def _whole(self, pack: str) -> OpenFile:
         """Return a pack as a local file."""
