@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import resource
 import shutil
@@ -25,6 +26,7 @@ from ckstore.runtime.zip_records import CENTRAL, CENTRAL_MAGIC, END, read_centra
 from ckstore.storage import zstd
 from ckstore.storage.manifest import decode_manifest, encode_manifest
 from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.zip_stream import digest_file
 
 #: The time and memory that a store may cost a reader, besides reading a good store of its size.
 SECONDS, BYTES = 2.0, 512 << 20
@@ -92,7 +94,7 @@ class CraftedStore:
 
     def write_bytes(self, pack: str, data: bytes, version: Any = None) -> str:
         """Replace a pack's bytes; the catalog describes the new ones as it did the old ones."""
-        name = blake3(data).hexdigest(length=20) + pack[40:]
+        name = digest_file(io.BytesIO(data)) + pack[40:]
         (self.path / "packs" / pack).unlink()
         (self.path / "packs" / name).write_bytes(data)
         length = END.unpack(data[-END.size :])

@@ -112,14 +112,30 @@ class Pack:
     def __init__(self, path: Path) -> None:
         self.name = path.name
         self.data = path.read_bytes()
-        assert blake(self.data, 20).hex() == path.name.split(".")[0]
+        assert self._digest() == path.name.split(".")[0]
         with zipfile.ZipFile(path) as archive:
             root = json.loads(archive.read("zarr.json"))
             framed = archive.read("manifest/c/0")
-            assert archive.infolist()[-1].filename == "manifest/c/0"
+            names = [member.filename for member in sorted(archive.infolist(), key=lambda member: member.header_offset)]
+            assert archive.namelist() == ["zarr.json", *names[:-1]]
+            assert names[-2:] == ["manifest/c/0", "zarr.json"]
+            arrays = root["consolidated_metadata"]["metadata"]
+            assert {name.removesuffix("/c/0") for name in names[:-1]} <= set(arrays)
         self.kind = root["attributes"]["ckstore"]["kind"]
         assert root["attributes"] == {"ckstore": {"format": 1, "kind": self.kind}}
         self.document, self.blobs = self._manifest(framed)
+
+    def _digest(self) -> str:
+        data, shortened, at = self.data, b"", 0
+        while data[at : at + 4] == b"PK\3\4":
+            packed, _, name, extra = struct.unpack_from("<2I2H", data, at + 18)
+            start = at + 30 + name + extra
+            if packed == 0xFFFFFFFF:
+                packed = struct.unpack_from("<Q", data, at + 30 + name + 12)[0]
+            content = data[start : start + packed]
+            shortened += data[at:start] + (blake(content, 32) if packed >= 1 << 16 else content)
+            at = start + packed
+        return identifier(shortened + data[at:])
 
     def _manifest(self, data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         magic, length, digest = struct.unpack_from("<4sQ16s", data)

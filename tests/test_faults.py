@@ -194,13 +194,13 @@ def test_a_full_disk(store: ckstore.Store, paths: list[Path], part: int, monkeyp
     """The n-th write of a pack finds no space."""
     same = unchanged(store)
     calls = 0
-    places = [PackWriter._add_metadata, PackWriter._add_chunk]
+    places = [PackWriter._add_chunk, PackWriter.seal]
 
     def failing(original: Any) -> Any:
         def call(self: PackWriter, *arguments: Any) -> Any:
             nonlocal calls
             calls += 1
-            if calls == 1 + 2 * part:
+            if calls == 1 + part:
                 raise durable.full_error(store.path, 1)
             return original(self, *arguments)
 

@@ -57,11 +57,14 @@ class ObjectWriter:
             record = replace(record, aside=(entry.offset, *map(len, encoded.aside)))
         self.encoded_records.append(record)
 
-    def put_raw(self, content: str, dtype: str, chunk: int, bits: Bits) -> None:
-        """Write one object unencoded: `bits` are those of its elements, `chunk` of them in a chunk."""
+    def put_raw(self, content: str, dtype: str, chunk: int, bits: Bits, digest: bytes | None = None) -> None:
+        """Write one object unencoded: `bits` are those of its elements, `chunk` of them in a chunk.
+
+        `digest` is the BLAKE3 of their bytes, if it is known.
+        """
         assert self._raw is not None
         crcs = tuple(crc32(bits[first : first + chunk]) for first in range(0, bits.size, chunk))
-        entry = self._raw.add_values(array_name(content), bits.size, zarr_type(dtype), bits.data)
+        entry = self._raw.add_values(array_name(content), bits.size, zarr_type(dtype), bits.data, digest)
         self.raw_records.append(
             Raw(
                 id=content, dtype=dtype, count=bits.size, chunk=chunk, alone=entry.length,

@@ -32,6 +32,8 @@ LIMIT = FULL
 #: Version of the format with long fields.
 _VERSION_64 = 45
 _ZIP64 = 1
+#: Long fields of size and packed size.
+_LONG = struct.Struct("<2H2Q")
 #: Extra field that zip tools use as padding for alignment.
 _PADDING = 0xD935
 
@@ -126,6 +128,12 @@ def local_record(style: Style, member: Member, extra: bytes = b"") -> bytes:
             packed = size = FULL
     head = (version, style.flags, member.method, 0, style.date, crc, packed, size, len(member.name), len(extra))
     return LOCAL.pack(LOCAL_MAGIC, *head) + member.name + extra
+
+
+def packed_size(extra: bytes) -> int:
+    """Return the packed size in the long fields that `local_record` writes; 0 without them."""
+    tag, length, _, packed = _LONG.unpack(extra[: _LONG.size].ljust(_LONG.size, b"\0"))
+    return int(packed) if (tag, length) == (_ZIP64, 16) else 0
 
 
 def padding(end: int, align: int) -> bytes:

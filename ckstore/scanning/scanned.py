@@ -116,6 +116,11 @@ class ScannedVersion:
                 break
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), f"u{size}")
 
+    def digest(self, unit: Unit) -> bytes | None:
+        """Return the BLAKE3 of a hashed unit's bytes; None for a unit of several members."""
+        first, *others = unit.members
+        return None if others else self.files[first.file].digests[first.extent, first.first]
+
     def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
         """Return a reader of a unit; raise `InputError` unless its bytes are the hashed ones."""
         whole = self.read(unit, 0, unit.count)

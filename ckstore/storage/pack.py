@@ -1,4 +1,4 @@
-"""Writing a pack: one immutable zip of one commit that holds a Zarr v3 hierarchy, named by the BLAKE3 of its bytes."""
+"""Writing a pack: one immutable zip of one commit that holds a Zarr v3 hierarchy, named by its digest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
-
-from blake3 import blake3
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from ckstore.errors import CkstoreError, UsageError
-from ckstore.runtime import forks
 from ckstore.runtime.checksum import crc32c
 from ckstore.storage import durable, root
 from ckstore.storage.schema import matching
@@ -40,7 +37,6 @@ _PACK_NAME = re.compile(r"([0-9a-f]{40})((?:\.raw)?\.zip)")
 PACK_NAME = matching(_PACK_NAME, "the name of a pack")
 _ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _ABSENT = 2**64 - 1
-_BLOCK = 1 << 22
 #: Alignment of values that may be mapped: a cache line.
 _ALIGNMENT = 64
 _BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -69,15 +65,6 @@ def parse_pack_name(name: str) -> tuple[str, PackKind] | None:
     return None if match is None else (match[1], _KINDS[match[2]])
 
 
-def digest_file(file: BinaryIO) -> str:
-    """Return the first 20 bytes of the BLAKE3 of an open file from its present position on, in hexadecimal."""
-    # A forked child lacks the threads that its parent may have started, and would wait for them.
-    digest = blake3(max_threads=1 if forks.generation() else blake3.AUTO)
-    while block := file.read(_BLOCK):
-        digest.update(block)
-    return digest.hexdigest(length=20)
-
-
 class PackWriter:
     """Writes one pack. As a context manager, it removes an unfinished pack. Not for several threads at once."""
 
@@ -85,7 +72,7 @@ class PackWriter:
         self.kind: PackKind = kind
         self._directory = store / root.PACKS
         self._path = durable.temporary_path(self._directory)
-        self._names: set[str] = set()
+        self._arrays: dict[str, Mapping[str, Any]] = {}
         self._done = False
         self._digest = ""
         try:
@@ -94,12 +81,6 @@ class PackWriter:
         except OSError as error:
             reason = f"{self._directory}: {error.strerror}"
             raise CkstoreError(f"No pack can be created in {reason}; check that it is writable.") from error
-        try:
-            attributes = {"ckstore": {"format": FORMAT, "kind": kind}}
-            self._add_metadata("", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
-        except BaseException:
-            self.abort()
-            raise
 
     def __enter__(self) -> Self:
         return self
@@ -177,13 +158,13 @@ class PackWriter:
         self._add_metadata(name, _array_metadata(size, size, "uint8", [{"name": "bytes"}], None))
         return self._add_chunk(name, views)
 
-    def add_values(self, name: str, count: int, dtype: str, data: Buffer) -> PackEntry:
+    def add_values(self, name: str, count: int, dtype: str, data: Buffer, digest: bytes | None) -> PackEntry:
         """Add values, as little-endian bytes, as an array in one chunk that may be mapped into memory.
 
-        In a pack of kind `raw` its place is aligned to 64 bytes.
+        In a pack of kind `raw` its place is aligned to 64 bytes. `digest` is the BLAKE3 of the bytes, if it is known.
         """
         self._add_metadata(name, _array_metadata(count, count, dtype, [_BYTES_CODEC], None))
-        return self._add_chunk(name, [memoryview(data).cast("B")])
+        return self._add_chunk(name, [memoryview(data).cast("B")], digest)
 
     def add_copy(self, name: str, metadata: Mapping[str, Any], data: Buffer) -> PackEntry:
         """Add a copy of another pack's array: its Zarr metadata, and the bytes of its only chunk or shard, if any."""
@@ -197,7 +178,9 @@ class PackWriter:
     def seal(self) -> None:
         """Write the last bytes, and start syncing them; `finish` waits for the sync."""
         if not self._digest:
+            metadata = json.dumps(_group_metadata(self.kind, self._arrays), separators=(",", ":")).encode()
             with durable.disk_full_explained(self._directory, self._zip.size):
+                self._zip.add_deflated("zarr.json", metadata)
                 self._digest = self._zip.finish()
             durable.checkpoint("pack-written")
             self._writeback.begin()
@@ -238,22 +221,29 @@ class PackWriter:
     def _add_metadata(self, name: str, document: Mapping[str, Any]) -> None:
         if self._done:
             raise UsageError("This pack is finished; start another one.")
-        if name in self._names or (name and not _ARRAY_NAME.fullmatch(name)) or name == "zarr.json":
+        if name in self._arrays or not _ARRAY_NAME.fullmatch(name) or name == "zarr.json":
             raise UsageError(f"{name!r} cannot name an array of this pack: it is taken, or not one plain segment.")
-        self._names.add(name)
-        data = json.dumps(document, separators=(",", ":")).encode()
-        with durable.disk_full_explained(self._directory, len(data)):
-            self._zip.add_deflated(f"{name}/zarr.json" if name else "zarr.json", data)
+        self._arrays[name] = document
 
-    def _add_chunk(self, name: str, views: Sequence[memoryview]) -> PackEntry:
+    def _add_chunk(self, name: str, views: Sequence[memoryview], digest: bytes | None = None) -> PackEntry:
         size = sum(view.nbytes for view in views)
         if not size:
             return PackEntry(self._zip.size, 0)  # an array of zeros
         with durable.disk_full_explained(self._directory, size):
             align = _ALIGNMENT if self.kind == "raw" else 1
-            entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views, align=align))
+            entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views, align=align, digest=digest))
             self._writeback.wrote(size)
         return entry
+
+
+def _group_metadata(kind: PackKind, arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metadata of the root group, with those of all arrays: one member of the zip in place of many."""
+    return {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {"ckstore": {"format": FORMAT, "kind": kind}},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
+    }
 
 
 def _array_metadata(

@@ -34,15 +34,18 @@ from ckstore.runtime.zip_records import (
 from ckstore.storage import durable, root
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.interface import Storage
-from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
-from ckstore.storage.schema import plain_object, read_json
+from ckstore.storage.pack import PackEntry, PackInfo, parse_pack_name
+from ckstore.storage.schema import fields, plain_object, read_json
+from ckstore.storage.zip_stream import digest_file
 
 #: Prefix of the names of packs.
 PREFIX = f"{root.PACKS}/"
 _ABSENT = 2**64 - 1
 _TAIL = 1024
-#: Largest metadata of an array: they include exponents of millions of rows.
-_LARGEST_METADATA = 1 << 24
+#: Largest metadata of a pack's arrays: they include exponents of millions of rows.
+_LARGEST_METADATA = 1 << 26
+#: Schema of a pack's Zarr metadata.
+_GROUP = fields({"consolidated_metadata": fields({"metadata": plain_object})})
 #: Errors of an unreadable zip.
 _UNREADABLE = (KeyError, ValueError, NotImplementedError, MemoryError, zipfile.BadZipFile, struct.error)
 # pread(2) returns at most 2^31 - 4096 bytes on Linux.
@@ -221,7 +224,7 @@ class PackReader:
     def _last_member(self, pack: str, member: str) -> tuple[int, int] | None:
         """Return offset and length of a stored member's header if it is the last one, as manifests are.
 
-        The directory has two entries for each array of the pack; its last one is found without reading the others.
+        The directory has an entry for each array of the pack; its last one is found without reading the others.
         """
         length = min(_TAIL, self.size(pack))
         tail = self.pread(pack, self.size(pack) - length, length)
@@ -239,16 +242,11 @@ class PackReader:
         """Return the Zarr metadata of arrays of a pack, by name; raise `IntegrityError` if it lacks one."""
         file = self._buffered(pack)
         try:
-            with zipfile.ZipFile(file) as archive:
-                return {name: self._metadata(archive, name) for name in names}
+            with zipfile.ZipFile(file) as archive, archive.open("zarr.json") as metadata:
+                arrays = read_json(metadata.read(_LARGEST_METADATA), _GROUP)["consolidated_metadata"]["metadata"]
+            return {name: arrays[name] for name in names}
         except (*_UNREADABLE, zlib.error, EOFError) as error:
             raise IntegrityError(f"Pack {pack} has unreadable metadata ({error}); restore it from a copy.") from error
-
-    @staticmethod
-    def _metadata(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
-        with archive.open(f"{name}/zarr.json") as file:
-            found: dict[str, Any] = read_json(file.read(_LARGEST_METADATA), plain_object)
-            return found
 
     def list_packs(self) -> list[PackInfo]:
         """Return every pack in the store by name, whether the catalog has it or not."""
@@ -340,8 +338,8 @@ class PackReader:
             raise IntegrityError(f"{pack!r} is not the name of a pack; run `ckstore recover` to rebuild the catalog.")
         return self._directory / pack
 
-    def _buffered(self, pack: str, opened: OpenPack | None = None) -> io.BufferedReader:
-        return io.BufferedReader(_File(opened or self._opened(pack)), _BUFFER)
+    def _buffered(self, pack: str, opened: OpenPack | None = None, size: int = _BUFFER) -> io.BufferedReader:
+        return io.BufferedReader(_File(opened or self._opened(pack)), size)
 
     def _whole(self, pack: str) -> OpenFile:
         """Return a pack as a local file."""

@@ -140,7 +140,7 @@ def store_raw(
             if content not in known:
                 bits = scanned.read(unit, 0, unit.count)
                 scanned.check(unit, bits)
-                writer.put_raw(content, unit.dtype, unit.chunk, bits)
+                writer.put_raw(content, unit.dtype, unit.chunk, bits, scanned.digest(unit))
                 known[content] = Stored(content, is_raw=True)
             if progress is not None:
                 progress(unit.nbytes)

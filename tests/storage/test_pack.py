@@ -171,7 +171,7 @@ def test_a_limit_on_files_is_one_sentence_and_leaves_nothing(store):
     )
     assert resource.RLIMIT_FSIZE >= 0
     # In the middle of a member; and in the end, when only the zip's directory no longer fits.
-    for size in (5 << 20, (1 << 20) - 500):
+    for size in (5 << 20, (1 << 20) - 320):
         done = subprocess.run(
             [sys.executable, "-c", code, str(store), str(size)], capture_output=True, text=True, check=True
         )

@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 
 from ckstore.runtime import zip_records
-from ckstore.storage.zip_stream import ZipStream
+from ckstore.storage.zip_stream import ZipStream, digest_file
 
 
 def reference(members: list[tuple[str, bytes, bool]]) -> bytes:
@@ -25,6 +25,7 @@ def reference(members: list[tuple[str, bytes, bool]]) -> bytes:
             member.external_attr = 0o600 << 16
             if deflated:
                 archive.writestr(member, data, compresslevel=9)
+                archive.filelist.insert(0, archive.filelist.pop())
             else:
                 member.file_size = len(data)
                 with archive.open(member, "w") as target:
@@ -54,7 +55,22 @@ def test_the_bytes_equal_those_of_zipfile(tmp_path: Path) -> None:
     digest = write(tmp_path / "pack.zip", members)
     data = (tmp_path / "pack.zip").read_bytes()
     assert data == reference(members)
-    assert digest == blake3(data).hexdigest(length=20)
+    whole = blake3()
+    with zipfile.ZipFile(tmp_path / "pack.zip") as archive:
+        position = 0
+        for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
+            start = member.header_offset + 30 + len(member.filename)
+            if member.compress_size >= 1 << 16:
+                whole.update(data[position:start]).update(blake3(archive.read(member)).digest())
+                position = start + member.compress_size
+    assert digest == whole.update(data[position:]).hexdigest(length=20)
+    assert digest == digest_file(io.BytesIO(data))
+    inside = data.index(b"a8/") - 100
+    assert digest_file(io.BytesIO(data[:inside])) == ""
+    for place in (10, 40, len(data) // 2, inside, len(data) - 1):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        assert digest_file(io.BytesIO(changed)) != digest
 
 
 def test_more_members_than_two_bytes_count(tmp_path: Path) -> None:

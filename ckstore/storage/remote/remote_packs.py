@@ -9,19 +9,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from blake3 import blake3
-
 from ckstore.errors import IntegrityError
 from ckstore.storage import durable
-from ckstore.storage.pack import digest_file, parse_pack_name
+from ckstore.storage.pack import parse_pack_name
 from ckstore.storage.pack_reader import PREFIX, MissingPackError, OpenFile, OpenPack, PackReader, is_named, missing
 from ckstore.storage.remote.block_cache import BLOCK, BlockCache, allowed
 from ckstore.storage.remote.bucket import ForeignNameError
 from ckstore.storage.remote.mirror import Mirror
 from ckstore.storage.remote.remote_catalog import RemoteCatalog
+from ckstore.storage.zip_stream import digest_file
 
 #: Directory of the blocks of packs in the mirror.
 _BLOCKS = "blocks"
@@ -63,6 +63,24 @@ class _RemotePack:
         data = self.pread(offset, len(target))
         target[: len(data)] = data
         return len(data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Uncached:
+    """A pack in the object store, read past the cache."""
+
+    fetch: Callable[[str, int, int], bytes]
+    name: str
+    size: int
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on."""
+        return self.fetch(self.name, offset, length)
+
+    def read_into(self, offset: int, target: memoryview) -> int:
+        """Fill `target` from `offset` on."""
+        target[:] = self.pread(offset, len(target))
+        return len(target)
 
 
 class RemotePacks(PackReader):
@@ -108,13 +126,11 @@ class RemotePacks(PackReader):
 
         Ignores the local cache for the first, since only it may have whole bytes for the second.
         """
-        digest = blake3()
-        try:
-            for offset in range(0, size, _PIECE):
-                digest.update(self._fetch(pack, offset, min(_PIECE, size - offset)))
-        except IntegrityError:
-            return self._put_again(pack, size)
-        return is_named(pack, digest.hexdigest(length=20)) or self._put_again(pack, size)
+        uncached = _Uncached(self._fetch, pack, size)
+        with suppress(IntegrityError):
+            if is_named(pack, digest_file(self._buffered(pack, uncached, _PIECE))):
+                return True
+        return self._put_again(pack, size)
 
     def _put_again(self, pack: str, size: int) -> bool:
         """Upload a damaged or missing pack again, if its bytes are in a local file or in the cache.
