@@ -192,13 +192,13 @@ def test_tensors_are_chosen_by_pointer_keyboard_and_finding(tmp_path: Path) -> N
     given["runs"][0]["findings"] = [finding("It did not move.", "warning", 9)]
     with browser() as program, drawn(program, tmp_path, given) as tab:
         chips = tab.locator("#selected .chips button")
-        assert chips.count() == 1  # That of the finding.
-        tab.locator("canvas.heat").click(position={"x": 200, "y": 8})
-        assert chips.count() == 2
+        assert chips.count() == 2  # That of the finding, and one with a distribution.
+        tab.locator("canvas.heat").click(position={"x": 200, "y": 23})
+        assert chips.count() == 3
         tab.locator("canvas.heat").focus()
         for key in ("ArrowDown", "ArrowRight", "Enter"):
             tab.keyboard.press(key)
-        assert chips.count() == 3
+        assert chips.count() == 4
         assert "relative change" in tab.locator("#layers [aria-live]").inner_text()
         tab.locator("#tensors [type=search]").fill("second dense")
         assert tab.locator("#tensors tbody tr").count() == 5

@@ -144,19 +144,18 @@
     data.measures = data.measures.filter(({ key }) =>
       runs.some((run) => run.values[key] && run.values[key].some((value) => !Number.isNaN(value))));
     measure = data.measures[0] || null;
-    selected = new Set(chosenFirst());
+    selected = new Set(selectedFirst());
   }
 
   const axis = () => steps ? "step" : runs.length === 1 ? "version" : "version of the run";
 
-  function chosenFirst() {
-    for (const run of runs) {
-      for (const { tensor } of run.findings) if (tensor !== null) return [run.tensors[tensor].path];
-    }
-    for (const run of runs) {
-      if (run.histograms.length) return [run.tensors[run.histograms[0].tensor].path];
-    }
-    return runs.flatMap((run) => run.tensors.filter(({ role }) => role === "weight").map(({ path }) => path)).slice(0, 1);
+  function selectedFirst() {
+    const paths = (places) => runs.flatMap((run) => places(run).filter((place) => place !== null).map((place) => run.tensors[place].path));
+    const odd = paths((run) => run.findings.map(({ tensor }) => tensor));
+    const ridged = paths((run) => run.histograms.map(({ tensor }) => tensor));
+    const weights = paths((run) => run.tensors.map(({ role }, place) => role === "weight" ? place : null));
+    // The first odd one, and one whose distribution is known.
+    return [...odd.slice(0, 1), ...(ridged.includes(odd[0]) ? [] : ridged.length ? ridged : weights).slice(0, 1)];
   }
 
   const history = (run, key, row) => row === undefined || !run.values[key]
@@ -208,6 +207,7 @@
 
   // Lines over steps: each of `series` has a label, xs, ys, and perhaps colour, dash and the series it fills down to.
   function lines(title, series, { log = false, zero = false, format = number, height = 220 } = {}) {
+    log &&= series.some(({ ys }) => ys.some((value) => value > 0));  // A tensor that never moves has zeros alone.
     const shown = series.map((one) => ({ ...one, ys: Array.from(one.ys, (value) =>
       typeof value === "number" && Number.isFinite(value) && (!log || value > 0) ? value : null) }));
     const values = shown.flatMap(({ ys }) => ys.filter((value) => value !== null));
@@ -466,7 +466,9 @@
     }
 
     const cursor = element("div", { class: "cursor", hidden: true });
-    const cell = { row: 0, place: 0 };
+    run.picture = picture;
+    const cell = run.cell ||= { row: 0, place: 0 };  // It outlives the picture, which a choice draws again.
+    cell.row = Math.min(cell.row, Math.max(0, rows.length - 1));
     const show = (row, place, x, y) => {
       Object.assign(cell, { row, place });
       const index = run.rows.get(rows[row]);
@@ -520,13 +522,17 @@
       selected.add(path);
       if (selected.size > SELECTED_MOST) selected.delete(selected.values().next().value);
     }
+    const focused = document.activeElement, focusedRun = runs.find(({ picture }) => picture === focused);
+    const title = focused.closest("#tensors tbody") && focused.title;
     if (heat) heat();
     drawSelected();
     drawTable();
+    if (focusedRun) focusedRun.picture.focus();
+    if (title) [...document.querySelectorAll("#tensors tbody .link")].find((one) => one.title === title)?.focus();
   }
 
   let drawSelected = () => {};
-  function chosen() {
+  function selection() {
     if (!measure) return null;
     const place = element("div");
     drawSelected = () => {
@@ -621,12 +627,15 @@
     pen.font = "11px system-ui, sans-serif";
     pen.textAlign = "right";
     for (const index of new Set([0, drawn.length - 1])) pen.fillText(number(xs[drawn[index]]), left - 6, base(index));
-    [["left", first], ["center", (first + last) / 2], ["right", last]].forEach(([align, bin]) => {
+    const step = edges[1] - edges[0], zero = -edges[0] / step;
+    const tick = (align, bin, text) => {
       pen.textAlign = align;
-      const step = edges[1] - edges[0];
-      const text = Math.abs(edges[0] + bin * step) < step / 2 ? "0" : number(Number((edges[0] + bin * step).toPrecision(3)));
       pen.fillText(text, x(bin), height - 6);
-    });
+    };
+    const edge = (bin) => number(Number((edges[0] + bin * step).toPrecision(3)));
+    tick("left", first, edge(first));
+    tick("right", last, edge(last));
+    if (Math.min(zero - first, last - zero) > 0.2 * (last - first)) tick("center", zero, "0");
   }
 
   // --- Optimiser and storage --------------------------------------------------------------------------------------
@@ -783,7 +792,7 @@
     await read();
     document.title = `${data.title} · ckstore report`;
     tooltip = element("div", { class: "tooltip", hidden: true, "aria-hidden": "true" });
-    const sections = [findings, metrics, layers, chosen, optimiser, storage, lineage, table].map((make) => make()).filter(Boolean);
+    const sections = [findings, metrics, layers, selection, optimiser, storage, lineage, table].map((make) => make()).filter(Boolean);
     const links = element("nav", { "aria-label": "Sections" }, ...sections.map((one) => element("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
     const note = "This file needs no other and requests nothing. Numbers have five significant digits; ckstore report --format json has all.";
     place.replaceChildren(header(), links, ...sections, element("footer", {}, note), tooltip);
