@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS, PARTS, STEP_RANGE, Bits, floats
 from ckstore.dtypes import bits_dtype
+from ckstore.runtime.blas import one_thread
 
 Floats = npt.NDArray[Any]
 Group = Literal["weights", "optimiser", "storage"]
@@ -163,7 +164,8 @@ def measure(
             if other is not None:
                 put(key, relative_distance(values, other.values()))
         if is_matrix and nonfinite == 0:
-            rank, spectral = spectrum(values.reshape(now.bits.shape))
+            with one_thread():
+                rank, spectral = spectrum(values.reshape(now.bits.shape))
             put("rank", rank)
             put("spectral", spectral)
         if is_second_moment:
