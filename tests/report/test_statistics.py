@@ -92,7 +92,7 @@ def walk(dtype: str, shape: tuple[int, ...], count: int = 4, seed: int = 0) -> l
 def tensor(array: Array) -> torch.Tensor:
     """Return a torch tensor of an array."""
     if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(np.asarray(array.view(np.int16))).view(torch.bfloat16)
     return torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
 
 
