@@ -267,7 +267,7 @@ def test_every_tensor_is_decoded_once_and_unchanged_objects_not_again(store: Sto
     assert len(set(got["spectral"].tolist())) == 1
 
 
-def test_a_second_report_decodes_nothing_and_a_longer_run_only_what_is_new(store: Store) -> None:
+def test_a_second_report_decodes_nothing_and_a_longer_run_only_new_versions(store: Store) -> None:
     states = [adam(k) for k in range(4)]
     ingest(store, states[:3])
     first = of(store)
