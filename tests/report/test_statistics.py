@@ -73,7 +73,7 @@ def relative(now: Array, before: Array) -> float:
 
 
 def walk(dtype: str, shape: tuple[int, ...], count: int = 4, seed: int = 0) -> list[Array]:
-    """Return versions of an array, of which a part does not move."""
+    """Return versions of an array; about a third of the elements does not move each time."""
     generator = np.random.default_rng(seed)
 
     def drawn() -> Array:
