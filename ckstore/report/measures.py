@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS, PARTS, STEP_RANGE, Bits, floats
 from ckstore.dtypes import bits_dtype
+from ckstore.runtime.blas import one_thread
 
 Floats = npt.NDArray[Any]
 Group = Literal["weights", "optimiser", "storage"]
@@ -70,7 +71,8 @@ _OVERSAMPLED = 8
 def float_values(bits: Bits, dtype: str) -> Floats | None:
     """Return the values of elements as a flat float array; the parts of complex ones; None of integers and booleans.
 
-    Values are widened exactly. Packed floats of four bits have none, either.
+    Values are widened exactly; complex ones with a part that is not finite are NaN. Packed floats of four bits have
+    none, either.
 
     Examples
     --------
@@ -82,7 +84,10 @@ def float_values(bits: Bits, dtype: str) -> Floats | None:
     flat = bits.reshape(-1)
     if dtype in PARTS:
         part = PARTS[dtype]
-        return floats(flat.view(bits_dtype(part)), part)
+        pairs = floats(flat.view(bits_dtype(part)), part).reshape(-1, 2)
+        if not np.isfinite(pairs).all():
+            pairs = np.where(np.isfinite(pairs).all(1, keepdims=True), pairs, np.nan)
+        return pairs.reshape(-1)
     if dtype in STEP_RANGE:
         return floats(flat, dtype)
     return _table(dtype)[flat] if dtype.startswith("float8") else None
@@ -163,7 +168,8 @@ def measure(
             if other is not None:
                 put(key, relative_distance(values, other.values()))
         if is_matrix and nonfinite == 0:
-            rank, spectral = spectrum(values.reshape(now.bits.shape))
+            with one_thread():
+                rank, spectral = spectrum(values.reshape(now.bits.shape))
             put("rank", rank)
             put("spectral", spectral)
         if is_second_moment:
@@ -190,12 +196,7 @@ def _sizes(values: Floats, elements: int) -> tuple[float, float]:
     from ckstore.kernels.lattice import statistics
 
     total, _, finite = statistics(values)
-    if finite == values.size:
-        return (total / elements) ** 0.5, 0.0
-    parts = values.size // elements
-    whole = np.isfinite(values).reshape(-1, parts).all(1)
-    total = float(np.square(values.reshape(-1, parts)[whole], dtype=np.float64).sum())
-    count = int(whole.sum())
+    count = finite * elements // values.size  # Complex values have two parts.
     return (total / count) ** 0.5 if count else np.nan, 1 - count / elements
 
 

@@ -71,14 +71,14 @@ def test_a_part_of_a_run_and_globs_are_reported(filled: Store) -> None:
 def test_unknown_names_are_refused(filled: Store) -> None:
     with pytest.raises(NotFoundError, match="c"):
         filled.report("c")
-    with pytest.raises(NotFoundError, match="No version has numbers under note; there are loss, acc"):
+    with pytest.raises(NotFoundError, match="No version has numbers under note; there are loss"):
         filled.report("a", metric="note")
     with pytest.raises(UsageError, match="'txt' is no format"):
         filled.report("a").save("report.txt")
 
 
 def test_formats_follow_the_suffix(filled: Store, tmp_path: Path) -> None:
-    report = filled.report("a", "b", metric="acc")
+    report = filled.report("a", "b", metric="loss")
     for suffix, begin in ((".md", "# a, b\n"), (".json", '{"title"'), (".html", "<!")):
         path = tmp_path / f"report{suffix}"
         report.save(path)
