@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from ckstore.writing.request import IngestOptions
     from ckstore.writing.thin import ThinReport
     from ckstore.writing.tuning import Search
-    from ckstore.writing.warm_up import warm_up
 
 __version__ = "0.1.0"
 
@@ -122,7 +121,6 @@ __all__ = [
     "init",
     "open",
     "recover",
-    "warm_up",
 ]
 
 #: The modules of the names that are not errors. A name is imported on first use: the command line starts here, and an
@@ -163,7 +161,6 @@ _HOMES = {
     "init": "store",
     "open": "store",
     "recover": "recovery.recover",
-    "warm_up": "writing.warm_up",
 }
 
 

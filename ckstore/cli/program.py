@@ -13,20 +13,17 @@ from typing import Any
 import click
 
 from ckstore.cli.output import print_failure, print_line
-from ckstore.cli.second_core import SecondCore
 from ckstore.cli.verb import VERSION_HELP, option, write_exit_codes
 from ckstore.errors import CkstoreError
+from ckstore.runtime import compiling
 from ckstore.runtime.address_space import check, limit, too_little
 
 #: Every verb, in the order of the help. Its module `ckstore.cli.<name>`, with _ for -, defines `command` and is
 #: imported on use.
 VERBS = (
     "init", "ingest", "watch", "checkout", "log", "show", "ls", "diff", "report", "average", "tag", "metric", "policy",
-    "stats", "verify", "encode", "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
+    "stats", "verify", "encode", "thin", "forget", "gc", "rebase", "push", "pull", "recover", "completion",
 )  # fmt: skip
-
-#: Verbs that encode versions; other verbs at most decode.
-_STORING = ("ingest", "watch", "policy", "encode", "thin", "rebase", "warm-up")
 
 #: Verbs without numerical work.
 _LIGHT = ("init", "log", "tag", "metric", "forget", "completion")
@@ -115,9 +112,6 @@ def program(ctx: click.Context, store: str | None) -> None:
         ctx.color = False
     if ctx.invoked_subcommand not in _LIGHT:
         check()
-    stores = ctx.invoked_subcommand in _STORING
-    if ctx.obj is not None:
-        ctx.obj.watch(reads=not stores)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -129,21 +123,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Names of files and tensors may not be printable in the terminal's encoding.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    second_core = SecondCore(lambda message: print_line(f"ckstore: {message}", err=True))
+    compiling.on_first(lambda message: print_line(f"ckstore: {message}", err=True))
     try:
-        code = _guarded(arguments, second_core)
+        code = _guarded(arguments)
         if sys.stdout is not None:  # None if the output is closed from the start.
             sys.stdout.flush()
     except BrokenPipeError:
         return _silenced()
-    finally:
-        second_core.finish()
     return code
 
 
-def _guarded(arguments: Sequence[str] | None, second_core: SecondCore) -> int:
+def _guarded(arguments: Sequence[str] | None) -> int:
     try:
-        result: Any = program.main(args=arguments, prog_name="ckstore", standalone_mode=False, obj=second_core)
+        result: Any = program.main(args=arguments, prog_name="ckstore", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return _USAGE

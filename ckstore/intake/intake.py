@@ -23,7 +23,6 @@ from ckstore.intake.removable import Removable
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Address, Repository
 from ckstore.retention.retain import note_changes, retain
-from ckstore.runtime import compiling
 from ckstore.scanning.folder import propose
 from ckstore.scanning.opening import tree_size
 from ckstore.scanning.steps import Planned, StepSource, plan_steps
@@ -53,7 +52,7 @@ class Ingested:
     is_new
         Whether the version is new.
     seconds
-        Duration of the ingest, without the compilation of kernels.
+        Duration of the ingest.
     error
         The error of an input that could not be stored.
     note
@@ -230,10 +229,10 @@ class Intake:
         """Store one input; return an error of the input, raise an error of the store."""
         try:
             _check_name(path)
-            start = time.perf_counter() - compiling.spent()
+            start = time.perf_counter()
             removable = Removable(path) if deletes else None
             report = self.ingest(path, options, progress)
-            seconds = time.perf_counter() - compiling.spent() - start
+            seconds = time.perf_counter() - start
             row = report.version
             if deletes or (options.verify and not report.is_new):
                 # Opened again, without the caches of the ingest.

@@ -1,31 +1,45 @@
-"""The decorator of kernels that Python calls, and the directory that keeps their compiled code.
+"""The decorator of kernels that Python calls, and the directories of their machine code.
 
-The directory is the first writable one of `NUMBA_CACHE_DIR`, the directory of the sources, the user's cache and a
-temporary directory. An image may be built by one user and run by another, for whom it is read-only. Compiled code in an
-earlier, read-only directory is linked into the writable one.
+Wheels carry machine code for levels of processors (`hatch_build.py` makes it). Other code is compiled at first use, for
+this processor, and kept for later processes in `NUMBA_CACHE_DIR`, by default in the user's cache.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
+import pickle
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
-from numba import njit
-from numba.core import caching, config
+import llvmlite
+import numba
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.registry import cpu_target
+from numba.core.serialize import dumps
 
-from ckstore.errors import CkstoreError
-from ckstore.runtime.compiling import kept_in_passing
+from ckstore.runtime import compiling
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _KERNELS = Path(__file__).parent
+
+SHIPPED = _KERNELS / "machine_code"
+"""Directory of the code that wheels carry."""
+
+_X86 = {
+    "x86-64-v4": "+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl,+bmi2,+fma",
+    "x86-64-v3": "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe",
+    "x86-64-v2": "+cx16,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3",
+}
+
+#: Levels of processors that wheels carry code for, by architecture: LLVM's names and features, the highest first.
+_LEVELS = {"x86_64": _X86, "aarch64": {"generic": ""}, "arm64": {"generic": ""}}
 
 
 class Decorator(Protocol):
@@ -36,92 +50,64 @@ class Decorator(Protocol):
         ...
 
 
-kernel: Decorator = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy", no_cfunc_wrapper=True)
-"""Compile a function at its first call, to machine code that runs without the GIL and is cached on disk."""
+def kernel(function: Function) -> Function:
+    """Make machine code of a function, loaded or compiled at its first call; it runs without the GIL."""
+    options = {"nogil": True, "boundscheck": False, "error_model": "numpy", "no_cfunc_wrapper": True}
+    dispatcher = numba.njit(**options)(function)
+    dispatcher._cache = MachineCode(function)
+    return cast(Function, dispatcher)
 
 
-class Kept(caching.InTreeCacheLocator):  # type: ignore[misc]
-    """The first locator that numba asks for the cache of a function; it answers for kernels alone."""
+class MachineCode(NullCache):  # type: ignore[misc]
+    """Numba's cache of one kernel: a file for each combination of argument types, processor, and versions."""
 
-    @classmethod
-    def from_function(cls, function: Any, source: str) -> Any:
-        """Return the cache of a function of the file `source`; None if it is not a kernel.
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._name = f"{function.__module__.removeprefix('ckstore.kernels.')}.{function.__qualname__}"
 
-        Raises
-        ------
-        CkstoreError
-            No directory is writable, not even the one for temporary files.
-        """
-        if not Path(source).is_relative_to(_KERNELS):
-            return None
-        read_only: list[str] = []
-        kinds = [caching.InTreeCacheLocator, caching.UserWideCacheLocator, Temporary]
-        for kind in [caching.UserProvidedCacheLocator, *kinds] if config.CACHE_DIR else kinds:
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Return the code of a signature, or None: numba then compiles."""
+        target.refresh()
+        processor = target.codegen().magic_tuple()
+        shipped = [SHIPPED / self._file(signature, (processor[0], level, "")) for level in levels()[:1]]
+        for path in (*shipped, _kept() / self._file(signature, processor)):
             with suppress(OSError):
-                place = kind(function, source)
-                place.get_source_stamp = _sources
-                path = place.get_cache_path()
-                if not _is_writable(path):
-                    read_only.append(path)
-                    continue
-                for former in reversed(read_only):
-                    _link(former, path)
-                return place
-        raise CkstoreError("No directory for compiled kernels is writable: set NUMBA_CACHE_DIR to one that is.")
+                return CompileResult._rebuild(target, *pickle.loads(path.read_bytes()))
+        compiling.announce()
+        return None
 
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Keep compiled code, unless the directory is read-only."""
+        path = _kept() / self._file(signature, result.codegen.magic_tuple())
+        partial = path.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(dumps(result._reduce()))
+            partial.replace(path)
 
-class Temporary(caching.UserWideCacheLocator):  # type: ignore[misc]
-    """A temporary directory of the user: later processes find it until the machine clears it."""
-
-    def __init__(self, function: Any, source: str) -> None:
-        super().__init__(function, source)
-        self._cache_path = os.path.join(_temporary(), self.get_suitable_cache_subpath(source))
+    def _file(self, signature: Any, processor: Any) -> str:
+        key = repr((signature, processor, versions()))
+        return f"{self._name}-{sha256(key.encode()).hexdigest()[:16]}.nbc"
 
 
 @cache
-def _sources() -> str:
-    """Return the SHA-256 of the sources of all kernels, by name, for which compiled code is valid.
+def levels() -> list[str]:
+    """Return the levels that this processor has, the highest first."""
+    triple, name, features = cpu_target.target_context.codegen().magic_tuple()
+    known = _LEVELS.get(triple.partition("-")[0], {})
+    has = {*features.split(","), ""}
+    return [level for level, needed in known.items() if level == name or set(needed.split(",")) <= has]
 
-    Numba looks at the function's own module, but kernels contain code and constants of others: after an update of one
-    of those alone, old code would run on arrays made for the new one.
-    """
+
+@cache
+def _kept() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("NUMBA_CACHE_DIR") or f"{cache}/ckstore")
+
+
+@cache
+def versions() -> tuple[str, ...]:
+    """Return the versions that code depends on, first of all kernels: they contain code of one another."""
     digest = sha256()
     for path in sorted(_KERNELS.rglob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-@cache
-def _is_writable(path: str) -> bool:
-    try:
-        os.makedirs(path, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError:
-        return False
-    return True
-
-
-@cache
-def _link(former: str, path: str) -> None:
-    """Link compiled code of one directory into another, unless that has a later version."""
-    with suppress(OSError):
-        for entry in os.scandir(former):
-            target = os.path.join(path, entry.name)
-            with suppress(FileNotFoundError):
-                if not entry.name.endswith((".nbi", ".nbc")) or os.stat(target).st_mtime >= entry.stat().st_mtime:
-                    continue
-            partial = f"{target}.{os.getpid()}"
-            os.symlink(entry.path, partial)
-            os.replace(partial, target)
-
-
-@cache
-def _temporary() -> str:
-    path = os.path.join(tempfile.gettempdir(), f"ckstore-{os.getuid()}")
-    with suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        path = tempfile.mkdtemp(prefix="ckstore-")  # Code from a place that others can write to would be executed.
-    kept_in_passing(path)
-    return path
+    return digest.hexdigest(), sys.implementation.cache_tag, numba.__version__, llvmlite.__version__

@@ -1,24 +1,17 @@
-"""Reports compilations of kernels, and all private parts of numba that ckstore uses, each with the loss without it.
+"""Reports compilations of kernels, and uses private parts of numba, each with the loss without it.
 
-The first compilation takes seconds, and users want to know why. `ckstore.kernels.compiled` keeps the code for later
-processes. `tests/runtime/test_compiling.py` fails when a release of numba lacks a part. Numba is imported inside the
-functions.
+`tests/runtime/test_compiling.py` fails when a release of numba lacks a part. Numba is imported inside the functions.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 from ckstore.runtime.address_space import check_before_compiling
 
-#: Argument of the process that compiles on a second core: the work of the process that it helps.
-READS, STORES = "reads", "stores"
-
-MESSAGE = "compiling kernels for their first use, once: this takes half a minute, and more on a busy machine."
+MESSAGE = "compiling kernels, once: no machine code came with this installation for this processor or release of numba."
 
 
 def _warn(message: str) -> None:
@@ -29,13 +22,6 @@ def _warn(message: str) -> None:
 
 
 _begin: Callable[[str], None] | None = _warn
-_message = MESSAGE
-_spent = 0.0
-
-
-def spent() -> float:
-    """Return the seconds that this process has spent on compilations."""
-    return _spent
 
 
 def on_first(begin: Callable[[str], None] | None) -> None:
@@ -44,49 +30,13 @@ def on_first(begin: Callable[[str], None] | None) -> None:
     _begin = begin
 
 
-def kept_in_passing(place: str) -> None:
-    """Make the sentence say that compiled code is stored in a temporary directory."""
-    global _message
-    _message = (
-        f"compiling kernels into {place}, where they may not last: no other directory is writable; "
-        "set NUMBA_CACHE_DIR to a writable directory, and run `ckstore warm-up`."
-    )
-
-
-def listen() -> None:
-    """Start reporting compilations; the package of kernels calls this when it is imported.
-
-    The garbage collector pauses during a compilation: nearly all objects of the compiler stay in use until its end, and
-    collections would take a tenth of its time.
-    """
-    from numba.core import event
-
-    class Listener(event.Listener):  # type: ignore[misc]
-        """Called by one thread at a time, which holds the compiler's lock; compilations may be nested."""
-
-        def __init__(self) -> None:
-            self._collected: list[bool] = []
-            self._since = 0.0
-
-        def on_start(self, event: event.Event) -> None:
-            global _begin
-            begin, _begin = _begin, None
-            if begin is not None:
-                begin(_message)
-            if not self._collected:
-                self._since = time.perf_counter()
-            self._collected.append(gc.isenabled())
-            gc.disable()
-            check_before_compiling()
-
-        def on_end(self, event: event.Event) -> None:
-            global _spent
-            if self._collected.pop():
-                gc.enable()
-            if not self._collected:
-                _spent += time.perf_counter() - self._since
-
-    event.register("numba:compile", Listener())
+def announce() -> None:
+    """Report the first compilation of this process; raise `CkstoreError` if the compiler lacks address space."""
+    begin = _begin
+    on_first(None)
+    if begin is not None:
+        begin(MESSAGE)
+    check_before_compiling()
 
 
 def without_linear_algebra() -> None:
@@ -117,13 +67,3 @@ def compiler_locks() -> list[Any]:
 
     holders: list[Any] = [global_compiler_lock, getattr(ffi.lib, "_lock", None)]
     return [holder._lock for holder in holders if hasattr(holder, "_lock")]
-
-
-def ask_first(locator: Any) -> None:
-    """Make numba ask a class first for the place of compiled functions (`numba.core.caching.CacheImpl`).
-
-    Loss without it: read-only installations and homes cannot be used.
-    """
-    from numba.core import caching
-
-    caching.CacheImpl._locator_classes.insert(0, locator)

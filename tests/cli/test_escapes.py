@@ -87,7 +87,6 @@ CALLS: dict[str, list[tuple[object, ...]] | Callable[[Ckstore], list[tuple[objec
     "push": [("push", "other", RUN), ("push", f"none{EVIL}")],
     "pull": [("pull", f"none{EVIL}")],
     "recover": [("recover",)],
-    "warm-up": [("warm-up", EVIL)],
     "completion": [("completion", EVIL)],
 }  # fmt: skip
 

@@ -170,12 +170,6 @@ def test_content_without_a_step_is_stored_once_in_a_run(
     assert len(ckstore("log", "--json").json) == 1
 
 
-def test_the_time_of_compiling_is_not_counted(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spent = iter(range(0, 10**6, 3600))
-    monkeypatch.setattr("ckstore.runtime.compiling.spent", lambda: next(spent))
-    assert ckstore("ingest", "in/step0.pt", "--json").json[0]["seconds"] < 0
-
-
 def test_json_of_a_version(ckstore, place: Path) -> None:
     [item] = ckstore(
         "ingest", "in/step0.pt", "--run", "gpt", "--step", 7, "--tag", "x",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -20,7 +19,6 @@ from ckstore.cli import main
 from ckstore.cli.program import VERBS, program
 from ckstore.cli.verb import EXIT_CODES, Verb
 from ckstore.errors import CkstoreError, LockedError
-from ckstore.runtime.compiling import READS, STORES
 from ckstore.storage.catalog import Catalog
 from tests.checkpoints import write_safetensors
 
@@ -289,7 +287,7 @@ def test_a_limit_on_address_space(place: Path, tmp_path: Path, mebibytes: int, c
     command = ["bash", "-c", script, "bash", sys.executable, "-m", "ckstore"]
     assert subprocess.run([*command, "log"], capture_output=True, check=False).returncode == 0
     command += ["ingest", "in/step10.pt", "--run", "new"]
-    cache = {} if compiled else {"NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
+    cache = {} if compiled else {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **cache}, check=False)
     if done.returncode == 0:
         assert mebibytes > 300
@@ -309,16 +307,9 @@ def test_the_public_names() -> None:
         ckstore.opne  # noqa: B018
 
 
-def test_the_compiling_process_ends_without_its_parent(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ckstore.codecs.helper", STORES]
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    subprocess.run(command, stdin=subprocess.DEVNULL, env=environment, check=True, timeout=60)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_first_use_reports_compilation(tmp_path: Path) -> None:
     store, path = str(tmp_path / "store"), tmp_path / "step1.safetensors"
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
+    cache = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
 
     def ingested(run: str, seed: int) -> str:
         write_safetensors(path, {"counter": ("int64", (40,), np.full(40, seed))})
@@ -328,61 +319,3 @@ def test_the_first_use_reports_compilation(tmp_path: Path) -> None:
     assert process("--store", store, "policy", "--hot", "0").stderr == ""
     assert ingested("one", 1).count("ckstore: compiling kernels") == 1
     assert ingested("two", 2) == ""
-
-
-#: Runs verbs, each in a process that has called no kernel, and prints by name and types the kernels that it called:
-#: where none is kept, each would be compiled.
-CALLED = """
-import importlib, json, os, pkgutil, sys
-import ckstore.kernels
-from ckstore.cli.program import run
-from numba.core.registry import CPUDispatcher, cpu_target
-cpu_target.typing_context.refresh()
-cpu_target.target_context.refresh()
-for arguments in json.loads(sys.argv[1]):
-    if child := os.fork():
-        assert os.waitpid(child, 0)[1] == 0
-        continue
-    if arguments[0] == "helper":
-        for step in importlib.import_module("ckstore.codecs.helper")._steps(arguments[1]):
-            step()
-    else:
-        assert run(arguments) == 0
-    called = set()
-    for info in pkgutil.walk_packages(ckstore.kernels.__path__, "ckstore.kernels."):
-        for name, value in vars(sys.modules.get(info.name)).items() if info.name in sys.modules else ():
-            if isinstance(value, CPUDispatcher):
-                called |= {f"{name}{types}" for types in (*value.stats.cache_hits, *value.stats.cache_misses)}
-    print("called", json.dumps(sorted(called)))
-    break
-"""
-
-
-@pytest.mark.local  # It forks.
-def test_two_versions_compile_all_kernels_of_later_ones(tmp_path: Path) -> None:
-    """With the process that helps their verbs to compile."""
-    store = str(tmp_path / "store")
-    assert process("--store", store, "init").stderr == ""
-    assert process("--store", store, "policy", "--hot", "0").stderr == ""
-    rng = np.random.default_rng(0)
-    weights = rng.normal(size=(256, 256))
-    verbs: list[list[str]] = []
-    for step in range(1, 5):
-        weights += 0.01 * rng.normal(size=weights.shape)
-        moments = {"exp_avg": 1e-4 * rng.normal(size=weights.shape), "exp_avg_sq": 1e-8 * rng.random(weights.shape)}
-        arrays = {"model.weight": weights, **{f"optimizer.state.0.{name}": moments[name] for name in moments}}
-        path = tmp_path / f"step{step}.safetensors"
-        write_safetensors(path, {name: ("float32", a.shape, a.astype(np.float32)) for name, a in arrays.items()})
-        verbs.append(["--store", store, "ingest", str(path), "--step", str(step)])
-        verbs.append(["--store", store, "checkout", f"main@{step}", "-o", str(tmp_path / "out"), "--force"])
-    verbs += [["helper", READS], ["helper", STORES]]
-    command = [sys.executable, "-c", CALLED, json.dumps(verbs)]
-    said = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
-    called = [set(json.loads(line.removeprefix("called "))) for line in said if line.startswith("called ")]
-    assert len(called) == len(verbs)
-    known = called.pop() | called.pop()
-    for number in range(4):
-        found = called[2 * number] | called[2 * number + 1]
-        assert len(found) > 5
-        assert number < 2 or found <= known, found - known
-        known |= found

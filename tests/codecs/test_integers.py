@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from ckstore.codecs import helper, integer_header
+from ckstore.codecs import integer_header
 from ckstore.codecs.integers import (
     add_integers,
     count_integers,
@@ -405,10 +405,6 @@ def test_read_only_mapped_and_misaligned_arrays():
     out.flags.writeable = False
     with pytest.raises(UsageError):
         decode_integers(payload, out)
-
-
-def test_the_payload_of_the_helper_is_valid():
-    assert encode_integers(helper._INTEGERS) == helper._PLAIN
 
 
 @pytest.mark.parametrize("path", sorted(PAYLOADS.glob("*.bin")), ids=lambda path: path.stem)

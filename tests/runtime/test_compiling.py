@@ -18,11 +18,6 @@ def test_functions_may_leave_references_uncounted() -> None:
     assert compiling.reference_counting(False) == {"_nrt": False}
 
 
-def test_cached_kernels_have_the_stamp_of_all_kernels() -> None:
-    file = lattice.magnitude_top._cache._cache_file  # type: ignore[attr-defined]
-    assert len(file._source_stamp) == 64
-
-
 def test_two_locks_are_held_while_something_is_compiled() -> None:
     first, second = compiling.compiler_locks()
     with global_compiler_lock:
@@ -30,8 +25,9 @@ def test_two_locks_are_held_while_something_is_compiled() -> None:
         assert not second._is_owned()
 
 
-def test_places_of_compiled_code_are_asked_of_us_first() -> None:
-    assert caching.CacheImpl._locator_classes[0] is compiled.Kept
+def test_dispatchers_ask_our_cache() -> None:
+    assert isinstance(lattice.magnitude_top._cache, compiled.MachineCode)  # type: ignore[attr-defined]
+    assert issubclass(compiled.MachineCode, caching._Cache)
 
 
 def test_numba_does_not_load_scipy_for_the_command_line() -> None:

@@ -1,7 +1,14 @@
-"""Warm-up: compiles all kernels by storing a few small versions that use every kernel."""
+"""Compiles all kernels for the levels of processors that wheels carry code for; `hatch_build.py` runs it.
+
+usage: python -m tools.machine_code
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,15 +31,30 @@ _RUNS = {
 }
 
 
-def warm_up() -> None:
-    """Compile all kernels that are not compiled yet, so that later programs need not wait.
+def main() -> None:
+    """Compile for each level that this processor has, in parallel, unless that is done for the present sources."""
+    from ckstore.kernels.compiled import SHIPPED, levels, versions
 
-    If all are compiled, it takes a second or two. `docs/how-to/containers.md` tells where compiled code is kept.
+    stamp, wanted = SHIPPED / "made", repr((*levels(), *versions()))
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    shutil.rmtree(SHIPPED, ignore_errors=True)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", "from tools.machine_code import use_all_kernels as use; use()"],
+            env={**os.environ, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(SHIPPED)},
+        )
+        for level in levels()
+    ]
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        raise SystemExit("Kernels could not be compiled.")
+    stamp.parent.mkdir(exist_ok=True)  # If no levels are known, all is compiled at first use.
+    stamp.write_text(wanted)
 
-    Examples
-    --------
-    >>> ckstore.warm_up()
-    """
+
+def use_all_kernels() -> None:
+    """Store a few small versions that use every kernel."""
     from ckstore.checking.verify import verify
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.repository import Repository
@@ -54,10 +76,10 @@ def warm_up() -> None:
                 if run == "exact":
                     thin(repository, repository.catalog.versions()[:2], Policy("coarse"))
                 verify(repository, [StoredVersion(repository, row) for row in repository.catalog.versions()])
-    _warm_rare()
+    _use_rare()
 
 
-def _warm_rare() -> None:
+def _use_rare() -> None:
     """Call rarely used kernels: dithered values, and a patch that is applied."""
     import numpy as np
 
@@ -113,3 +135,7 @@ def _write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
     parts = list(arrays.values())
     with path.open("wb") as file:
         write_safetensors(file, items, lambda number: [parts[number].tobytes()])
+
+
+if __name__ == "__main__":
+    main()
