@@ -40,7 +40,9 @@ def files(tmp_path: Path) -> CkstoreFileSystem:
 
 
 def test_listings(files: CkstoreFileSystem) -> None:
-    assert files.ls("", detail=False) == ["team/gpt@1", "team/gpt@2", "folder@7"]
+    assert files.ls("", detail=False) == ["team", "folder@7"]
+    assert files.ls("team", detail=False) == ["team/gpt@1", "team/gpt@2"]
+    assert files.info("team")["type"] == "directory"
     assert files.ls("ckstore://team/gpt@2", detail=False) == ["team/gpt@2/s2.pt"]
     assert sorted(files.ls("folder@7", detail=False)) == ["folder@7/deep", "folder@7/m.safetensors"]
     assert files.find("folder@latest") == ["folder@latest/deep/table.csv", "folder@latest/m.safetensors"]
@@ -67,7 +69,7 @@ def test_every_byte(files: CkstoreFileSystem, tmp_path: Path) -> None:
 
 
 def test_one_tensor_reads_few_bytes(files: CkstoreFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The header and one of 30 tensors read below 5 % of what the version takes in packs."""
+    """The header and one of 30 tensors read below 5 % of the version's bytes in packs."""
     data = (tmp_path / "model/m.safetensors").read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     stored = files._store["folder@7"]._stored
@@ -127,3 +129,6 @@ def test_a_store_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert hashlib.sha256(file.read()).hexdigest() == sha256(tmp_path / "s.pt")
         files = CkstoreFileSystem(**named, skip_instance_cache=True)
         assert files.cat_file("gpt@1/s.pt", 500_000, 500_100) == data[500_000:500_100]
+        scheme, _, rest = named["store"].partition("://")
+        chained = CkstoreFileSystem(fo=rest, target_protocol=scheme, options=named["options"], skip_instance_cache=True)
+        assert chained.ls("", detail=False) == ["gpt@1"]
