@@ -28,6 +28,8 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         Client options of a store in a bucket; see `ckstore.open`.
     fo
         The store, where the URL names it after the file: ``ckstore://gpt@400/step00400.pt::/data/store``.
+    target_protocol
+        The scheme of `fo`, which fsspec cuts off: `file` or that of a bucket.
 
     Examples
     --------
@@ -40,9 +42,16 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     root_marker = ""
 
     def __init__(
-        self, store: str | None = None, options: Mapping[str, str] | None = None, fo: str | None = None, **kwargs: Any
+        self,
+        store: str | None = None,
+        options: Mapping[str, str] | None = None,
+        fo: str | None = None,
+        target_protocol: str = "file",
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if fo is not None and target_protocol != "file":
+            fo = f"{target_protocol}://{fo}"
         if store is not None and fo is not None and store != fo:
             raise UsageError(f"The store is given twice, as {store} and {fo}; name it once.")
         self._store = ckstore.open(store or fo, "r", options=options)
@@ -69,44 +78,49 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
         """Return the versions of the store, or the files and directories at a path."""
         path = self._strip_protocol(path)
-        if not path:
-            found = [self._directory(self._name(version)) for version in self._store.versions()]
-        else:
+        found = [self._directory(name) for name in self._names(path)]
+        if not found and path:
             version, inner = self._found(path)
             below = f"{inner}/" if inner else ""
             top = path.removesuffix(inner).rstrip("/")
             entries: dict[str, dict[str, Any]] = {}
             for entry in version._stored.document.files:
                 if entry.path == inner:
-                    return [self._file(path, entry)] if detail else [path]
+                    return [self._file(path, version, entry)] if detail else [path]
                 if entry.path.startswith(below):
                     name = below + entry.path.removeprefix(below).split("/")[0]
                     is_file = name == entry.path
-                    entries[name] = self._file(f"{top}/{name}", entry) if is_file else self._directory(f"{top}/{name}")
+                    full = f"{top}/{name}"
+                    entries[name] = self._file(full, version, entry) if is_file else self._directory(full)
             if inner and not entries:
                 self._number(version, inner)
             found = list(entries.values())
         return found if detail else [item["name"] for item in found]
 
-    def _name(self, version: ckstore.Version) -> str:
-        """Return `run@step`, or the number of a version without a step."""
-        return str(version.number) if version.step is None else version.name
+    def _names(self, path: str) -> list[str]:
+        """Return the next level of the names of versions below a path: `run@step`, the number without a step."""
+        above = f"{path}/" if path else ""
+        names = [str(item.number) if item.step is None else item.name for item in self._store.versions()]
+        below = [name.removeprefix(above) for name in names if name.startswith(above)]
+        return list(dict.fromkeys(above + name.split("/")[0] for name in below))
 
     def _directory(self, name: str) -> dict[str, Any]:
-        return {"name": name, "size": 0, "type": "directory"}
+        return {"name": name, "size": 0, "type": "directory", "mode": 0o555}
 
-    def _file(self, name: str, entry: Any) -> dict[str, Any]:
-        return {"name": name, "size": entry.size, "type": "file", "sha256": entry.sha256}
+    def _file(self, name: str, version: ckstore.Version, entry: Any) -> dict[str, Any]:
+        created = version.created.timestamp()
+        about = {"sha256": entry.sha256, "mode": 0o444, "mtime": created, "ctime": created}
+        return {"name": name, "size": entry.size, "type": "file", **about}
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         """Return name, size, type and, of a file, the SHA-256 of the original."""
         path = self._strip_protocol(path)
-        if not path:
-            return self._directory("")
+        if self._names(path):
+            return self._directory(path)
         version, inner = self._found(path)
         if not inner or any(entry.path.startswith(f"{inner}/") for entry in version._stored.document.files):
             return self._directory(path)
-        return self._file(path, version._stored.document.files[self._number(version, inner)])
+        return self._file(path, version, version._stored.document.files[self._number(version, inner)])
 
     def _source(self, path: str) -> Any:
         """Return the source of a file's bytes: read in ranges, or a restored temporary file for changed values."""

@@ -15,6 +15,7 @@ GUESTS = (
     "jax",
     "lightning",
     "lightning_fabric",
+    "mlflow",
     "orbax",
     "pytorch_lightning",
     "torch",

@@ -12,8 +12,6 @@ from ckstore.integrations.xarray import CkstoreBackend
 
 xarray = pytest.importorskip("xarray")
 
-pytestmark = pytest.mark.local
-
 
 def test_versions_and_runs(tmp_path: Path) -> None:
     weight = np.random.default_rng(0).random((40, 30), np.float32)

@@ -1,0 +1,108 @@
+"""Artifacts of MLflow in a store, by the scheme ``ckstore`` of an experiment's artifact location."""
+
+from __future__ import annotations
+
+import posixpath
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+from urllib.parse import unquote, urlsplit
+
+import ckstore
+from ckstore.errors import ConflictError, InputError, NoStoreError, NotFoundError
+
+
+class Artifacts:
+    """The artifacts of a run of MLflow: each call of `log_artifact` or `log_artifacts` stores a version.
+
+    The version's run in the store is the id of MLflow's run and the artifact path, as in ``4f0c…/checkpoints``, and its
+    step that of the file. Of two versions with a file at one path, MLflow sees the later one.
+    """
+
+    def __init__(self, artifact_uri: str, *arguments: Any, **named: Any) -> None:
+        super().__init__(artifact_uri, *arguments, **named)  # type: ignore[call-arg]
+        parts = [part for part in unquote(urlsplit(artifact_uri).path).split("/") if part]
+        for count in range(len(parts), 0, -1):
+            with suppress(NoStoreError):
+                self._store = ckstore.open(Path("/", *parts[:count]), "r")
+                parts = parts[count:]
+                break
+        else:
+            self._store = ckstore.open(None, "r")
+        if "artifacts" in parts:  # MLflow's directory between the id of a run and its artifact paths.
+            parts.remove("artifacts")
+        self._root = "/".join(parts)
+
+    def log_artifact(self, local_file: str, artifact_path: str | None = None) -> None:
+        """Store a file as a version."""
+        self._log(local_file, artifact_path, {posixpath.basename(local_file)})
+
+    def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
+        """Store a directory as a version, or each of its files if none holds tensors."""
+        names = {path.relative_to(local_dir).as_posix() for path in Path(local_dir).rglob("*") if path.is_file()}
+        try:
+            self._log(local_dir, artifact_path, names)
+        except InputError:
+            for name in names:
+                self.log_artifact(f"{local_dir}/{name}", posixpath.dirname(posixpath.join(artifact_path or "", name)))
+
+    def _log(self, source: str, artifact_path: str | None, names: set[str]) -> None:
+        run = posixpath.join(self._root, artifact_path or "").strip("/")
+        with ckstore.open(self._store.place, "a") as store:
+            known = [version for version in store.versions() if version.run == run]
+            parent = "auto" if len(store) and not known else None
+            try:
+                store.ingest(source, run=run, parent=parent, force=True)
+            except ConflictError:
+                same = [item for item in known if {entry.path for entry in item._stored.document.files} <= names]
+                if not same:
+                    raise
+                store.ingest(source, run=run, step=same[-1].step, force=True, replace=True)
+
+    def _files(self) -> dict[str, tuple[ckstore.Version, Any]]:
+        """Return the latest version and the entry of each file by its path."""
+        above = f"{self._root}/"
+        found = {}
+        for version in self._store.versions():
+            if f"{version.run}/".startswith(above) or above.startswith(f"{version.run}/"):
+                for entry in version._stored.document.files:
+                    path = f"{version.run}/{entry.path}"
+                    if path.startswith(above):
+                        found[path.removeprefix(above)] = version, entry
+        return found
+
+    def list_artifacts(self, path: str | None = None) -> list[Any]:
+        """Return the files and directories in a directory."""
+        from mlflow.entities import FileInfo
+
+        below = f"{path.rstrip('/')}/" if path else ""
+        found = {}
+        for name, (_, entry) in self._files().items():
+            if name.startswith(below):
+                child = below + name.removeprefix(below).split("/")[0]
+                found[child] = FileInfo(child, child != name, entry.size if child == name else None)
+        return [found[child] for child in sorted(found)]
+
+    def _download_file(self, remote_file_path: str, local_path: str) -> None:
+        """Restore a file; MLflow calls it for each file of `download_artifacts`."""
+        if remote_file_path not in (files := self._files()):
+            raise NotFoundError(f"No artifact {remote_file_path!r}; `list_artifacts` lists them.")
+        version, entry = files[remote_file_path]
+        with open(local_path, "wb") as file:
+            version.write(cast(BinaryIO, file), include=[entry.path] if version._stored.document.is_directory else ())
+
+
+def artifact_repository(artifact_uri: str, *arguments: Any, **named: Any) -> Any:
+    """Return MLflow's repository of the artifacts at a URI: the entry point of the scheme ``ckstore``.
+
+    Parameters
+    ----------
+    artifact_uri
+        ``ckstore:///data/store/4f0c…/artifacts``: MLflow appends to the location of the experiment, which is the path
+        of a store. Without a store in the path, the store is `$CKSTORE`.
+    arguments, named
+        Those of MLflow's repositories.
+    """
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
+
+    return type("CkstoreArtifactRepository", (Artifacts, ArtifactRepository), {})(artifact_uri, *arguments, **named)

@@ -1,0 +1,116 @@
+"""Artifacts of MLflow: checkpoints become versions, and come back byte for byte."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckstore
+from ckstore.storage.remote.mirror import VARIABLE as CACHE
+from tests.object_store import object_store
+
+SCRIPT = """
+import hashlib, os, sys
+from pathlib import Path
+
+import mlflow
+import torch
+from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry as registry
+
+import ckstore
+from ckstore.integrations.mlflow import artifact_repository
+
+location, place = sys.argv[1], sys.argv[2]
+if "ckstore" not in registry._registry:  # Where the package is installed, its entry point is used.
+    registry.register("ckstore", artifact_repository)
+mlflow.set_tracking_uri(Path("mlruns").absolute().as_uri())
+experiment = mlflow.create_experiment("training", artifact_location=location)
+generator = torch.Generator().manual_seed(0)
+weight = torch.randn(300, 400, generator=generator)
+Path("model/deep").mkdir(parents=True)
+Path("texts/deep").mkdir(parents=True)
+torch.save({"w": weight}, "model/model.pt")
+Path("model/deep/table.csv").write_text("a,b")
+Path("texts/deep/notes.txt").write_text("one")
+
+def log(step, factor=1):
+    torch.save({"w": weight * factor + step * 1e-6}, f"step{step}.pt")
+    mlflow.log_artifact(f"step{step}.pt", "checkpoints")
+
+with mlflow.start_run(experiment_id=experiment) as run:
+    log(100)
+    log(200)
+    log(200, 2)  # In place of the one before.
+    mlflow.log_text("first", "notes.txt")
+    mlflow.log_text("second", "notes.txt")
+    mlflow.log_artifacts("model", "model")
+    mlflow.log_artifacts("texts")
+    torch.save({"w": weight * 3}, "other_step200.pt")
+    try:
+        mlflow.log_artifact("other_step200.pt", "checkpoints")
+    except ckstore.ConflictError:
+        pass
+    else:
+        raise AssertionError("a step has two versions")
+
+id = run.info.run_id
+client = mlflow.MlflowClient()
+listed = [(item.path, item.is_dir, item.file_size) for item in client.list_artifacts(id, "checkpoints")]
+assert listed == [(f"checkpoints/step{n}.pt", False, Path(f"step{n}.pt").stat().st_size) for n in (100, 200)], listed
+assert [item.path for item in client.list_artifacts(id)] == ["checkpoints", "deep", "model", "notes.txt"]
+assert client.list_artifacts(id, "checkpoints/step100.pt") == client.list_artifacts(id, "none") == []
+whole = Path(mlflow.artifacts.download_artifacts(run_id=id, artifact_path=""))
+came = {path.relative_to(whole).as_posix(): path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+went = {f"checkpoints/step{n}.pt": Path(f"step{n}.pt").read_bytes() for n in (100, 200)}
+went |= {f"model/{name}": Path("model", name).read_bytes() for name in ("model.pt", "deep/table.csv")}
+went |= {"deep/notes.txt": b"one", "notes.txt": b"second"}
+assert came == went, (sorted(came), sorted(went))
+assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/model/deep/table.csv") == "a,b"
+one = mlflow.artifacts.download_artifacts(run_id=id, artifact_path="model")
+assert Path(one, "model.pt").read_bytes() == went["model/model.pt"]
+try:
+    mlflow.artifacts.download_artifacts(run_id=id, artifact_path="none.pt")
+except mlflow.MlflowException:
+    pass
+else:
+    raise AssertionError("an artifact that does not exist")
+with ckstore.open(place) as store:
+    assert store.run(f"{id}/checkpoints").steps == [100, 200]
+    assert store.verify().problems == []
+"""
+
+pytestmark = [
+    pytest.mark.local,
+    pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed"),
+]
+
+
+def run_script(place: str, location: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, location, place]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+
+
+def test_the_location_names_the_store(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    ckstore.init(place).close()
+    run_script(str(place), f"ckstore://{place}", tmp_path)
+
+
+def test_the_environment_names_a_store_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with object_store() as server:
+        url = f"{server.url}/training"
+        for name, value in {**server.anywhere, "CKSTORE": url}.items():
+            monkeypatch.setenv(name, value)
+        ckstore.init(url).close()
+        run_script(url, "ckstore:///", tmp_path)
