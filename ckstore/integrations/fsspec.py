@@ -39,6 +39,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """
 
     protocol = "ckstore"
+    cachable = False  # The default store depends on `$CKSTORE` and the working directory.
     root_marker = ""
 
     def __init__(
@@ -144,7 +145,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if mode != "rb":
             raise UsageError("Versions never change: open their files for reading.")
-        return io.BufferedReader(_Reader(self._source(path)), 1 << 20)
+        return _File(_Reader(self._source(path)), 1 << 20)
 
 
 def _restored(version: ckstore.Version, inner: str) -> Any:
@@ -162,6 +163,10 @@ class _Reader(io.RawIOBase):
         self._source = source
         self._position: int = 0
 
+    @property
+    def size(self) -> int:
+        return int(self._source.size)
+
     def readable(self) -> bool:
         return True
 
@@ -176,6 +181,15 @@ class _Reader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         count = max(0, min(len(view), self._source.size - self._position))
-        view[:count] = self._source.pread(self._position, count)
+        if count:
+            view[:count] = self._source.pread(self._position, count)
         self._position += count
         return int(count)
+
+
+class _File(io.BufferedReader):
+    """A buffered stream with the size that fsspec expects of its files."""
+
+    @property
+    def size(self) -> int:
+        return self.raw.size

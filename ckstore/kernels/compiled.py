@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,20 +69,21 @@ class MachineCode(NullCache):  # type: ignore[misc]
         """Return the code of a signature, or None: numba then compiles."""
         target.refresh()
         processor = target.codegen().magic_tuple()
-        shipped = [SHIPPED / self._file(signature, (processor[0], level, "")) for level in levels()[:1]]
+        shipped = [SHIPPED / self._file(signature, (processor[0], level, "")) for level in levels()]
         for path in (*shipped, _kept() / self._file(signature, processor)):
             with suppress(OSError):
-                return CompileResult._rebuild(target, *pickle.loads(path.read_bytes()))
+                return CompileResult._rebuild(target, *pickle.loads(_read(path)))
         compiling.announce()
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
         """Keep compiled code, unless the directory is read-only."""
         path = _kept() / self._file(signature, result.codegen.magic_tuple())
-        partial = path.with_suffix(f".{os.getpid()}")
+        partial = path.with_suffix(f".{secrets.token_hex(8)}")  # Containers with a common directory share process ids.
+        code = dumps(result._reduce())
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(dumps(result._reduce()))
+            partial.write_bytes(sha256(code).digest() + code)
             partial.replace(path)
 
     def _file(self, signature: Any, processor: Any) -> str:
@@ -98,10 +100,22 @@ def levels() -> list[str]:
     return [level for level, needed in known.items() if level == name or set(needed.split(",")) <= has]
 
 
+def _read(path: Path) -> bytes:
+    """Return kept code; raise `OSError` unless it is whole, and no other user can have written it."""
+    with path.open("rb") as file:
+        status, data = os.fstat(file.fileno()), file.read()
+    is_own = path.parent == SHIPPED or status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o002
+    if not is_own or sha256(data[32:]).digest() != data[:32]:
+        raise OSError(f"{path} is damaged, or not this user's")
+    return data[32:]
+
+
 @cache
 def _kept() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("NUMBA_CACHE_DIR") or f"{cache}/ckstore")
+    kept = Path(os.environ.get("NUMBA_CACHE_DIR") or f"{cache}/ckstore")
+    # Without a home, "~" stays, and means a place in the working directory, where others may write.
+    return kept if kept.is_absolute() else Path(os.devnull)
 
 
 @cache

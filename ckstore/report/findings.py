@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -210,6 +211,10 @@ def _frozen(run: RunStatistics) -> Iterator[Finding]:
     weights = np.flatnonzero(_weights(run))
     unchanged = run.values["unchanged"][weights]
     moved = unchanged < 1
+    for row, number in enumerate(weights):  # Of a sampled tensor, others than the read elements may have moved.
+        history = run.tensors[number]
+        if history.sampled is not None:
+            moved[row, 1:] |= [one != other for one, other in pairwise(history.objects)]
     intervals = np.flatnonzero(moved.any(0))
     stretches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, number in enumerate(weights):

@@ -46,7 +46,7 @@ class Numbers:
         self._has_new = False
 
     def _read(self) -> dict[bytes, Row]:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             if self._path.stat().st_size <= _LARGEST:
                 data = self._path.read_bytes()
                 if blake3(data[_CHECKSUM:]).digest() == data[:_CHECKSUM]:

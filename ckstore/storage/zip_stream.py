@@ -75,13 +75,7 @@ class ZipStream:
             length += view.nbytes
         self._begin(name, STORED, crc, length, length, align)
         offset = self.size
-        hasher = blake3() if length >= _APART else self._digest
-        for view in views:
-            if digest is None or hasher is self._digest:
-                hasher.update(view)
-            self._write(view)
-        if hasher is not self._digest:
-            self._digest.update(digest or hasher.digest())
+        self._add_data(views, length, digest)
         return offset, length
 
     def add_deflated(self, name: str, data: bytes) -> None:
@@ -93,7 +87,7 @@ class ZipStream:
         packed = deflate.compress(data) + deflate.flush()
         self._begin(name, DEFLATED, crc32(data), len(packed), len(data))
         self._central += others
-        self._add(packed)
+        self._add_data([memoryview(packed)], len(packed))
 
     def finish(self) -> str:
         """Write the directory; return the digest of the file."""
@@ -120,6 +114,16 @@ class ZipStream:
         self._add(record)
         self._central += central_record(_STYLE, member)
         self._members += 1
+
+    def _add_data(self, views: Sequence[memoryview], length: int, digest: bytes | None = None) -> None:
+        """Write the data of a member; `digest` is their BLAKE3, if it is known."""
+        hasher = blake3() if length >= _APART else self._digest
+        for view in views:
+            if digest is None or hasher is self._digest:
+                hasher.update(view)
+            self._write(view)
+        if hasher is not self._digest:
+            self._digest.update(digest or hasher.digest())
 
     def _add(self, data: Buffer) -> None:
         self._digest.update(data)
