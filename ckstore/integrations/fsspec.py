@@ -145,7 +145,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         if mode != "rb":
             raise UsageError("Versions never change: open their files for reading.")
-        return _File(_Reader(self._source(path)), 1 << 20)
+        return _File(self._source(path))
 
 
 def _restored(version: ckstore.Version, inner: str) -> Any:
@@ -162,10 +162,6 @@ class _Reader(io.RawIOBase):
     def __init__(self, source: Any) -> None:
         self._source = source
         self._position: int = 0
-
-    @property
-    def size(self) -> int:
-        return int(self._source.size)
 
     def readable(self) -> bool:
         return True
@@ -190,6 +186,6 @@ class _Reader(io.RawIOBase):
 class _File(io.BufferedReader):
     """A buffered stream with the size that fsspec expects of its files."""
 
-    @property
-    def size(self) -> int:
-        return self.raw.size
+    def __init__(self, source: Any) -> None:
+        super().__init__(_Reader(source), 1 << 20)
+        self.size = int(source.size)

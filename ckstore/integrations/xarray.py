@@ -1,4 +1,4 @@
-"""Versions and runs as datasets of xarray: ``xarray.open_dataset("ckstore://gpt@400", engine="ckstore")``."""
+"""Versions and runs as datasets of xarray: ``open_dataset("ckstore://gpt@400", engine="ckstore", group="model")``."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _read(path: Path) -> bytes:
     """Return kept code; raise `OSError` unless it is whole, and no other user can have written it."""
     with path.open("rb") as file:
         status, data = os.fstat(file.fileno()), file.read()
-    is_own = path.parent == SHIPPED or status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o002
+    is_own = path.parent == SHIPPED or (status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o002)
     if not is_own or sha256(data[32:]).digest() != data[:32]:
         raise OSError(f"{path} is damaged, or not this user's")
     return data[32:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import inf, prod, sqrt
+from math import inf, isfinite, prod, sqrt
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -335,11 +335,14 @@ class _Sums:
         share = self.changed / prod(form.shape)
         if to_float64(np.empty(0, np.uint8), self._dtype) is None:
             return TensorChange(path, "values", form, form, share)
+        nonfinite = self._nonfinite[0], self._nonfinite[1]
+        if not all(map(isfinite, (*self._squares, self._product))):  # Squares of values near 1e200 are too large.
+            return TensorChange(path, "values", form, form, share, max_abs=self._largest, nonfinite=nonfinite)
         before, after, moved = map(sqrt, self._squares)
         return TensorChange(
             path, "values", form, form, share,
             drift=moved / before if before else inf if moved else 0.0,
             rms=sqrt(self._squares[2] / max(self._finite, 1)),
             cosine=max(-1.0, min(1.0, self._product / before / after)) if before and after else None,
-            max_abs=self._largest, nonfinite=(self._nonfinite[0], self._nonfinite[1]),
+            max_abs=self._largest, nonfinite=nonfinite,
         )  # fmt: skip

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ckstore.errors import CkstoreError, NotFoundError
 from ckstore.gc.collect import expected
 from ckstore.report.findings import Finding
-from ckstore.report.measures import MEASURES, edges
+from ckstore.report.measures import MEASURES, QUANTILES, edges
 from ckstore.report.statistics import RunStatistics
 from ckstore.repository import Repository
 
@@ -40,7 +40,7 @@ def contents(
     """
     measured = [measure for measure in MEASURES.values() if any(_has(run, measure.key) for run, _ in runs.values())]
     return {
-        "title": ", ".join(runs),
+        "title": ", ".join(runs) or "no runs",
         "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "ckstore": metadata.version("ckstore"),
         "store": str(repository.place).rstrip("/").rpartition("/")[2],
@@ -102,7 +102,7 @@ def _run(
         ],
         "values": {key: packed(run.values[key]) for key in keys},
         "histograms": [
-            {"tensor": number, "edges": _edges(run, number), "counts": np.nan_to_num(counts).astype(int).tolist()}
+            {"tensor": number, "edges": _edges(run, number), "counts": _counts(counts)}
             for number, counts in run.histograms.items()
         ],
         "findings": [finding.to_json() for finding in found],
@@ -112,6 +112,11 @@ def _run(
             "freeable": _freeable(repository),
         },
     }  # fmt: skip
+
+
+def _counts(counts: npt.NDArray[np.float32]) -> Any:
+    """Return counts as integers; a cache, which is untrusted, may hold any numbers."""
+    return np.clip(np.nan_to_num(counts, posinf=0, neginf=0), 0, QUANTILES).astype(int).tolist()
 
 
 def _edges(run: RunStatistics, number: int) -> list[float]:

@@ -78,7 +78,7 @@ def _tensor_table(tensors: Sequence[dict[str, Any]], values: dict[str, Any]) -> 
     for number in weights[:_TENSORS]:
         sampled = tensors[number]["sampled"]
         share = None if sampled is None else f"{sampled:.1%}"
-        yield _row([f"`{_text(tensors[number]['path'])}`", *(column[number] for column in latest.values()), share])
+        yield _row([tensors[number]["path"], *(column[number] for column in latest.values()), share])
     yield ""
 
 
@@ -94,15 +94,9 @@ def _row(cells: Sequence[Any]) -> str:
 def _cell(value: Any) -> str:
     if value is None or (isinstance(value, float | np.floating) and np.isnan(value)):
         return "-"
-    return (
-        f"{value:.4g}"
-        if isinstance(value, float | np.floating)
-        else _text(str(value))
-        if isinstance(value, str) and value[:1] != "`"
-        else str(value)
-    )
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else _text(str(value))
 
 
 def _text(text: str) -> str:
-    """Escape a name, which is untrusted, so that it stays text in a cell."""
-    return re.sub(r"([|<>`\\])", r"\\\1", "".join(c if c.isprintable() else "?" for c in text))
+    """Escape a name, which is untrusted, so that it stays text."""
+    return re.sub(r"([\\`*_\[\]<>|#&~!])", r"\\\1", "".join(c if c.isprintable() else "?" for c in text))

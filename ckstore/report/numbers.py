@@ -47,7 +47,7 @@ class Numbers:
 
     def _read(self) -> dict[bytes, Row]:
         with suppress(OSError, ValueError):
-            if self._path.stat().st_size <= _LARGEST:
+            if self._path.is_file() and self._path.stat().st_size <= _LARGEST:
                 data = self._path.read_bytes()
                 if blake3(data[_CHECKSUM:]).digest() == data[:_CHECKSUM]:
                     records = np.frombuffer(data[_CHECKSUM:], self._record)

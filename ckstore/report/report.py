@@ -12,6 +12,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from ckstore.errors import UsageError
+from ckstore.reading.checkout import staged
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.report.contents import contents, unpacked
 from ckstore.report.findings import Finding, findings
@@ -92,10 +93,12 @@ class Report:
     def save(self, path: str | os.PathLike[str], format: Format | None = None) -> None:
         """Write the report to a file, by default in the format of its suffix: `.html`, `.md` or `.json`.
 
+        An existing file is replaced once the new one is complete.
+
         Raises
         ------
         UsageError
-            The format is unknown.
+            The format is unknown, or the directory does not exist.
 
         Examples
         --------
@@ -103,7 +106,8 @@ class Report:
         """
         makers = {"html": self.to_html, "md": self.to_markdown, "json": self.to_json}
         text = makers[format_of(path, format)]()
-        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+        with staged(Path(path), force=True) as made:
+            made.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def _repr_html_(self) -> str:
         page = escape(self.to_html(), quote=True)

@@ -53,6 +53,23 @@ def test_listings(files: CkstoreFileSystem) -> None:
         files.ls("nothing@3")
 
 
+def test_a_file_object_has_a_size_and_an_end(files: CkstoreFileSystem) -> None:
+    path = "folder@7/deep/table.csv"
+    with files.open(path) as file:
+        assert file.size == 12
+        file.seek(13)
+        assert file.read() == b""
+    assert files.read_block(path, 4, 20) == b"1,2\n3,4\n"
+
+
+def test_the_default_store_is_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for run in ("a", "b"):
+        with ckstore.init(tmp_path / run) as store:
+            store.ingest({"w": torch.ones(3)}, run=run, step=1)
+        monkeypatch.setenv("CKSTORE", str(tmp_path / run))
+        assert fsspec.filesystem("ckstore").ls("", detail=False) == [f"{run}@1"]
+
+
 def test_every_byte(files: CkstoreFileSystem, tmp_path: Path) -> None:
     for name, path in (
         ("team/gpt@1/s1.pt", "s1.pt"), ("team/gpt@2/s2.pt", "s2.pt"), ("folder@7/m.safetensors", "model/m.safetensors"),

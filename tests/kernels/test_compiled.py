@@ -32,12 +32,14 @@ def tree(tmp_path: Path) -> Path:
     return package.parent
 
 
-def used(tree: Path, **environment: str) -> tuple[str, bool]:
+def used(tree: Path, *, program: str = USE, **environment: str) -> tuple[str, bool]:
     """Run a kernel of the tree in a process without a home; return its output, and whether it reported compiling."""
     nowhere = dict.fromkeys(("HOME", "XDG_CACHE_HOME"), os.devnull)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     variables = {**kept, **nowhere, "PYTHONPATH": str(tree), **environment}
-    done = subprocess.run([sys.executable, "-P", "-c", USE], capture_output=True, text=True, env=variables, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, env=variables, check=True
+    )
     assert done.stderr == "" or done.stderr.startswith("compiling kernels, once: ")
     return done.stdout, bool(done.stderr)
 
@@ -61,6 +63,25 @@ def test_code_for_other_processors_is_compiled_once(tree: Path, tmp_path: Path, 
 
 def test_kernels_run_where_no_directory_is_writable(tree: Path) -> None:
     assert [used(tree, NUMBA_CPU_NAME="generic") for _ in range(2)] == [("4 0\n", True)] * 2
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "writable by others"])
+def test_kept_code_that_is_damaged_or_open_to_others_is_compiled_again(tree: Path, tmp_path: Path, damage: str) -> None:
+    other = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": str(tmp_path / "kept")}
+    used(tree, **other)
+    for path in (tmp_path / "kept").iterdir():
+        if damage == "writable by others":
+            path.chmod(0o666)
+        else:
+            path.write_bytes(path.read_bytes()[: -100 if damage == "cut" else 0])
+    assert [used(tree, **other) for _ in range(2)] == [("4 0\n", True), ("4 1\n", False)]
+
+
+def test_a_wheel_without_the_highest_level_is_used(tree: Path) -> None:
+    more = (
+        "from ckstore.kernels import compiled\nlevels = compiled.levels\ncompiled.levels = lambda: ['v9', *levels()]\n"
+    )
+    assert used(tree, program=more + USE) == ("4 1\n", False)
 
 
 UNUSED = """

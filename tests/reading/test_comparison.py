@@ -89,6 +89,13 @@ def test_packed_numbers_have_a_share_alone(tmp_path: Path) -> None:
     assert (change.share, change.drift, change.rms) == (0.5, None, None)
 
 
+def test_values_whose_squares_are_too_large_have_no_distances(tmp_path: Path) -> None:
+    before, after = (torch.randn(1000, dtype=torch.float64) * 1e200 for _ in range(2))
+    [change] = changed(tmp_path, {"w": before}, {"w": after})
+    assert (change.share, change.drift, change.rms, change.cosine) == (1.0, None, None, None)
+    assert change.max_abs == (after - before).abs().max().item()
+
+
 def test_an_unknown_order_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ckstore.UsageError, match="drift, path, share, rms"):
         changed(tmp_path, {"w": torch.ones(3)}, {"w": torch.zeros(3)}, sort="size")

@@ -122,5 +122,5 @@ def test_notebooks_show_tables_and_a_line(filled: Store) -> None:
 
 def test_an_empty_store_has_an_empty_report(store: Store) -> None:
     assert store.report().contents["runs"] == []
-    assert store.report().to_markdown() == "#\n"
+    assert store.report().to_markdown() == "# no runs\n"
     assert "<table>" in store._repr_html_()

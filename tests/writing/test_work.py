@@ -163,8 +163,8 @@ def test_a_version_takes_the_place_of_its_parent_in_the_cache(tmp_path: Path) ->
         assert store._repository.reader.cache.nbytes <= 1.6 * path.stat().st_size
         decoded = store._repository.reader.decoded_chunks
         store.ingest(checkpoint(tmp_path / "x.pt", 4, 1 << 19, 3))
-        # Samples of an older ancestor, one of each object.
-        assert store._repository.reader.decoded_chunks - decoded <= 4
+        # Both chunks of each object of the older ancestor that this version is stored against; nothing for estimates.
+        assert store._repository.reader.decoded_chunks - decoded <= 8
 
 
 def test_the_first_file_of_a_process_leaves_nothing_in_memory(tmp_path: Path) -> None:
