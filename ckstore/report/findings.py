@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +31,9 @@ _STEADY = 1.25
 
 #: Intervals are comparable if the longer has at most this many times the steps.
 _ALIKE = 1.25
+
+#: A tensor that moved has stopped when it is still over at least this many intervals, and longer than ever before.
+_STILL = 4
 
 #: Findings of one kind that are listed.
 _MOST = 8
@@ -103,7 +106,8 @@ def _nonfinite(run: RunStatistics) -> Iterator[Finding]:
     for number, row in enumerate(share > 0):
         places = np.flatnonzero(row)
         moved = np.nanmax(share[number]) > np.nanmin(share[number]) if places.size else False
-        if places.size and (moved or run.tensors[number].role != "weight" or not _is_constant(run, number)):
+        is_moment = run.tensors[number].role.endswith("moment")
+        if places.size and (moved or is_moment or _moved(run, number).any()):
             stretches[int(places[0]), int(places[-1])].append(number)
     present = ~np.isnan(share)
     for (first, last), numbers in stretches.items():
@@ -118,9 +122,20 @@ def _nonfinite(run: RunStatistics) -> Iterator[Finding]:
                           _only(members), first, last)  # fmt: skip
 
 
-def _is_constant(run: RunStatistics, number: int) -> bool:
+def _moved(run: RunStatistics, number: int) -> Mask:
+    """Return whether a tensor moved since the version before, by version."""
+    history = run.tensors[number]
     unchanged = run.values["unchanged"][number]
-    return bool(np.all(unchanged[~np.isnan(unchanged)] == 1))
+    moved: Mask = unchanged < 1
+    if history.sampled is not None:  # Others than the read elements may have moved.
+        moved[1:] |= [one != other for one, other in pairwise(history.objects)]
+    moved &= ~np.isnan(unchanged)
+    return moved
+
+
+def _coarse(run: RunStatistics) -> Mask:
+    """Return whether the values of each version are coarse: they are off by more than a step may move them."""
+    return np.array([version.row.fidelity == "coarse" for version in run.versions], np.bool)
 
 
 def _exploded(run: RunStatistics) -> Iterator[Finding]:
@@ -151,10 +166,17 @@ def _rates(run: RunStatistics) -> Iterator[Finding]:
             yield Finding("rate", "warning", text, None, place, place)
 
 
+def _ratios(run: RunStatistics) -> Floats:
+    """Return the logarithm of each matrix's ratio, tensors x versions, NaN where an end of the interval is coarse."""
+    ratio, coarse = _logarithm(run.values["ratio"]), _coarse(run)
+    ratio[~_weights(run, 2)] = np.nan
+    ratio[:, 1:][:, coarse[1:] | coarse[:-1]] = np.nan
+    return ratio
+
+
 def _growth(run: RunStatistics) -> Floats:
     """Return the growth of the logarithm of each matrix's ratio, tensors x versions, NaN between unlike intervals."""
-    ratio = _logarithm(run.values["ratio"])
-    ratio[~_weights(run, 2)] = np.nan
+    ratio = _ratios(run)
     spans = np.diff(np.array(run.steps(), np.float64), prepend=np.nan)
     growth = np.full_like(ratio, np.nan)
     for place in range(2, growth.shape[1]):
@@ -165,8 +187,7 @@ def _growth(run: RunStatistics) -> Floats:
 
 def _unusual(run: RunStatistics) -> Iterator[Finding]:
     """Find matrices whose ratio leaves its usual place among the layers, or is far from that of the others."""
-    ratio = _logarithm(run.values["ratio"])
-    ratio[~_weights(run, 2)] = np.nan
+    ratio = _ratios(run)
     layers = np.flatnonzero(~np.isnan(ratio).all(1))
     intervals = np.flatnonzero((~np.isnan(ratio[layers])).sum(0) >= 4) if layers.size else np.array([], np.intp)
     if layers.size < 4 or not intervals.size:
@@ -209,20 +230,22 @@ def _ratio_finding(
 def _frozen(run: RunStatistics) -> Iterator[Finding]:
     """Find weights that did not move, while others did: throughout, or up to the last version."""
     weights = np.flatnonzero(_weights(run))
-    unchanged = run.values["unchanged"][weights]
-    moved = unchanged < 1
-    for row, number in enumerate(weights):  # Of a sampled tensor, others than the read elements may have moved.
-        history = run.tensors[number]
-        if history.sampled is not None:
-            moved[row, 1:] |= [one != other for one, other in pairwise(history.objects)]
-    intervals = np.flatnonzero(moved.any(0))
+    if not weights.size:
+        return
+    moved = np.array([_moved(run, int(number)) for number in weights])
+    there = ~np.isnan(run.values["unchanged"][weights])
+    there &= moved.any(0)
+    there[:, 1:] &= np.diff(_coarse(run).astype(np.int8)) == 0  # Coarse values differ from exact ones.
     stretches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, number in enumerate(weights):
-        there = intervals[~np.isnan(unchanged[row, intervals])]
-        still = ~moved[row, there]
-        length = int(np.argmin(still[::-1])) if not still.all() else still.size
-        if length >= 2 or (length == still.size == 1):
-            stretches[int(there[-length]) - 1, int(there[-1])].append(int(number))
+        places = np.flatnonzero(there[row])
+        lengths = [(still, len(list(group))) for still, group in groupby((~moved[row, places]).tolist())]
+        if not lengths or not lengths[-1][0]:
+            continue
+        length = lengths.pop()[1]
+        longest = max((before for still, before in lengths if still), default=0)
+        if not lengths or length >= max(_STILL, longest + 1):
+            stretches[int(places[-length]) - 1, int(places[-1])].append(int(number))
     for (first, last), numbers in stretches.items():
         for name, members in _subtrees(run, numbers, weights.tolist()):
             did = "did not move" if len(members) == 1 else f"({len(members)} tensors) did not move"

@@ -138,6 +138,7 @@ def measure(
     is_second_moment: bool = False,
     first_moments: Reading | None = None,
     has_histogram: bool = False,
+    nonfinite: float | None = None,
 ) -> npt.NDArray[np.float32]:
     """Return the row of a tensor: the measures of `ROW`, NaN for those without a meaning.
 
@@ -151,6 +152,8 @@ def measure(
         Compute quantiles; with `first_moments`, also of the ratio of both.
     has_histogram
         Let the counts of a histogram follow, whose bins depend on the root mean square at the first version.
+    nonfinite
+        The share of elements that are not finite, where the readings are samples.
     """
     row = np.full(len(ROW) + BINS * has_histogram, np.nan)
 
@@ -161,7 +164,8 @@ def measure(
         put("unchanged", float((now.bits == before.bits).mean()))
     values = now.values()
     if values is not None and values.size:
-        norm, nonfinite = _sizes(values, now.bits.size)
+        norm, share = _sizes(values, now.bits.size)
+        nonfinite = share if nonfinite is None else nonfinite
         put("norm", norm)
         put("nonfinite", nonfinite)
         for key, other in (("change", before), ("distance", first)):
@@ -189,6 +193,12 @@ def unmoved(row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     row[_PLACES["unchanged"]] = 1
     row[_PLACES["change"]] = 0 if row[_PLACES["norm"]] > 0 else np.nan
     return row
+
+
+def nonfinite(bits: Bits, dtype: str) -> float:
+    """Return the share of elements that are NaN or infinite; 0 for integers."""
+    values = float_values(bits, dtype)
+    return 0.0 if values is None else _sizes(values, bits.size)[1]
 
 
 def _sizes(values: Floats, elements: int) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,7 @@ from ckstore.reading.deviations import tensor_deviations
 from ckstore.reading.gather import Selection
 from ckstore.reading.storage_facts import StorageFacts, tensor_storage
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion
-from ckstore.report.measures import BINS, MEASURES, ROW, Reading, measure, unmoved
+from ckstore.report.measures import BINS, MEASURES, ROW, Reading, measure, nonfinite, unmoved
 from ckstore.report.numbers import Numbers, Row, key_of
 from ckstore.repository import Repository
 from ckstore.runtime.threads import shared, worker_count
@@ -38,12 +39,18 @@ _LARGEST_MATRIX = 1 << 22
 CHOSEN = 6
 
 #: Part of every key of the cache: raised when a measure has another definition.
-_REVISION = 1
+_REVISION = 2
 
 _ROLES = {"first": "first moment", "second": "second moment"}
 
-#: Buffers of layers, which training moves in other ways than weights.
-_BUFFERS = {"running_mean", "running_var", "inv_freq"}
+#: Elements that are read at once to count those that are not finite.
+_BLOCK = 1 << 22
+
+#: Last names of buffers of layers, which training moves in other ways than weights, or not at all.
+_BUFFERS = {
+    "running_mean", "running_var", "inv_freq", "freqs", "freqs_cis", "cos", "sin", "cos_cached", "sin_cached", "pe",
+    "mask", "attn_mask", "causal_mask", "bias_mask", "masked_bias", "relative_position_index",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -161,7 +168,8 @@ def _histories(versions: list[StoredVersion], globs: Sequence[str], sample: int)
         tensor = versions[there[-1]].paths[path][1]
         role = _ROLES.get(role_of(typed[path]), "weight")
         is_weight = tensor.dtype.startswith(("float", "bfloat", "complex")) and typed[path][:-1] not in states
-        if role == "weight" and (not is_weight or typed[path][-1:] in [(name,) for name in _BUFFERS]):
+        is_weight &= not ({"mu", "nu"} & set(typed[path]) and "opt" in str(typed[path][0]))  # Moments of Optax.
+        if role == "weight" and (not is_weight or re.split(r"[/.]", path)[-1] in _BUFFERS):
             role = "other"
         found.append(TensorHistory(path, role, tensor.dtype, tensor.shape, objects, there[0]))
     _choose(found)
@@ -208,6 +216,18 @@ def sampled_places(shape: tuple[int, ...], most: int) -> Places | None:
     places: Places = [range(size) for size in shape]
     places[axis] = np.unique((starts[:, None] + np.arange(length)).reshape(-1))
     return places
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[Places]:
+    """Yield positions that divide a tensor into blocks of at most about `_BLOCK` elements."""
+    axis = 0
+    while axis < len(shape) - 1 and prod(shape[axis + 1 :]) > _BLOCK:
+        axis += 1
+    length = max(1, _BLOCK // prod(shape[axis + 1 :]))
+    for outer in np.ndindex(shape[:axis]):
+        for start in range(0, shape[axis], length):
+            stretch = range(start, min(start + length, shape[axis]))
+            yield [*(range(index, index + 1) for index in outer), stretch, *map(range, shape[axis + 1 :])]
 
 
 def _objects(version: StoredVersion, path: str) -> bytes:
@@ -323,7 +343,15 @@ class _Rows:
             is_second_moment=history.role == "second moment",
             first_moments=None if self._pair is None else self._pair.reading(place, now, held=False),
             has_histogram=history.is_chosen,
+            nonfinite=None if history.sampled is None else self._nonfinite(place),
         )
+
+    def _nonfinite(self, place: int) -> float:
+        """Return the share of all elements that are not finite; a sample would miss a few rows."""
+        version = self._versions[place]
+        file, tensor = version.paths[self.history.path]
+        blocks = (read_tensor(version, file, tensor, places) for places in _blocks(tensor.shape))
+        return sum(nonfinite(bits, tensor.dtype) * bits.size for bits in blocks) / prod(tensor.shape)
 
     def reading(self, place: int, like: Reading | None = None, *, held: bool = True) -> Reading | None:
         """Return the values of a version, if their dtype and shape are those of `like`; None where it has none."""

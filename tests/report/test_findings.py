@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 from ckstore import Store
-from ckstore.report.findings import Finding
+from ckstore.report import statistics
+from ckstore.report.findings import Finding, findings
 
 STEPS, EVERY = 160, 20
 
@@ -115,8 +117,7 @@ def test_a_constant_mask_with_infinities_is_no_finding(store: Store) -> None:
     def mask(step: int, state: dict[str, Any]) -> None:
         state["model"]["mask"] = torch.full((8, 8), -torch.inf).triu(1)
 
-    found = trained(store, spoil=mask)
-    assert [item.kind for item in found] == ["frozen"]  # It is a weight by its name, and does not move.
+    assert trained(store, spoil=mask) == []
 
 
 def test_a_doubled_learning_rate_is_found(store: Store) -> None:
@@ -162,4 +163,59 @@ def test_a_layer_with_an_unusual_ratio_is_found(store: Store) -> None:
 
 def test_a_run_of_one_version_has_none(store: Store) -> None:
     store.ingest({"w": torch.ones(3)}, run="a")
+    assert store.report("a").findings == {"a": []}
+
+
+def walked(store: Store, versions: int, state: Callable[[int], dict[str, Any]], sample: int = 1 << 20) -> list[Finding]:
+    """Return the findings of versions whose weight `w` moves a bit, with the state of each version, by its number."""
+    moving = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
+    for number in range(versions):
+        store.ingest({"w": moving * (1 + number / 1000), **state(number)}, run="a", step=10 * (number + 1))
+    with mock.patch.object(statistics, "_LARGEST_MATRIX", 0):
+        return findings(statistics.statistics([version._stored for version in store.versions("a")], sample=sample))
+
+
+def test_a_sampled_tensor_of_which_other_rows_move_moved(store: Store) -> None:
+    def state(number: int) -> dict[str, Any]:
+        embedding = torch.randn(4000, 64, generator=torch.Generator().manual_seed(1))
+        embedding[400:420] += number
+        return {"embedding": embedding, "other": torch.ones(4000, 64), "still": torch.ones(40, 40)}
+
+    found = walked(store, 4, state, sample=8000)
+    assert {item.text.split()[0] for item in found} == {"other", "still"}
+
+
+def test_nan_outside_of_a_sample_is_found(store: Store) -> None:
+    def state(number: int) -> dict[str, Any]:
+        embedding = torch.randn(4000, 64, generator=torch.Generator().manual_seed(number))
+        if number == 2:
+            embedding[400:500] = torch.nan
+        return {"embedding": embedding}
+
+    with mock.patch.object(statistics, "_BLOCK", 10_000):
+        [found] = walked(store, 4, state, sample=8000)
+    assert (found.kind, found.first, found.last) == ("nan", 2, 2)
+    assert found.text.startswith("embedding has NaN or infinite values at step 30, up to 2.5%")
+
+
+@pytest.mark.parametrize("name", ["pe", "layers.0.attn.mask", "causal_mask", "rope.freqs_cis"])
+def test_buffers_that_never_move_are_no_findings(store: Store, name: str) -> None:
+    assert walked(store, 4, lambda number: {"model": {name: torch.ones(8, 8).tril()}}) == []
+
+
+@pytest.mark.parametrize(("stopped", "found"), [(2, True), (5, False)])
+def test_a_bias_has_stopped_after_some_intervals(store: Store, stopped: int, found: bool) -> None:
+    kinds = [item.kind for item in walked(store, 8, lambda number: {"bias": torch.ones(8) * min(number, stopped)})]
+    assert kinds == ["frozen"] * found
+
+
+def test_a_bias_that_often_pauses_has_not_stopped(store: Store) -> None:
+    assert walked(store, 11, lambda number: {"bias": torch.ones(8) * (number == 0) + (number > 5)}) == []
+
+
+def test_coarse_versions_of_a_healthy_run_are_no_findings(store: Store) -> None:
+    assert trained(store) == []
+    store.encode()
+    for step in (60, 80, 120):
+        store.thin(f"a@{step}")
     assert store.report("a").findings == {"a": []}

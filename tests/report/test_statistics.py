@@ -183,6 +183,12 @@ def test_moments_have_roles_percentiles_and_ratios(store: Store) -> None:
             )
 
 
+def test_moments_of_optax_and_buffers_are_no_weights(store: Store) -> None:
+    layer = {"mu": torch.ones(3, 3)}
+    ingest(store, [{"params": layer, "opt_state": [{"mu": layer, "nu": layer}], "model": {"0.pe": torch.ones(3)}}])
+    assert [tensor.path for tensor in of(store).tensors if tensor.role == "weight"] == ["params/mu"]
+
+
 def test_spectra_are_those_of_an_svd(store: Store) -> None:
     arrays = walk("float32", (220, 300), 2)
     ingest(store, [{"w": torch.from_numpy(array)} for array in arrays])
