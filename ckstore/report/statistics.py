@@ -43,7 +43,7 @@ _REVISION = 2
 
 _ROLES = {"first": "first moment", "second": "second moment"}
 
-#: Elements that are read at once to count those that are not finite.
+#: Elements of a tensor that are read at once, to count NaN and infinities.
 _BLOCK = 1 << 22
 
 #: Last names of buffers of layers, which training moves in other ways than weights, or not at all.
