@@ -213,9 +213,16 @@ def test_a_bias_that_often_pauses_has_not_stopped(store: Store) -> None:
     assert walked(store, 11, lambda number: {"bias": torch.ones(8) * (number == 0) + (number > 5)}) == []
 
 
-def test_coarse_versions_of_a_healthy_run_are_no_findings(store: Store) -> None:
-    assert trained(store) == []
+def test_intervals_with_a_coarse_end_do_not_count(store: Store) -> None:
+    generator = torch.Generator().manual_seed(1)
+    layers = [torch.randn(64, 64, generator=generator) for _ in range(7)]
+
+    def state(number: int) -> dict[str, Any]:
+        moved = {f"{k}": layer * (1 + 10.0 ** -(k // 2 + 3) * number) for k, layer in enumerate(layers[:6])}
+        return {"model": moved, "still": layers[6]}
+
+    before = walked(store, 10, state)
     store.encode()
-    for step in (60, 80, 120):
-        store.thin(f"a@{step}")
-    assert store.report("a").findings == {"a": []}
+    store.thin("a@80")
+    assert store.report("a").findings["a"] == before
+    assert [(item.kind, item.text.split()[0], item.first, item.last) for item in before] == [("frozen", "still", 0, 9)]
