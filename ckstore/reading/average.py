@@ -76,7 +76,11 @@ class _Average(StoredVersion):
 
     def __init__(self, versions: Sequence[StoredVersion], weights: Sequence[float]) -> None:
         super().__init__(versions[-1].repository, versions[-1].row)
-        self._versions = versions
+        # The store's cache may be large, and each chunk is needed for the next version alone.
+        self._versions = [StoredVersion(version.repository, version.row) for version in versions]
+        passing = self.repository.reader.in_passing()
+        for version in self._versions:
+            version.reader = passing
         self._weights = weights
         for version in versions[:-1]:
             self._require_same(version)

@@ -18,6 +18,7 @@ from ckstore.formats.paths import listed
 from ckstore.formats.skeleton import fill_crcs
 from ckstore.formats.sources import CompositeSource
 from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
+from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import check_cut
 from ckstore.policy import Fidelity
 from ckstore.reading.contents import Contents
@@ -41,6 +42,8 @@ class StoredVersion:
         self._is_committed = is_committed
         self.repository = repository
         self.row = row
+        #: Another reader than the store's, with a cache of its own.
+        self.reader: ObjectReader | None = None
         # Units whose object has been found to match the layout.
         self._fitting: set[int] = set()
         self._is_prefetched = False
@@ -186,7 +189,7 @@ class StoredVersion:
     def _chunk(self, number: int, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
         if number not in self._fitting:
             self._fit(number)
-        return self.repository.reader.bits(self.document.objects[number], chunk, keep=keep, out=out)
+        return (self.reader or self.repository.reader).bits(self.document.objects[number], chunk, keep=keep, out=out)
 
     def _fit(self, number: int) -> None:
         """Raise `IntegrityError` unless the object of a unit exists and matches the layout."""
