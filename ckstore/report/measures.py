@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.lattice import FLOATS, PARTS, STEP_RANGE, Bits, floats
+from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, floats
 from ckstore.dtypes import bits_dtype
+from ckstore.reading.real_values import to_float64
 from ckstore.runtime.blas import one_thread
 
 Floats = npt.NDArray[Any]
@@ -90,31 +90,7 @@ def float_values(bits: Bits, dtype: str) -> Floats | None:
         return pairs.reshape(-1)
     if dtype in STEP_RANGE:
         return floats(flat, dtype)
-    return _table(dtype)[flat] if dtype.startswith("float8") else None
-
-
-@cache
-def _table(dtype: str) -> npt.NDArray[np.float32]:
-    """Return the values of all bytes of a float of eight bits."""
-    codes = np.arange(256)
-    if dtype == "float8_e8m0fnu":
-        return np.where(codes < 255, np.exp2(codes - 127.0), np.nan).astype(np.float32)
-    width, fields = FLOATS[dtype]
-    unsigned = dtype.endswith("fnuz")  # One zero, whose negative is the only NaN.
-    bias = fields // 2 - (not unsigned)
-    exponent, mantissa = codes >> width & fields - 1, codes & (1 << width) - 1
-    with np.errstate(over="ignore"):
-        values = np.ldexp(mantissa + (exponent > 0) * (1 << width), np.maximum(exponent, 1) - bias - width)
-    if dtype == "float8_e5m2":
-        values[exponent == fields - 1] = np.nan
-        values[(exponent == fields - 1) & (mantissa == 0)] = np.inf
-    elif not unsigned:
-        values[codes & 0x7F == 0x7F] = np.nan
-    values = np.where(codes & 0x80, -values, values)
-    if unsigned:
-        values[0x80] = np.nan
-    table: npt.NDArray[np.float32] = values.astype(np.float32)
-    return table
+    return to_float64(flat, dtype) if dtype.startswith("float8") else None
 
 
 @dataclass(frozen=True, slots=True)
