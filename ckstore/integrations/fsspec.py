@@ -85,14 +85,14 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             below = f"{inner}/" if inner else ""
             top = path.removesuffix(inner).rstrip("/")
             entries: dict[str, dict[str, Any]] = {}
-            for entry in version._stored.document.files:
+            for number, entry in enumerate(version._stored.document.files):
                 if entry.path == inner:
-                    return [self._file(path, version, entry)] if detail else [path]
+                    return [self._file(path, version, number)] if detail else [path]
                 if entry.path.startswith(below):
                     name = below + entry.path.removeprefix(below).split("/")[0]
                     is_file = name == entry.path
                     full = f"{top}/{name}"
-                    entries[name] = self._file(full, version, entry) if is_file else self._directory(full)
+                    entries[name] = self._file(full, version, number) if is_file else self._directory(full)
             if inner and not entries:
                 self._number(version, inner)
             found = list(entries.values())
@@ -108,20 +108,22 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _directory(self, name: str) -> dict[str, Any]:
         return {"name": name, "size": 0, "type": "directory", "mode": 0o555}
 
-    def _file(self, name: str, version: ckstore.Version, entry: Any) -> dict[str, Any]:
-        created = version.created.timestamp()
-        about = {"sha256": entry.sha256, "mode": 0o444, "mtime": created, "ctime": created}
+    def _file(self, name: str, version: ckstore.Version, number: int) -> dict[str, Any]:
+        entry, created = version._stored.document.files[number], version.created.timestamp()
+        about: dict[str, Any] = {"mode": 0o444, "mtime": created, "ctime": created}
+        if not version._stored.is_changed(number):
+            about["sha256"] = entry.sha256
         return {"name": name, "size": entry.size, "type": "file", **about}
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        """Return name, size, type and, of a file, the SHA-256 of the original."""
+        """Return name, size and type; of a file without coarse values, also its SHA-256."""
         path = self._strip_protocol(path)
         if self._names(path):
             return self._directory(path)
         version, inner = self._found(path)
         if not inner or any(entry.path.startswith(f"{inner}/") for entry in version._stored.document.files):
             return self._directory(path)
-        return self._file(path, version, version._stored.document.files[self._number(version, inner)])
+        return self._file(path, version, self._number(version, inner))
 
     def _source(self, path: str) -> Any:
         """Return the source of a file's bytes: read in ranges, or a restored temporary file for changed values."""

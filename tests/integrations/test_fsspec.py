@@ -124,6 +124,7 @@ def test_coarse_files_have_coarse_values(files: CkstoreFileSystem, tmp_path: Pat
         store["team/gpt@1"].checkout(tmp_path / "coarse.pt")
     fresh = CkstoreFileSystem(str(tmp_path / "store"), skip_instance_cache=True)
     assert fresh.cat_file("team/gpt@1/s1.pt") == (tmp_path / "coarse.pt").read_bytes()
+    assert "sha256" not in fresh.info("team/gpt@1/s1.pt")
 
 
 def test_nothing_is_written(files: CkstoreFileSystem) -> None:
