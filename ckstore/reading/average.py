@@ -62,7 +62,10 @@ def average(
     if ema is not None:
         weights = [ema ** (len(versions) - 1), *((1 - ema) * ema**age for age in range(len(versions) - 2, -1, -1))]
     made = _Average(versions, weights)
-    checkout(made, target, force=force, progress=progress)
+    try:
+        checkout(made, target, force=force, progress=progress)
+    finally:
+        made.chunks.clear()
     averaged = [path for path, (file, tensor) in made.paths.items() if made.averages(file, tensor)]
     kept = [path for path in made.paths if path not in set(averaged)]
     return AverageReport([version.row.number for version in versions], averaged, kept)
@@ -79,6 +82,7 @@ class _Average(StoredVersion):
         # The store's cache may be large, and each chunk is needed for the next version alone.
         self._versions = [StoredVersion(version.repository, version.row) for version in versions]
         passing = self.repository.reader.in_passing()
+        self.chunks = passing.cache
         for version in self._versions:
             version.reader = passing
         self._weights = weights
