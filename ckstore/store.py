@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import threading
 
     from ckstore.checking.verify import VerifyReport
-    from ckstore.formats.torch.state_dict import OnUnknown
+    from ckstore.formats.torch.live_state import OnUnknown
     from ckstore.gc.collect import GcReport
     from ckstore.intake.intake import Ingested, Intake
     from ckstore.reading.average import AverageReport

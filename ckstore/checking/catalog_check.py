@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckstore.commit.costs import restore_cost, stored_bytes
-from ckstore.encoding.writer import version_row
+from ckstore.encoding.object_writer import version_row
 from ckstore.errors import CkstoreError
 from ckstore.storage import manifest
 from ckstore.storage.catalog import VersionRow, key

@@ -11,9 +11,9 @@ import click
 
 from ckstore.cli.executors import executor_of, executor_option
 from ckstore.cli.options import STEP_SOURCES, ingest_options, options_of
+from ckstore.cli.outcomes import outcome_object, print_outcome, print_summary, warnings_printed
 from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.storing import outcome_object, print_outcome, print_summary, warnings_printed
 from ckstore.cli.verb import TagName, exit_for_failures, open_store, option, tags_of, verb, version_of, with_options
 from ckstore.errors import InputError, UsageError
 

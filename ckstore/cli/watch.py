@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.cli.options import STEP_SOURCES
-from ckstore.cli.storing import print_outcome, warnings_printed
+from ckstore.cli.outcomes import print_outcome, warnings_printed
 from ckstore.cli.verb import RunName, open_store, option, verb
 
 if TYPE_CHECKING:

@@ -24,16 +24,16 @@ class Workspace:
     """The kernels, imported at first use, and the arrays that they share; `ckstore.kernels.entropy` describes these."""
 
     def __init__(self) -> None:
-        from ckstore.kernels.entropy import directory, order, read
+        from ckstore.kernels.entropy import order, payload_directory, read
         from ckstore.kernels.entropy.bins import SYMBOLS
 
-        self.directory, self.order, self.read = directory, order, read
-        most = directory.CLASSES
+        self.directory, self.order, self.read = payload_directory, order, read
+        most = payload_directory.CLASSES
         self.coder = np.empty(5, np.int64)
-        self.odds = np.empty((directory.CONTEXTS, 2), np.int32)
-        self.groups = np.zeros(most, directory.GROUP)
-        self.lowers = np.empty((most, directory.TABLE), np.int64)
-        self.raws = np.empty((most, directory.TABLE), np.uint8)
+        self.odds = np.empty((payload_directory.CONTEXTS, 2), np.int32)
+        self.groups = np.zeros(most, payload_directory.GROUP)
+        self.lowers = np.empty((most, payload_directory.TABLE), np.int64)
+        self.raws = np.empty((most, payload_directory.TABLE), np.uint8)
         self.lengths = np.empty((most, SYMBOLS), np.uint8)
         self.ends = np.empty(4, np.int64)
         self.work = np.empty(read.WORK, np.uint64)
@@ -45,12 +45,12 @@ class Workspace:
         """Get the encoder's kernels, and arrays for a payload of `size` elements."""
         if self._capacity > 0 and size <= self._capacity <= max(size, _KEPT):
             return
-        from ckstore.kernels.entropy import plan, survey, write
+        from ckstore.kernels.entropy import group_plan, survey, write
 
-        self.plan, self.survey, self.write = plan, survey, write
+        self.plan, self.survey, self.write = group_plan, survey, write
         self._capacity = capacity = 1 << size.bit_length()
-        self.cells = np.empty(plan.CELLS, np.int64)
-        self.splits = np.empty(2 * plan.CELLS, np.uint8)
+        self.cells = np.empty(group_plan.CELLS, np.int64)
+        self.splits = np.empty(2 * group_plan.CELLS, np.uint8)
         self.symbols, self.joints, self.run_cells = (np.empty(capacity, np.uint16) for _ in range(3))
         self.numbers, self.runs, self.values = (np.empty(capacity, np.int64) for _ in range(3))
 

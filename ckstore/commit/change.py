@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 from ckstore.commit.costs import Costs, write_costs
-from ckstore.encoding.writer import ObjectWriter, version_row
+from ckstore.encoding.object_writer import ObjectWriter, version_row
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError
 from ckstore.objects.documents import VersionDocument
 from ckstore.reading.stored_version import StoredVersion

@@ -8,8 +8,8 @@ from functools import partial
 
 from ckstore.commit.change import Change
 from ckstore.commit.costs import present_costs
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.encoding.reencode import in_full
-from ckstore.encoding.writer import ObjectWriter
 from ckstore.repository import Repository
 from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage.pack import PackWriter

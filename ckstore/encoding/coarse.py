@@ -22,7 +22,7 @@ from ckstore.codecs.lattice import (
 )
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.encoding.common_step import CONCENTRATED
-from ckstore.encoding.comparison import Comparison
+from ckstore.encoding.deviations import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.encoding.magnitudes import LogModel, row_width, whole
 from ckstore.errors import IntegrityError

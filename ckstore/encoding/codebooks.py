@@ -21,7 +21,7 @@ from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import Bits, Integers
 from ckstore.codecs.schemes import dynaquant, lc
 from ckstore.codecs.schemes.dynaquant import Treatment
-from ckstore.encoding.comparison import Comparison
+from ckstore.encoding.deviations import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple, cast
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
 from ckstore.formats.containers.safetensors import DTYPES
-from ckstore.formats.torch.writer import BytesLike, Output
+from ckstore.formats.torch.zip_writer import BytesLike, Output
 
 _SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _NPY_KINDS = {"bool": "|b1", "int8": "|i1", "uint8": "|u1"} | {

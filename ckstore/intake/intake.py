@@ -24,7 +24,7 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Address, Repository
 from ckstore.retention.retain import note_changes, retain
 from ckstore.scanning.folder import propose
-from ckstore.scanning.opening import tree_size
+from ckstore.scanning.inputs import tree_size
 from ckstore.scanning.steps import Planned, StepSource, plan_steps
 from ckstore.writing.ingest import IngestReport, ingest
 from ckstore.writing.request import AUTO, IngestOptions

@@ -14,7 +14,7 @@ from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.flat_writers import write_npz, write_safetensors
 from ckstore.formats.layout import Extent, FileLayout, Tensor, TensorRef, row_major
 from ckstore.formats.layout import Path as TensorPath
-from ckstore.formats.torch.writer import write_torch
+from ckstore.formats.torch.zip_writer import write_torch
 from ckstore.formats.trees import replace_tensors, select_tensors, tensor_numbers
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.checkout import Block, staged

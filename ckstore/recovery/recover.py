@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.commit.costs import update_costs
-from ckstore.encoding.writer import version_row
+from ckstore.encoding.object_writer import version_row
 from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.objects.documents import MANIFEST
 from ckstore.recovery.found_objects import FoundObjects

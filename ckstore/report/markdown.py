@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ckstore.report.contents import unpacked
+from ckstore.report.facts import unpacked
 
 #: Versions and tensors in the tables.
 _VERSIONS = 12

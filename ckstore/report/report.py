@@ -14,7 +14,7 @@ import numpy as np
 from ckstore.errors import UsageError
 from ckstore.reading.checkout import staged
 from ckstore.reading.stored_version import StoredVersion
-from ckstore.report.contents import contents, unpacked
+from ckstore.report.facts import contents, unpacked
 from ckstore.report.findings import Finding, findings
 from ckstore.report.statistics import SAMPLE, statistics
 from ckstore.repository import Repository

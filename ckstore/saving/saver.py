@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ckstore.errors import CkstoreError, UsageError
-from ckstore.formats.torch.state_dict import OnUnknown, describe_state_dict
+from ckstore.formats.torch.live_state import OnUnknown, describe_state_dict
 from ckstore.runtime.collector import collection_seldom
 from ckstore.saving import termination
 from ckstore.saving.process import Save, Settings, start

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ckstore.errors import UsageError
 from ckstore.formats.layout import Extent, Tensor
-from ckstore.formats.torch.state_dict import LiveState
+from ckstore.formats.torch.live_state import LiveState
 from ckstore.runtime.memory import available, nameless_file, populate
 
 #: Alignment of extents in bytes: copies are faster at cache lines.

@@ -11,7 +11,7 @@ from pathlib import Path
 from ckstore.errors import InputError
 from ckstore.formats.directory import is_marked
 from ckstore.formats.facts import named_step
-from ckstore.scanning.opening import are_alike, natural, open_path, tensor_names, without_numbers
+from ckstore.scanning.inputs import are_alike, natural, open_path, tensor_names, without_numbers
 from ckstore.scanning.steps import Planned, plan_steps
 from ckstore.storage.root import is_store
 from ckstore.storage.version_names import LONGEST_NAME

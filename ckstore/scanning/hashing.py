@@ -20,7 +20,7 @@ from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.skeleton import Checks, fill_crcs, pieces, stored_crcs
-from ckstore.formats.torch.state_dict import StateDictSource
+from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.objects.identity import content_id
 from ckstore.objects.units import Member, plan_units
 from ckstore.runtime.sha256 import StreamSha256

@@ -12,7 +12,7 @@ from typing import Literal
 from ckstore.errors import InputError
 from ckstore.formats.facts import DECIMAL, step_of
 from ckstore.runtime.local_path import local_path
-from ckstore.scanning.opening import natural, open_path, step_inside
+from ckstore.scanning.inputs import natural, open_path, step_inside
 
 #: Sources of steps: names, contents, or the order of the names.
 StepSource = Literal["name", "content", "order"]

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ckstore.errors import InputError
 from ckstore.formats.directory import has_checkpoint, scan
-from ckstore.scanning.opening import open_path, step_inside
+from ckstore.scanning.inputs import open_path, step_inside
 from ckstore.storage.root import is_store
 
 #: Names that writers give to incomplete files.

@@ -15,8 +15,8 @@ import numpy as np
 
 from ckstore.codecs.lattice import Bits
 from ckstore.encoding.estimate import Encoded
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.encoding.reencode import in_full, without_lost
-from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import BlobRef, VersionDocument
 from ckstore.objects.identity import MemberHasher

@@ -22,7 +22,7 @@ from ckstore.checking.verify import check_arrival
 from ckstore.commit.change import Change
 from ckstore.commit.naming import check_run, check_run_is_no_tag, tag
 from ckstore.encoding.budget import BUDGET
-from ckstore.encoding.writer import ObjectWriter
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.errors import (
     CkstoreError,
     ConflictError,

@@ -14,7 +14,7 @@ from ckstore.reading.buffers import read_tensor
 from ckstore.reading.stored_version import StoredVersion, stored_version
 from ckstore.repository import Address
 from ckstore.views.nodes import ArrayNode, Hierarchy, join
-from ckstore.views.store import ViewStore
+from ckstore.views.zarr_store import ViewStore
 
 #: Name of the array of a tensor whose path is a prefix of other tensors' paths; no segment of a path has this form.
 TENSOR = "__tensor__"

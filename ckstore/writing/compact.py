@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.commit.change import Change, RawPacks
 from ckstore.commit.naming import policy_of
-from ckstore.encoding.writer import ObjectWriter
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.resolver import Manifest

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.commit.change import Change
 from ckstore.commit.costs import bytes_again, own_bytes, restore_cost
-from ckstore.encoding.writer import ObjectWriter
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.errors import ConflictError
 from ckstore.formats.paths import match_texts
 from ckstore.objects.documents import LayoutDocument

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ckstore.encoding.writer import ObjectWriter
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.objects.records import Record
 from ckstore.repository import Repository
 from ckstore.storage.pack_reader import PackReader

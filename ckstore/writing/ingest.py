@@ -22,7 +22,7 @@ from ckstore.checking.verify import check_restores
 from ckstore.commit.change import Change
 from ckstore.commit.naming import add_metrics
 from ckstore.encoding.estimator import knows_sensitivity
-from ckstore.encoding.writer import ObjectWriter
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.lineage import search as settings_search
 from ckstore.objects.reader import ObjectReader
 from ckstore.policy import Policy
@@ -30,8 +30,8 @@ from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import in_turn
 from ckstore.scanning.hashing import hash_version, held_windows
+from ckstore.scanning.inputs import open_source
 from ckstore.scanning.metrics import metrics_inside
-from ckstore.scanning.opening import open_source
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage import reserve
 from ckstore.storage.catalog import VersionRow

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
 from ckstore.encoding.budget import BUDGET
 from ckstore.errors import UsageError
-from ckstore.formats.torch.state_dict import OnUnknown
+from ckstore.formats.torch.live_state import OnUnknown
 from ckstore.policy import Fidelity, Policy, Retention
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, plain_object

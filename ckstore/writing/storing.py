@@ -15,7 +15,7 @@ from typing import Protocol
 from ckstore.encoding.budget import Budget
 from ckstore.encoding.estimate import Encoded, Parent
 from ckstore.encoding.estimator import Estimator, Values
-from ckstore.encoding.writer import ObjectWriter
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import FileLayout
 from ckstore.lineage.cost import cost

@@ -14,8 +14,8 @@ from ckstore.commit.costs import own_bytes, update_costs
 from ckstore.encoding.budget import BUDGET
 from ckstore.encoding.estimate import Encoded, Estimate, Parent
 from ckstore.encoding.estimator import Estimator
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.encoding.reencode import without_lost
-from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError
 from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Choice

@@ -19,7 +19,7 @@ from ckstore.cli.program import run
 from ckstore.commit.naming import set_policy
 from ckstore.intake.intake import Intake
 from ckstore.policy import Policy
-from ckstore.scanning.opening import natural
+from ckstore.scanning.inputs import natural
 from tests.checkpoints import listing, moving, sha256
 
 from .conftest import checkpoint

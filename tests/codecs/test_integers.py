@@ -23,8 +23,8 @@ from ckstore.codecs.integers import (
     payload_bits,
 )
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
-from ckstore.kernels.entropy import directory as entropy_directory
 from ckstore.kernels.entropy import lengths as entropy_lengths
+from ckstore.kernels.entropy import payload_directory as entropy_directory
 from ckstore.kernels.entropy.bins import SYMBOLS
 from ckstore.varint import varint
 from tests import payload_reader

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.encoding.comparison import Comparison
+from ckstore.encoding.deviations import Comparison
 from ckstore.objects.documents import CoarseUnit, Deviation
 from ckstore.objects.identity import MemberHasher
 from ckstore.objects.units import Member, Unit

@@ -14,8 +14,8 @@ import torch
 import ckstore
 from ckstore.encoding.estimate import Estimate, Way
 from ckstore.encoding.exact import ObjectEncoder
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.encoding.reencode import without_lost
-from ckstore.encoding.writer import ObjectWriter
 from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Candidates
 from ckstore.objects.records import Patches, Record

@@ -12,8 +12,8 @@ import torch
 
 import ckstore
 from ckstore.encoding.estimate import Encoded
+from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.encoding.reencode import in_full, without_lost
-from ckstore.encoding.writer import ObjectWriter
 from ckstore.objects.records import Record
 from ckstore.storage.pack import PackWriter
 from tests.checkpoints import scratch

@@ -23,7 +23,7 @@ from ckstore.errors import InputError
 from ckstore.formats.detect import parse
 from ckstore.formats.layout import FileLayout
 from ckstore.formats.skeleton import pieces
-from ckstore.formats.torch.state_dict import StateDictSource
+from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.formats.torch.tree_reader import MAX_DEPTH
 from tests.formats.reading import in_memory, saved, split_skeleton, unzipped, zipped
 from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, learner_bytes

@@ -17,7 +17,7 @@ import torch
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.paths import path_to_text
-from ckstore.formats.torch.state_dict import StateDictSource, describe_state_dict
+from ckstore.formats.torch.live_state import StateDictSource, describe_state_dict
 from tests.equality import assert_same
 from tests.formats.reading import assert_comes_back, in_memory, split_skeleton
 from tests.formats.test_torch_files import DTYPES, UNTYPED, random_bits
@@ -198,7 +198,7 @@ def test_reading_follows_the_memory() -> None:
 
 def test_formats_import_neither_torch_nor_numba_nor_zarr() -> None:
     code = (
-        "import sys, ckstore.formats, ckstore.formats.torch.state_dict, ckstore.formats.flat_writers; "
+        "import sys, ckstore.formats, ckstore.formats.torch.live_state, ckstore.formats.flat_writers; "
         "assert not {'torch', 'numba', 'zarr', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -21,7 +21,7 @@ from ckstore.formats.detect import parse
 from ckstore.formats.flat_writers import write_npz, write_safetensors
 from ckstore.formats.layout import Extent, FileLayout, Tensor, TensorRef, Unknown
 from ckstore.formats.sources import CompositeSource
-from ckstore.formats.torch.writer import plan_torch, write_torch
+from ckstore.formats.torch.zip_writer import plan_torch, write_torch
 from ckstore.formats.trees import plain_tree, select_tensors, tensor_numbers
 from tests.equality import assert_same
 from tests.formats.reading import assert_comes_back, assert_tree_equals, bits, in_memory, saved, torch_bits

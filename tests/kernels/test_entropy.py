@@ -11,9 +11,9 @@ from numba import njit
 
 from ckstore.kernels.entropy import bins as entropy_bins
 from ckstore.kernels.entropy import coder as entropy_coder
-from ckstore.kernels.entropy import directory as entropy_directory
 from ckstore.kernels.entropy import lengths as entropy_lengths
 from ckstore.kernels.entropy import order as entropy_order
+from ckstore.kernels.entropy import payload_directory as entropy_directory
 from ckstore.kernels.entropy import tables as entropy_tables
 from ckstore.kernels.entropy.bins import ROW, SYMBOLS
 from ckstore.kernels.entropy.words import bit_length, first_bit, low_bits, magnitude_bits, non_zeros

@@ -28,7 +28,7 @@ from ckstore.errors import InputError, UsageError
 from ckstore.formats.detect import parse
 from ckstore.formats.layout import Extent, Tensor, TensorRef, Unknown
 from ckstore.formats.sources import CompositeSource
-from ckstore.formats.torch.writer import plan_torch
+from ckstore.formats.torch.zip_writer import plan_torch
 
 _OPTIONS = collections.OrderedDict(b=1, a=2)
 _RECORDS = np.array([(1.5, 2)], [("x", "<f4"), ("y", ">i2", (1,))])

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from ckstore.formats.torch.state_dict import LiveState, describe_state_dict
+from ckstore.formats.torch.live_state import LiveState, describe_state_dict
 from ckstore.objects import units
 from ckstore.saving.staging import Area, Packed, StagedStates
 from ckstore.scanning.hashing import hash_version, held_windows
-from ckstore.scanning.opening import scan_state_dict
+from ckstore.scanning.inputs import scan_state_dict
 from ckstore.scanning.scanned import ScannedVersion
 
 

@@ -15,7 +15,7 @@ import torch
 import ckstore
 from ckstore.runtime.sha256 import StreamSha256
 from ckstore.scanning import hashing
-from ckstore.scanning.opening import open_source, scan_state_dict
+from ckstore.scanning.inputs import open_source, scan_state_dict
 from tests.checkpoints import sha256, write_safetensors
 
 

@@ -13,9 +13,9 @@ import torch
 
 import ckstore
 from ckstore.errors import InputError
-from ckstore.formats.torch.state_dict import StateDictSource
+from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.scanning.hashing import hash_version
-from ckstore.scanning.opening import STATE_DICT, scan_state_dict
+from ckstore.scanning.inputs import STATE_DICT, scan_state_dict
 from tests.equality import assert_same, storage_of
 
 
@@ -147,7 +147,7 @@ def test_a_state_is_described_while_another_thread_imports_torch() -> None:
     script = (
         "import sys, threading, time\n"
         "import numpy as np\n"
-        "from ckstore.formats.torch.state_dict import describe_state_dict\n"
+        "from ckstore.formats.torch.live_state import describe_state_dict\n"
         "importing = threading.Thread(target=__import__, args=('torch',))\n"
         "importing.start()\n"
         "while 'torch' not in sys.modules: time.sleep(0.001)\n"

@@ -19,7 +19,7 @@ from zarr.testing.store import StoreTests
 
 import ckstore
 from ckstore.views.nodes import ArrayNode
-from ckstore.views.store import ViewStore
+from ckstore.views.zarr_store import ViewStore
 
 #: Tests of `StoreTests` that begin by writing a value, and their substitutes here.
 WRITE_FIRST = {

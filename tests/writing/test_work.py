@@ -19,7 +19,7 @@ import torch
 
 import ckstore
 from ckstore.objects import reader as objects
-from ckstore.scanning.opening import InputFile
+from ckstore.scanning.inputs import InputFile
 from ckstore.storage import connection
 from ckstore.storage.pack_reader import PackReader
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.directory import CLASSES
+from ckstore.kernels.entropy.payload_directory import CLASSES
 from ckstore.kernels.entropy.words import Array, clear, int64, spliced, uint64
 
 QUARTERS = 4

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.directory import DENSE, EQUAL, LONGEST_RUN
 from ckstore.kernels.entropy.lengths import LONGEST
+from ckstore.kernels.entropy.payload_directory import DENSE, EQUAL, LONGEST_RUN
 from ckstore.kernels.entropy.read_dense import PLACED, read_dense
 from ckstore.kernels.entropy.read_pairs import are_short, read_any, read_pairs
 from ckstore.kernels.entropy.tables import LOOK, SYMBOL, SYMBOLS, fill_symbols, fill_table

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.directory import DENSE, EQUAL, SPARSE
+from ckstore.kernels.entropy.payload_directory import DENSE, EQUAL, SPARSE
 from ckstore.kernels.entropy.words import (
     MASKED,
     Array,

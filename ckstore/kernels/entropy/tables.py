@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.entropy.directory import SPARSE
 from ckstore.kernels.entropy.lengths import canonical_codes
+from ckstore.kernels.entropy.payload_directory import SPARSE
 from ckstore.kernels.entropy.words import Array, Group, clear, counted, inlined, inner, int64, uint64
 
 SYMBOLS = np.dtype([(field, np.int64) for field in ("code", "length", "number", "raw", "run", "run_raw")])

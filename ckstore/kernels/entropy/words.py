@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 """Any array; the docstrings name its dtype."""
 
 Group = Any
-"""An element of an array of `ckstore.kernels.entropy.directory.GROUP`."""
+"""An element of an array of `ckstore.kernels.entropy.payload_directory.GROUP`."""
 
 Word = Any
 """An unsigned 64-bit word. NumPy makes a float of one and an `int`: both operands must be words."""

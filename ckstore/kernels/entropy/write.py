@@ -10,8 +10,8 @@ import numpy as np
 
 from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy.bins import SYMBOLS
-from ckstore.kernels.entropy.directory import EQUAL, SPARSE
 from ckstore.kernels.entropy.lengths import canonical_codes
+from ckstore.kernels.entropy.payload_directory import EQUAL, SPARSE
 from ckstore.kernels.entropy.words import (
     Array,
     Group,

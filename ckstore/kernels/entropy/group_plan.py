@@ -16,8 +16,8 @@ from ckstore.kernels.entropy.bins import (
     symbols_of_cells,
     times_log,
 )
-from ckstore.kernels.entropy.directory import DENSE, SPARSE, TABLE
 from ckstore.kernels.entropy.lengths import code_lengths
+from ckstore.kernels.entropy.payload_directory import DENSE, SPARSE, TABLE
 from ckstore.kernels.entropy.survey import DENSE_BELOW, sample_size
 from ckstore.kernels.entropy.words import (
     Array,

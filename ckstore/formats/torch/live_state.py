@@ -39,8 +39,8 @@ from ckstore.formats.torch.pickle_reader import Identity, key_of
 from ckstore.formats.torch.pickle_writer import OPAQUE
 from ckstore.formats.torch.storages import StorageData
 from ckstore.formats.torch.tree_reader import PLAIN, ROOT, free, segment_of
-from ckstore.formats.torch.writer import TorchPlan, plan_torch
 from ckstore.formats.torch.zip import assemble
+from ckstore.formats.torch.zip_writer import TorchPlan, plan_torch
 from ckstore.runtime.checksum import crc32
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ckstore.formats.facts import named_step, step_of
 from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.shards import directory_of
 from ckstore.formats.sources import FileSource, check_identity, file_identity
-from ckstore.formats.torch.state_dict import OnUnknown, StateDictSource
+from ckstore.formats.torch.live_state import OnUnknown, StateDictSource
 from ckstore.runtime.local_path import local_path
 from ckstore.runtime.lru import Lru
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
