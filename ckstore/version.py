@@ -224,7 +224,7 @@ class Version(Mapping[str, "LazyTensor"]):
             "children": [row.number for row in self._stored.repository.catalog.children(self.number)],
             "contents": [
                 {"path": entry.path, "kind": layout.kind, "bytes": entry.size, "tensors": len(layout.tensors),
-                 "sha256": entry.sha256}
+                 "blake3": entry.blake3}
                 for entry, layout in zip(self._stored.document.files, self._stored.layout.files, strict=True)
             ],
             "metrics_from": _sources(self._stored.document.facts.get("metrics"), self.metrics),
@@ -480,6 +480,29 @@ class Version(Mapping[str, "LazyTensor"]):
         from ckstore.reading.checkout import write_file
 
         write_file(self._stored, out, include, exclude)
+
+    def sha256(self) -> dict[str, str]:
+        """Return the SHA-256 of each file by path, as a checkout writes it: every byte is decoded.
+
+        The store itself identifies files by their BLAKE3; see `describe`. Files with dropped tensors are left out.
+
+        Raises
+        ------
+        IntegrityError
+            The version is damaged.
+
+        Examples
+        --------
+        >>> import hashlib, pathlib
+        >>> store["best"].checkout("best.pt")
+        []
+        >>> restored = pathlib.Path("best.pt").read_bytes()
+        >>> store["best"].sha256() == {"state_dict.pt": hashlib.sha256(restored).hexdigest()}
+        True
+        """
+        from ckstore.reading.checkout import sha256_of_files
+
+        return self._unchanged(lambda: sha256_of_files(self._stored))
 
     def opaque(self) -> dict[str, dict[str, str]]:
         """Return the files with bytes that are not tensors though they could be: path, name of a part, and the reason.

@@ -133,6 +133,7 @@ def test_files_without_coarse_values_in_a_directory_are_exact(store: ckstore.Sto
     for name in ("small.safetensors", "config.json", "rng.pt"):
         assert sha256(directory / "out" / name) == sha256(source / name)
     assert sha256(directory / "out" / "model.safetensors") != sha256(source / "model.safetensors")
+    assert version.sha256() == {path.name: sha256(path) for path in (directory / "out").iterdir()}
     assert version.deviations().keys() == {"model.safetensors/w"}
     # Nothing but the values of the weight differs.
     one, other = ((folder / "model.safetensors").read_bytes() for folder in (source, directory / "out"))

@@ -6,7 +6,7 @@ with numbers and ids made equal, and ``...`` on a line of its own matches any li
 one namespace; those with prompts are doctests, and one that begins with a comment that is a file's name becomes that
 file. Blocks of any other kind are only shown.
 
-The SHA-256 of a checkout is compared with those of the file that was written and, of the example run, of the file that
+The BLAKE3 of a checkout is compared with those of the file that was written and, of the example run, of the file that
 went in. Training is the same bit for bit on one kind of processor and not on another, whose vector instructions sum in
 another order: so the digests that the pages show are compared letter by letter where the processor trains the files
 that they were written with, and elsewhere are held to be one for each version, the same on all pages.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import doctest
 import functools
-import hashlib
 import importlib.util
 import inspect
 import os
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 import ckstore
 from ckstore import errors
@@ -73,8 +73,8 @@ Store.ingest = ingest
 #: Parts that differ from one run or machine to the next: ids, times, numbers with their units, plurals.
 VARIABLE = re.compile(r"\b[0-9a-f]{12,64}\b|[-+]?\d[\d,.:]*(?:e-?\d+)?(?: ?(?:B|kB|MB|GB|TB|s)\b)?|(?<=\w)s\b")
 
-#: A checkout's line about a file that is the original: name of the version, file, SHA-256.
-DIGEST = re.compile(r"^(\S+) \(version \d+\) -> (\S+) .*\bsha256 ([0-9a-f]{64})\b", re.MULTILINE)
+#: A checkout's line about a file that is the original: name of the version, file, BLAKE3.
+DIGEST = re.compile(r"^(\S+) \(version \d+\) -> (\S+) .*\bblake3 ([0-9a-f]{64})\b", re.MULTILINE)
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -118,24 +118,24 @@ def commands(block: str) -> list[tuple[str, str]]:
     return [("\n".join(command), "\n".join(shown)) for command, shown in found]
 
 
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def digest_of(path: Path) -> str:
+    return blake3(path.read_bytes()).hexdigest()
 
 
 def documented() -> list[tuple[str, str]]:
-    """Return the (Name of a version, SHA-256) of every checkout that the pages show."""
+    """Return the (Name of a version, BLAKE3) of every checkout that the pages show."""
     return [(version, digest) for page in PAGES for version, _, digest in DIGEST.findall(page.read_text())]
 
 
 def originals(gpt_run: list[Path]) -> dict[str, str]:
-    """Return the SHA-256 of the files of the example run, by name of the version."""
-    return {f"gpt@{int(path.stem.removeprefix('step'))}": sha256(path) for path in gpt_run}
+    """Return the BLAKE3 of the files of the example run, by name of the version."""
+    return {f"gpt@{int(path.stem.removeprefix('step'))}": digest_of(path) for path in gpt_run}
 
 
 def check_digests(shown: str, printed: str, place: Path, went_in: dict[str, str]) -> None:
-    """Check that a checkout prints the SHA-256 of its output, which is the input's, and that the page shows it."""
+    """Check that a checkout prints the BLAKE3 of its output, which is the input's, and that the page shows it."""
     for version, path, digest in DIGEST.findall(printed):
-        assert digest == sha256(place / path)
+        assert digest == digest_of(place / path)
         assert digest == went_in.get(version, digest)
     if went_in.items() & set(documented()):
         assert [found[2] for found in DIGEST.findall(shown)] == [found[2] for found in DIGEST.findall(printed)]

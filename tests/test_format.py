@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import sqlite3
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 
 import ckstore
 from tests.format_reader import Reader, identifier
@@ -67,7 +67,7 @@ def test_a_reader_written_from_the_format_restores_every_file(written: Path):
     for number, (_, version) in reader.versions.items():
         [(path, data)] = reader.files(number)
         assert data == (written / path).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == version["files"][0][2]
+        assert blake3(data).hexdigest() == version["files"][0][2]
 
 
 def test_the_reader_restores_a_hot_version(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_ids_and_places_in_the_catalog_follow_the_format(written: Path):
         held, version = reader.versions[number]
         said = [
             version["run"], version["step"], version["created"],
-            [[path, sha256] for path, _, sha256, *_ in version["files"]],
+            [[path, digest] for path, _, digest, *_ in version["files"]],
         ]  # fmt: skip
         assert identifier(json.dumps(said, separators=(",", ":")).encode()) == uid
         assert names[pack] == held.name

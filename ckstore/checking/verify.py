@@ -224,7 +224,7 @@ def _files(version: StoredVersion) -> Sequence[FileEntry]:
 
 
 def check_restores(version: StoredVersion, progress: Callable[[int], None] | None = None) -> None:
-    """Decode every file of a version; compare exact files with their SHA-256, and coarse objects with their ids.
+    """Decode every file of a version; compare exact files with their BLAKE3, and coarse objects with their ids.
 
     `progress` is called with numbers of decoded bytes. Raise `IntegrityError` if a file or object differs.
     """

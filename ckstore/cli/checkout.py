@@ -72,7 +72,7 @@ def command(
 ) -> None:
     """Write the files of a version.
 
-    Files are restored byte for byte, with their modes and modification times. They are compared with the SHA-256 of the
+    Files are restored byte for byte, with their modes and modification times. They are compared with the BLAKE3 of the
     originals and become visible at TARGET once complete.
 
     --include and --exclude, globs as in `ckstore ls`, select tensors of a file, which are written in the format of
@@ -187,7 +187,7 @@ def _proof(version: Version, files: Sequence[FileEntry]) -> str:
     size = size_text(sum(entry.size for entry in files))
     if version._stored.document.is_directory:
         return f"{size}  {counted(len(files), 'file')}"
-    return f"{size}  sha256 {files[0].sha256}" if version.fidelity == "exact" else size
+    return f"{size}  blake3 {files[0].blake3}" if version.fidelity == "exact" else size
 
 
 def _default_name(version: Version, form: str) -> str:

@@ -26,28 +26,34 @@ if TYPE_CHECKING:
 @verb(
     ("ckstore show latest", "show the version ingested last"),
     ("ckstore show gpt@400 --json", "print one JSON object"),
-    exit_codes=[13],
+    ("ckstore show best --sha256", "hash its files with SHA-256"),
+    exit_codes=[4, 13],
 )
 @click.argument("version", type=VersionName())
+@option("--sha256", "Decode the files to print their SHA-256.")
 @option("--json", "Print JSON: one object.", name="as_json")
 @click.pass_context
-def command(ctx: click.Context, version: str, as_json: bool) -> None:
+def command(ctx: click.Context, version: str, sha256: bool, as_json: bool) -> None:
     """Show details of a version.
 
-    Prints files with their SHA-256, metrics, tags, parent and children, and how the objects are stored. For each tensor
+    Prints files with their BLAKE3, metrics, tags, parent and children, and how the objects are stored. For each tensor
     it prints the form and a step, stored bits an element, and the errors of a coarse version: maximal,
     root mean square, and relative to the root mean square of the values.
     """
     with open_store(ctx) as store:
         found = store[version]
         shown = found.describe()
+        if sha256:
+            digests = found.sha256()
+            for item in shown["contents"]:
+                item["sha256"] = digests.get(item["path"])
         if as_json:
             print_json(shown)
         else:
-            _print(found, shown)
+            _print(found, shown, "sha256" if sha256 else "blake3")
 
 
-def _print(version: Version, shown: dict[str, Any]) -> None:
+def _print(version: Version, shown: dict[str, Any], digest: str) -> None:
     row = version._stored.row
     storage = shown["storage"]
     kind = "hot" if row.hot else "base" if row.base else f"delta, {row.depth} deep"
@@ -75,9 +81,9 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
     ])  # fmt: skip
     print_line()
     print_table(
-        ["file", "kind", "size", "tensors", "sha256"],
+        ["file", "kind", "size", "tensors", digest],
         [
-            (item["path"], item["kind"], size_text(item["bytes"]), item["tensors"], item["sha256"])
+            (item["path"], item["kind"], size_text(item["bytes"]), item["tensors"], item[digest])
             for item in shown["contents"]
         ],
         right=(2, 3),

@@ -112,11 +112,11 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         entry, created = version._stored.document.files[number], version.created.timestamp()
         about: dict[str, Any] = {"mode": 0o444, "mtime": created, "ctime": created}
         if not version._stored.is_changed(number):
-            about["sha256"] = entry.sha256
+            about["blake3"] = entry.blake3
         return {"name": name, "size": entry.size, "type": "file", **about}
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        """Return name, size and type; of a file without coarse values, also its SHA-256."""
+        """Return name, size and type; of a file without coarse values, also its BLAKE3."""
         path = self._strip_protocol(path)
         if self._names(path):
             return self._directory(path)

@@ -83,7 +83,7 @@ class FileEntry:
 
     path: str
     size: int
-    sha256: str
+    blake3: str
     mode: int | None
     mtime_ns: int | None
     skeleton: BlobRef
@@ -240,7 +240,7 @@ class VersionDocument:
 
         Neither thinning nor renumbering changes it: a version has the same id in every store.
         """
-        identity = [self.run, self.step, self.created, [[f.path, f.sha256] for f in self.files]]
+        identity = [self.run, self.step, self.created, [[f.path, f.blake3] for f in self.files]]
         return digest(json.dumps(identity, separators=(",", ":")).encode())
 
     @property
@@ -289,7 +289,7 @@ class VersionDocument:
             "number": self.number, "run": self.run, "step": self.step, "parent": self.parent, "created": self.created,
             "fidelity": self.fidelity, "directory": self.is_directory,
             "files": [
-                [file.path, file.size, file.sha256, file.mode, file.mtime_ns, file.skeleton.to_json()]
+                [file.path, file.size, file.blake3, file.mode, file.mtime_ns, file.skeleton.to_json()]
                 for file in self.files
             ],
             "links": self.links, "directories": self.directories, "layout": self.layout.to_json(),
@@ -313,8 +313,8 @@ class VersionDocument:
             number=document["number"], run=document["run"], step=document["step"], parent=document["parent"],
             created=document["created"], fidelity=document["fidelity"], is_directory=document["directory"],
             files=tuple(
-                FileEntry(path, size, sha256, _permissions(mode), mtime_ns, BlobRef.from_json(skeleton))
-                for path, size, sha256, mode, mtime_ns, skeleton in document["files"]
+                FileEntry(path, size, blake3, _permissions(mode), mtime_ns, BlobRef.from_json(skeleton))
+                for path, size, blake3, mode, mtime_ns, skeleton in document["files"]
             ),
             links=tuple((path, target) for path, target in document["links"]),
             directories=tuple((path, mode & PERMISSIONS) for path, mode in document["directories"]),

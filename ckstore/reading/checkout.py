@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
+
+from blake3 import blake3
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
@@ -23,7 +25,6 @@ from ckstore.reading import unfinished
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.local_path import local_path
-from ckstore.runtime.sha256 import StreamSha256
 from ckstore.runtime.threads import batches, in_order, worker_count
 from ckstore.storage import durable
 from ckstore.storage.writeback import Writeback
@@ -55,7 +56,7 @@ def checkout(
 ) -> list[str]:
     """Write a version's file or directory tree to `target`; return the paths of files and links that were left out.
 
-    Everything is written next to the target and renamed once it is complete and its SHA-256 matches the original. Files
+    Everything is written next to the target and renamed once it is complete and its BLAKE3 matches the original. Files
     with coarse values get matching checksums. With `force`, a directory replaces everything at `target`. Globs choose
     files of a directory; see `chosen_entries`. `progress` is called with numbers of written bytes.
 
@@ -227,16 +228,45 @@ def _write_file(version: StoredVersion, number: int, place: Path, progress: Prog
 
 
 def checked_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
-    """Yield the bytes of a file in order; raise `IntegrityError` at the end unless their SHA-256 is the original's."""
+    """Yield the bytes of a file in order; raise `IntegrityError` at the end unless their BLAKE3 is the original's."""
     entry = version.document.files[number]
-    with StreamSha256() as sha:
-        for block in file_blocks(version, number):
-            sha.update(block)
+    hasher = blake3()
+    for block in file_blocks(version, number):
+        hasher.update(block)
+        yield block
+    if hasher.hexdigest() != entry.blake3:
+        raise IntegrityError(
+            f"{entry.path} of version {version.row.number} differs from the original; run `ckstore verify`."
+        )
+
+
+def restored_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
+    """Yield the bytes of a file in order, as a checkout writes them; see `checked_blocks`."""
+    if not version.is_changed(number):
+        yield from checked_blocks(version, number)
+        return
+    # Checksums of coarse values are known only after decoding all of the file.
+    with tempfile.TemporaryFile(buffering=0) as spool:
+        for block in coarse_blocks(version, number, spool):
+            write_all(spool, block)
+        spool.seek(0)
+        while block := spool.read(_GROUP):
             yield block
-        if sha.hexdigest() != entry.sha256:
-            raise IntegrityError(
-                f"{entry.path} of version {version.row.number} differs from the original; run `ckstore verify`."
-            )
+
+
+def sha256_of_files(version: StoredVersion) -> dict[str, str]:
+    """Return the SHA-256 of each file by path; see `Version.sha256`."""
+    version.prefetch()
+    incomplete = {file for file, _ in version.contents.dropped}
+    found = {}
+    for number, entry in enumerate(version.document.files):
+        if number in incomplete:
+            continue
+        hasher = hashlib.sha256()
+        for block in restored_blocks(version, number):
+            hasher.update(block)
+        found[entry.path] = hasher.hexdigest()
+    return found
 
 
 def write_file(version: StoredVersion, out: BinaryIO, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
@@ -251,16 +281,8 @@ def write_file(version: StoredVersion, out: BinaryIO, include: Sequence[str] = (
             f"Version {version.row.number} is a directory; check it out as a whole, or choose a single file with "
             f"`include`: it matches {len(numbers)}."
         )
-    if not version.contents.is_changed(numbers[0]):
-        for block in checked_blocks(version, numbers[0]):
-            out.write(block)
-    else:
-        # Checksums of coarse values are known only after decoding all of the file.
-        with tempfile.TemporaryFile(buffering=0) as spool:
-            for block in coarse_blocks(version, numbers[0], spool):
-                write_all(spool, block)
-            spool.seek(0)
-            shutil.copyfileobj(spool, out, 1 << 20)
+    for block in restored_blocks(version, numbers[0]):
+        out.write(block)
     out.flush()
 
 

@@ -1,7 +1,7 @@
 """Salvage: recovers the intact parts of a version whose packs are damaged or lost.
 
 lost  = survey(version)                        # read every object and skeleton once
-intact files                                   # restored as in a checkout, SHA-256 compared
+intact files                                   # restored as in a checkout, BLAKE3 compared
 intact tensors of damaged files                # NAME.salvaged.pt
 """
 

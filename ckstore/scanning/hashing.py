@@ -23,14 +23,10 @@ from ckstore.formats.skeleton import Checks, fill_crcs, pieces, stored_crcs
 from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.objects.identity import content_id
 from ckstore.objects.units import Member, plan_units
-from ckstore.runtime.sha256 import StreamSha256
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Bytes that are read at once.
 BLOCK = 4 << 20
-
-#: Blocks of memory that take turns, so that some may wait for SHA-256.
-_BLOCKS = 6
 
 #: Stretches of at least this size are read to their final memory; others are copied there from a block of many.
 _LARGE = 1 << 18
@@ -122,7 +118,6 @@ class _Reading:
                 position += nbytes
         for members in self._stretches.values():
             members.sort(key=lambda member: member.first)
-        self._blocks: list[npt.NDArray[np.uint8]] = []
 
     def windows(self) -> Iterator[list[int]]:
         """Yield the held units whose last byte was read, in windows of about `WINDOW` bytes."""
@@ -136,7 +131,7 @@ class _Reading:
     def _read_file(self, number: int) -> Iterator[list[int]]:
         held, file = self._held, self._version.files[number]
         layout = file.layout
-        self._blocks = self._blocks or [np.empty(BLOCK, np.uint8) for _ in range(_BLOCKS)]
+        block = memoryview(bytearray(min(BLOCK, layout.size)))
         # The file of a state dict in memory has valid checksums by construction.
         checks = None if isinstance(file.source, StateDictSource) else Checks(layout)
         skeleton = bytearray()
@@ -144,47 +139,44 @@ class _Reading:
         large = [layout.size, *([] if held is None else _large(cuts))]
         following = iter(cuts)
         extent, member, stop = next(following, (-1, None, layout.size))
-        hasher = blake3()
-        with StreamSha256() as sha:
-            target = yield from self._target(number, extent, member, sha)
-            start = index = 0
-            while start < layout.size:
-                sha.wait(_BLOCKS - 1)  # The previous contents of this block's memory are hashed.
-                while large[-1] <= start:
-                    large.pop()
-                view = self._blocks[index % _BLOCKS].data[: min(BLOCK, large[-1] - start)]
-                in_place = False
-                if target is not None and stop - start >= _LARGE:
-                    view, in_place = target.data[: min(BLOCK, stop - start)], True
-                index += 1
-                file.source.read_into(start, view)
-                sha.update(view)
-                if checks is not None:
-                    checks.update(start, view)
-                if self._progress is not None:
-                    self._progress(len(view))
-                while view:
-                    part = view[: stop - start]
-                    if member is None:
-                        skeleton += part
-                    else:
-                        hasher.update(part)
-                    if target is not None:
-                        if not in_place:
-                            target[: len(part)] = np.frombuffer(part, np.uint8)
-                        target = target[len(part) :]
-                    view = view[len(part) :]
-                    start += len(part)
-                    if start == stop:
-                        if member is not None:
-                            file.digests[extent, member.first] = hasher.digest()
-                            hasher = blake3()
-                            arrived = self._arrived(number, member)
-                            if held is not None and arrived is not None:
-                                held.arrived(arrived)
-                        extent, member, stop = next(following, (-1, None, layout.size))
-                        target = yield from self._target(number, extent, member, sha)
-            file.sha256 = sha.hexdigest()
+        whole, hasher = blake3(), blake3()
+        target = yield from self._target(number, extent, member)
+        start = 0
+        while start < layout.size:
+            while large[-1] <= start:
+                large.pop()
+            view = block[: large[-1] - start]
+            in_place = False
+            if target is not None and stop - start >= _LARGE:
+                view, in_place = target.data[: min(BLOCK, stop - start)], True
+            file.source.read_into(start, view)
+            whole.update(view)
+            if checks is not None:
+                checks.update(start, view)
+            if self._progress is not None:
+                self._progress(len(view))
+            while view:
+                part = view[: stop - start]
+                if member is None:
+                    skeleton += part
+                else:
+                    hasher.update(part)
+                if target is not None:
+                    if not in_place:
+                        target[: len(part)] = np.frombuffer(part, np.uint8)
+                    target = target[len(part) :]
+                view = view[len(part) :]
+                start += len(part)
+                if start == stop:
+                    if member is not None:
+                        file.digests[extent, member.first] = hasher.digest()
+                        hasher = blake3()
+                        arrived = self._arrived(number, member)
+                        if held is not None and arrived is not None:
+                            held.arrived(arrived)
+                    extent, member, stop = next(following, (-1, None, layout.size))
+                    target = yield from self._target(number, extent, member)
+        file.blake3 = whole.hexdigest()
         file.crcs = stored_crcs(file.source, layout)
         if checks is not None:
             for checked, expected, found in zip(layout.checked, file.crcs, checks.results, strict=True):
@@ -199,50 +191,44 @@ class _Reading:
         source = cast("StateDictSource", file.source)
         skeleton = bytearray()
         position = 0
-        with StreamSha256(pending=None) as sha:
-            for extent, member, stop in _cuts(file.layout, number, self._stretches):
-                if member is None:
-                    skeleton += source.pread(position, stop - position)
-                    sha.update(bytes(skeleton[position - stop :]))
-                else:
-                    unit, first = self._places[number, extent, member.first]
-                    is_alone = len(self._version.units[unit].members) == 1
-                    target = None if held is None or is_alone else (yield from held.target(unit, first))
-                    hasher = blake3()
-                    for start in range(position, stop, BLOCK):
-                        part = source.view(start, min(BLOCK, stop - start))
-                        sha.update(part)
-                        hasher.update(part)
-                        if target is not None:
-                            target[: len(part)] = np.frombuffer(part, np.uint8)
-                            target = target[len(part) :]
-                    file.digests[extent, member.first] = hasher.digest()
-                    arrived = self._arrived(number, member)
-                    if held is not None and is_alone:
-                        yield from held.lend(unit, source.view(position, stop - position))
-                    elif held is not None and arrived is not None:
-                        held.arrived(arrived)
-                if self._progress is not None:
-                    self._progress(stop - position)
-                position = stop
-            file.crcs = stored_crcs(source, file.layout)
-            file.skeleton = fill_crcs(bytes(skeleton), file.layout, [0] * len(file.crcs))
-            if held is not None:
-                yield from held.rest()
-            file.sha256 = sha.hexdigest()
+        whole = blake3()
+        for extent, member, stop in _cuts(file.layout, number, self._stretches):
+            if member is None:
+                part = source.pread(position, stop - position)
+                whole.update(part)
+                skeleton += part
+            else:
+                unit, first = self._places[number, extent, member.first]
+                is_alone = len(self._version.units[unit].members) == 1
+                target = None if held is None or is_alone else (yield from held.target(unit, first))
+                hasher = blake3()
+                for start in range(position, stop, BLOCK):
+                    view = source.view(start, min(BLOCK, stop - start))
+                    whole.update(view)
+                    hasher.update(view)
+                    if target is not None:
+                        target[: len(view)] = np.frombuffer(view, np.uint8)
+                        target = target[len(view) :]
+                file.digests[extent, member.first] = hasher.digest()
+                arrived = self._arrived(number, member)
+                if held is not None and is_alone:
+                    yield from held.lend(unit, source.view(position, stop - position))
+                elif held is not None and arrived is not None:
+                    held.arrived(arrived)
+            if self._progress is not None:
+                self._progress(stop - position)
+            position = stop
+        file.blake3 = whole.hexdigest()
+        file.crcs = stored_crcs(source, file.layout)
+        file.skeleton = fill_crcs(bytes(skeleton), file.layout, [0] * len(file.crcs))
 
     def _target(
-        self, file: int, extent: int, member: Member | None, sha: StreamSha256
+        self, file: int, extent: int, member: Member | None
     ) -> Generator[list[int], None, npt.NDArray[np.uint8] | None]:
         """Return the memory for the bytes of a stretch, if they are held; see `_Held.target`."""
-        held = self._held
-        if member is None or held is None:
+        if member is None or self._held is None:
             return None
-        before = held.windows
-        target = yield from held.target(*self._places[file, extent, member.first])
-        if held.windows != before:
-            sha.wait(0)  # Memory is reused whose bytes may not be hashed yet.
-        return target
+        return (yield from self._held.target(*self._places[file, extent, member.first]))
 
     def _arrived(self, file: int, member: Member) -> int | None:
         """Record that a stretch was hashed; return the number of its unit if that is complete now."""
@@ -258,13 +244,9 @@ class _Reading:
 
 
 class _Held:
-    """The bytes of objects that are being read and coded: windows in reused memory, and incomplete bundles.
-
-    `windows` counts the windows that were passed on.
-    """
+    """The bytes of objects that are being read and coded: windows in reused memory, and incomplete bundles."""
 
     def __init__(self, version: ScannedVersion) -> None:
-        self.windows = 0
         self._version = version
         self._arenas = deque(np.empty(WINDOW, np.uint8) for _ in range(_WINDOWS))
         self._used = 0
@@ -338,7 +320,6 @@ class _Held:
 
     def _close(self) -> Iterator[list[int]]:
         """Yield the complete units; at the next request the oldest window is coded, and its memory is free again."""
-        self.windows += 1
         self._before.append(self._window)
         self._window, self._filled, self._used = [], 0, 0
         self._arenas.rotate()

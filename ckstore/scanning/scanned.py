@@ -33,7 +33,7 @@ class Readable(Source, Protocol):
 class ScannedFile:
     """One file of a version, at a path in its directory with slashes; alone, at its own name.
 
-    `mode` and `mtime_ns` are None for a version without files. Once the file is hashed, `sha256` is that of the whole
+    `mode` and `mtime_ns` are None for a version without files. Once the file is hashed, `blake3` is that of the whole
     file; `skeleton` has the bytes outside of extents, with stored CRCs as zeros; `crcs` those of `layout.checked`;
     `digests` those of the stretches of units, by extent and first element.
     """
@@ -43,7 +43,7 @@ class ScannedFile:
     layout: FileLayout
     mode: int | None = None
     mtime_ns: int | None = None
-    sha256: str = ""
+    blake3: str = ""
     skeleton: bytes = b""
     crcs: list[int] = field(default_factory=list)
     digests: dict[tuple[int, int], bytes] = field(default_factory=dict)

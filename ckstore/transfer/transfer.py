@@ -312,10 +312,10 @@ def _is_same(source: Repository, row: VersionRow, target: Repository, there: Ver
     """Return whether two versions have the same bytes and, for directories, the same names and modes."""
     said, known = source.resolver.document(row), target.resolver.document(there)
     if not (said.is_directory or known.is_directory):
-        return [file.sha256 for file in said.files] == [file.sha256 for file in known.files]
+        return [file.blake3 for file in said.files] == [file.blake3 for file in known.files]
     return _tree(said) == _tree(known)
 
 
 def _tree(document: VersionDocument) -> tuple[object, ...]:
-    files = {(file.path, file.sha256, file.mode) for file in document.files}
+    files = {(file.path, file.blake3, file.mode) for file in document.files}
     return document.is_directory, files, set(document.links), set(document.directories)

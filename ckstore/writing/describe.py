@@ -68,7 +68,7 @@ def describe(
         is_directory=scanned.is_directory,
         files=tuple(
             FileEntry(
-                file.path, file.layout.size, file.sha256, file.mode, file.mtime_ns,
+                file.path, file.layout.size, file.blake3, file.mode, file.mtime_ns,
                 blobs.skeleton(index, file.path, file.skeleton, single=not scanned.is_directory),
             )
             for index, file in enumerate(scanned.files)

@@ -60,9 +60,9 @@ def _is_same(repository: Repository, existing: VersionRow, scanned: ScannedVersi
     if document.is_directory != scanned.is_directory:
         return False
     if not scanned.is_directory:
-        return [file.sha256 for file in document.files] == [file.sha256 for file in scanned.files]
-    stored = {(file.path, file.sha256, file.mode) for file in document.files}
-    given = {(file.path, file.sha256, file.mode) for file in scanned.files}
+        return [file.blake3 for file in document.files] == [file.blake3 for file in scanned.files]
+    stored = {(file.path, file.blake3, file.mode) for file in document.files}
+    given = {(file.path, file.blake3, file.mode) for file in scanned.files}
     return (
         stored == given
         and set(document.links) == set(scanned.links)

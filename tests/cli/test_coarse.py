@@ -98,7 +98,7 @@ def test_checkout_names_coarse_values_on_stderr(ckstore, coarse: Path) -> None:
     result = ckstore("checkout", "gpt@20", "-o", "out.pt")
     assert "Version 3 is coarse" in result.sentence
     assert "ckstore show 3" in result.sentence
-    assert "sha256" not in result.out
+    assert "blake3" not in result.out
     original = coarse / "in" / "step20.pt"
     assert (coarse / "out.pt").stat().st_size == original.stat().st_size
     off = (weight_of(coarse / "out.pt") - weight_of(original)).abs().max().item()

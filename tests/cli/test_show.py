@@ -6,6 +6,8 @@ import hashlib
 import re
 from pathlib import Path
 
+from blake3 import blake3
+
 from ckstore import init as init_store
 from ckstore.objects.records import KINDS
 from ckstore.policy import Policy
@@ -27,7 +29,7 @@ def test_json(ckstore, filled: Path) -> None:
             "kind": "torch-zip",
             "bytes": len(data),
             "tensors": 6,
-            "sha256": hashlib.sha256(data).hexdigest(),
+            "blake3": blake3(data).hexdigest(),
         }
     ]
     storage = shown["storage"]
@@ -42,10 +44,21 @@ def test_text(ckstore, filled: Path) -> None:
     out = ckstore("show", "gpt@20").out
     shown = ckstore("show", "3", "--json").json
     assert re.match(r"version +3  \(gpt@20\)\n", out)
-    assert shown["contents"][0]["sha256"] in out
+    assert shown["contents"][0]["blake3"] in out
     assert shown["id"] in out
     assert "best" in out
     assert ckstore("show", shown["id"][:8]).out == out
+
+
+def test_sha256_is_computed_on_demand(ckstore, filled: Path) -> None:
+    digest = hashlib.sha256((filled / "in" / "step20.pt").read_bytes()).hexdigest()
+    out = ckstore("show", "gpt@20", "--sha256").out
+    assert digest in out
+    assert out.count("SHA256") == 1
+    assert digest not in ckstore("show", "gpt@20").out
+    [found] = ckstore("show", "gpt@20", "--sha256", "--json").json["contents"]
+    assert found["sha256"] == digest
+    assert found | ckstore("show", "gpt@20", "--json").json["contents"][0] == found
 
 
 def test_unknown(ckstore, filled: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -134,6 +135,20 @@ def test_the_command_line_refuses_them_in_one_sentence(
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert "names '../victim', which is not a path inside it; restore its pack from a copy that you trust." in said
+
+
+def test_a_file_with_a_false_digest_is_not_left_behind(craft: Craft, tmp_path: Path) -> None:
+    store = craft(False, {"blake3": "0" * 64})
+    with ckstore.open(store, "r") as opened, ckstore.init(tmp_path / "target" / "other") as other:
+        for read in (
+            lambda: opened[1].checkout(tmp_path / "target" / "out.pt"),
+            lambda: opened[1].write(io.BytesIO()),
+            lambda: opened[1].sha256(),
+        ):
+            with pytest.raises(IntegrityError, match=r"m\.pt of version 1 differs from the original"):
+                read()
+        assert len(other.pull(opened, verify=True).failed) == 1
+    shutil.rmtree(tmp_path / "target" / "other")
 
 
 @pytest.mark.parametrize("source", ["/home/..", ".."])

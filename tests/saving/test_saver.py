@@ -97,7 +97,7 @@ def test_tied_and_scattered_tensors_stay_tied_and_scattered(store: ckstore.Store
         else:
             assert_same(found[key], plain[key], str(key))
     assert store["main@1"].original_bytes == store["other@1"].original_bytes
-    assert store["main@1"]._stored.document.files[0].sha256 == store["other@1"]._stored.document.files[0].sha256
+    assert store["main@1"]._stored.document.files[0].blake3 == store["other@1"]._stored.document.files[0].blake3
 
 
 def test_unstorable_values_are_named_before_anything_is_staged(store: ckstore.Store) -> None:

@@ -73,8 +73,8 @@ def test_a_staged_state_equals_its_copy(staged: LiveState, hold: bool) -> None:
     still, copied = scan_state_dict(staged), scan_state_dict(replace(staged, is_still=False))
     assert read(still, hold=hold) == read(copied, hold=hold) == read(scan_state_dict(state()), hold=hold)
     for one, other in zip(still.files, copied.files, strict=True):
-        assert (one.sha256, one.skeleton, one.crcs, one.digests) == (
-            other.sha256, other.skeleton, other.crcs, other.digests
+        assert (one.blake3, one.skeleton, one.crcs, one.digests) == (
+            other.blake3, other.skeleton, other.crcs, other.digests
         )  # fmt: skip
     assert still.units == copied.units
 

@@ -329,6 +329,7 @@ def test_files_of_a_directory(directory: Path) -> None:
             version.checkout(directory / "out")
         version.checkout(directory / "out", exclude=["optimizer.pt"])
         assert sha256(directory / "out" / "model.pt") == sha256(source / "model.pt")
+        assert version.sha256() == {"model.pt": sha256(source / "model.pt")}
         report = version.salvage(directory / "salvaged")
         assert report.files == ["model.pt"]
         assert sha256(directory / "salvaged" / "model.pt") == sha256(source / "model.pt")
