@@ -43,7 +43,7 @@ def contents(
         "title": ", ".join(runs) or "no runs",
         "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "ckstore": metadata.version("ckstore"),
-        "store": str(repository.place).rstrip("/").rpartition("/")[2],
+        "store": repository.address.place,
         "metric": _metric((run for run, _ in runs.values()), metric),
         "measures": [
             {"key": measure.key, "label": measure.label, "about": measure.about, "scale": measure.scale,

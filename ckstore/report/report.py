@@ -90,13 +90,15 @@ class Report:
                 for run in self.contents["runs"]]  # fmt: skip
         return json.dumps(self.contents | {"runs": runs}, allow_nan=False)
 
-    def save(self, path: str | os.PathLike[str], format: Format | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], format: Format | None = None, *, force: bool = False) -> None:
         """Write the report to a file, by default in the format of its suffix: `.html`, `.md` or `.json`.
 
-        An existing file is replaced once the new one is complete.
+        With `force`, an existing file is replaced once the new one is complete.
 
         Raises
         ------
+        ConflictError
+            The file exists, and `force` is not set.
         UsageError
             The format is unknown, or the directory does not exist.
 
@@ -106,7 +108,7 @@ class Report:
         """
         makers = {"html": self.to_html, "md": self.to_markdown, "json": self.to_json}
         text = makers[format_of(path, format)]()
-        with staged(Path(path), force=True) as made:
+        with staged(Path(path), force=force) as made:
             made.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def _repr_html_(self) -> str:

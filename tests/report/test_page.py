@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ckstore
 from ckstore.report.page import page
 from tests.report.synthetic import contents, finding
 
@@ -209,6 +210,27 @@ def test_tensors_are_chosen_by_pointer_keyboard_and_finding(tmp_path: Path) -> N
         assert tab.locator("#selected .python").inner_text() == (
             'ckstore.open("runs").run("gpt").statistics(["rank"], ["model/transformer.h.0.mlp.down.bias"])'
         )
+
+
+@pytest.mark.local
+def test_the_python_line_of_a_tensor_returns_its_numbers_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / 'mein "Lauf" \\ ½'
+    with ckstore.init(place) as store:
+        for step in (1, 2):
+            store.ingest({"it's \\ a": [{"w": np.arange(6, dtype="f4") + step}]}, run='r"\\', step=step)
+    monkeypatch.chdir(tmp_path)
+    with ckstore.open(place.name, "r") as store:
+        given = store.report().contents
+    monkeypatch.chdir("/")
+    with browser() as program, drawn(program, tmp_path, given) as tab:
+        assert 'Store mein "Lauf"' in tab.locator("header .about").inner_text()
+        lines = [tab.locator(f"{part} .python").first.inner_text() for part in ("#selected", "#tensors")]
+    for line in lines:
+        table = eval(line, {"ckstore": ckstore})
+        assert [row["step"] for row in table] == [1, 2]
+        assert set(table.values("path")) == {given["runs"][0]["tensors"][0]["path"]}
 
 
 def test_sliders_and_full_ranges(tmp_path: Path) -> None:

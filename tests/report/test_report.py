@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckstore import NotFoundError, Store, UsageError
+from ckstore import ConflictError, NotFoundError, Store, UsageError
 from ckstore.report.markdown import markdown
 
 
@@ -34,7 +35,8 @@ def test_contents_have_every_key_of_the_page(filled: Store) -> None:
     assert set(contents) == {
         "title", "created", "ckstore", "store", "metric", "measures", "runs", "lineage"
     }  # fmt: skip
-    assert (contents["title"], contents["store"], contents["metric"]) == ("a, b", "store", "loss")
+    assert (contents["title"], contents["metric"]) == ("a, b", "loss")
+    assert os.path.isabs(contents["store"]) or "://" in contents["store"]
     a, b = contents["runs"]
     assert set(a) == {"name", "versions", "tensors", "values", "histograms", "findings", "sizes"}
     assert [version["tags"] for version in a["versions"]] == [[], ["best"], []]
@@ -83,7 +85,10 @@ def test_formats_follow_the_suffix(filled: Store, tmp_path: Path) -> None:
         path = tmp_path / f"report{suffix}"
         report.save(path)
         assert path.read_text()[: len(begin)].lower() == begin
+        with pytest.raises(ConflictError, match="exists"):
+            report.save(path)
     report.save(tmp_path / "plain", "md")
+    report.save(tmp_path / "plain", "md", force=True)
     assert (tmp_path / "plain").read_text() == report.to_markdown()
 
 

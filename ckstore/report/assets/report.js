@@ -268,7 +268,7 @@
       return element("div", { class: "tile" }, element("h3", { title: run.name }, key(run), short(run.name, 48)),
         element("p", {}, facts.filter(Boolean).join(" · ")));
     });
-    const made = `Store ${data.store} · ${data.created.slice(0, 16).replace("T", " ")} UTC · ckstore ${data.ckstore}`;
+    const made = `Store ${data.store.split("/").pop()} · ${data.created.slice(0, 16).replace("T", " ")} UTC · ckstore ${data.ckstore}`;
     return element("header", {}, element("h1", { title: data.title }, short(data.title, 90)), element("p", { class: "about" }, made),
       element("div", { class: "tiles" }, ...tiles));
   }
