@@ -121,7 +121,7 @@ def measure(
     Parameters
     ----------
     now, before, first
-        The same elements at the version, at the one before, and at the first one.
+        The same elements at the version, at the one before, and at the first one; others of another dtype do not count.
     is_matrix
         Compute singular values.
     is_second_moment
@@ -136,6 +136,7 @@ def measure(
     def put(key: str, value: float) -> None:
         row[_PLACES[key]] = value
 
+    before, first = (other if other and other.dtype == now.dtype else None for other in (before, first))
     if before is not None and now.bits.size:
         put("unchanged", float((now.bits == before.bits).mean()))
     values = now.values()
