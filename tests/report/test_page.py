@@ -233,6 +233,16 @@ def test_the_python_line_of_a_tensor_returns_its_numbers_anywhere(
         assert set(table.values("path")) == {given["runs"][0]["tensors"][0]["path"]}
 
 
+def test_distributions_of_runs_share_a_range(tmp_path: Path) -> None:
+    given = contents(("a", "b"), tensors=12)
+    for found in given["runs"][1]["histograms"]:
+        found["edges"] = [3 * edge for edge in found["edges"]]
+    with browser() as program, drawn(program, tmp_path, given) as tab:
+        labels = tab.eval_on_selector_all("#selected .pictures canvas", "all => all.map((one) => one.ariaLabel)")
+        assert [label.partition(", from ")[2] for label in labels] == [labels[0].partition(", from ")[2]] * 2
+        assert float(labels[0].rpartition(" to ")[2]) > 6
+
+
 def test_sliders_and_full_ranges(tmp_path: Path) -> None:
     with browser() as program, drawn(program, tmp_path, contents(tensors=12)) as tab:
         tab.locator("#selected [type=range]").press("Home")
