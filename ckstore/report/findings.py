@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -78,10 +78,6 @@ class Finding:
     tensor: int | None
     first: int
     last: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the finding as a dict."""
-        return asdict(self)
 
 
 def findings(run: RunStatistics) -> list[Finding]:

@@ -169,7 +169,10 @@ def _histories(versions: list[StoredVersion], globs: Sequence[str], sample: int)
     states = {state for _, state in moments.values()}
     found = []
     for path in paths:
-        objects = [_objects(version, path) if path in version.paths else None for version in versions]
+        objects = [
+            key_of(version.contents.identity(*version.paths[path])) if path in version.paths else None
+            for version in versions
+        ]
         there = [number for number, key in enumerate(objects) if key is not None]
         tensor = versions[there[-1]].paths[path][1]
         is_float = tensor.dtype.startswith(("float", "bfloat", "complex"))
@@ -249,18 +252,6 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[Places]:
         for start in range(0, shape[axis], length):
             stretch = range(start, min(start + length, shape[axis]))
             yield [*(range(index, index + 1) for index in outer), stretch, *map(range, shape[axis + 1 :])]
-
-
-def _objects(version: StoredVersion, path: str) -> bytes:
-    """Return a key of the values of a tensor: its dtype and shape, and where they are in which objects."""
-    file, tensor = version.paths[path]
-    objects = version.document.objects
-    boxes = [(shard.box, shard.shape, shard.offset, shard.strides, shard.lazy) for _, shard in tensor.shards]
-    parts = [
-        [(first, objects[unit], position) for first, unit, position in version.contents.places.get(place, ())]
-        for place in tensor.places(file)
-    ]
-    return key_of(tensor.dtype, tensor.shape, tensor.offset, tensor.strides, tensor.lazy, boxes, parts)
 
 
 def _groups(found: RunStatistics) -> Iterator[list[int]]:

