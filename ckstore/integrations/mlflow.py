@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -59,17 +60,19 @@ class Artifacts:
                     raise
                 store.ingest(source, run=run, step=same[-1].step, force=True, replace=True)
 
-    def _files(self) -> dict[str, tuple[ckstore.Version, Any]]:
-        """Return the latest version and the entry of each file by its path."""
+    def _every_file(self) -> Iterator[tuple[str, ckstore.Version, Any]]:
+        """Yield the path, the version and the entry of each file of all versions, the oldest first."""
         above = f"{self._root}/"
-        found = {}
         for version in self._store.versions():
             if f"{version.run}/".startswith(above) or above.startswith(f"{version.run}/"):
                 for entry in version._stored.document.files:
                     path = f"{version.run}/{entry.path}"
                     if path.startswith(above):
-                        found[path.removeprefix(above)] = version, entry
-        return found
+                        yield path.removeprefix(above), version, entry
+
+    def _files(self) -> dict[str, tuple[ckstore.Version, Any]]:
+        """Return the latest version and the entry of each file by its path."""
+        return {path: (version, entry) for path, version, entry in self._every_file()}
 
     def list_artifacts(self, path: str | None = None) -> list[Any]:
         """Return the files and directories in a directory."""
@@ -82,6 +85,23 @@ class Artifacts:
                 child = below + name.removeprefix(below).split("/")[0]
                 found[child] = FileInfo(child, child != name, entry.size if child == name else None)
         return [found[child] for child in sorted(found)]
+
+    def delete_artifacts(self, artifact_path: str | None = None) -> None:
+        """Forget the versions with the file, or with the files of the directory; ``mlflow gc`` calls it.
+
+        Their bytes stay until `Store.gc`. A version keeps all its files: where one has others, too, or a tag,
+        `ConflictError` is raised and none is forgotten.
+        """
+        within: dict[int, bool] = {}
+        for path, version, _ in self._every_file():
+            is_chosen = not artifact_path or f"{path}/".startswith(f"{artifact_path.rstrip('/')}/")
+            if within.setdefault(version.number, is_chosen) != is_chosen:
+                raise ConflictError(
+                    f"{version.name} has files besides {artifact_path}, and keeps all; delete the directory of all."
+                )
+        if chosen := [number for number, is_chosen in within.items() if is_chosen]:
+            with ckstore.open(self._store.place, "a") as store:
+                store.forget(chosen)
 
     def _download_file(self, remote_file_path: str, local_path: str) -> None:
         """Restore a file; MLflow calls it for each file of `download_artifacts`."""

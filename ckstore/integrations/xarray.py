@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from xarray import open_dataset
+import xarray
 from xarray.backends import BackendEntrypoint
 
 import ckstore
@@ -30,6 +31,7 @@ class CkstoreBackend(BackendEntrypoint):
 
     description = "Versions and runs of a ckstore store"
     open_dataset_parameters = ("filename_or_obj", "drop_variables", "store", "group")
+    supports_groups = True
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Return whether this is a URL of ckstore."""
@@ -44,6 +46,13 @@ class CkstoreBackend(BackendEntrypoint):
         group: str | None = None,
     ) -> Any:
         """Return the dataset of a group of tensors; of a run, if the URL is the name of one."""
+        return self._opened(xarray.open_dataset, filename_or_obj, store, group=group, drop_variables=drop_variables)
+
+    def open_datatree(self, filename_or_obj: Any, *, drop_variables: Any = None, store: str | None = None) -> Any:
+        """Return all groups of tensors as a tree of datasets."""
+        return self._opened(xarray.open_datatree, filename_or_obj, store, drop_variables=drop_variables)
+
+    def _opened(self, opener: Callable[..., Any], filename_or_obj: Any, store: str | None, **options: Any) -> Any:
         if not self.guess_can_open(filename_or_obj):
             raise UsageError(f"{filename_or_obj!r} is not a URL such as ckstore://gpt@400 or ckstore://gpt.")
         name = filename_or_obj.removeprefix(_SCHEME)
@@ -55,7 +64,6 @@ class CkstoreBackend(BackendEntrypoint):
             arrays, labels = opened[name].arrays, dict[str, Any]()
         else:
             arrays, labels = run.arrays, {} if None in run.steps else {"version": run.steps}
-        found = open_dataset(
-            arrays.store, engine="zarr", group=group, drop_variables=drop_variables, consolidated=True, chunks=None
-        )
-        return found.assign_coords(labels)
+        found = opener(arrays.store, engine="zarr", consolidated=True, chunks=None, **options)
+        found.coords.update(labels)
+        return found

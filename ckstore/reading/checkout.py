@@ -123,7 +123,7 @@ def staged(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
     """
     local_path(target)
     try:
-        _check_place(target, force=force, directory=directory)
+        check_place(target, force=force, directory=directory)
         unfinished.sweep(target.parent)
         place = unfinished.begin(target.parent)
     except CkstoreError:
@@ -148,7 +148,8 @@ def staged(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
         durable.sync_directory(target.parent)
 
 
-def _check_place(target: Path, *, force: bool, directory: bool) -> None:
+def check_place(target: Path, *, force: bool, directory: bool = False) -> None:
+    """Raise the error of `staged` for a target that exists or whose directory does not, before work begins."""
     if (target.exists() or target.is_symlink()) and not force:
         raise ConflictError(f"{target} exists; choose another path, or overwrite it with `force`.")
     if not directory and target.is_dir() and not target.is_symlink():

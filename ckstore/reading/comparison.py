@@ -15,13 +15,11 @@ from ckstore.errors import NotFoundError, UsageError
 from ckstore.formats.paths import match_texts
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.real_values import parts_of, to_float64
-from ckstore.runtime.cached import cached_property
 from ckstore.runtime.threads import batches, in_order, worker_count
 
 if TYPE_CHECKING:
     from ckstore.codecs.lattice import Bits
     from ckstore.formats.layout import Tensor
-    from ckstore.objects.units import Unit
     from ckstore.reading.stored_version import StoredVersion
 
 #: Bytes of a tensor that are decoded at once if its elements are not adjacent, and bytes of one task of a thread.
@@ -174,32 +172,9 @@ class _Side:
         tensor = self.tensors[path][1]
         return TensorForm(tensor.dtype, tensor.shape)
 
-    @cached_property
-    def _units(self) -> dict[tuple[int, int], list[tuple[Unit, str]]]:
-        """The units of each extent, with the content ids of their decoded values."""
-        found: dict[tuple[int, int], list[tuple[Unit, str]]] = {}
-        document = self.stored.document
-        coarse = document.coarse_units
-        for number, unit in enumerate(self.stored.layout.units):
-            identity = coarse[number].decoded if number in coarse else document.objects[number]
-            for place in {(member.file, member.extent): None for member in unit.members}:
-                found.setdefault(place, []).append((unit, identity))
-        return found
-
     def identity(self, path: str) -> tuple[Any, ...]:
-        """Return the tensor's view of its extents, and their units by id: two tensors of one identity are equal."""
-        file, tensor = self.tensors[path]
-        places = tensor.places(file)
-        found = {unit.key: (unit, name) for place in places for unit, name in self._units.get(place, ())}
-        units = [(unit.key, unit.signature, name) for unit, name in found.values()]
-        first = [
-            (member.first, member.count)
-            for unit, _ in found.values()
-            for member in unit.members
-            if (member.file, member.extent) in places
-        ]
-        boxes = [(shard.box, shard.strides, shard.lazy) for _, shard in tensor.shards]
-        return tensor.offset, tensor.strides, tensor.lazy, first, boxes, units
+        """Return the identity of a tensor: equal ones have equal bits."""
+        return self.stored.contents.identity(*self.tensors[path])
 
     def stretches(self, path: str) -> Iterator[tuple[int, int]]:
         """Cut an adjacent tensor into ranges of elements that lie in one chunk each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ckstore.codecs.lattice import PARTS
 from ckstore.errors import NotFoundError
@@ -118,6 +119,17 @@ class Contents:
         for parts in places.values():
             parts.sort()
         return places
+
+    def identity(self, file: int, tensor: Tensor) -> tuple[Any, ...]:
+        """Return the form of a tensor and the places of its elements in objects; equal identities are equal bits."""
+        objects, coarse = self._document.objects, self._document.coarse_units
+        boxes = [(shard.box, shard.shape, shard.offset, shard.strides, shard.lazy) for _, shard in tensor.shards]
+        parts = [
+            (first, coarse[unit].decoded if unit in coarse else objects[unit], position)
+            for place in tensor.places(file)
+            for first, unit, position in self.places.get(place, ())
+        ]
+        return tensor.dtype, tensor.shape, tensor.offset, tensor.strides, tensor.lazy, boxes, parts
 
     def units_in_order(self) -> Iterator[int]:
         """Yield the numbers of the units in the order of the files."""

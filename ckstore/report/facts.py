@@ -1,17 +1,16 @@
-"""The contents of a report as JSON-able values: the one form that the page, Markdown and scripts read."""
+"""The contents of a report: the one form that the page, Markdown and scripts read."""
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ckstore.errors import CkstoreError, NotFoundError
 from ckstore.gc.collect import expected
@@ -43,13 +42,14 @@ def contents(
         "title": ", ".join(runs) or "no runs",
         "created": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "ckstore": metadata.version("ckstore"),
-        "store": str(repository.place).rstrip("/").rpartition("/")[2],
+        "store": repository.address.place,
         "metric": _metric((run for run, _ in runs.values()), metric),
         "measures": [
             {"key": measure.key, "label": measure.label, "about": measure.about, "scale": measure.scale,
              "group": measure.group}
             for measure in measured
         ],
+        "freeable": _freeable(repository),
         "runs": [
             _run(repository, name, run, found, [measure.key for measure in measured])
             for name, (run, found) in runs.items()
@@ -100,27 +100,19 @@ def _run(
              "sampled": tensor.sampled, "role": tensor.role}
             for tensor in run.tensors
         ],
-        "values": {key: packed(run.values[key]) for key in keys},
+        "values": {key: run.values[key] for key in keys},
         "histograms": [
-            {"tensor": number, "edges": _edges(run, number), "counts": _counts(counts)}
+            {"tensor": number, "edges": edges(float(run.values["norm"][number, run.tensors[number].first])).tolist(),
+             # A cache, which is untrusted, may hold any numbers.
+             "counts": np.clip(np.nan_to_num(counts, posinf=0, neginf=0), 0, QUANTILES).astype(int).tolist()}
             for number, counts in run.histograms.items()
         ],
-        "findings": [finding.to_json() for finding in found],
+        "findings": [asdict(finding) for finding in found],
         "sizes": {
             "files": sum(row.original_bytes for row in rows),
             "stored": sum(row.stored_bytes for row in rows),
-            "freeable": _freeable(repository),
         },
     }  # fmt: skip
-
-
-def _counts(counts: npt.NDArray[np.float32]) -> Any:
-    """Return counts as integers; a cache, which is untrusted, may hold any numbers."""
-    return np.clip(np.nan_to_num(counts, posinf=0, neginf=0), 0, QUANTILES).astype(int).tolist()
-
-
-def _edges(run: RunStatistics, number: int) -> list[float]:
-    return [float(edge) for edge in edges(float(run.values["norm"][number, run.tensors[number].first]))]
 
 
 def _plain(metrics: Mapping[str, Any]) -> Any:
@@ -133,14 +125,3 @@ def _freeable(repository: Repository) -> int:
     with suppress(CkstoreError):
         return expected(repository).bytes
     return 0
-
-
-def packed(values: npt.NDArray[np.float32]) -> str:
-    """Return an array as base64 of its little-endian float32 numbers."""
-    return base64.b64encode(values.astype("<f4").tobytes()).decode()
-
-
-def unpacked(text: str, tensors: int) -> npt.NDArray[np.float32]:
-    """Return the array of a result of `packed`: tensors x versions."""
-    values = np.frombuffer(base64.b64decode(text), "<f4")
-    return values.reshape(tensors, -1) if tensors else values.reshape(0, 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,11 @@ from ckstore.report.statistics import RunStatistics
 
 Mask = npt.NDArray[np.bool]
 Floats = npt.NDArray[np.float64]
+Kind = Literal["nan", "norm", "ratio", "rate", "frozen"]
+Severity = Literal["error", "warning"]
+
+#: Tensors by the first and last version concerned.
+_Stretches = dict[tuple[int, int], list[int]]
 
 #: A root mean square this many times the median of the versions before has exploded.
 _EXPLODED = 10.0
@@ -37,6 +43,9 @@ _STILL = 4
 
 #: Findings of one kind that are listed.
 _MOST = 8
+
+#: The number of a layer in a path.
+_NUMBER = re.compile(r"(?<![^/.\[])[0-9]+(?![^/.\]])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +72,12 @@ class Finding:
     ('frozen', 'model/bias did not move from step 100 to step 300.')
     """
 
-    kind: Literal["nan", "norm", "ratio", "rate", "frozen"]
-    severity: Literal["error", "warning"]
+    kind: Kind
+    severity: Severity
     text: str
     tensor: int | None
     first: int
     last: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the finding as a dict."""
-        return asdict(self)
 
 
 def findings(run: RunStatistics) -> list[Finding]:
@@ -102,24 +107,22 @@ def _logarithm(values: npt.NDArray[np.float32]) -> Floats:
 def _nonfinite(run: RunStatistics) -> Iterator[Finding]:
     """Find tensors with NaN or infinities, but not constants such as masks, which have them from the start."""
     share = run.values["nonfinite"]
-    stretches: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, row in enumerate(share > 0):
-        places = np.flatnonzero(row)
-        moved = np.nanmax(share[number]) > np.nanmin(share[number]) if places.size else False
+    stretches: _Stretches = defaultdict(list)
+    for number in np.flatnonzero((share > 0).any(1)):
+        places = np.flatnonzero(share[number] > 0)
         is_moment = run.tensors[number].role.endswith("moment")
-        if places.size and (moved or is_moment or _moved(run, number).any()):
-            stretches[int(places[0]), int(places[-1])].append(number)
-    present = ~np.isnan(share)
-    for (first, last), numbers in stretches.items():
-        since = last == int(np.flatnonzero(present.any(0))[-1])
-        when = f"since {_step(run, first)}" if since and last > first else f"at {_step(run, first)}"
-        if not since and last > first:
-            when = f"from {_step(run, first)} to {_step(run, last)}"
-        for name, members in _subtrees(run, numbers, range(len(run.tensors))):
-            worst = float(np.nanmax(share[members, first]))
-            has = "has" if len(members) == 1 else f"({len(members)} tensors) has"
-            yield Finding("nan", "error", f"{name} {has} NaN or infinite values {when}, up to {worst:.1%} of elements.",
-                          _only(members), first, last)  # fmt: skip
+        if np.nanmin(share[number]) < np.nanmax(share[number]) or is_moment or _moved(run, int(number)).any():
+            stretches[int(places[0]), int(places[-1])].append(int(number))
+
+    def text(subject: str, members: list[int], first: int, last: int) -> str:
+        is_last = last == int(np.flatnonzero(~np.isnan(share).all(0))[-1])
+        when = f"at {_step(run, first)}"
+        if last > first:
+            when = f"since {_step(run, first)}" if is_last else f"from {_step(run, first)} to {_step(run, last)}"
+        worst = float(np.nanmax(share[members, first]))
+        return f"{subject} has NaN or infinite values {when}, up to {worst:.1%} of elements."
+
+    yield from _lines(run, "nan", "error", stretches, range(len(run.tensors)), text)
 
 
 def _moved(run: RunStatistics, number: int) -> Mask:
@@ -143,15 +146,22 @@ def _exploded(run: RunStatistics) -> Iterator[Finding]:
     norm, weights = run.values["norm"].astype(np.float64), np.flatnonzero(_weights(run))
     usual = [norm[number, run.tensors[number].first] for number in weights if len(run.tensors[number].shape) > 1]
     floor = float(np.nanmedian(usual)) if usual else 0.0
+    stretches: _Stretches = defaultdict(list)
+    factors: dict[int, float] = {}
     for number in weights:
         for place in range(1, norm.shape[1]):
             before = norm[number, :place]
             before = before[before > 0]
             if before.size and norm[number, place] > max(_EXPLODED * np.median(before), floor):
-                factor = norm[number, place] / np.median(before)
-                text = f"The norm of {run.tensors[number].path} exploded at {_step(run, place)}: {factor:.3g} times its median before."  # noqa: E501
-                yield Finding("norm", "error", text, int(number), place, norm.shape[1] - 1)
+                factors[int(number)] = norm[number, place] / np.median(before)
+                stretches[place, norm.shape[1] - 1].append(int(number))
                 break
+
+    def text(subject: str, members: list[int], first: int, last: int) -> str:
+        factor = max(factors[number] for number in members)
+        return f"The norm of {subject} exploded at {_step(run, first)}: {factor:.3g} times its median before."
+
+    yield from _lines(run, "norm", "error", stretches, weights.tolist(), text)
 
 
 def _rates(run: RunStatistics) -> Iterator[Finding]:
@@ -196,16 +206,33 @@ def _unusual(run: RunStatistics) -> Iterator[Finding]:
     relative = ratio[np.ix_(layers, intervals)]
     relative -= np.nanmedian(relative, axis=0)
     usual = np.nanmedian(relative, axis=1)
-    for row, place in _outliers(usual[:, None], usual):
-        yield _ratio_finding(run, layers[row], intervals, place, usual[row], "that of the other layers")
-    if intervals.size < 4:
-        return
+    always = {int(layers[row]): float(usual[row]) for row, _ in _outliers(usual[:, None], usual)}
+    yield from _ratio_lines(run, layers, always, (int(intervals[0]), int(intervals[-1])))
     residual = relative - usual[:, None]
-    seen = set()
-    for row, place in _outliers(residual, residual):
+    sometimes: dict[int, dict[int, float]] = defaultdict(dict)
+    seen = set[int]()
+    for row, place in _outliers(residual, residual) if intervals.size >= 4 else ():
         if row not in seen:
             seen.add(row)
-            yield _ratio_finding(run, layers[row], intervals, place, residual[row, place], "its usual one")
+            sometimes[int(intervals[place])][int(layers[row])] = float(residual[row, place])
+    for place, off in sometimes.items():
+        yield from _ratio_lines(run, layers, off, (place, place))
+
+
+def _ratio_lines(
+    run: RunStatistics, layers: npt.NDArray[np.intp], off: Mapping[int, float], stretch: tuple[int, int]
+) -> Iterator[Finding]:
+    """Yield findings on the layers whose ratio is off, by its logarithm, at one version or throughout."""
+
+    def text(subject: str, members: list[int], first: int, last: int) -> str:
+        most = max((off[number] for number in members), key=abs)
+        times = f"{np.exp(most):.2g} times" if most > 0 else f"a {np.exp(-most):.2g}th of"
+        usual = f"its usual one at {_step(run, first)}" if first == last else "that of the other layers throughout"
+        return f"The update-to-weight ratio of {subject} is {times} {usual}."
+
+    for sign in (1, -1):
+        stretches = {stretch: [number for number, value in off.items() if value * sign > 0]}
+        yield from _lines(run, "ratio", "warning", stretches, layers.tolist(), text)
 
 
 def _outliers(values: Floats, sample: Floats) -> Iterator[tuple[int, int]]:
@@ -214,17 +241,6 @@ def _outliers(values: Floats, sample: Floats) -> Iterator[tuple[int, int]]:
     limit = max(_DEVIATIONS * deviation, np.log(_FACTOR))
     for row, place in np.argwhere(np.abs(values) > limit):
         yield int(row), int(place)
-
-
-def _ratio_finding(
-    run: RunStatistics, number: int, intervals: npt.NDArray[np.intp], place: int, off: float, usual: str
-) -> Finding:
-    always = usual != "its usual one"
-    first, last = (int(intervals[0]), int(intervals[-1])) if always else (int(intervals[place]),) * 2
-    when = "throughout" if always else f"at {_step(run, first)}"
-    times = f"{np.exp(off):.2g} times" if off > 0 else f"a {np.exp(-off):.2g}th of"
-    text = f"The update-to-weight ratio of {run.tensors[number].path} is {times} {usual} {when}."
-    return Finding("ratio", "warning", text, int(number), first, last)
 
 
 def _frozen(run: RunStatistics) -> Iterator[Finding]:
@@ -236,7 +252,7 @@ def _frozen(run: RunStatistics) -> Iterator[Finding]:
     there = ~np.isnan(run.values["unchanged"][weights])
     there &= moved.any(0)
     there[:, 1:] &= np.diff(_coarse(run).astype(np.int8)) == 0  # Coarse values differ from exact ones.
-    stretches: dict[tuple[int, int], list[int]] = defaultdict(list)
+    stretches: _Stretches = defaultdict(list)
     for row, number in enumerate(weights):
         places = np.flatnonzero(there[row])
         lengths = [(still, len(list(group))) for still, group in groupby((~moved[row, places]).tolist())]
@@ -246,35 +262,58 @@ def _frozen(run: RunStatistics) -> Iterator[Finding]:
         longest = max((before for still, before in lengths if still), default=0)
         if not lengths or length >= max(_STILL, longest + 1):
             stretches[int(places[-length]) - 1, int(places[-1])].append(int(number))
+
+    def text(subject: str, members: list[int], first: int, last: int) -> str:
+        return f"{subject} did not move from {_step(run, first)} to {_step(run, last)}."
+
+    yield from _lines(run, "frozen", "warning", stretches, weights.tolist(), text)
+
+
+def _lines(
+    run: RunStatistics,
+    kind: Kind,
+    severity: Severity,
+    stretches: Mapping[tuple[int, int], Sequence[int]],
+    among: Sequence[int],
+    text: Callable[[str, list[int], int, int], str],
+) -> Iterator[Finding]:
+    """Yield a finding for each subject of the tensors of a stretch of versions."""
+    subtrees = [_subtrees(history.path) for history in run.tensors]
     for (first, last), numbers in stretches.items():
-        for name, members in _subtrees(run, numbers, weights.tolist()):
-            did = "did not move" if len(members) == 1 else f"({len(members)} tensors) did not move"
-            yield Finding("frozen", "warning", f"{name} {did} from {_step(run, first)} to {_step(run, last)}.",
-                          _only(members), first, last)  # fmt: skip
+        for subject, members in _subjects(subtrees, numbers, among):
+            tensor = members[0] if len(members) == 1 else None
+            yield Finding(kind, severity, text(subject, members, first, last), tensor, first, last)
 
 
-def _only(members: Sequence[int]) -> int | None:
-    return members[0] if len(members) == 1 else None
+def _subjects(
+    subtrees: Sequence[list[tuple[str, str]]], numbers: Sequence[int], among: Sequence[int]
+) -> list[tuple[str, list[int]]]:
+    """Group tensors by the highest of their subtrees that has no others of `among`.
 
-
-def _subtrees(run: RunStatistics, numbers: Iterable[int], among: Iterable[int]) -> list[tuple[str, list[int]]]:
-    """Group tensors by the highest subtree that has no others of `among`; the last group names further ones."""
+    With `*` in place of numbers a subtree may be one of many layers. The last of many groups names further ones.
+    """
     chosen = set(numbers)
-    mixed = {prefix for number in among if number not in chosen for prefix in _prefixes(run.tensors[number].path)}
-    groups: dict[str, list[int]] = defaultdict(list)
+    mixed = {name for number in among if number not in chosen for pair in subtrees[number] for name in pair}
+    groups: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for number in sorted(chosen):
-        path = run.tensors[number].path
-        groups[next(prefix for prefix in [*_prefixes(path), path] if prefix not in mixed or prefix == path)].append(
-            number
-        )
-    named = [(name if len(members) > 1 else run.tensors[members[0]].path, members) for name, members in groups.items()]
-    named.sort(key=lambda item: -len(item[1]))
-    if len(named) <= _MOST:
-        return [(name or "The whole run", members) for name, members in named]
-    rest = [number for _, members in named[_MOST - 1 :] for number in members]
-    return [*named[: _MOST - 1], (f"{named[_MOST - 1][0]} and further ones", rest)]
+        names = ((name, pair[1]) for pair in subtrees[number] for name in pair)
+        name, subtree = next(found for found in names if found[0] not in mixed)
+        groups[name].append((subtree, number))
+    found = []
+    for name, pairs in sorted(groups.items(), key=lambda item: -len(item[1])):
+        members = [number for _, number in pairs]
+        one = subtrees[members[0]][-1][1] if len(members) == 1 else pairs[0][0]
+        found.append((one if len({subtree for subtree, _ in pairs}) == 1 else name, members))
+    if len(found) > _MOST:
+        rest = [number for _, members in found[_MOST - 1 :] for number in members]
+        found[_MOST - 1 :] = [(f"{found[_MOST - 1][0]} and further ones", rest)]
+    return [(name if len(members) == 1 else f"{name} ({len(members)} tensors)", members) for name, members in found]
 
 
-def _prefixes(path: str) -> list[str]:
-    """Return the subtrees that contain a path, the highest first; dots separate names, too, as in state dicts."""
-    return [path[:end] for end, character in enumerate(path) if character in "/." and end]
+def _subtrees(path: str) -> list[tuple[str, str]]:
+    """Return a path and the subtrees that contain it, the highest first, each also with `*` in place of numbers.
+
+    Dots separate names, too, as in state dicts.
+    """
+    ends = [*(end for end, character in enumerate(path) if character in "/." and end), len(path)]
+    return [(_NUMBER.sub("*", path[:end]), path[:end]) for end in ends]

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ckstore.report.facts import unpacked
-
 #: Versions and tensors in the tables.
 _VERSIONS = 12
 _TENSORS = 10
@@ -27,8 +25,7 @@ def markdown(contents: dict[str, Any]) -> str:
 
 
 def _run(run: dict[str, Any], metric: str | None) -> Iterator[str]:
-    versions, sizes = run["versions"], run["sizes"]
-    values = {key: unpacked(text, len(run["tensors"])) for key, text in run["values"].items()}
+    versions, sizes, values = run["versions"], run["sizes"], run["values"]
     yield f"## {_text(run['name'])}"
     yield ""
     yield (

@@ -50,10 +50,7 @@ MEASURES = {
 }  # fmt: skip
 
 #: The measures that need the values of a tensor, in the order of a row; the counts of a histogram may follow.
-ROW = (
-    "norm", "change", "distance", "unchanged", "nonfinite", "rank", "spectral", "v_low", "v_high", "m_over_sqrt_v",
-)  # fmt: skip
-_PLACES = {key: place for place, key in enumerate(ROW)}
+ROW = tuple(key for key, measure in MEASURES.items() if key != "ratio" and measure.group != "storage")
 
 #: Bins of a histogram: they cover this multiple of the root mean square at the first version to either side.
 BINS = 48
@@ -121,7 +118,7 @@ def measure(
     Parameters
     ----------
     now, before, first
-        The same elements at the version, at the one before, and at the first one.
+        The same elements at the version, at the one before, and at the first one; others of another dtype do not count.
     is_matrix
         Compute singular values.
     is_second_moment
@@ -131,43 +128,36 @@ def measure(
     nonfinite
         The share of elements that are not finite, where the readings are samples.
     """
-    row = np.full(len(ROW) + BINS * has_histogram, np.nan)
-
-    def put(key: str, value: float) -> None:
-        row[_PLACES[key]] = value
-
+    found: dict[str, float] = {}
+    counts: npt.NDArray[Any] = np.full(BINS * has_histogram, np.nan)
+    before, first = (other if other and other.dtype == now.dtype else None for other in (before, first))
     if before is not None and now.bits.size:
-        put("unchanged", float((now.bits == before.bits).mean()))
+        found["unchanged"] = float((now.bits == before.bits).mean())
     values = now.values()
     if values is not None and values.size:
-        norm, share = _sizes(values, now.bits.size)
-        nonfinite = share if nonfinite is None else nonfinite
-        put("norm", norm)
-        put("nonfinite", nonfinite)
+        found["norm"], share = _sizes(values, now.bits.size)
+        found["nonfinite"] = share if nonfinite is None else nonfinite
         for key, other in (("change", before), ("distance", first)):
             if other is not None:
-                put(key, relative_distance(values, other.values()))
-        if is_matrix and nonfinite == 0:
+                found[key] = relative_distance(values, other.values())
+        if is_matrix and found["nonfinite"] == 0:
             with one_thread():
-                rank, spectral = spectrum(values.reshape(now.bits.shape))
-            put("rank", rank)
-            put("spectral", spectral)
+                found["rank"], found["spectral"] = spectrum(values.reshape(now.bits.shape))
         if is_second_moment:
-            for key, value in _moments(values, None if first_moments is None else first_moments.values()).items():
-                put(key, value)
+            found |= _moments(values, None if first_moments is None else first_moments.values())
         if has_histogram:
             start = values if first is None else first.values()
             assert start is not None
-            row[len(ROW) :] = histogram(values, _sizes(start, now.bits.size)[0])
+            counts = histogram(values, _sizes(start, now.bits.size)[0])
     with np.errstate(over="ignore"):
-        return row.astype(np.float32, copy=False)
+        return np.array([*(found.get(key, np.nan) for key in ROW), *counts]).astype(np.float32)
 
 
 def unmoved(row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return the row of a version whose elements have the bits of the version before, from the row of that one."""
     row = row.copy()
-    row[_PLACES["unchanged"]] = 1
-    row[_PLACES["change"]] = 0 if row[_PLACES["norm"]] > 0 else np.nan
+    row[ROW.index("unchanged")] = 1
+    row[ROW.index("change")] = 0 if row[ROW.index("norm")] > 0 else np.nan
     return row
 
 

@@ -6,15 +6,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from html import escape
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from ckstore.errors import UsageError
 from ckstore.reading.checkout import staged
 from ckstore.reading.stored_version import StoredVersion
-from ckstore.report.facts import contents, unpacked
+from ckstore.report.facts import contents
 from ckstore.report.findings import Finding, findings
 from ckstore.report.statistics import SAMPLE, statistics
 from ckstore.repository import Repository
@@ -32,7 +34,7 @@ class Report:
     findings
         The odd things in each run, by its name.
     contents
-        All facts of the report as JSON-able values; measures are base64 of float32 numbers, tensors x versions.
+        All facts of the report as JSON-able values, except measures: arrays of float32, tensors x versions.
 
     Examples
     --------
@@ -86,17 +88,19 @@ class Report:
         >>> [round(value, 6) for value in run["values"]["change"][0][1:]]
         [0.000999, 0.000998]
         """
-        runs = [run | {"values": {key: _listed(text, run) for key, text in run["values"].items()}}
+        runs = [run | {"values": {key: _listed(values) for key, values in run["values"].items()}}
                 for run in self.contents["runs"]]  # fmt: skip
         return json.dumps(self.contents | {"runs": runs}, allow_nan=False)
 
-    def save(self, path: str | os.PathLike[str], format: Format | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], format: Format | None = None, *, force: bool = False) -> None:
         """Write the report to a file, by default in the format of its suffix: `.html`, `.md` or `.json`.
 
-        An existing file is replaced once the new one is complete.
+        With `force`, an existing file is replaced once the new one is complete.
 
         Raises
         ------
+        ConflictError
+            The file exists, and `force` is not set.
         UsageError
             The format is unknown, or the directory does not exist.
 
@@ -106,7 +110,7 @@ class Report:
         """
         makers = {"html": self.to_html, "md": self.to_markdown, "json": self.to_json}
         text = makers[format_of(path, format)]()
-        with staged(Path(path), force=True) as made:
+        with staged(Path(path), force=force) as made:
             made.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def _repr_html_(self) -> str:
@@ -123,9 +127,8 @@ def format_of(path: str | os.PathLike[str], format: str | None = None) -> Format
     raise UsageError(f"{chosen!r} is no format of a report; end the file's name with .html, .md or .json.")
 
 
-def _listed(text: str, run: dict[str, Any]) -> list[list[float | None]]:
-    values = unpacked(text, len(run["tensors"])).astype(np.float64)
-    return [[float(f"{value:.7g}") if np.isfinite(value) else None for value in row] for row in values.tolist()]
+def _listed(values: npt.NDArray[np.float32]) -> list[list[float | None]]:
+    return [[float(f"{value:.7g}") if isfinite(value) else None for value in row] for row in values.tolist()]
 
 
 def report(

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.formats.layout import Path
 from ckstore.formats.paths import match_texts, text_to_path
 from ckstore.objects.units import role_of
 from ckstore.reading.buffers import read_tensor
@@ -39,9 +38,13 @@ _LARGEST_MATRIX = 1 << 22
 CHOSEN = 6
 
 #: Part of every key of the cache: raised when a measure has another definition.
-_REVISION = 2
+_REVISION = 3
 
 _ROLES = {"first": "first moment", "second": "second moment"}
+
+#: Names of optimiser states in a path, and those of the moments of optax in them.
+_STATES = {"opt", "opt_state", "opt_states", "optim", "optimizer", "optimizer_state", "optimizer_states"}
+_OPTAX = {"mu": "first", "trace": "first", "nu": "second", "nu_max": "second"}
 
 #: Elements that are read at once to count NaN and infinities.
 _BLOCK = 1 << 22
@@ -69,6 +72,8 @@ class TensorHistory:
         A key of its values at each version, by the ids of its objects; None where it is missing.
     first
         The first version that has it.
+    state
+        Of a moment: a key that it shares with the other moments of its weight.
     is_chosen, is_matrix
         Whether it has a histogram, and a spectrum.
     """
@@ -79,6 +84,7 @@ class TensorHistory:
     shape: tuple[int, ...]
     objects: list[bytes | None]
     first: int
+    state: object = None
     is_chosen: bool = False
     is_matrix: bool = False
     most: int = SAMPLE
@@ -159,23 +165,41 @@ def _statistics(versions: list[StoredVersion], globs: Sequence[str], sample: int
 def _histories(versions: list[StoredVersion], globs: Sequence[str], sample: int) -> list[TensorHistory]:
     paths = list(dict.fromkeys(path for version in versions for path in version.paths))
     paths = [paths[number] for number in match_texts(paths, globs)]
-    typed = {path: text_to_path(path) for path in paths}
-    states = {typed[path][:-1] for path in paths if role_of(typed[path])}
+    moments = {path: moment for path in paths if (moment := _moment(path))}
+    states = {state for _, state in moments.values()}
     found = []
     for path in paths:
-        objects = [_objects(version, path) if path in version.paths else None for version in versions]
+        objects = [
+            key_of(version.contents.identity(*version.paths[path])) if path in version.paths else None
+            for version in versions
+        ]
         there = [number for number, key in enumerate(objects) if key is not None]
         tensor = versions[there[-1]].paths[path][1]
-        role = _ROLES.get(role_of(typed[path]), "weight")
-        is_weight = tensor.dtype.startswith(("float", "bfloat", "complex")) and typed[path][:-1] not in states
-        is_weight &= not ({"mu", "nu"} & set(typed[path]) and "opt" in str(typed[path][0]))  # Moments of Optax.
-        if role == "weight" and (not is_weight or re.split(r"[/.]", path)[-1] in _BUFFERS):
-            role = "other"
-        found.append(TensorHistory(path, role, tensor.dtype, tensor.shape, objects, there[0]))
+        is_float = tensor.dtype.startswith(("float", "bfloat", "complex"))
+        *above, last = _words(path)
+        is_weight = is_float and last not in _BUFFERS and _STATES.isdisjoint(above)
+        is_weight &= text_to_path(path)[:-1] not in states
+        role, state = moments.get(path, ("weight" if is_weight else "other", None))
+        found.append(TensorHistory(path, role, tensor.dtype, tensor.shape, objects, there[0], state))
     _choose(found)
     for history in found:
         history.most = max(sample, _LARGEST_MATRIX) if history.is_matrix else sample
     return found
+
+
+def _words(path: str) -> list[str]:
+    return re.split(r"[/.]", path)
+
+
+def _moment(path: str) -> tuple[str, object] | None:
+    """Return the role of a moment and the key of its state; None for other tensors."""
+    typed, words = text_to_path(path), _words(path)
+    if role := role_of(typed):
+        return _ROLES[role], typed[:-1]
+    for place, word in enumerate(words):
+        if word in _OPTAX and not _STATES.isdisjoint(words[:place]):
+            return _ROLES[_OPTAX[word]], (*words[:place], *words[place + 1 :])
+    return None
 
 
 def _choose(tensors: list[TensorHistory]) -> None:
@@ -230,18 +254,6 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[Places]:
             yield [*(range(index, index + 1) for index in outer), stretch, *map(range, shape[axis + 1 :])]
 
 
-def _objects(version: StoredVersion, path: str) -> bytes:
-    """Return a key of the values of a tensor: its dtype and shape, and where they are in which objects."""
-    file, tensor = version.paths[path]
-    objects = version.document.objects
-    boxes = [(shard.box, shard.shape, shard.offset, shard.strides, shard.lazy) for _, shard in tensor.shards]
-    parts = [
-        [(first, objects[unit], position) for first, unit, position in version.contents.places.get(place, ())]
-        for place in tensor.places(file)
-    ]
-    return key_of(tensor.dtype, tensor.shape, tensor.offset, tensor.strides, tensor.lazy, boxes, parts)
-
-
 def _groups(found: RunStatistics) -> Iterator[list[int]]:
     """Group tensors that are decoded together: those of one bundle, and the moments of a weight."""
     parent = list(range(len(found.tensors)))
@@ -260,8 +272,8 @@ def _groups(found: RunStatistics) -> Iterator[list[int]]:
             for place in tensor.places(file)
             for _, unit, _ in version.contents.places.get(place, ())[:1]
         ]
-        if history.role in _ROLES.values():
-            keys.append(text_to_path(history.path)[:-1])
+        if history.state is not None:
+            keys.append(history.state)
         for key in keys:
             parent[root(number)] = root(seen.setdefault(key, number))
     groups: dict[int, list[int]] = {}
@@ -285,10 +297,10 @@ def _measure_all(found: RunStatistics) -> None:
         cache.save()
 
 
-def cache_files(repository: Repository) -> list[tuple[FilePath, int]]:
+def cache_files(repository: Repository) -> list[tuple[Path, int]]:
     """Return the files of a store's cache and the widths of their rows: without and with histograms."""
     address = repository.address
-    place = cache_directory(None if address.cache is None else FilePath(address.cache)) / "statistics"
+    place = cache_directory(None if address.cache is None else Path(address.cache)) / "statistics"
     name = key_of(address.place, repository.catalog.identity()).hex()
     return [(place / f"{name}-{width}", width) for width in (len(ROW), len(ROW) + BINS)]
 
@@ -354,15 +366,14 @@ class _Rows:
         return sum(nonfinite(bits, tensor.dtype) * bits.size for bits in blocks) / prod(tensor.shape)
 
     def reading(self, place: int, like: Reading | None = None, *, held: bool = True) -> Reading | None:
-        """Return the values of a version, if their dtype and shape are those of `like`; None where it has none."""
+        """Return the values of a version, if their shape is that of `like`; None where it has none."""
         key = self.history.objects[place]
         if key is None:
             return None
         found = self._held.get(key) or self._read(place)
         if held:
             self._held[key] = found
-        fits = like is None or (found.dtype == like.dtype and found.bits.shape == like.bits.shape)
-        return found if fits else None
+        return found if like is None or found.bits.shape == like.bits.shape else None
 
     def _read(self, place: int) -> Reading:
         version = self._versions[place]
@@ -374,14 +385,13 @@ class _Rows:
 def _measure_group(found: RunStatistics, caches: list[Numbers], group: list[int]) -> dict[int, npt.NDArray[Any]]:
     """Return the rows of tensors that are decoded together, versions x width, by the index of the tensor."""
     rows: dict[int, _Rows] = {}
-    firsts: dict[Path, _Rows] = {}
+    firsts: dict[object, _Rows] = {}
     for number in sorted(group, key=lambda number: found.tensors[number].role == "second moment"):
         history = found.tensors[number]
-        state = text_to_path(history.path)[:-1]
-        pair = firsts.get(state) if history.role == "second moment" else None
+        pair = firsts.get(history.state) if history.role == "second moment" else None
         rows[number] = _Rows(found, number, caches, pair)
         if history.role == "first moment":
-            firsts[state] = rows[number]
+            firsts[history.state] = rows[number]
     for place in range(len(found.versions)):
         for item in rows.values():
             item.add(place)

@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ckstore as library
+from ckstore.storage.remote.mirror import VARIABLE as CACHE
 from tests.checkpoints import sha256
 from tests.cli.conftest import Ckstore
+from tests.object_store import object_store
 
 needs_fuse = pytest.mark.skipif(
     importlib.util.find_spec("mfusepy") is None
@@ -26,17 +29,29 @@ needs_fuse = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(params=["directory", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The path or URL of a store to be."""
+    if request.param == "directory":
+        yield str(tmp_path / "store")
+        return
+    with object_store() as server:
+        for name, value in {**server.anywhere, CACHE: str(tmp_path / "cache")}.items():
+            monkeypatch.setenv(name, value)
+        yield f"{server.url}/store"
+
+
 @needs_fuse
 @pytest.mark.local
 @pytest.mark.parametrize("by_interrupt", [True, False])
-def test_mounted_files_are_the_originals(directory: Path, tmp_path: Path, by_interrupt: bool) -> None:
+def test_mounted_files_are_the_originals(place: str, tmp_path: Path, by_interrupt: bool) -> None:
     original, point = tmp_path / "w.npy", tmp_path / "mounted"
     np.save(original, np.random.default_rng(0).random((700, 500)))
     point.mkdir()
-    with library.init(directory / "store") as store:
+    with library.init(place) as store:
         for run in ("gpt", "team/gpt"):
             store.ingest(original, run=run, step=1, hot=0)
-    command = [sys.executable, "-m", "ckstore", "--store", str(directory / "store"), "mount", str(point)]
+    command = [sys.executable, "-m", "ckstore", "--store", place, "mount", str(point)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         until = time.monotonic() + 60

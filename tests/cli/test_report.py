@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from ckstore import Store
 from tests.cli.conftest import Ckstore
 
 pytestmark = pytest.mark.usefixtures("filled", "cache")
@@ -34,6 +36,17 @@ def test_a_page_needs_a_file(ckstore: Ckstore, tmp_path: Path) -> None:
     result = ckstore("report", "-o", tmp_path / "r.html")
     assert "r.html: " in result.out
     assert (tmp_path / "r.html").read_text().lower().startswith("<!doctype html>")
+
+
+def test_nothing_is_overwritten_without_force_nor_read_in_vain(ckstore: Ckstore, tmp_path: Path) -> None:
+    (tmp_path / "r.md").write_text("mine")
+    with mock.patch.object(Store, "report", side_effect=AssertionError("the work began")):
+        refused = ckstore("report", "-o", tmp_path / "r.md", code=12).sentence
+        assert refused == f"{tmp_path / 'r.md'} exists; choose another path, or overwrite it with --force."
+        assert "create it first" in ckstore("report", "-o", tmp_path / "none/r.md", code=2).sentence
+    assert (tmp_path / "r.md").read_text() == "mine"
+    ckstore("report", "-o", tmp_path / "r.md", "--force")
+    assert (tmp_path / "r.md").read_text().startswith("# ")
 
 
 def test_an_unknown_format_is_refused_at_once(ckstore: Ckstore) -> None:

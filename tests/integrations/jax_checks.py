@@ -179,6 +179,18 @@ def test_states_of_flax_come_back(store: ckstore.Store) -> None:
     )
 
 
+def test_reports_know_the_moments_of_optax(store: ckstore.Store) -> None:
+    optax = pytest.importorskip("optax")
+    params = {"dense": {"kernel": jnp.ones((4, 3)), "mu": jnp.ones(3)}}
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, mu_dtype=jnp.bfloat16))
+    state = tx.update(params, tx.init(params), params)[1]
+    save(store, {"params": params, "opt_state": state}, run="adam", step=1)
+    table = store.run("adam").statistics(["m_over_sqrt_v"])
+    assert sorted(table.where("role=weight").values("path")) == ["params/dense/kernel", "params/dense/mu"]
+    found = table.where("role=second moment").values("m_over_sqrt_v")
+    assert found == pytest.approx([0.1 / 0.001**0.5] * 2, rel=0.01)
+
+
 def test_torch_is_not_needed(store: ckstore.Store) -> None:
     run(
         """

@@ -81,6 +81,31 @@ else:
 with ckstore.open(place) as store:
     assert store.run(f"{id}/checkpoints").steps == [100, 200]
     assert store.verify().problems == []
+
+class Doubles(mlflow.pyfunc.PythonModel):
+    def predict(self, context, model_input):
+        return [2 * value for value in model_input]
+
+with mlflow.start_run(experiment_id=experiment) as other:
+    model = mlflow.pyfunc.log_model(name="doubles", python_model=Doubles(), pip_requirements=[])
+    mlflow.log_text("kept", "notes.txt")
+assert mlflow.pyfunc.load_model(model.model_uri).predict([3]) == [6]
+
+artifacts = artifact_repository(run.info.artifact_uri)
+try:
+    artifacts.delete_artifacts("model/deep/table.csv")
+except ckstore.ConflictError as error:
+    assert "has files besides model/deep/table.csv" in str(error), error
+else:
+    raise AssertionError("a file without its version")
+artifacts.delete_artifacts("model")
+artifacts.delete_artifacts("checkpoints/step100.pt")
+assert [item.path for item in client.list_artifacts(id)] == ["checkpoints", "deep", "notes.txt"]
+assert [item.path for item in client.list_artifacts(id, "checkpoints")] == ["checkpoints/step200.pt"]
+artifacts.delete_artifacts()
+artifacts.delete_artifacts("none")
+assert client.list_artifacts(id) == []
+assert [item.path for item in client.list_artifacts(other.info.run_id)] == ["notes.txt"]
 """
 
 pytestmark = [

@@ -25,6 +25,10 @@ def test_versions_and_runs(tmp_path: Path) -> None:
     every = xarray.open_dataset("ckstore://gpt", engine=CkstoreBackend, store=place, group="model")
     assert np.array_equal(every["w"].sel(version=20), weight * 20)
     assert every["w"].shape == (2, 40, 30)
+    tree = xarray.open_datatree("ckstore://gpt", engine=CkstoreBackend, store=place)
+    assert np.array_equal(tree["model/w"].sel(version=20), weight * 20)
+    tree = xarray.open_datatree("ckstore://gpt@10", engine=CkstoreBackend, store=place)
+    assert np.array_equal(tree["model/w"], weight * 10)
     plain = xarray.open_dataset("ckstore://plain", engine=CkstoreBackend, store=place, group="model")
     assert plain["w"].shape == (1, 40, 30)
     with pytest.raises(ckstore.NotFoundError, match="Unknown version none"):

@@ -203,6 +203,35 @@ def test_buffers_that_never_move_are_no_findings(store: Store, name: str) -> Non
     assert walked(store, 4, lambda number: {"model": {name: torch.ones(8, 8).tril()}}) == []
 
 
+def test_buffers_of_one_kind_in_all_layers_are_one_line(store: Store) -> None:
+    def state(number: int) -> dict[str, Any]:
+        moving = torch.randn(8, 8, generator=torch.Generator().manual_seed(number))
+        layers = {
+            f"h.{k}.attn.{name}": value for k in range(12) for name, value in (("w", moving), ("far", torch.ones(8)))
+        }
+        return {"model": layers, "blocks": [{"w": moving, "near": torch.ones(8)} for _ in range(12)]}
+
+    texts = [item.text for item in walked(store, 4, state) if item.kind == "frozen"]
+    assert sorted(texts) == [
+        "blocks/[*]/near (12 tensors) did not move from step 10 to step 40.",
+        "model/h.*.attn.far (12 tensors) did not move from step 10 to step 40.",
+    ]
+
+
+def test_layers_that_all_explode_are_one_line(store: Store) -> None:
+    def state(number: int) -> dict[str, Any]:
+        moving = torch.randn(8, 8, generator=torch.Generator().manual_seed(number))
+        return {
+            "model": {
+                f"{k}.{name}": moving * (1 + 99 * (number > 2) * (name == "w")) for k in range(9) for name in "wv"
+            }
+        }
+
+    texts = [item.text for item in walked(store, 4, state) if item.kind == "norm"]
+    assert len(texts) == 1
+    assert texts[0].startswith("The norm of model/*.w (9 tensors) exploded at step 40: ")
+
+
 @pytest.mark.parametrize(("stopped", "found"), [(2, True), (5, False)])
 def test_a_bias_has_stopped_after_some_intervals(store: Store, stopped: int, found: bool) -> None:
     kinds = [item.kind for item in walked(store, 8, lambda number: {"bias": torch.ones(8) * min(number, stopped)})]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ckstore
 from ckstore.report.page import page
 from tests.report.synthetic import contents, finding
 
@@ -80,10 +81,7 @@ def test_the_policy_allows_the_page_its_own_scripts_and_styles_alone() -> None:
 def test_measures_keep_five_digits() -> None:
     given = contents(tensors=3, versions=2)
     odd = np.array([np.nan, np.inf, -np.inf, 0, 1.2345678, -9.87654e-38], "<f4")
-    given["runs"][0]["values"] = {
-        "norm": b64encode(odd.tobytes()).decode(),
-        "bits": b64encode(odd[::-1].tobytes()).decode(),
-    }
+    given["runs"][0]["values"] = {"norm": odd.reshape(3, 2), "bits": odd[::-1].reshape(3, 2)}
     values = embedded(page(given))["runs"][0]["values"]
     planes = np.frombuffer(zlib.decompress(b64decode(values["packed"])), np.uint8).reshape(3, -1)
     bits = sum(plane.astype("<u4") << 8 * (place + 1) for place, plane in enumerate(planes))
@@ -177,8 +175,7 @@ def test_little_is_drawn_too(tmp_path: Path, given: dict[str, Any], shown: list[
 def test_versions_without_numbers_are_drawn(tmp_path: Path) -> None:
     given = contents(tensors=9, versions=3)
     for run in given["runs"]:
-        empty = b64encode(np.full((9, 3), np.nan, "<f4").tobytes()).decode()
-        run["values"] = dict.fromkeys(run["values"], empty)
+        run["values"] = dict.fromkeys(run["values"], np.full((9, 3), np.nan, "<f4"))
         run["histograms"] = []
         for version in run["versions"]:
             version |= {"step": None, "metrics": {"loss": "NaN"}}
@@ -209,6 +206,37 @@ def test_tensors_are_chosen_by_pointer_keyboard_and_finding(tmp_path: Path) -> N
         assert tab.locator("#selected .python").inner_text() == (
             'ckstore.open("runs").run("gpt").statistics(["rank"], ["model/transformer.h.0.mlp.down.bias"])'
         )
+
+
+@pytest.mark.local
+def test_the_python_line_of_a_tensor_returns_its_numbers_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / 'mein "Lauf" \\ ½'
+    with ckstore.init(place) as store:
+        for step in (1, 2):
+            store.ingest({"it's \\ a": [{"w": np.arange(6, dtype="f4") + step}]}, run='r"\\', step=step)
+    monkeypatch.chdir(tmp_path)
+    with ckstore.open(place.name, "r") as store:
+        given = store.report().contents
+    monkeypatch.chdir("/")
+    with browser() as program, drawn(program, tmp_path, given) as tab:
+        assert 'Store mein "Lauf"' in tab.locator("header .about").inner_text()
+        lines = [tab.locator(f"{part} .python").first.inner_text() for part in ("#selected", "#tensors")]
+    for line in lines:
+        table = eval(line, {"ckstore": ckstore})
+        assert [row["step"] for row in table] == [1, 2]
+        assert set(table.values("path")) == {given["runs"][0]["tensors"][0]["path"]}
+
+
+def test_distributions_of_runs_share_a_range(tmp_path: Path) -> None:
+    given = contents(("a", "b"), tensors=12)
+    for found in given["runs"][1]["histograms"]:
+        found["edges"] = [3 * edge for edge in found["edges"]]
+    with browser() as program, drawn(program, tmp_path, given) as tab:
+        labels = tab.eval_on_selector_all("#selected .pictures canvas", "all => all.map((one) => one.ariaLabel)")
+        assert [label.partition(", from ")[2] for label in labels] == [labels[0].partition(", from ")[2]] * 2
+        assert float(labels[0].rpartition(" to ")[2]) > 6
 
 
 def test_sliders_and_full_ranges(tmp_path: Path) -> None:

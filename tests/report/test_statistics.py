@@ -183,10 +183,29 @@ def test_moments_have_roles_percentiles_and_ratios(store: Store) -> None:
             )
 
 
-def test_moments_of_optax_and_buffers_are_no_weights(store: Store) -> None:
-    layer = {"mu": torch.ones(3, 3)}
-    ingest(store, [{"params": layer, "opt_state": [{"mu": layer, "nu": layer}], "model": {"0.pe": torch.ones(3)}}])
-    assert [tensor.path for tensor in of(store).tensors if tensor.role == "weight"] == ["params/mu"]
+def test_moments_of_optax_have_roles_too(store: Store) -> None:
+    generator = np.random.default_rng(0)
+    m, v = (generator.random((30, 20), np.float32).astype(kind) for kind in (ml_dtypes.bfloat16, np.float32))
+    layers = {"mu": m, "w": {"kernel": m + m}}  # A layer may be called like a moment.
+    adam = {"count": np.array(3, np.int32), "mu": layers, "nu": {"mu": v, "w": {"kernel": v + v}}}
+    factored = {"v_row": {"w": {"kernel": v[0]}}}
+    ingest(store, [{"params": {"mu": v, "w": {"kernel": v}}, "opt_state": [{"inner_state": adam}, factored]}])
+    found = of(store)
+    below = "opt_state/[0]/inner_state"
+    assert {tensor.path: tensor.role for tensor in found.tensors} == {
+        "params/mu": "weight", "params/w/kernel": "weight", f"{below}/count": "other",
+        f"{below}/mu/mu": "first moment", f"{below}/mu/w/kernel": "first moment",
+        f"{below}/nu/mu": "second moment", f"{below}/nu/w/kernel": "second moment",
+        "opt_state/[1]/v_row/w/kernel": "other",
+    }  # fmt: skip
+    for path, first, second in (("mu", m, v), ("w/kernel", m + m, v + v)):
+        got = values_of(found, f"{below}/nu/{path}")["m_over_sqrt_v"]
+        np.testing.assert_allclose(got, [np.median(np.abs(wide(first)) / np.sqrt(wide(second)))], rtol=1e-6)
+
+
+def test_buffers_are_no_weights(store: Store) -> None:
+    ingest(store, [{"model": {"0.pe": torch.ones(3), "w": torch.ones(3)}}])
+    assert [tensor.path for tensor in of(store).tensors if tensor.role == "weight"] == ["model/w"]
 
 
 def test_spectra_are_those_of_an_svd(store: Store) -> None:

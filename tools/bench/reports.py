@@ -1,57 +1,73 @@
-"""Time and peak memory of a report on a run, and of loading its files with torch, each in a process of its own.
-
-Both begin without the files in the page cache, as far as the system drops them on request.
-"""
+"""Measures the first and the second report on a run, and loading its files with torch, each in a process of its own."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import ckstore
-from tools import runs
+from ckstore.policy import FIDELITIES
+from tools.bench.speed_figures import Section, digits
+from tools.bench.speed_frame import Bench
+
+#: Rounds at most.
+ROUNDS = 3
 
 _MEASURED = """
 import json, sys, time
-def measured(work):
-    start, used = time.perf_counter(), time.process_time()
-    work()
-    [peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
-    print(json.dumps([time.perf_counter() - start, time.process_time() - used, int(peak) / 1e3]))
+start = time.perf_counter()
+{work}
+[peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(json.dumps([time.perf_counter() - start, time.process_time(), int(peak) * 1024 / 1e6]))
 """
-_REPORT = (
-    _MEASURED
-    + """
-def work():
-    import ckstore
-    with ckstore.open(sys.argv[1], "r") as store:
-        store.report().to_json()
-measured(work)
-"""
-)
-_LOAD = (
-    _MEASURED
-    + """
-def work():
-    import torch
-    for path in sys.argv[1:]:
-        if path.endswith(".safetensors"):
-            from safetensors.torch import load_file
-            load_file(path)
-        else:
-            torch.load(path, weights_only=True)
-measured(work)
-"""
-)
+_REPORT = _MEASURED.format(work="import ckstore; ckstore.open(sys.argv[1], 'r').report().to_html()")
+_LOAD = _MEASURED.format(work="from tools.bench.series import load, Path\nfor path in sys.argv[1:]: load(Path(path))")
 
 
-def drop(paths: Iterable[Path]) -> None:
+def report(bench: Bench) -> Section:
+    """Measure reports on the series, stored exact and coarse, beside loading all its files."""
+    files, stores = bench.series(), {fidelity: bench.store(fidelity) for fidelity in FIDELITIES}
+    bench.report(f"reports, load {os.getloadavg()[0]:.1f}")
+    found: dict[str, list[list[float]]] = {}
+    for _ in range(min(bench.repeat, ROUNDS)):
+        found.setdefault("torch loads every file", []).append(_measured(_LOAD, files))
+        for fidelity, store in stores.items():
+            with tempfile.TemporaryDirectory(dir=bench.work) as cache:
+                for name in ("first", "second"):
+                    figures = _measured(_REPORT, [store], cache)
+                    found.setdefault(f"{name} report, {fidelity}", []).append(figures)
+    theirs = found["torch loads every file"]
+    rows = [["measurement", "wall s", "CPU s", "peak MB", "CPU s, of torch's"]]
+    for name, mine in found.items():
+        ratio = statistics.median(own[1] / other[1] for own, other in zip(mine, theirs, strict=True))
+        rows.append([name, *(digits(statistics.median(column)) for column in zip(*mine, strict=True)), digits(ratio)])
+    size = sum(path.stat().st_size for path in files)
+    return Section(
+        "Report",
+        f"A report as a page on {len(files)} versions, {digits(size / 1e9)} GB of files, in a process of its own, with "
+        "imports. The first one has no cache of measures. Files and store are dropped from the page cache before each "
+        f"measurement. Load of the machine: {os.getloadavg()[0]:.0f}; wall-clock time follows it.",
+        [rows],
+    )
+
+
+def _measured(program: str, paths: Sequence[Path], cache: str = "") -> list[float]:
+    """Return wall seconds, CPU seconds and peak memory in MB of a program that begins without its files in memory."""
+    _drop(file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, paths)],
+        stdout=subprocess.PIPE, check=True, env={**os.environ, "CKSTORE_CACHE": cache},
+    )  # fmt: skip
+    found: list[float] = json.loads(done.stdout)
+    return found
+
+
+def _drop(paths: Iterable[Path]) -> None:
     """Ask the system to drop files from its page cache."""
     for path in paths:
         if path.is_file():
@@ -59,45 +75,3 @@ def drop(paths: Iterable[Path]) -> None:
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
-
-
-def timed(program: str, arguments: Sequence[object], cache: Path) -> list[float]:
-    """Return wall seconds, CPU seconds and peak memory in MB of a program."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        stdout=subprocess.PIPE, check=True, env=os.environ | {"CKSTORE_CACHE": str(cache)},
-    )  # fmt: skip
-    found: list[float] = json.loads(done.stdout)
-    return found
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(prog="tools/bench/report", description=__doc__)
-    parser.add_argument("--run", choices=runs.RUNS, default="gpt")
-    parser.add_argument("--tier", choices=runs.TIERS, default="tiny")
-    parser.add_argument("--data", type=Path, help="directory of trained runs")
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as scratch:
-        files = runs.train(options.run, options.data or Path(scratch, "runs"), tier=options.tier)
-        place = Path(scratch, "store")
-        with ckstore.open(place, create=True) as store:
-            for path in files:
-                store.ingest(path, run=options.run)
-            store.encode()
-        cache = Path(scratch, "cache")
-        size = sum(path.stat().st_size for path in files)
-        print(f"{options.run} {options.tier}: {len(files)} files, {size / 1e6:.0f} MB; load {os.getloadavg()[0]:.1f}")
-        print(f"{'':<28}{'wall s':>8}{'CPU s':>8}{'peak MB':>9}")
-        for label, program, given in (
-            ("torch loads every file", _LOAD, files),
-            ("first report", _REPORT, [place]),
-            ("second report", _REPORT, [place]),
-        ):
-            drop([*files, *place.rglob("*")])
-            wall, used, peak = timed(program, given, cache)
-            print(f"{label:<28}{wall:>8.2f}{used:>8.2f}{peak:>9.0f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tools.bench import peaks, remotes, series, speed_figures, speed_process, speed_rows, speed_saver
+from tools.bench import peaks, remotes, reports, series, speed_figures, speed_process, speed_rows, speed_saver
 from tools.bench.speed_figures import Section
 from tools.bench.speed_frame import Bench, end_processes
 
@@ -18,6 +18,7 @@ ROWS: dict[str, Callable[[Bench], Section]] = {
     "storing": speed_rows.storing,
     "restoring": speed_rows.restoring,
     "row": speed_rows.row,
+    "report": reports.report,
     "memory": peaks.memory,
     "start": speed_process.start,
     "saver": speed_saver.saver,

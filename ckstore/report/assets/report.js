@@ -268,7 +268,7 @@
       return element("div", { class: "tile" }, element("h3", { title: run.name }, key(run), short(run.name, 48)),
         element("p", {}, facts.filter(Boolean).join(" · ")));
     });
-    const made = `Store ${data.store} · ${data.created.slice(0, 16).replace("T", " ")} UTC · ckstore ${data.ckstore}`;
+    const made = `Store ${data.store.split("/").pop()} · ${data.created.slice(0, 16).replace("T", " ")} UTC · ckstore ${data.ckstore}`;
     return element("header", {}, element("h1", { title: data.title }, short(data.title, 90)), element("p", { class: "about" }, made),
       element("div", { class: "tiles" }, ...tiles));
   }
@@ -564,16 +564,19 @@
     const places = [...new Set(shown.flatMap(({ run }) => at.get(run)))].sort((a, b) => a - b);
     const output = element("output");
     const slider = element("input", { type: "range", min: 0, max: places.length - 1, value: places.length - 1, "aria-label": `Distribution at ${axis()}`, oninput: () => update() });
+    const distribution = ({ run, path }) => run.ridges.get(run.rows.get(path));
+    const frames = new Map(paths.map((path) => [path, frame(shown.filter((one) => one.path === path).map(distribution))]));
     const pictures = shown.map(({ run, path }) => {
-      const canvas = element("canvas", { role: "img", "aria-label": `Distribution of ${path} over the versions of ${run.name}` });
-      return { run, canvas, found: run.ridges.get(run.rows.get(path)), box: element("figure", { class: "panel" },
+      const { low, high } = frames.get(path);
+      const canvas = element("canvas", { role: "img", "aria-label": `Distribution of ${path} over the versions of ${run.name}, from ${number(low)} to ${number(high)}` });
+      return { run, path, canvas, found: distribution({ run, path }), box: element("figure", { class: "panel" },
         element("figcaption", { title: path }, short(runs.length > 1 ? `${run.name}: ${path}` : path, 46)), canvas) };
     });
     const update = () => {
       const value = places[slider.value];
       output.textContent = `${axis()} ${number(value)}`;
       slider.setAttribute("aria-valuetext", output.textContent);
-      for (const { run, canvas, found } of pictures) drawRidges(canvas, run, found, value);
+      for (const { run, path, canvas, found } of pictures) drawRidges(canvas, run, found, value, frames.get(path));
     };
     const box = element("div", { class: "ridges" }, element("h3", {}, "Distribution over versions"),
       places.length > 1 ? element("label", { class: "slider" }, slider, output) : null,
@@ -582,7 +585,18 @@
     return box;
   }
 
-  function drawRidges(canvas, run, { edges, counts }, value) {
+  // The axes of a tensor's distributions in all runs: the values that have counts, and the highest density.
+  function frame(distributions) {
+    const axes = distributions.map(({ edges, counts }) => {
+      const used = edges.slice(1).map((_, bin) => counts.some((row) => row[bin] > 0));
+      return { low: edges[Math.max(0, used.indexOf(true) - 1)], high: edges[Math.min(used.length, used.lastIndexOf(true) + 2)],
+        most: Math.max(1, ...counts.map((row) => Math.max(...row))) / (edges[1] - edges[0]) };
+    });
+    const of = (pick, part) => pick(...axes.map((axis) => axis[part]));
+    return { low: of(Math.min, "low"), high: of(Math.max, "high"), most: of(Math.max, "most") };
+  }
+
+  function drawRidges(canvas, run, { edges, counts }, value, { low, high, most }) {
     const width = canvas.clientWidth || 300, height = 240, bottom = 22, left = 46, ratio = devicePixelRatio || 1;
     canvas.width = width * ratio;
     canvas.height = height * ratio;
@@ -593,19 +607,18 @@
     // A ridge for each of up to 40 versions, and always for the slider's.
     const stride = Math.ceil(counts.length / 40);
     const drawn = counts.map((_, place) => place).filter((place) => place % stride === 0 || place === now || place === counts.length - 1);
-    const used = edges.slice(0, -1).map((_, bin) => counts.some((row) => row[bin] > 0));
-    const first = Math.max(0, used.indexOf(true) - 1), last = Math.min(used.length, used.lastIndexOf(true) + 2);
-    const most = Math.max(1, ...counts.map((row) => Math.max(...row)));
     const room = height - bottom - 8, rise = drawn.length > 1 ? room * 0.42 : room;
-    const x = (bin) => left + (bin - first) / Math.max(1, last - first) * (width - left - 6);
+    const x = (number) => left + (number - low) / (high - low) * (width - left - 6);
+    const step = edges[1] - edges[0];
     const base = (index) => height - bottom - (drawn.length > 1 ? (drawn.length - 1 - index) / (drawn.length - 1) * (room - rise) : 0);
     const outline = (place, index) => {
       pen.beginPath();
-      pen.moveTo(x(first), base(index));
-      for (let bin = first; bin < last; bin++) {
-        pen.lineTo(x(bin + 0.5), base(index) - counts[place][bin] / most * rise);
-      }
-      pen.lineTo(x(last), base(index));
+      pen.moveTo(x(low), base(index));
+      counts[place].forEach((count, bin) => {
+        const middle = edges[bin] + step / 2;
+        if (middle > low && middle < high) pen.lineTo(x(middle), base(index) - count / step / most * rise);
+      });
+      pen.lineTo(x(high), base(index));
     };
     drawn.forEach((place, index) => {
       outline(place, index);
@@ -627,15 +640,13 @@
     pen.font = "11px system-ui, sans-serif";
     pen.textAlign = "right";
     for (const index of new Set([0, drawn.length - 1])) pen.fillText(number(xs[drawn[index]]), left - 6, base(index));
-    const step = edges[1] - edges[0], zero = -edges[0] / step;
-    const tick = (align, bin, text) => {
+    const tick = (align, value) => {
       pen.textAlign = align;
-      pen.fillText(text, x(bin), height - 6);
+      pen.fillText(number(Number(value.toPrecision(3))), x(value), height - 6);
     };
-    const edge = (bin) => number(Number((edges[0] + bin * step).toPrecision(3)));
-    tick("left", first, edge(first));
-    tick("right", last, edge(last));
-    if (Math.min(zero - first, last - zero) > 0.2 * (last - first)) tick("center", zero, "0");
+    tick("left", low);
+    tick("right", high);
+    if (Math.min(-low, high) > 0.2 * (high - low)) tick("center", 0);
   }
 
   // --- Optimiser and storage --------------------------------------------------------------------------------------
@@ -671,8 +682,7 @@
       const kinds = ["base", "delta", "hot"].map((kind) => [versions.filter((version) => version.kind === kind).length, kind]).filter(([count]) => count);
       return `${runs.length > 1 ? `${name}: ` : ""}${bytes(sizes.files)} of files take ${bytes(sizes.stored)}; versions: ${kinds.map(([count, kind]) => `${count} ${kind}`).join(", ")}.`;
     });
-    const freeable = Math.max(0, ...runs.map(({ sizes }) => sizes.freeable));
-    facts.push(freeable ? `A gc of the store would free ${bytes(freeable)}.` : "A gc of the store would free nothing.");
+    facts.push(data.freeable ? `A gc of the store would free ${bytes(data.freeable)}.` : "A gc of the store would free nothing.");
     return section("storage", "Storage", null, element("ul", { class: "facts" }, ...facts.map((text) => element("li", {}, text))), element("div", { class: "pair" },
       lines("Stored bytes of each version", [...series("stored", runs.length > 1 ? "" : "stored"), ...(runs.length > 1 ? [] : series("bytes", "file", 1))], { zero: true, format: bytes }),
       lines("Restore cost of each version", series("cost", runs.length > 1 ? "" : "cost, relative to the file in full"), { zero: true })));
