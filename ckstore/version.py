@@ -482,9 +482,9 @@ class Version(Mapping[str, "LazyTensor"]):
         write_file(self._stored, out, include, exclude)
 
     def sha256(self) -> dict[str, str]:
-        """Return the SHA-256 of each file by path, as a checkout writes it: every byte is decoded.
+        """Return the SHA-256 of each file as a checkout writes it, by path, without files with dropped tensors.
 
-        The store itself identifies files by their BLAKE3; see `describe`. Files with dropped tensors are left out.
+        Every byte is decoded; `describe` has the BLAKE3 of the files, which the store knows.
 
         Raises
         ------
@@ -493,12 +493,8 @@ class Version(Mapping[str, "LazyTensor"]):
 
         Examples
         --------
-        >>> import hashlib, pathlib
-        >>> store["best"].checkout("best.pt")
-        []
-        >>> restored = pathlib.Path("best.pt").read_bytes()
-        >>> store["best"].sha256() == {"state_dict.pt": hashlib.sha256(restored).hexdigest()}
-        True
+        >>> list(store["best"].sha256())
+        ['state_dict.pt']
         """
         from ckstore.reading.checkout import sha256_of_files
 
