@@ -54,7 +54,9 @@ def write_reports(work: Path) -> Iterator[Path]:
         reports = {"report": ("gpt",), "compare": tuple(RATES)} | {name: (name,) for name in PUBLIC if name in present}
         for name, chosen in reports.items():
             file = work / f"{name}.html"
-            store.report(*chosen).save(file)
+            report = store.report(*chosen)
+            report.contents["store"] = "/data/runs"  # In place of the temporary directory.
+            report.save(file)
             yield file
 
 

@@ -66,12 +66,12 @@ class TensorHistory:
         `weight`, `first moment`, `second moment` or `other`.
     dtype, shape
         Of the latest version that has it.
-    most
-        About the number of elements to read at most.
     objects
         A key of its values at each version, by the ids of its objects; None where it is missing.
     first
         The first version that has it.
+    most
+        About the number of elements to read at most.
     state
         Of a moment: a key that it shares with the other moments of its weight.
     is_chosen, is_matrix
@@ -84,10 +84,10 @@ class TensorHistory:
     shape: tuple[int, ...]
     objects: list[bytes | None]
     first: int
+    most: int
     state: object = None
     is_chosen: bool = False
     is_matrix: bool = False
-    most: int = SAMPLE
 
     @property
     def elements(self) -> int:
@@ -153,10 +153,8 @@ def _statistics(versions: list[StoredVersion], globs: Sequence[str], sample: int
     found = RunStatistics(versions, tensors, {key: np.full(shape, np.nan, np.float32) for key in MEASURES})
     if values and versions:
         _measure_all(found)
-        steps = np.array(found.steps(), np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            spans = np.concatenate([[np.nan], np.where(np.diff(steps) > 0, np.diff(steps), np.nan)])
-            found.values["ratio"][:] = found.values["change"] / spans
+        spans = np.diff(np.array(found.steps(), np.float64), prepend=np.nan)
+        found.values["ratio"][:] = found.values["change"] / np.where(spans > 0, spans, np.nan)
     for place, version in enumerate(versions):
         _describe_storage(found, place, version)
     return found
@@ -180,10 +178,8 @@ def _histories(versions: list[StoredVersion], globs: Sequence[str], sample: int)
         is_weight = is_float and last not in _BUFFERS and _STATES.isdisjoint(above)
         is_weight &= text_to_path(path)[:-1] not in states
         role, state = moments.get(path, ("weight" if is_weight else "other", None))
-        found.append(TensorHistory(path, role, tensor.dtype, tensor.shape, objects, there[0], state))
+        found.append(TensorHistory(path, role, tensor.dtype, tensor.shape, objects, there[0], sample, state))
     _choose(found)
-    for history in found:
-        history.most = max(sample, _LARGEST_MATRIX) if history.is_matrix else sample
     return found
 
 
@@ -208,13 +204,13 @@ def _choose(tensors: list[TensorHistory]) -> None:
     weights.sort(key=lambda history: -history.elements)
     for history in weights[:CHOSEN]:
         history.is_chosen = True
-    matrices = (
+    matrices = [
         history for history in weights
         if len(history.shape) == 2 and history.elements <= _LARGEST_MATRIX and min(history.shape) > 1
         and not history.dtype.startswith("complex")
-    )  # fmt: skip
-    for history, _ in zip(matrices, range(CHOSEN), strict=False):
-        history.is_matrix = True
+    ]  # fmt: skip
+    for history in matrices[:CHOSEN]:
+        history.is_matrix, history.most = True, max(history.most, _LARGEST_MATRIX)
 
 
 def sampled_places(shape: tuple[int, ...], most: int) -> Places | None:
@@ -319,6 +315,8 @@ class _Rows:
     def add(self, place: int) -> None:
         """Add the row of the next version."""
         objects = self.history.objects
+        keep = {objects[number] for number in (place, max(place - 1, 0), self.history.first)}
+        self._held = {key: reading for key, reading in self._held.items() if key in keep}
         if objects[place] is None or not self.history.elements:
             self.rows.append(np.full(self._cache.width, np.nan, np.float32))
             return
@@ -342,9 +340,6 @@ class _Rows:
 
     def _measured(self, place: int) -> Row:
         history = self.history
-        wanted = [place, place - 1, history.first] if place else [place, history.first]
-        keep = {history.objects[number] for number in wanted}
-        self._held = {key: reading for key, reading in self._held.items() if key in keep}
         now = self.reading(place)
         assert now is not None
         return measure(
@@ -353,7 +348,7 @@ class _Rows:
             self.reading(history.first, now),
             is_matrix=history.is_matrix,
             is_second_moment=history.role == "second moment",
-            first_moments=None if self._pair is None else self._pair.reading(place, now, held=False),
+            first_moments=None if self._pair is None else self._pair.reading(place, now),
             has_histogram=history.is_chosen,
             nonfinite=None if history.sampled is None else self._nonfinite(place),
         )
@@ -365,14 +360,12 @@ class _Rows:
         blocks = (read_tensor(version, file, tensor, places) for places in _blocks(tensor.shape))
         return sum(nonfinite(bits, tensor.dtype) * bits.size for bits in blocks) / prod(tensor.shape)
 
-    def reading(self, place: int, like: Reading | None = None, *, held: bool = True) -> Reading | None:
+    def reading(self, place: int, like: Reading | None = None) -> Reading | None:
         """Return the values of a version, if their shape is that of `like`; None where it has none."""
         key = self.history.objects[place]
         if key is None:
             return None
-        found = self._held.get(key) or self._read(place)
-        if held:
-            self._held[key] = found
+        found = self._held[key] = self._held.get(key) or self._read(place)
         return found if like is None or found.bits.shape == like.bits.shape else None
 
     def _read(self, place: int) -> Reading:

@@ -452,7 +452,7 @@
 
     const labels = element("div", { class: "labels", "aria-hidden": "true" });
     for (const group of grouped(rows, height * rows.length / 14)) {
-      const label = element("span", { title: group.label }, short(group.label.replace(/[/.]$/, ""), innerWidth > 700 ? 31 : 16));
+      const label = element("span", { title: group.label }, short(group.label.replace(/[/.]$/, ""), innerWidth > 700 ? 31 : 14));
       label.style.top = `${group.first * height}px`;
       label.style.height = `${group.rows * height}px`;
       if (group.rows * height >= 10) labels.append(label);
