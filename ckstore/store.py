@@ -952,7 +952,7 @@ class Store(Mapping[str | int, "Version"]):
         max_restore_cost: float | None = None,
         policy: Policy | Fidelity | None = None,
         search: Search | None = None,
-        gradients: Mapping[str, Any] | None = None,
+        gradients: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         on_unknown: OnUnknown = "raise",
         hot: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -989,8 +989,9 @@ class Store(Mapping[str | int, "Version"]):
         search
             Find the coarsest setting that an evaluation of the model tolerates, in place of a quality.
         gradients
-            Gradients of tensors by path. The scheme `dynaquant` ranks elements by magnitude and by |g w|; without
-            gradients it takes Adam's second moments.
+            Gradients of tensors: by path, nested as in the state, or a file of either, in a format that `ingest` reads.
+            The scheme `dynaquant` ranks elements by magnitude and by |g w|; without gradients it takes Adam's second
+            moments.
         on_unknown
             Treatment of other objects in a state dict: `raise` names the first one before anything is stored;
             `pickle` keeps their pickles. `torch.load` opens those where their classes can be imported, and
@@ -1031,7 +1032,7 @@ class Store(Mapping[str | int, "Version"]):
 
         options = IngestOptions(
             run, step, _name_of(parent), metrics or {}, replace, verify, force, max_restore_cost, policy, search,
-            gradients or {}, on_unknown, hot,
+            gradients, on_unknown, hot,
         )  # fmt: skip
         return self._taking().ingest(source, options, progress)
 
@@ -1140,8 +1141,9 @@ class Store(Mapping[str | int, "Version"]):
                 planned = self.plan(paths, run=run, step_from=step_from, force=options.force)
             else:  # The ingest reads the step of a single input itself.
                 planned = [Planned(path, options.step, run=run) for path in paths]
-        if (options.step is not None or options.metrics) and len(planned) > 1:
-            raise UsageError("`step` and `metrics` are for a single checkpoint; leave them out.")
+        single = options.step is not None or options.metrics or options.gradients is not None
+        if single and len(planned) > 1:
+            raise UsageError("`step`, `metrics` and `gradients` are for a single checkpoint; leave them out.")
         if options.hot is None and (follows or len(planned) > 1):
             # The latest of many is seldom resumed from at once: it is encoded with the others.
             options = replace(options, hot=0)

@@ -90,9 +90,12 @@ def command(
     folder = recursive or plan_file is not None
     if not paths and (recursive or not folder):
         raise UsageError("Name the checkpoints to store, files or directories.")
-    if folder and (options.step is not None or any((options.run, step_from, options.parent, tag, options.metrics))):
+    if folder and (
+        options.step is not None
+        or any((options.run, step_from, options.parent, tag, options.metrics, options.gradients))
+    ):
         raise UsageError(
-            "A folder has runs and steps of its own: leave --run, --step, --parent, --tag and --metric out."
+            "A folder has runs and steps of its own: leave --run, --step, --parent, --tag, --metric, --gradients out."
         )
     if plan_file is not None and bool(paths) != (recursive and dry_run):
         raise UsageError("--plan FILE stores the plan in the file; with a folder, --recursive --dry-run writes it.")

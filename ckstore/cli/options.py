@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -125,6 +126,11 @@ ingest_options = with_all(
         type=click.FloatRange(min=1.0),
     ),
     policy_options,
+    option(
+        "--gradients FILE",
+        "Gradients for --scheme dynaquant: tensors by path, for a single PATH.",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    ),
     option(
         "--max-degradation X",
         "Store as coarsely as the result of --eval is at most X worse.  [default with --eval: 5%]",

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import Lock
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -80,11 +79,22 @@ class Values(Protocol):
         """Compare a unit with its hash and return its reader; raise `InputError` if its bytes changed."""
 
 
+class GradientSource(Protocol):
+    """Gradients of tensors."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The numbers of elements, by the tensors' paths."""
+
+    def read(self, path: str, first: int, last: int) -> Floats:
+        """Return the elements from `first` to before `last` of a gradient."""
+
+
 class Estimator:
     """Estimates and encodes the objects of one version.
 
-    `parents` are the parent version's objects by key and signature, `gradients` the flat ones of large tensors by path:
-    the input of Inshrinkerator's sensitivity.
+    `parents` are the parent version's objects by key and signature, `gradients` those of large tensors: the input of
+    Inshrinkerator's sensitivity.
     """
 
     def __init__(
@@ -93,18 +103,19 @@ class Estimator:
         values: Values,
         policy: Policy,
         parents: dict[tuple[str, str], Parent],
-        gradients: Mapping[str, Floats] = MappingProxyType({}),
+        gradients: GradientSource | None = None,
     ) -> None:
         sizes = {_tensor(unit): 0 for unit in values.units if not unit.is_bundle}
         for unit in values.units:
             if not unit.is_bundle:
                 sizes[_tensor(unit)] += unit.count
-        for path, gradient in gradients.items():
-            if sizes.get(path, gradient.size) != gradient.size:
+        given = {} if gradients is None else gradients.sizes
+        for path, size in given.items():
+            if sizes.get(path, size) != size:
                 raise UsageError(
-                    f"The gradient of {path} has {gradient.size} elements, the tensor {sizes[path]}; give one for each."
+                    f"The gradient of {path} has {size} elements, the tensor {sizes[path]}; give one for each."
                 )
-        if sizes and gradients and not sizes.keys() & gradients.keys():
+        if sizes and given and not sizes.keys() & given.keys():
             raise UsageError(
                 f"No gradient has the path of a large tensor, such as {next(iter(sizes))}; give the state's paths."
             )
@@ -254,13 +265,13 @@ class Estimator:
 
     def _sensitivity(self, unit: Unit) -> Floats | None:
         """Return Inshrinkerator's sensitivity of a weight's elements: |g w|, from second moments without a gradient."""
-        gradient = self._gradients.get(_tensor(unit))
-        if gradient is not None and not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES:
-            parts = [part for part in self._values.units if _tensor(part) == _tensor(unit)]
+        path, given = _tensor(unit), self._gradients
+        if given is not None and path in given.sizes and not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES:
+            parts = [part for part in self._values.units if _tensor(part) == path]
             first = sum(part.count for part in parts[: parts.index(unit)])
             weight = as_float32(self._values.read(unit, 0, unit.count), unit.dtype)
             with np.errstate(all="ignore"):
-                ranks: Floats = np.abs(gradient[first : first + unit.count] * weight)
+                ranks: Floats = np.abs(given.read(path, first, first + unit.count) * weight)
             return ranks
         second = self._moments.get(unit.key)
         if second is None or second.role != "second" or unit.dtype not in CODEBOOK_DTYPES:
@@ -274,10 +285,11 @@ class Estimator:
         return _of_weights(self._values.units, "second") or _of_weights(self._values.units, "first")
 
 
-def knows_sensitivity(units: Sequence[Unit], gradients: Mapping[str, Floats]) -> bool:
+def knows_sensitivity(units: Sequence[Unit], gradients: GradientSource | None) -> bool:
     """Return whether Inshrinkerator can rank any weight by sensitivity: by a gradient, or by second moments."""
     ranked = {unit.key: _tensor(unit) for unit in units if not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES}
-    return not (gradients.keys().isdisjoint(ranked.values()) and ranked.keys().isdisjoint(_of_weights(units, "second")))
+    given = set() if gradients is None else gradients.sizes.keys()
+    return not (given.isdisjoint(ranked.values()) and ranked.keys().isdisjoint(_of_weights(units, "second")))
 
 
 def _of_weights(units: Sequence[Unit], role: str) -> dict[str, Unit]:

@@ -16,6 +16,7 @@ from ckstore.integrations.names import found
 if TYPE_CHECKING:
     from ckstore.store import Store
     from ckstore.writing.ingest import IngestReport
+    from ckstore.writing.tuning import Search
 
 
 def save_state(
@@ -26,6 +27,8 @@ def save_state(
     step: int,
     metrics: Mapping[str, Any] | None = None,
     replace: bool = False,
+    search: Search | None = None,
+    gradients: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> IngestReport | None:
     """Store the output of `Accelerator.save_state` as a version; all ranks call this.
@@ -40,8 +43,9 @@ def save_state(
         and it stays.
     run, step
         Run and step of the version. accelerate's files contain no step.
-    metrics, replace
-        As for `Store.ingest`.
+    metrics, replace, search, gradients
+        As for `Store.ingest`. Paths of gradients begin with the file's, as from
+        ``GradientAccumulator({"model.safetensors": model}, ...)``.
     **options
         As for `Accelerator.save_state`.
 
@@ -66,7 +70,10 @@ def save_state(
     report = None
     try:
         if accelerator.is_main_process:
-            report = store.ingest(written, run=run, step=step, metrics=dict(metrics or {}), replace=replace)
+            report = store.ingest(
+                written, run=run, step=step, metrics=dict(metrics or {}), replace=replace, search=search,
+                gradients=gradients,
+            )  # fmt: skip
     finally:
         if accelerator.is_main_process and not is_named:
             shutil.rmtree(place, ignore_errors=True)

@@ -8,13 +8,17 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import ConflictError, UsageError
 from ckstore.formats.facts import facts_of_mapping
 from ckstore.integrations.names import PREFIX, version_name
 from ckstore.integrations.torch import load, save
 from ckstore.store import Store
+
+if TYPE_CHECKING:
+    from ckstore.integrations.torch import GradientAccumulator
+    from ckstore.writing.tuning import Search
 
 #: Modules of `lightning` and `pytorch_lightning` with the base class of the Trainer's plug-ins.
 _PARENTS = ("lightning.fabric", "lightning_fabric")
@@ -37,15 +41,24 @@ class StoreIO:
     run
         Name of the run. A resumed training continues the run from its version: versions at later steps are replaced
         when these steps are saved again. A training that was not resumed needs a new run.
+    gradients
+        Accumulator over ``{"state_dict": module}``. The module calls its `after_backward` in
+        `on_before_optimizer_step`, and its `before_clearing` in `on_before_zero_grad`.
+    search
+        As for `Store.ingest`.
     """
 
-    def __init__(self, store: Store, run: str) -> None:
+    def __init__(
+        self, store: Store, run: str, *, gradients: GradientAccumulator | None = None, search: Search | None = None
+    ) -> None:
         # Both packages define the class; a Trainer of one does not accept the other's.
         for parent in [name for name in _PARENTS if sys.modules.get(name)] or _PARENTS:
             with suppress(ModuleNotFoundError):
                 import_module(f"{parent}.plugins").CheckpointIO.register(StoreIO)
         self.store = store
         self.run = run
+        self.gradients = gradients
+        self.search = search
         self._first: int | None = None
         self._saved: int | None = None
 
@@ -87,7 +100,8 @@ class StoreIO:
             )
         row = self.store.ingest(
             checkpoint, run=self.run, step=step, metrics=_scores(checkpoint, path), on_unknown="pickle",
-            replace=step is not None,
+            replace=step is not None, search=self.search,
+            gradients=None if self.gradients is None else self.gradients.gradients(),
         ).version  # fmt: skip
         self._note(row.step)
         self._saved = row.step

@@ -12,7 +12,9 @@ from ckstore.errors import ConflictError, UsageError
 from ckstore.integrations.names import found
 
 if TYPE_CHECKING:
+    from ckstore.integrations.torch import GradientAccumulator
     from ckstore.store import Store
+    from ckstore.writing.tuning import Search
 
 
 class StoreCallback:
@@ -32,12 +34,26 @@ class StoreCallback:
         Remove each directory once its version is durable and has been verified. With `load_best_model_at_end`, the best
         one is kept. By default the Trainer manages its directories (`save_total_limit`); directories that it removes
         stay in the store.
+    gradients
+        Accumulator over ``{"model.safetensors": model}``; the callback calls it.
+    search
+        As for `Store.ingest`.
     """
 
-    def __init__(self, store: Store, run: str, *, remove: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        *,
+        remove: bool = False,
+        gradients: GradientAccumulator | None = None,
+        search: Search | None = None,
+    ) -> None:
         self.store = store
         self.run = run
         self.remove = remove
+        self.gradients = gradients
+        self.search = search
         self._last = 0
         self._stored: list[Path] = []
 
@@ -67,6 +83,16 @@ class StoreCallback:
                 " `StoreCallback` a new run."
             )
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Add the gradients of a step."""
+        if self.gradients is not None:
+            self.gradients.after_backward(state.global_step + 1)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Make the GPU wait for copies of gradients."""
+        if self.gradients is not None:
+            self.gradients.before_clearing()
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Store the saved directory.
 
@@ -88,7 +114,8 @@ class StoreCallback:
         }
         # A version at this step already follows the version that the training was resumed from.
         self.store.ingest(
-            directory, run=self.run, step=state.global_step, metrics=metrics, replace=True, verify=self.remove
+            directory, run=self.run, step=state.global_step, metrics=metrics, replace=True, verify=self.remove,
+            search=self.search, gradients=None if self.gradients is None else self.gradients.gradients(),
         )  # fmt: skip
         self._last = state.global_step
         if self.remove:

@@ -46,7 +46,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One staged state dict: its area, the position of its pickle, and the options of its ingest."""
+    """One staged state dict and its gradients, if any: their area, and the position of the pickle of each.
+
+    The rest are the options of the ingest; `search` is a pickle.
+    """
 
     number: int
     area: int
@@ -55,6 +58,8 @@ class Save:
     step: int | None
     metrics: dict[str, Any]
     replace: bool
+    gradients: tuple[int, int] | None
+    search: bytes | None
 
 
 def start(settings: Settings) -> subprocess.Popen[bytes]:
@@ -106,10 +111,13 @@ def serve(settings: Settings, connection: Connection) -> None:
                     break
                 compactor.pause()
                 try:
+                    area = areas[save.area]
                     options = IngestOptions(
-                        settings.run, save.step, metrics=save.metrics, replace=save.replace, hot=keep
-                    )
-                    answer: Any = ingest(repository, areas[save.area].read(save.start, save.stop), options)
+                        settings.run, save.step, metrics=save.metrics, replace=save.replace, hot=keep,
+                        search=None if save.search is None else pickle.loads(save.search),
+                        gradients=None if save.gradients is None else area.read(*save.gradients),
+                    )  # fmt: skip
+                    answer: Any = ingest(repository, area.read(save.start, save.stop), options)
                 except Exception as error:
                     answer = _portable(error)
                 finally:

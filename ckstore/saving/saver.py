@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import pickle
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from ckstore.repository import Address
     from ckstore.writing.ingest import IngestReport
+    from ckstore.writing.tuning import Search
 
 #: One save in flight, and one staged.
 _AREAS = 2
@@ -142,6 +145,8 @@ class Saver:
         step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
         replace: bool = False,
+        search: Search | None = None,
+        gradients: Mapping[str, Any] | None = None,
         on_unknown: OnUnknown = "raise",
         busy: Literal["wait", "skip"] = "wait",
     ) -> Future[IngestReport]:
@@ -149,8 +154,11 @@ class Saver:
 
         Parameters
         ----------
-        state, step, metrics, replace, on_unknown
+        state, step, metrics, replace, gradients, on_unknown
             As for `Store.ingest`. The caller may change all of them once the call returns.
+        search
+            As for `Store.ingest`. The separate process evaluates: by a function of a module that it can import, which
+            the program's main module is not.
         busy
             Action if one save is in flight and another is staged: `wait` until the first is durable, or `skip` this
             one.
@@ -166,8 +174,9 @@ class Saver:
             An earlier save failed; this one was not started, but the next will be. If the process has died, every later
             save fails too. After SIGTERM: this save or one of another saver failed.
         UsageError
-            The state dict contains an unsupported object, `step` or `metrics` have another type, the saver is closed,
-            memory is too short for a copy, or a future's callback saves. Nothing was staged.
+            The state dict contains an unsupported object, `step` or `metrics` have another type, the process cannot
+            import the evaluation, the saver is closed, memory is too short for a copy, or a future's callback saves.
+            Nothing was staged.
         InputError
             Another thread changed the state dict during the copy.
 
@@ -181,11 +190,13 @@ class Saver:
         self._check_thread()
         if busy not in ("wait", "skip"):
             raise UsageError(f"`busy` must be `wait` or `skip`, not {busy!r}.")
-        checked, kept = checked_step(step), plain_metrics(metrics or {})
+        checked, kept, pickled = checked_step(step), plain_metrics(metrics or {}), _pickled(search)
         with self._saving:
             self._check()
-            packed = Packed(describe_state_dict(state, on_unknown))
-            area = self._free_area(packed.stop, wait=busy == "wait")
+            packed = [Packed(describe_state_dict(state, on_unknown))]
+            if gradients is not None:
+                packed.append(Packed(describe_state_dict(gradients), packed[0].stop))
+            area = self._free_area(packed[-1].stop, wait=busy == "wait")
             if area is None:
                 skipped: Future[IngestReport] = Future()
                 skipped.cancel()
@@ -193,13 +204,16 @@ class Saver:
                 return skipped
             try:
                 self._check()
-                area.stage(packed)
+                for one in packed:
+                    area.stage(one)
             except BaseException:
                 self._set_free(area)
                 raise
             self._number += 1
+            (start, stop), *rest = ((one.start, one.stop) for one in packed)
             save = Save(
-                self._number, self._areas.index(area), packed.start, packed.stop, checked, kept, replace
+                self._number, self._areas.index(area), start, stop, checked, kept, replace,
+                rest[0] if rest else None, pickled,
             )  # fmt: skip
             future = self._send(save)
         termination.follow()
@@ -375,3 +389,27 @@ class Saver:
     def _give_back(self) -> None:
         for area in self._areas:
             area.close()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles objects that another process can import."""
+
+    def reducer_override(self, node: Any) -> Any:
+        if getattr(node, "__module__", None) == "__main__":
+            raise pickle.PicklingError(f"{getattr(node, '__qualname__', node)} is part of the main module")
+        return NotImplemented
+
+
+def _pickled(search: Search | None) -> bytes | None:
+    """Return a search for the process; raise `UsageError` if that cannot import its evaluation."""
+    if search is None:
+        return None
+    text = io.BytesIO()
+    try:
+        _Pickler(text).dump(search)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"The saver's process cannot import the evaluation ({error}); give a function of a module, or `search` to"
+            " `Store.ingest`."
+        ) from error
+    return text.getvalue()

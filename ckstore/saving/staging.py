@@ -35,13 +35,13 @@ class Packed:
     """The layout of a described state dict in an area: tensors first, then everything else.
 
     `offsets` are those of the extents. From `start` to `stop` is the pickle: plain values and nodes of layouts, but no
-    objects of the caller.
+    objects of the caller. Another one may lie before it, up to `after`.
     """
 
-    def __init__(self, state: LiveState) -> None:
+    def __init__(self, state: LiveState, after: int = 0) -> None:
         self.state = state
         self.offsets: list[int] = []
-        self.start = 0
+        self.start = -(-after // _ALIGNMENT) * _ALIGNMENT
         for extent in state.extents:
             self.offsets.append(self.start)
             self.start += -(-extent.nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -42,6 +42,7 @@ from ckstore.storage.root import PACKS
 from ckstore.writing.compact import compacted
 from ckstore.writing.describe import describe
 from ckstore.writing.existing import in_place_of, is_there
+from ckstore.writing.gradients import Gradients
 from ckstore.writing.nearest import nearest_version
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import AUTO, IngestOptions, Request, request_of
@@ -92,6 +93,7 @@ def ingest(
         collection_seldom() if request.search is None else nullcontext(),
         reserve.kept(repository.path),
         closing(open_source(source, repository.path, force=request.force, on_unknown=options.on_unknown)) as scanned,
+        Gradients(options.gradients, repository.path) as gradients,
     ):
         if options.parent == AUTO:
             hash_version(scanned, force=request.force, progress=progress)
@@ -100,6 +102,7 @@ def ingest(
             step=scanned.step if request.step is None else request.step,
             parent=_parent(repository, options.parent, request.run, scanned),
             source=scanned.name,
+            gradients=gradients,
         )
         report = _ingest(repository, scanned, request, progress)
     if report.is_new:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
 from ckstore.encoding.budget import BUDGET
 from ckstore.errors import UsageError
-from ckstore.formats.torch.live_state import OnUnknown
+from ckstore.formats.torch.live_state import LiveState, OnUnknown
 from ckstore.policy import Fidelity, Policy, Retention
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, plain_object
+from ckstore.writing.gradients import Gradients
 from ckstore.writing.tuning import Search
 
 #: The parent that is searched among all versions.
@@ -43,7 +44,7 @@ class IngestOptions:
     max_restore_cost: float | None = None
     policy: Policy | Fidelity | None = None
     search: Search | None = None
-    gradients: Mapping[str, Any] = field(default_factory=dict)
+    gradients: Mapping[str, Any] | LiveState | str | os.PathLike[str] | None = None
     on_unknown: OnUnknown = "raise"
     hot: int | None = None
 
@@ -72,7 +73,7 @@ class Request:
     budget: float = BUDGET
     policy: Policy = field(default_factory=Policy)
     search: Search | None = None
-    gradients: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    gradients: Gradients | None = None
     read: Mapping[str, tuple[int | float, str]] = field(default_factory=dict)
     force: bool = False
     heals: bool = False
@@ -84,7 +85,10 @@ class Request:
 
 
 def request_of(catalog: Catalog, options: IngestOptions) -> Request:
-    """Check options and build a request; the source will add its name and, if missing, the step. Raise `UsageError`."""
+    """Check options and build a request, without gradients; the source adds its name and, if missing, the step.
+
+    Raise `UsageError` for invalid ones.
+    """
     budget = BUDGET if options.max_restore_cost is None else options.max_restore_cost
     if not budget >= 1:
         raise UsageError(f"The maximal restore cost must be 1 or more, not {budget}.")
@@ -114,23 +118,8 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
         budget=budget,
         policy=policy,
         search=options.search,
-        gradients=flat_gradients(options.gradients),
         force=options.force,
     )
-
-
-def flat_gradients(gradients: Mapping[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
-    """Return gradients by path as flat float32 arrays; raise `UsageError` for other values."""
-    flat = {}
-    for path, gradient in gradients.items():
-        values = gradient.detach().float().cpu().numpy() if hasattr(gradient, "detach") else gradient
-        try:
-            flat[path] = np.ascontiguousarray(values, np.float32).reshape(-1)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"The gradient of {path} is not an array of numbers; give a tensor of its shape."
-            ) from error
-    return flat
 
 
 def checked_step(step: Any) -> int | None:

@@ -59,6 +59,37 @@ def test_ingest(ckstore, place: Path, options: list[str]) -> None:
     assert ckstore("verify").code == 0
 
 
+def test_gradients_from_a_file(ckstore, place: Path) -> None:
+    """They rank the weights: the first rows matter little."""
+    torch.manual_seed(0)
+    torch.save({"model": {"weight": torch.randn(300, 256)}}, place / "large.pt")
+    sums = torch.ones(300, 256)
+    sums[:100] = 1e-6
+    torch.save({"model/weight": sums}, place / "sums.pt")
+    options = ["--run", "sgd", "--scheme", "dynaquant", "--quality", "3"]
+    assert ckstore("ingest", "large.pt", *options, "--gradients", "sums.pt").code == 0
+    ckstore("checkout", "sgd@latest", "-o", "back.pt")
+    pruned = weight_of(place / "back.pt") == 0
+    assert pruned[:100].float().mean() > pruned[100:].float().mean() + 0.4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "hint"),
+    [
+        (["in/step0.pt", "--gradients", "none.pt"], 2, "does not exist"),
+        (["in/step0.pt", "--gradients", "in/step10.pt"], 2, "is not an array of floats"),
+        (["in/step0.pt", "in/step10.pt", "--gradients", "sums.pt"], 2, "single checkpoint"),
+        (["in", "--recursive", "--gradients", "sums.pt"], 2, "leave --run"),
+    ],
+    ids=["missing", "a checkpoint", "two", "a folder"],
+)
+def test_gradients_that_do_not_fit(ckstore, place: Path, arguments: list[str], code: int, hint: str) -> None:
+    torch.save({"model/weight": torch.ones(3)}, place / "sums.pt")
+    done = ckstore("ingest", *arguments, "--scheme", "dynaquant", code=code)
+    assert hint in done.err
+    assert ckstore("log", "--json").json == []
+
+
 @pytest.mark.parametrize(
     ("options", "hint"),
     [

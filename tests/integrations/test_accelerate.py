@@ -73,6 +73,36 @@ NAMED = """
         assert load_state(accelerator, store, "acc@10") == 10
     """
 
+#: A loop that gathers gradients; an evaluation chooses the setting.
+GRADIENTS = """
+    from safetensors.torch import load_file
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = torch.nn.Linear(300, 300)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 1e-2))
+    accumulator = ckstore.GradientAccumulator({"model.safetensors": accelerator.unwrap_model(model)}, every=2)
+    evaluated = []
+
+    def loss(path):
+        evaluated.append(path)
+        return float(load_file(path / "model.safetensors")["weight"].abs().sum())
+
+    with ckstore.init("store") as store:
+        store.set_policy(ckstore.Policy("coarse", "dynaquant"))
+        for step in (1, 2):
+            accelerator.backward(model(torch.randn(8, 300)).square().mean())
+            accumulator.after_backward(step)
+            optimizer.step()
+            accumulator.before_clearing()
+            optimizer.zero_grad()
+        save_state(
+            accelerator, store, run="acc", step=2, gradients=accumulator.gradients(),
+            search=ckstore.Search(loss, 0.2),
+        )
+        assert store["acc@2"]._stored.document.coarse.parameters["evaluations"] == len(evaluated) - 1 > 1
+        assert (store["acc@2"]["model.safetensors/weight"][...] == 0).any()
+    """
+
 #: Two ranks of one machine.
 RANKS = """
     accelerator, model, optimizer = prepared()
@@ -104,6 +134,10 @@ def test_a_state_is_saved_and_loaded_and_leaves_no_directory(tmp_path: Path) -> 
 
 def test_directories_that_accelerate_names_stay(tmp_path: Path) -> None:
     run_with("accelerate", HEAD + NAMED, tmp_path)
+
+
+def test_a_loop_gathers_gradients_for_its_states(tmp_path: Path) -> None:
+    run_with("accelerate", HEAD + GRADIENTS, tmp_path)
 
 
 def test_all_ranks_go_on_where_they_were(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,13 @@ class Skewed(nn.Module):
         return x @ self.weight[100:].T + 1e-6 * (x @ self.weight[:100].T).sum()
 
 
+def error_of(seen: str, path: Path) -> float:
+    """Note the process, and return the share of weights that are not 0."""
+    with open(seen, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return float(np.mean(torch.load(path, weights_only=True)["model"]["weight"].numpy() != 0))
+
+
 def trained() -> tuple[dict[str, Any], GradientAccumulator]:
     model = Skewed()
     accumulator = GradientAccumulator({"model": model}, every=4, window=3)
@@ -228,6 +237,52 @@ def test_the_search_has_no_metric_without_sensitivity(tmp_path: Path) -> None:
             assert name == "with" or coarse.parameters["metric"] == "magnitude"
     # The last choice is tried by each metric that there is.
     assert evaluations == {"with": 2, "without": 1}
+
+
+def test_a_saver_stores_with_gradients_and_an_evaluation(tmp_path: Path) -> None:
+    """Both processes store alike, by the gradients as they were at the call."""
+    state, accumulator = trained()
+    given = {path: gradient.clone() for path, gradient in accumulator.gradients().items()}
+    search = Search(partial(error_of, str(tmp_path / "seen")), 0.5, maximise=True)
+    with ckstore.init(tmp_path / "here") as here, ckstore.init(tmp_path / "there") as there:
+        for store in (here, there):
+            store.set_policy(Policy("coarse", scheme="dynaquant"))
+        here.ingest(state, gradients=given, search=search)
+        with there.saver() as saver:
+            saving = saver.save(state, gradients=given, search=search)
+            for gradient in given.values():
+                gradient.zero_()
+        assert not saving.result().version.hot
+        found = [store["main@4"]._stored.document.coarse for store in (here, there)]
+        assert found[0] is not None
+        assert found[1] is not None
+        assert found[0].parameters == found[1].parameters
+        assert found[0].parameters["evaluations"] > 1
+        assert np.array_equal(here["main@4"]["model/weight"][...], there["main@4"]["model/weight"][...])
+    assert len(set((tmp_path / "seen").read_text().split())) == 2, "each in its process"
+
+
+def test_a_saver_refuses_an_evaluation_that_its_process_cannot_import(tmp_path: Path) -> None:
+    state, _ = trained()
+    with ckstore.init(tmp_path / "store") as store, store.saver() as saver:
+        with pytest.raises(UsageError, match="cannot import the evaluation"):
+            saver.save(state, search=Search(lambda path: 1.0))
+        code = "def loss(path): return 1.0"
+        main: dict[str, Any] = {"__name__": "__main__"}
+        exec(code, main)
+        with pytest.raises(UsageError, match="loss is part of the main module"):
+            saver.save(state, search=Search(main["loss"]))
+        assert store._catalog.versions() == []
+
+
+def test_a_saver_reports_gradients_of_other_shapes(tmp_path: Path) -> None:
+    state, _ = trained()
+    with ckstore.init(tmp_path / "store") as store:
+        saver = store.saver()
+        saving = saver.save(state, gradients={"model/weight": torch.ones(3)})
+        assert "has 3 elements" in str(saving.exception())
+        with pytest.raises(UsageError, match="has 3 elements"):
+            saver.close()
 
 
 def test_gradients_by_other_paths_than_the_states_are_refused(tmp_path: Path) -> None:

@@ -322,3 +322,42 @@ def test_a_trainer_keeps_links_and_resumes_from_pointers(package: str, tmp_path:
 
 def test_fabric_saves_and_loads(tmp_path: Path) -> None:
     run_with("lightning", FABRIC, tmp_path)
+
+
+#: A module that gathers gradients; an evaluation chooses the setting.
+GRADIENTS = (
+    MODEL
+    + """
+    class Gathering(Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(256, 300)
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 1e-2)
+        def on_before_optimizer_step(self, optimizer):
+            accumulator.after_backward(self.global_step + 1)
+        def on_before_zero_grad(self, optimizer):
+            accumulator.before_clearing()
+
+    def loss(path):
+        return float(torch.load(path, weights_only=True)["state_dict"]["layer.weight"].abs().sum())
+
+    data = DataLoader(TensorDataset(torch.randn(8, 256)), batch_size=4)
+    model = Gathering()
+    accumulator = ckstore.GradientAccumulator({"state_dict": model}, every=2)
+    with ckstore.init("store") as store:
+        store.set_policy(ckstore.Policy("coarse", "dynaquant"))
+        io = StoreIO(store, "lit", gradients=accumulator, search=ckstore.Search(loss, 0.2))
+        saving = ModelCheckpoint("pointers", save_top_k=-1)
+        lightning.Trainer(max_epochs=2, plugins=[io], callbacks=[saving], **quiet).fit(model, data, data)
+        assert list(accumulator.gradients()) == ["state_dict/layer.weight", "state_dict/layer.bias"]
+        for step in (2, 4):
+            found = store[f"lit@{step}"]._stored.document.coarse
+            assert found.parameters["evaluations"] > 1, found
+            assert (store[f"lit@{step}"]["state_dict/layer.weight"][...] == 0).any()
+    """
+)
+
+
+def test_a_module_gathers_gradients_for_its_checkpoints(tmp_path: Path) -> None:
+    run_with("lightning", GRADIENTS, tmp_path)

@@ -212,3 +212,42 @@ def test_the_files_of_all_ranks_are_stored(tmp_path: Path) -> None:
 
 def test_the_trainer_finds_its_best_directory(tmp_path: Path) -> None:
     run_with("transformers", BEST, tmp_path)
+
+
+#: A Trainer that gathers gradients; an evaluation chooses the setting.
+GRADIENTS = """
+    import torch, transformers
+    import ckstore
+    from ckstore.integrations.transformers import StoreCallback
+    from safetensors.torch import load_file
+
+    transformers.set_seed(0)
+    size = {"n_embd": 256, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 16}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, bos_token_id=0, eos_token_id=0))
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(16, (16, 8))]
+    arguments = transformers.TrainingArguments(
+        "output", max_steps=4, save_steps=2, report_to=[], per_device_train_batch_size=4, use_cpu=True,
+        disable_tqdm=True, optim="sgd",
+    )
+    seen = []
+
+    def loss(path):
+        seen.append(load_file(path / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"])
+        return float(seen[-1].abs().sum())
+
+    accumulator = ckstore.GradientAccumulator({"model.safetensors": model}, every=2)
+    with ckstore.init("store") as store:
+        store.set_policy(ckstore.Policy("coarse", "dynaquant"))
+        callback = StoreCallback(store, "hf", gradients=accumulator, search=ckstore.Search(loss, 0.2))
+        transformers.Trainer(model, arguments, train_dataset=texts, callbacks=[callback]).train()
+        assert "model.safetensors/transformer.h.0.mlp.c_fc.weight" in accumulator.gradients()
+        assert accumulator._last == 4
+        for step in (2, 4):
+            found = store[f"hf@{step}"]._stored.document.coarse
+            assert found.parameters["evaluations"] > 1, found
+    assert len(seen) > 4
+    """
+
+
+def test_a_trainer_gathers_gradients_for_its_directories(tmp_path: Path) -> None:
+    run_with("transformers", GRADIENTS, tmp_path)
