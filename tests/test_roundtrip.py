@@ -395,9 +395,9 @@ def test_a_verified_ingest_that_does_not_come_back(
     before = sorted(os.listdir(store.path / "packs"))
     right = reader.ordinal_correct
 
-    def wrong(*arguments: Any) -> Any:
-        bits = right(*arguments)
-        return bits ^ bits.dtype.type(store.mode == "broken")
+    def wrong(predicted: Any, bits: Any, dtype: str) -> None:
+        right(predicted, bits, dtype)
+        bits ^= bits.dtype.type(store.mode == "broken")
 
     # Only the reading back can tell.
     monkeypatch.setattr(reader, "ordinal_correct", wrong)

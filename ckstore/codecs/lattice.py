@@ -53,9 +53,6 @@ _OCTAVES = 10
 NO_EXPONENTS: npt.NDArray[np.int16] = np.empty(0, np.int16)
 NO_EXPONENTS.flags.writeable = False
 
-_NOTHING: npt.NDArray[np.uint8] = np.zeros(8 * CHUNK, np.uint8)
-_NOTHING.flags.writeable = False
-
 
 def part_dtype(dtype: str) -> str:
     """Return the dtype of the coded parts of elements: the component's for complex numbers, else `dtype` itself."""
@@ -226,13 +223,6 @@ def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:
     return classes
 
 
-def _zeros(like: Bits) -> Bits:
-    """Return read-only zeros of the same number and dtype; those of a chunk's size are shared."""
-    if like.nbytes > _NOTHING.nbytes:
-        return fixed(np.zeros_like(like))
-    return _NOTHING[: like.nbytes].view(like.dtype)
-
-
 def check_sizes(values: Bits, predicted: Bits | None) -> None:
     """Raise `IntegrityError` if `predicted` is given and has another size."""
     # The kernels do not check the sizes of their arrays.
@@ -258,24 +248,21 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Intege
     from ckstore.kernels import lattice as kernels
 
     out = empty(bits.size, bits.dtype)
-    kernels.ordinal_difference(fixed(bits), _zeros(bits) if predicted is None else fixed(predicted), out)
+    kernels.ordinal_difference(fixed(bits), _known(predicted, bits), out)
     return out.view(signed)
 
 
-def ordinal_correct(predicted: Bits | None, residuals: Integers, dtype: str, out: Bits | None = None) -> Bits:
-    """Invert `ordinal_difference`; write into `out` if given."""
+def ordinal_correct(predicted: Bits | None, residuals: Bits, dtype: str) -> None:
+    """Invert `ordinal_difference` in place, of residuals that are passed as unsigned integers."""
     check_sizes(residuals, predicted)
-    check_sizes(residuals, out)
-    unsigned = residuals.view(f"u{residuals.itemsize}")
-    is_float = dtype in FLOATS
-    if out is None and predicted is None and not is_float:
-        return unsigned
-    if out is None:
-        out = empty(unsigned.size, unsigned.dtype)
-    if not is_float:
-        np.add(_zeros(unsigned) if predicted is None else predicted, unsigned, out=out)
-        return out
-    from ckstore.kernels import lattice as kernels
+    if dtype in FLOATS:
+        from ckstore.kernels import lattice as kernels
 
-    kernels.ordinal_correct(_zeros(unsigned) if predicted is None else fixed(predicted), fixed(unsigned), out)
-    return out
+        kernels.ordinal_correct(_known(predicted, residuals), residuals)
+    elif predicted is not None:
+        residuals += predicted
+
+
+def _known(predicted: Bits | None, like: Bits) -> Bits:
+    """Return the predictions for a kernel: an empty array for none."""
+    return fixed(np.empty(0, like.dtype) if predicted is None else predicted)

@@ -149,24 +149,39 @@ def _ordinal(bits: int, sign: int) -> int:
 
 @kernel
 def ordinal_difference(bits: np.ndarray, predicted: np.ndarray, out: np.ndarray) -> None:
-    """Write ``ord(bits) - ord(predicted)`` modulo the width; all arrays have one unsigned dtype."""
+    """Write ``ord(bits) - ord(predicted)`` modulo the width, or ``ord(bits)`` if `predicted` is empty.
+
+    All arrays have one unsigned dtype.
+    """
     one = bits.dtype.type(1)
     sign = one << bits.dtype.type(bits.itemsize * 8 - 1)
-    for k in range(bits.size):
-        out[k] = _ordinal(bits[k], sign) - _ordinal(predicted[k], sign)
+    if predicted.size:
+        for k in range(bits.size):
+            out[k] = _ordinal(bits[k], sign) - _ordinal(predicted[k], sign)
+    else:
+        for k in range(bits.size):
+            out[k] = _ordinal(bits[k], sign)
+
+
+@njit(inline="always")
+def _bits(ordinal: int, sign: int) -> int:
+    """Invert `_ordinal`."""
+    if ordinal & sign:
+        return ~ordinal ^ sign
+    return ordinal
 
 
 @kernel
-def ordinal_correct(predicted: np.ndarray, residuals: np.ndarray, out: np.ndarray) -> None:
-    """Write the bits whose ordinal is ``ord(predicted) + residuals`` modulo the width; `out` may be `residuals`."""
-    one = predicted.dtype.type(1)
-    sign = one << predicted.dtype.type(predicted.itemsize * 8 - 1)
-    for k in range(predicted.size):
-        ordinal = predicted.dtype.type(_ordinal(predicted[k], sign) + residuals[k])
-        if ordinal & sign:
-            out[k] = ~ordinal ^ sign
-        else:
-            out[k] = ordinal
+def ordinal_correct(predicted: np.ndarray, residuals: np.ndarray) -> None:
+    """Invert `ordinal_difference` in place."""
+    unsigned = residuals.dtype.type
+    sign = unsigned(1) << unsigned(residuals.itemsize * 8 - 1)
+    if predicted.size:
+        for k in range(residuals.size):
+            residuals[k] = _bits(unsigned(_ordinal(predicted[k], sign) + residuals[k]), sign)
+    else:
+        for k in range(residuals.size):
+            residuals[k] = _bits(residuals[k], sign)
 
 
 @kernel

@@ -192,8 +192,9 @@ class ObjectReader:
                 continue
             in_context = isinstance(level, Delta) and level.context and bits is not None
             classes = ordinal_classes(bits, level.dtype) if in_context and bits is not None else None
-            stored = self.stored_integers(level, chunk, classes)
-            bits = ordinal_correct(bits, stored, level.dtype, out if level is target else None)
+            stored = self.stored_integers(level, chunk, classes, out if level is target else None)
+            ordinal_correct(bits, stored, level.dtype)
+            bits = stored
         assert bits is not None
         return self._decoded((record.id, chunk), bits, keep=keep)
 
@@ -228,13 +229,15 @@ class ObjectReader:
                 else:
                     self._locks[key] = lock, users - 1
 
-    def stored_integers(self, record: Record, chunk: int, classes: npt.NDArray[np.uint8] | None = None) -> Integers:
-        """Return the stored integers of one chunk: int32, of an exact object as wide as its elements."""
-        out_type = f"i{ITEM_SIZES[record.dtype]}" if record.is_exact else "i4"
+    def stored_integers(
+        self, record: Record, chunk: int, classes: npt.NDArray[np.uint8] | None = None, out: Bits | None = None
+    ) -> Integers:
+        """Return the stored integers of one chunk: int32, of an exact object unsigned and as wide as its elements."""
+        out_type = f"u{ITEM_SIZES[record.dtype]}" if record.is_exact else "i4"
         payload = self.stored.payload(record, chunk)
         if payload is None:
             return np.zeros(record.size_of(chunk), out_type)
         self.decoded_chunks += 1
-        out = empty(record.size_of(chunk), out_type)
-        decode_integers(payload, out, classes)
-        return out
+        integers = empty(record.size_of(chunk), out_type) if out is None else out
+        decode_integers(payload, integers, classes)
+        return integers

@@ -429,7 +429,7 @@ def test_tables_of_codes(symbols, slots):
         symbol = symbol_at(symbols, slot, longest)
         _, length, number, raw, _, _ = symbols[symbol].tolist()
         assert by_symbol[slot] == length | symbol << 8
-        assert by_code[slot] == length + raw | length << 8 | (number & 0xFFFFFFFF) << 32
+        assert by_code.view(np.int64)[slot] == length + raw | length << 8 | number << 12
 
 
 @given(symbol_tables(), st.integers(1, 13), SLOTS)

@@ -17,9 +17,8 @@ from ckstore.kernels.entropy.read_pairs import are_short, read_any, read_pairs
 from ckstore.kernels.entropy.tables import LOOK, SYMBOL, SYMBOLS, fill_symbols, fill_table
 from ckstore.kernels.entropy.words import Array, clear, int64, store_element
 
-_SIZES = (1 << LONGEST, 1 << LOOK, PLACED)
-_ENDS = np.cumsum(np.array(_SIZES))
-WORK = sum(_SIZES)
+_CODES = 1 << LONGEST
+WORK = _CODES + max(1 << LOOK, 2 * PLACED)
 """Size of the scratch array (uint64)."""
 _ANY = int64(31)
 """Bits of a number without its sign from which no table holds all of it."""
@@ -66,8 +65,7 @@ def read_streams(
         if stream < 3:
             place += ends[stream]
             ends[stream] = place
-    table = work[_ENDS[0] : _ENDS[1]]
-    numbers = work[_ENDS[1] :].view(np.int64)
+    table = work[_CODES : _CODES + (1 << LOOK)]
     for index in range(number):
         group = groups[index]
         start = group.start
@@ -90,10 +88,7 @@ def read_streams(
         items = count if kind == DENSE else group.pairs
         short = group.plane == 0 and are_short(symbols, items)
         if kind == DENSE and group.top <= _ANY and not short:
-            bad = read_dense(
-                buffer, positions, limit, symbols, longest, codes, numbers, plane, group.plane, coded, size, start,
-                count,
-            )  # fmt: skip
+            bad = read_dense(buffer, positions, limit, group, symbols, longest, work, plane, coded, size)
         else:
             fill_table(codes, longest, SYMBOL, symbols)
             done = int64(0)

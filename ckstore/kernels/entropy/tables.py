@@ -20,9 +20,8 @@ number of its bin and the bin's raw bits; the same of a pair's zero run, whose r
 SYMBOL, BY_CODE, PAIR = int64(0), int64(1), int64(2)
 """Kinds of the entries of a table (uint64).
 
-`SYMBOL`: bits of the code | symbol << 8. `BY_CODE`: bits of code and raw bits | bits of the code << 8 | smallest
-number, of 32 bits, << 32. `PAIR`: bits of code and raw bits | run plus one, below 2^16, << 8 | value, of 32 bits, <<
-32.
+`SYMBOL`: bits of the code | symbol << 8. `BY_CODE`, also of 32 bits: bits of code and raw bits | bits of the code << 8
+| smallest number << 12. `PAIR`: bits of code and raw bits | run plus one, below 2^16, << 8 | value, of 32 bits, << 32.
 """
 
 UNRESOLVED = 64
@@ -31,7 +30,7 @@ UNRESOLVED = 64
 LOOK = 12
 """Index bits of tables of pairs: their entries fit the first-level cache."""
 _MOST_RUN = int64((1 << 16) - 1)
-_1, _8, _32 = uint64(1), uint64(8), uint64(32)
+_1, _8, _12, _32 = uint64(1), uint64(8), uint64(12), uint64(32)
 
 
 @counted
@@ -90,7 +89,7 @@ def fill_table(table: Array, bits: int, tells: int, symbols: Array) -> None:
         step = _1 << uint64(min(length, bits))
         entry = uint64(length) | (uint64(i) << _8)
         if tells == BY_CODE:
-            entry = uint64(total) | (uint64(length) << _8) | (uint64(symbols[i].number) << _32)
+            entry = uint64(total) | (uint64(length) << _8) | (uint64(symbols[i].number) << _12)
         elif tells == PAIR:
             entry = uint64(UNRESOLVED)
             if resolves(symbols, i, bits):
