@@ -80,11 +80,9 @@ class _Average(StoredVersion):
     def __init__(self, versions: Sequence[StoredVersion], weights: Sequence[float]) -> None:
         super().__init__(versions[-1].repository, versions[-1].row)
         # The store's cache may be large, and each chunk is needed for the next version alone.
-        self._versions = [StoredVersion(version.repository, version.row) for version in versions]
         passing = self.repository.reader.in_passing()
+        self._versions = [version.read_by(passing) for version in versions]
         self.chunks = passing.cache
-        for version in self._versions:
-            version.reader = passing
         self._weights = weights
         for version in versions[:-1]:
             self._require_same(version)

@@ -42,8 +42,7 @@ class StoredVersion:
         self._is_committed = is_committed
         self.repository = repository
         self.row = row
-        #: Another reader than the store's, with a cache of its own.
-        self.reader: ObjectReader | None = None
+        self._reader: ObjectReader | None = None
         # Units whose object has been found to match the layout.
         self._fitting: set[int] = set()
         self._is_prefetched = False
@@ -69,6 +68,12 @@ class StoredVersion:
         if not rows:
             raise NotFoundError(f"Version {self.row.number} no longer exists; choose another one.")
         return StoredVersion(self.repository, rows[0])
+
+    def read_by(self, reader: ObjectReader) -> StoredVersion:
+        """Return the version read by another reader than the store's, which has a cache of its own."""
+        found = StoredVersion(self.repository, self.row)
+        found._reader = reader
+        return found
 
     @cached_property
     def document(self) -> VersionDocument:
@@ -189,7 +194,7 @@ class StoredVersion:
     def _chunk(self, number: int, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
         if number not in self._fitting:
             self._fit(number)
-        return (self.reader or self.repository.reader).bits(self.document.objects[number], chunk, keep=keep, out=out)
+        return (self._reader or self.repository.reader).bits(self.document.objects[number], chunk, keep=keep, out=out)
 
     def _fit(self, number: int) -> None:
         """Raise `IntegrityError` unless the object of a unit exists and matches the layout."""

@@ -142,6 +142,9 @@ def statistics(
     """
     while True:
         try:
+            if versions:  # The store's cache may be large, and each chunk is needed for the next version alone.
+                passing = versions[0].repository.reader.in_passing()
+                versions = [version.read_by(passing) for version in versions]
             return _statistics(list(versions), globs, sample, values)
         except ChangedVersionError:  # Rows of the cache make the second attempt short.
             versions = [version.present() for version in versions]

@@ -385,7 +385,7 @@ _PEAK = """
 import resource, sys
 import ckstore
 from ckstore.report.statistics import statistics
-with ckstore.open(sys.argv[1], "r", cache_bytes=1 << 24) as store:
+with ckstore.open(sys.argv[1], "r") as store:
     versions = [version._stored for version in store.versions("a")]
     statistics(versions[:1], ["none"])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -30,7 +30,7 @@ _LOAD = _MEASURED.format(work="from tools.bench.series import load, Path\nfor pa
 
 
 def report(bench: Bench) -> Section:
-    """Measure reports on the series, stored exact and coarse, beside loading all its files."""
+    """Measure reports on the series, stored exact and coarse, and loads of all its files."""
     files, stores = bench.series(), {fidelity: bench.store(fidelity) for fidelity in FIDELITIES}
     bench.report(f"reports, load {os.getloadavg()[0]:.1f}")
     found: dict[str, list[list[float]]] = {}
