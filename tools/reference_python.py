@@ -28,6 +28,8 @@ _INTEGRATIONS = {
 _CODECS = (
     ("huffman", "Huffman"),
     ("zarr_huffman", "HuffmanCodec"),
+    ("levels", "Levels"),
+    ("zarr_levels", "LevelsCodec"),
     ("quantized_residual", "QuantizedResidual"),
     ("zarr_quantized_residual", "QuantizedResidualCodec"),
 )

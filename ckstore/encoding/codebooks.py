@@ -12,7 +12,7 @@ from ckstore.codecs.codebook import (
     CODEBOOK_DTYPES,
     CodebookLattice,
     Floats,
-    Indices,
+    Numbers,
     as_float32,
     differences,
     has_unrepresentable,
@@ -31,7 +31,6 @@ from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import Codebook, Record, check_cut, exact_work
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
-from ckstore.runtime.checksum import crc32
 
 #: Bits of an LC-Checkpoint codebook for whole values and for merged changes: every bucket is kept.
 _WHOLE_BITS = 8
@@ -69,39 +68,29 @@ class CodebookEncoder:
         lattice = plan.lattice
         assert isinstance(lattice, CodebookLattice)
         bits = read(0, unit.count)
+        numbers: Numbers
         if plan.additive:
-            indices = lc.assign(lattice, self._changes(unit, bits, plan), _split(plan))
-            aside = np.empty(0, np.uint16)
+            numbers = lc.assign(lattice, self._changes(unit, bits, plan), _split(plan))
         else:
-            _, indices, aside = dynaquant.treated(as_float32(bits, unit.dtype), treatment(), unit.dtype)
-        payloads, frames = [], []
+            numbers = lattice.numbers(*dynaquant.assign(lattice, as_float32(bits, unit.dtype), treatment()))
+        payloads = []
         comparison = Comparison(unit)
         digests = []
-        taken = 0
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
-            part = indices[start : start + unit.chunk]
-            digests.append(bytes.fromhex(digest(part)))
-            if plan.additive:
-                kept = None
-            else:
-                protected = int(np.count_nonzero(part == lattice.levels - 1))
-                kept = aside[taken : taken + protected]
-                taken += protected
-                frame = kept.astype("<u2").tobytes()
-                frames.append(crc32(kept).to_bytes(4, "little") + frame)
+            part = numbers[start : start + unit.chunk]
+            digests.append(bytes.fromhex(digest(part.view(np.uint8))))
             delta, classes = self._against(lattice, part, None if plan.additive else plan.base, chunk)
             payloads.append(encode_changes(delta, classes))
             before = None if not plan.additive or plan.base is None else self.reader.values(plan.base, chunk)
-            decoded = lattice.values(part, kept) if before is None else lattice.add(before, part)
+            decoded = lattice.values(part) if before is None else lattice.add(before, part)
             comparison.add(bits[start : start + unit.chunk], decoded)
         base = plan.base.id if plan.additive and plan.base is not None else ""
-        digests += [bytes.fromhex(digest(frame)) for frame in frames]
         record = Codebook(
             id=lattice_id(lattice, unit.count, unit.chunk, digests, base), dtype=unit.dtype, count=unit.count,
             chunk=unit.chunk, alone=estimate.alone, lattice=lattice, base=plan.base_id, debt=debt,
             additive=plan.additive,
         )  # fmt: skip
-        return Encoded(record, [*payloads], comparison.result(), frames)
+        return Encoded(record, [*payloads], comparison.result())
 
     def _estimate_changes(self, unit: Unit, bits: Bits, record: Codebook | None) -> Estimate:
         """Estimate LC-Checkpoint: a codebook of the changes since the parent or its base, or of the first values.
@@ -123,7 +112,7 @@ class CodebookEncoder:
             lattice = lc.bucket_codebook(changes, levels, unit.dtype, _split(plan))
             first = sample.start
             indices = lc.assign(lattice, changes[first : first + sample.bits.size], _split(plan))
-            sizes[name] = sample.nbytes(indices.astype(np.int32) - lattice.zero)
+            sizes[name] = sample.nbytes(lattice.stored(indices))
             plans[name] = replace(plan, lattice=lattice)
         if record is not None:
             del plans["base"]
@@ -132,18 +121,17 @@ class CodebookEncoder:
     def _estimate_levels(self, unit: Unit, bits: Bits, record: Codebook | None, treatment: Treatment) -> Estimate:
         """Estimate Inshrinkerator: one codebook, its indices in full or against the parent's."""
         sample = Sample.of(unit, lambda first, last: bits[first:last])
-        lattice, indices, aside = dynaquant.treated(as_float32(bits, unit.dtype), treatment, unit.dtype)
-        part = indices[sample.start : sample.start + sample.bits.size]
+        lattice, indices, protected = dynaquant.treated(as_float32(bits, unit.dtype), treatment, unit.dtype)
+        part = lattice.numbers(indices, protected)[sample.start : sample.start + sample.bits.size]
         ways: dict[str, Codebook | None] = {"base": None, **({} if record is None else {"delta": record})}
         plans = {}
         sizes = {}
         for name, base in ways.items():
             if base is None:
-                size = sample.nbytes(part.astype(np.int32) - lattice.zero)
+                sizes[name] = sample.nbytes(lattice.stored(part))
             else:
-                before = sample.cut(self.reader.indices(base, sample.chunk))
-                size = sample.nbytes(lattice.delta(part, before), lattice.classes(before))
-            sizes[name] = size + 2 * aside.size
+                before = sample.cut(base.lattice.indices(self.reader.numbers(base, sample.chunk)))
+                sizes[name] = sample.nbytes(lattice.delta(part, before), lattice.classes(before))
             plans[name] = Way(base, lattice=lattice)
         return self._planned(unit, plans, sizes, record)
 
@@ -189,13 +177,13 @@ class CodebookEncoder:
         return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
     def _against(
-        self, lattice: CodebookLattice, indices: Indices, base: Record | None, chunk: int
+        self, lattice: CodebookLattice, numbers: Numbers, base: Record | None, chunk: int
     ) -> tuple[Integers, npt.NDArray[np.uint8] | None]:
-        """Return the stored form of a chunk's indices, and the classes that code it."""
+        """Return the stored form of a chunk's numbers, and the classes that code it."""
         if not isinstance(base, Codebook):
-            return indices.astype(np.int32) - np.int32(lattice.zero), None
-        before = self.reader.indices(base, chunk)
-        return lattice.delta(indices, before), lattice.classes(before)
+            return lattice.stored(numbers), None
+        before = base.lattice.indices(self.reader.numbers(base, chunk))
+        return lattice.delta(numbers, before), lattice.classes(before)
 
 
 def _split(plan: Way) -> int:
