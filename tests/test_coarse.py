@@ -17,7 +17,7 @@ from ckstore.codecs.lattice import floats
 from ckstore.errors import IntegrityError
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import record_from_json
-from ckstore.policy import SCHEMES, Policy, Scheme
+from ckstore.policy import SCHEMES, Policy
 from ckstore.recovery.recover import recover
 from ckstore.storage.root import CATALOG
 
@@ -490,7 +490,7 @@ def test_coarse_objects_are_plain_zarr_arrays(written: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_nearest_version_may_be_coarse(store: ckstore.Store, scheme: Scheme) -> None:
+def test_the_nearest_version_may_be_coarse(store: ckstore.Store, scheme: str) -> None:
     options: dict[str, Any] = {"policy": Policy("coarse", scheme)}
     stored(store, {"w": draw(300, 256, seed=9)}, run="other", **options)
     near = stored(store, {"w": draw(300, 256)}, run="first", **options)

@@ -148,8 +148,8 @@ class ObjectReader:
             else:
                 assert isinstance(below, Codebook)
                 indices = below.lattice.indices(numbers)
-                lattice = level.lattice
-                numbers = lattice.apply(indices, self.stored_integers(level, chunk, lattice.classes(indices)))
+                classes = below.lattice.classes(indices)
+                numbers = level.lattice.apply(indices, self.stored_integers(level, chunk, classes))
             below = level
         assert numbers is not None
         self.cache.put((record.id, chunk), numbers)

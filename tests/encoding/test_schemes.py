@@ -21,7 +21,7 @@ from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, 
 from ckstore.errors import IntegrityError
 from ckstore.objects.records import Codebook, Record
 from ckstore.objects.units import Unit
-from ckstore.policy import Policy
+from ckstore.policy import QUALITY, Policy
 from ckstore.recovery.recover import recover
 from ckstore.version import Version
 from tests.checkpoints import flip, lose_catalog, scratch, sha256
@@ -211,7 +211,7 @@ def test_dynaquant_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> 
                     known = sensitivity is not None
                     ranked += known
                     settings = DynaQuantSettings(16, 0.1, 0.01, "sensitivity" if known else "magnitude", 32)
-                    assert Policy("coarse", "dynaquant").dynaquant(known=known) == settings
+                    assert dynaquant.settings_of(QUALITY, known=known) == settings
                     levels = 32 if kind == "embedding" else 16
                     treatment = Treatment(together[kind].split(settings, known=known), levels, sensitivity)
                     lattice, indices, aside = dynaquant.treated(values, treatment, unit.dtype)
