@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ckstore.codecs.schemes import LATTICE, OWN, scheme_of
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.storage import schema
 from ckstore.storage.schema import items, number, one_of, read_json, text, whole
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
     from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 
 Fidelity = Literal["exact", "coarse"]
-Scheme = Literal["lattice", "lc", "dynaquant"]
 
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
-SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+SCHEMES = (LATTICE, *OWN)
 
 #: Training resumed from a version of this quality shows no difference: `tools/bench/schemes --only coarse` measures it.
 QUALITY = 1.5
@@ -32,7 +32,7 @@ _FINEST, _COARSEST = 0.125, 64.0
 _POLICY = schema.fields(
     {"fidelity": one_of(*FIDELITIES)},
     {
-        "hot": whole(), "scheme": one_of(*SCHEMES), "quality": number(), "max_abs_error": number(),
+        "hot": whole(), "scheme": text(1), "quality": number(), "max_abs_error": number(),
         "max_rel_error": number(),
         "settings": schema.fields(
             {"levels": whole(), "prune": number(), "protect": number(), "metric": text(), "embedding_levels": whole()}
@@ -143,7 +143,8 @@ class Policy:
     fidelity
         `exact`: every bit is restored. `coarse`: weights and moments are rounded.
     scheme
-        For coarse versions: `lattice` (the default), or one of the published ones, `lc` and `dynaquant`.
+        For coarse versions: `lattice` (the default), one of the published ones, `lc` and `dynaquant`, or one of another
+        package.
     quality
         For coarse versions: the step in units of the change since the parent; smaller is finer.
     max_abs_error, max_rel_error
@@ -165,7 +166,7 @@ class Policy:
     """
 
     fidelity: Fidelity = "exact"
-    scheme: Scheme = "lattice"
+    scheme: str = LATTICE
     quality: float = QUALITY
     max_abs_error: float | None = None
     max_rel_error: float | None = None
@@ -177,7 +178,7 @@ class Policy:
         if self.fidelity not in FIDELITIES:
             raise UsageError(f"Unknown fidelity {self.fidelity}; choose one of {', '.join(FIDELITIES)}.")
         if self.scheme not in SCHEMES:
-            raise UsageError(f"Unknown scheme {self.scheme}; choose one of {', '.join(SCHEMES)}.")
+            scheme_of(self.scheme)
         if not _FINEST <= self.quality <= _COARSEST:
             raise UsageError(f"Quality must be between {_FINEST} and {_COARSEST:g}, not {self.quality}.")
         if self.hot is not None and self.hot < 0:
@@ -185,7 +186,7 @@ class Policy:
         for bound in (self.max_abs_error, self.max_rel_error):
             if bound is not None and not 0 < bound < float("inf"):
                 raise UsageError(f"An error bound must be above 0, not {bound}.")
-        if self.is_bounded and self.scheme != "lattice":
+        if self.is_bounded and self.scheme != LATTICE:
             raise UsageError(f"The scheme {self.scheme} does not support error bounds; leave one of them out.")
         if self.settings is not None and self.scheme != "dynaquant":
             raise UsageError(f"The scheme {self.scheme} does not take settings; choose dynaquant, or leave them out.")
@@ -221,7 +222,12 @@ class Policy:
                 kept = said["retention"]
                 lists = {name: tuple(kept.get(name, ())) for name in ("exact_best", "drop")}
                 said["retention"] = Retention(**{**kept, **lists})
-            return cls(**said)
+            # The package of a scheme is needed to write versions, not to open the store.
+            foreign = said.pop("scheme") if said.get("scheme", LATTICE) not in SCHEMES else LATTICE
+            policy = cls(**said)
+            if foreign != LATTICE:
+                object.__setattr__(policy, "scheme", foreign)
+            return policy
         except (TypeError, ValueError, UsageError) as error:
             raise IntegrityError(
                 f"The catalog's policy {text!r} is damaged ({error}); set it with `ckstore policy`."
@@ -258,22 +264,3 @@ class Policy:
         if self.settings is not None:
             return asdict(self.settings)
         return {"quality": self.quality}
-
-    @property
-    def lc_bits(self) -> int:
-        """Bits of LC-Checkpoint's codebooks: 3, as in its paper, at the default quality."""
-        return min(max(round(4.5 - self.quality), 1), 8)
-
-    def dynaquant(self, *, known: bool) -> DynaQuantSettings:
-        """Return Inshrinkerator's setting of this quality, on the diagonal of its search space.
-
-        `known` means that sensitivities are available for pruning.
-        """
-        from ckstore.codecs.schemes.dynaquant import EMBEDDING_LEVELS, LEVELS, PROTECT, PRUNE, DynaQuantSettings
-
-        if self.settings is not None:
-            return self.settings
-        place = min(max(round(self.quality) - 1, 0), len(LEVELS) - 1)
-        protect, embedding_levels = (axis[place * len(axis) // len(LEVELS)] for axis in (PROTECT, EMBEDDING_LEVELS))
-        metric = "sensitivity" if known else "magnitude"
-        return DynaQuantSettings(LEVELS[place], PRUNE[place], protect, metric, int(embedding_levels))

@@ -28,6 +28,8 @@ _INTEGRATIONS = {
 _CODECS = (
     ("huffman", "Huffman"),
     ("zarr_huffman", "HuffmanCodec"),
+    ("levels", "Levels"),
+    ("zarr_levels", "LevelsCodec"),
     ("quantized_residual", "QuantizedResidual"),
     ("zarr_quantized_residual", "QuantizedResidualCodec"),
 )
@@ -42,8 +44,8 @@ _HEAD = """\
 
 #: Members that other rooms of ckstore use; no user needs them.
 _INSIDE = frozenset({
-    "add", "bits", "catalog", "described", "document", "dynaquant", "from_text", "is_bounded", "is_coarse", "kept_hot",
-    "kept_whole", "layout", "lc_bits", "manifest_length", "manifest_offset", "pack", "packs", "parameters", "paths",
+    "add", "bits", "catalog", "described", "document", "from_text", "is_bounded", "is_coarse", "kept_hot",
+    "kept_whole", "layout", "manifest_length", "manifest_offset", "pack", "packs", "parameters", "paths",
     "reader", "resolver", "to_json", "to_text",
 })  # fmt: skip
 _INSIDE_OF = {"Search": {"degradation", "reference"}}

@@ -403,9 +403,7 @@ def _lattice_id(reader: ObjectReader, record: Coarse) -> str:
     chunks = range(record.chunks)
     base = ""
     if isinstance(record, Codebook):
-        digests = [digest(reader.indices(record, chunk)) for chunk in chunks]
-        if record.lattice.protected:
-            digests += [digest(reader.stored.aside(record, chunk)) for chunk in chunks]
+        digests = [digest(reader.numbers(record, chunk).view(np.uint8)) for chunk in chunks]
         base = (record.base or "") if record.additive else ""
     else:
         assert isinstance(record, Linear | Rounded)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
+from click.types import StringParamType
 
 from ckstore.cli.verb import RunName, VersionName, option
 from ckstore.errors import UsageError
@@ -30,6 +32,16 @@ def with_all(*options: Decorator) -> Decorator:
     return added
 
 
+class _SchemeName(StringParamType):
+    """The name of a scheme; the shell completes ours."""
+
+    name = "scheme"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names with this prefix."""
+        return [CompletionItem(name) for name in SCHEMES if name.startswith(incomplete)]
+
+
 STEP_SOURCES = ("name", "content", "order")
 
 #: The options of fidelity; `policy_of` takes them.
@@ -39,7 +51,11 @@ policy_options = with_all(
         "Store bit-exactly (lossless), or quantise floats (lossy).  [default: see `ckstore policy`]",
         type=click.Choice(FIDELITIES),
     ),
-    option("--scheme", "Quantisation scheme of coarse versions.  [default: lattice]", type=click.Choice(SCHEMES)),
+    option(
+        "--scheme",
+        "Quantisation scheme of coarse versions: lattice, lc, dynaquant, or another package's.  [default: lattice]",
+        type=_SchemeName(),
+    ),
     option(
         "--quality Q",
         f"Coarse: step size relative to the change by training; smaller is finer.  [default: {QUALITY:g}]",

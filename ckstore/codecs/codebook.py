@@ -22,6 +22,9 @@ Bits = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint8]
 
+#: Indices with the bits of protected elements: int32 if there may be any, else uint8.
+Numbers = npt.NDArray[Any]
+
 #: dtypes of elements that a codebook supports.
 CODEBOOK_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -30,6 +33,9 @@ MOST_LEVELS = 256
 
 #: Classes of the entropy coder.
 _CLASSES = 64
+
+#: Numbers of protected elements: of 16 bits each.
+_BITS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +49,8 @@ class CodebookLattice:
     centroids
         (m,) float32: finite, strictly ascending, 0 or normal.
     protected
-        There is one more level, the last: its elements are stored separately, 16 bits each, in their order.
+        There is one more level, the last, whose elements keep 16 bits b each, of bfloat16 if they are float32: as the
+        number m + b in place of an index.
 
     Raises
     ------
@@ -91,35 +98,39 @@ class CodebookLattice:
         kernels.nearest(float_words(values), midpoints, self.zero, out)
         return out
 
-    def values(self, indices: Indices, aside: Bits | None = None) -> Bits:
-        """Return the bits of the elements of a chunk.
+    def numbers(self, indices: Indices, protected: Bits) -> Numbers:
+        """Return the numbers of a chunk: its indices (uint8), with the bits (uint16) of protected elements in order."""
+        if not self.protected:
+            return indices
+        numbers = indices.astype(np.int32)
+        numbers[indices == self.levels - 1] += protected
+        return numbers
 
-        Parameters
-        ----------
-        indices : (n,) uint8
-        aside : (k,) uint16, optional
-            The bits of the chunk's protected elements: bfloat16 for float32 elements, else of their own dtype.
+    def indices(self, numbers: Numbers) -> Indices:
+        """Return the indices of a chunk; that of a protected element is the last level."""
+        return np.minimum(numbers, self.levels - 1).astype(np.uint8) if self.protected else numbers.view(np.uint8)
 
-        Raises
-        ------
-        IntegrityError
-            If an index has no level, or the number of protected elements differs from the number of their indices.
-        """
-        self._check_indices(indices)
+    def values(self, numbers: Numbers) -> Bits:
+        """Return the bits of the elements of a chunk; raise `IntegrityError` for a number without a level."""
+        self._check_numbers(numbers)
         table = as_bits(self.centroids, self.dtype)
         if not self.protected:
-            return np.take(table, indices)
-        out = np.take(np.append(table, table[:1]), indices)
-        places = np.flatnonzero(indices == self.levels - 1)
-        kept = 0 if aside is None else aside.size
-        if kept != places.size:
-            raise IntegrityError(
-                f"{places.size} protected elements do not fit {kept} stored values; "
-                "run `ckstore verify` to find the object."
-            )
-        if aside is not None and kept:
-            out[places] = aside.astype(np.uint32) << np.uint32(16) if self.dtype == "float32" else aside
+            return np.take(table, numbers)
+        out = np.take(np.append(table, table[:1]), self.indices(numbers))
+        places = np.flatnonzero(numbers >= self.centroids.size)
+        kept = (numbers[places] - self.centroids.size).astype(out.dtype)
+        out[places] = kept << np.uint32(16) if self.dtype == "float32" else kept
         return out
+
+    def stored(self, numbers: Numbers) -> npt.NDArray[np.int32]:
+        """Return the integers of a chunk that is stored in full: relative to the index of 0."""
+        return numbers.astype(np.int32) - np.int32(self.zero)
+
+    def restored(self, integers: npt.NDArray[np.int32]) -> Numbers:
+        """Invert `stored`; raise `IntegrityError` for an integer without a level."""
+        numbers = integers + np.int32(self.zero)
+        self._check_numbers(numbers)
+        return numbers if self.protected else numbers.astype(np.uint8)
 
     def add(self, base: Bits, indices: Indices) -> Bits:
         """Return the bits of ``base + centroids[n]`` of a chunk: always finite numbers.
@@ -132,25 +143,32 @@ class CodebookLattice:
 
         if self.protected:
             raise UsageError("A codebook that is added to a base has no protected elements; leave them out.")
-        self._check_indices(indices)
+        self._check_numbers(indices)
         check_sizes(base, indices)
         words = empty(base.size, np.uint32)
         kernels.add(_words(base, self.dtype), fixed(indices), self.centroids, words)
         return as_bits(words.view(np.float32), self.dtype)
 
-    def delta(self, indices: Indices, base: Indices) -> npt.NDArray[np.int32]:
+    def delta(self, numbers: Numbers, base: Indices) -> npt.NDArray[np.int32]:
         """Return the differences ``(base - n) mod B`` to the indices of a base, from 0 to B - 1, as in Inshrinkerator.
 
-        The base may have another codebook, with another number of levels.
+        A protected element of bits b has B + b. The base may have another codebook, with another number of levels.
         """
-        check_sizes(indices, base)
-        differences: npt.NDArray[np.int32] = np.remainder(base.astype(np.int32) - indices, np.int32(self.levels))
+        check_sizes(numbers, base)
+        differences: npt.NDArray[np.int32] = np.remainder(base.astype(np.int32) - numbers, np.int32(self.levels))
+        if self.protected:
+            np.copyto(differences, numbers + np.int32(1), where=numbers >= self.levels - 1)
         return differences
 
-    def apply(self, base: Indices, differences: Array) -> Indices:
-        """Return the indices that have these differences (`delta`) to those of the base."""
+    def apply(self, base: Indices, differences: Array) -> Numbers:
+        """Return the numbers that have these differences (`delta`) to the indices of the base."""
         check_sizes(differences, base)
-        return np.remainder(base.astype(np.int32) - differences, np.int32(self.levels)).astype(np.uint8)
+        numbers = np.remainder(base.astype(np.int32) - differences, np.int32(self.levels))
+        if not self.protected:
+            return numbers.astype(np.uint8)
+        np.copyto(numbers, differences - np.int32(1), where=differences >= self.levels)
+        self._check_numbers(numbers)
+        return numbers
 
     def classes(self, indices: Indices) -> npt.NDArray[np.uint8]:
         """Return the class of each index, by which its layers are coded: the level, or its neighbourhood.
@@ -160,11 +178,13 @@ class CodebookLattice:
         shift = max(0, int(self.levels - 1).bit_length() - int(_CLASSES - 1).bit_length())
         return indices >> np.uint8(shift)
 
-    def _check_indices(self, indices: Indices) -> None:
-        if indices.size and int(indices.max()) >= self.levels:
-            raise IntegrityError(
-                f"There is no level {int(indices.max())} among {self.levels}; run `ckstore verify` to find the object."
-            )
+    def _check_numbers(self, numbers: Numbers) -> None:
+        most = self.centroids.size + _BITS * self.protected
+        for number in (int(numbers.min(initial=0)), int(numbers.max(initial=0))):
+            if not 0 <= number < most:
+                raise IntegrityError(
+                    f"There is no level {number} among {self.levels}; run `ckstore verify` to find the object."
+                )
 
 
 def codebook(values: Array, dtype: str, protected: bool = False) -> CodebookLattice:

@@ -8,10 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from numcodecs.abc import Codec
-from numcodecs.compat import ensure_bytes, ensure_ndarray, ndarray_copy
 
 from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
+from ckstore.codecs.filters import Filter, check_floats
 from ckstore.codecs.lattice import NO_EXPONENTS, STEP_RANGE, LinearLattice
 from ckstore.codecs.short_floats import SHORT, widened
 from ckstore.errors import UsageError
@@ -32,7 +31,7 @@ class Steps:
     precision: str | None = None
 
     @classmethod
-    def parsed(cls, step: Any, rows: Any, cols: Any, width: Any, precision: Any) -> Self:
+    def parsed(cls, step: Any = None, rows: Any = "", cols: Any = "", width: Any = None, precision: Any = None) -> Self:
         """Return normalised settings; raise `UsageError` for invalid ones."""
         try:
             rows, cols = (axis if isinstance(axis, str) else tuple(int(e) for e in axis) for axis in (rows, cols))
@@ -53,10 +52,7 @@ class Steps:
 
     def check(self, dtype: str) -> None:
         """Raise `UsageError` if no such lattice exists for floats of this dtype."""
-        if dtype not in ("float32", "float64"):
-            raise UsageError(f"The codec ckstore.quantized_residual takes float32 or float64, not {dtype}.")
-        if self.precision is not None and (self.precision not in SHORT or dtype != "float32"):
-            raise UsageError("A precision is bfloat16 or float16, of arrays of float32; leave it out otherwise.")
+        check_floats("ckstore.quantized_residual", dtype, self.precision)
         lowest, highest = STEP_RANGE[self.precision or dtype]
         axes = [axis.astype(np.int64) for axis in self._axes.values() if axis.size]
         if (
@@ -66,6 +62,10 @@ class Steps:
             raise UsageError(
                 f"Steps of {self.precision or dtype} lie between 2**{lowest} and 2**{highest}; choose other exponents."
             )
+
+    def integer(self, dtype: str) -> np.dtype[Any]:
+        """Return the dtype of the integers."""
+        return np.dtype(np.int32)
 
     def quantise(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the integers (int32) of an array of floats, in its shape."""
@@ -104,7 +104,7 @@ class Steps:
         return LinearLattice(dtype, self.step, width, rows, cols), min(count, rows.size * width) if rows.size else count
 
 
-class QuantizedResidual(Codec):  # type: ignore[misc]
+class QuantizedResidual(Filter):
     """Quantisation of floats on a lattice whose steps are powers of two.
 
     A value x in row i and column j becomes ``n = rint(x / 2**(step + rows[i] + cols[j]))``, as int32 clamped to ±2^24;
@@ -152,26 +152,4 @@ class QuantizedResidual(Codec):  # type: ignore[misc]
         width: int | None = None,
         precision: str | None = None,
     ) -> None:
-        self.dtype = np.dtype(dtype).name
-        self._steps = Steps.parsed(step, rows, cols, width, precision)
-        self._steps.check(self.dtype)
-        # Public attributes are the codec's configuration.
-        self.__dict__.update(self._steps.settings())
-
-    def encode(self, buf: Any) -> Any:
-        """Return the integers (int32) of `buf`, floats of the codec's dtype or their bytes, in its shape."""
-        values = ensure_ndarray(buf)
-        if values.dtype != self.dtype:
-            if values.dtype.itemsize != 1:
-                raise UsageError(
-                    f"The codec ckstore.quantized_residual was made for {self.dtype}, not for {values.dtype.name}."
-                )
-            values = np.ascontiguousarray(values).reshape(-1).view(self.dtype)
-        return self._steps.quantise(values)
-
-    def decode(self, buf: Any, out: Any = None) -> Any:
-        """Return the lattice values of `buf`, int32 integers or their bytes, in its shape or in `out`."""
-        integers = ensure_ndarray(buf)
-        if integers.dtype != np.int32:
-            integers = np.frombuffer(ensure_bytes(buf), np.int32)
-        return ndarray_copy(self._steps.dequantise(integers, self.dtype), out)
+        super().__init__(dtype, Steps.parsed(step, rows, cols, width, precision))

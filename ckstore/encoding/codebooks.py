@@ -11,100 +11,77 @@ import numpy.typing as npt
 from ckstore.codecs.codebook import (
     CODEBOOK_DTYPES,
     CodebookLattice,
-    Floats,
-    Indices,
+    Numbers,
     as_float32,
     differences,
     has_unrepresentable,
 )
 from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import Bits, Integers
-from ckstore.codecs.schemes import dynaquant, lc
-from ckstore.codecs.schemes.dynaquant import Treatment
+from ckstore.codecs.scheme import Layer, Scheme
 from ckstore.encoding.deviations import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way
-from ckstore.errors import IntegrityError
+from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import Codebook, Record, check_cut, exact_work
 from ckstore.objects.units import Unit
-from ckstore.policy import Policy
-from ckstore.runtime.checksum import crc32
-
-#: Bits of an LC-Checkpoint codebook for whole values and for merged changes: every bucket is kept.
-_WHOLE_BITS = 8
 
 
 class CodebookEncoder:
-    """Estimates and encodes objects by LC-Checkpoint or Inshrinkerator, as the policy's scheme says."""
+    """Estimates and encodes objects by a scheme.
 
-    def __init__(self, reader: ObjectReader, policy: Policy) -> None:
+    For a unit it is given the scheme's `Layer`, which has no values yet, and depends on other layers of its type.
+    """
+
+    def __init__(self, reader: ObjectReader, scheme: Scheme) -> None:
         self.reader = reader
-        self.policy = policy
+        self.scheme = scheme
 
     def estimate(
-        self, unit: Unit, read: ReadUnit, parent: Parent | None, treatment: Callable[[], Treatment]
+        self, unit: Unit, read: ReadUnit, parent: Parent | None, layer: Callable[[], Layer]
     ) -> Estimate | None:
-        """Return options of `unit`; None without a codebook: other dtypes, bundles, values that are not finite.
-
-        `treatment` is Inshrinkerator's quantisation of the unit, which depends on the other layers of its type.
-        """
+        """Return options of `unit`; None without a codebook: other dtypes, bundles, values that are not finite."""
         if unit.dtype not in CODEBOOK_DTYPES or unit.is_bundle or unit.role == "second":
             return None  # A second moment that becomes 0 or negative makes the first step after a restore explode.
         bits = read(0, unit.count)
         if has_unrepresentable(bits, unit.dtype):
             return None
         record = self._record(unit, parent)
-        if self.policy.scheme == "lc":
-            return self._estimate_changes(unit, bits, record)
-        return self._estimate_levels(unit, bits, record, treatment())
+        if self.scheme.of_changes:
+            return self._estimate_changes(unit, bits, record, layer())
+        return self._estimate_levels(unit, bits, record, layer())
 
-    def encode(
-        self, estimate: Estimate, plan: Way, read: ReadUnit, treatment: Callable[[], Treatment], debt: int
-    ) -> Encoded:
+    def encode(self, estimate: Estimate, plan: Way, read: ReadUnit, layer: Callable[[], Layer], debt: int) -> Encoded:
         """Return an object under `plan`."""
         unit = estimate.unit
         lattice = plan.lattice
         assert isinstance(lattice, CodebookLattice)
         bits = read(0, unit.count)
-        if plan.additive:
-            indices = lc.assign(lattice, self._changes(unit, bits, plan), _split(plan))
-            aside = np.empty(0, np.uint16)
-        else:
-            _, indices, aside = dynaquant.treated(as_float32(bits, unit.dtype), treatment(), unit.dtype)
-        payloads, frames = [], []
+        numbers = self._numbers(lattice, self._filled(layer(), unit, bits, plan))
+        payloads = []
         comparison = Comparison(unit)
         digests = []
-        taken = 0
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
-            part = indices[start : start + unit.chunk]
-            digests.append(bytes.fromhex(digest(part)))
-            if plan.additive:
-                kept = None
-            else:
-                protected = int(np.count_nonzero(part == lattice.levels - 1))
-                kept = aside[taken : taken + protected]
-                taken += protected
-                frame = kept.astype("<u2").tobytes()
-                frames.append(crc32(kept).to_bytes(4, "little") + frame)
+            part = numbers[start : start + unit.chunk]
+            digests.append(bytes.fromhex(digest(part.view(np.uint8))))
             delta, classes = self._against(lattice, part, None if plan.additive else plan.base, chunk)
             payloads.append(encode_changes(delta, classes))
             before = None if not plan.additive or plan.base is None else self.reader.values(plan.base, chunk)
-            decoded = lattice.values(part, kept) if before is None else lattice.add(before, part)
+            decoded = lattice.values(part) if before is None else lattice.add(before, part)
             comparison.add(bits[start : start + unit.chunk], decoded)
         base = plan.base.id if plan.additive and plan.base is not None else ""
-        digests += [bytes.fromhex(digest(frame)) for frame in frames]
         record = Codebook(
             id=lattice_id(lattice, unit.count, unit.chunk, digests, base), dtype=unit.dtype, count=unit.count,
             chunk=unit.chunk, alone=estimate.alone, lattice=lattice, base=plan.base_id, debt=debt,
             additive=plan.additive,
         )  # fmt: skip
-        return Encoded(record, [*payloads], comparison.result(), frames)
+        return Encoded(record, [*payloads], comparison.result())
 
-    def _estimate_changes(self, unit: Unit, bits: Bits, record: Codebook | None) -> Estimate:
-        """Estimate LC-Checkpoint: a codebook of the changes since the parent or its base, or of the first values.
+    def _estimate_changes(self, unit: Unit, bits: Bits, record: Codebook | None, layer: Layer) -> Estimate:
+        """Estimate a scheme of changes: a codebook of those since the parent or its base, or of the first values.
 
         Values differ between these ways, but the planner compares bytes and cost alone. So two ways are not offered: a
         delta against an older version, whose error is a part of the whole change since then, and a base after the first
@@ -118,32 +95,31 @@ class CodebookEncoder:
                 plans["merged"] = Way([*self.reader.chains.levels(record)][-1], additive=True, merged=record)
         sizes = {}
         for name, plan in plans.items():
-            changes = self._changes(unit, bits, plan)
-            levels = _WHOLE_BITS if _split(plan) else self.policy.lc_bits
-            lattice = lc.bucket_codebook(changes, levels, unit.dtype, _split(plan))
+            filled = self._filled(layer, unit, bits, plan)
+            lattice = self.scheme.codebook(filled)
             first = sample.start
-            indices = lc.assign(lattice, changes[first : first + sample.bits.size], _split(plan))
-            sizes[name] = sample.nbytes(indices.astype(np.int32) - lattice.zero)
+            part = replace(filled, values=filled.values[first : first + sample.bits.size])
+            sizes[name] = sample.nbytes(lattice.stored(self._numbers(lattice, part)))
             plans[name] = replace(plan, lattice=lattice)
         if record is not None:
             del plans["base"]
         return self._planned(unit, plans, sizes, record)
 
-    def _estimate_levels(self, unit: Unit, bits: Bits, record: Codebook | None, treatment: Treatment) -> Estimate:
-        """Estimate Inshrinkerator: one codebook, its indices in full or against the parent's."""
+    def _estimate_levels(self, unit: Unit, bits: Bits, record: Codebook | None, layer: Layer) -> Estimate:
+        """Estimate a scheme of values: one codebook, its indices in full or against the parent's."""
         sample = Sample.of(unit, lambda first, last: bits[first:last])
-        lattice, indices, aside = dynaquant.treated(as_float32(bits, unit.dtype), treatment, unit.dtype)
-        part = indices[sample.start : sample.start + sample.bits.size]
+        filled = replace(layer, values=as_float32(bits, unit.dtype))
+        lattice = self.scheme.codebook(filled)
+        part = self._numbers(lattice, filled)[sample.start : sample.start + sample.bits.size]
         ways: dict[str, Codebook | None] = {"base": None, **({} if record is None else {"delta": record})}
         plans = {}
         sizes = {}
         for name, base in ways.items():
             if base is None:
-                size = sample.nbytes(part.astype(np.int32) - lattice.zero)
+                sizes[name] = sample.nbytes(lattice.stored(part))
             else:
-                before = sample.cut(self.reader.indices(base, sample.chunk))
-                size = sample.nbytes(lattice.delta(part, before), lattice.classes(before))
-            sizes[name] = size + 2 * aside.size
+                before = sample.cut(base.lattice.indices(self.reader.numbers(base, sample.chunk)))
+                sizes[name] = sample.nbytes(lattice.delta(part, before), base.lattice.classes(before))
             plans[name] = Way(base, lattice=lattice)
         return self._planned(unit, plans, sizes, record)
 
@@ -169,19 +145,38 @@ class CodebookEncoder:
             self.reader.values(record, 0)
         except IntegrityError:
             return None
-        if isinstance(record, Codebook) and record.additive == (self.policy.scheme == "lc"):
+        if isinstance(record, Codebook) and record.additive == self.scheme.of_changes:
             return record
         return None
 
-    def _changes(self, unit: Unit, bits: Bits, plan: Way) -> Floats:
-        """Return the input of LC-Checkpoint: values, their changes since the decoded base, or merged changes."""
-        if plan.base is None:
-            return as_float32(bits, unit.dtype)
+    def _numbers(self, lattice: CodebookLattice, layer: Layer) -> Numbers:
+        """Return the numbers of a layer's elements; raise `CkstoreError` if the scheme gives others."""
+        indices, protected = self.scheme.assign(lattice, layer)
+        last = np.count_nonzero(indices == lattice.levels - 1) if lattice.protected else 0
+        is_sound = indices.dtype == np.uint8 and indices.shape == layer.values.shape and protected.shape == (last,)
+        if not is_sound or indices.max(initial=0) >= lattice.levels:
+            raise CkstoreError(f"The scheme {self.scheme.name} returned indices that fit neither layer nor levels.")
+        return lattice.numbers(indices, protected)
+
+    def _filled(self, layer: Layer, unit: Unit, bits: Bits, plan: Way) -> Layer:
+        """Return the layer with its values, their changes since the decoded base, or merged changes."""
+        if plan.base is None or not plan.additive:
+            return replace(layer, values=as_float32(bits, unit.dtype))
         if plan.merged is None:
-            return differences(bits, self._decoded(plan.base), unit.dtype)
+            return self._changed(layer, unit, bits, self._decoded(plan.base))
         previous = self._decoded(plan.merged)
-        change = lc.lc_quantise(differences(bits, previous, unit.dtype), self.policy.lc_bits, unit.dtype)
-        return lc.merged_changes(self._decoded(plan.base), previous, change)
+        change = self._changed(layer, unit, bits, previous)
+        lattice = self.scheme.codebook(change)
+        # The sum leads to the decoded last state, not to the exact one: without kept changes there is nothing to merge.
+        merged = differences(
+            lattice.add(previous, self._numbers(lattice, change)), self._decoded(plan.base), unit.dtype
+        )
+        return replace(layer, values=merged)
+
+    @staticmethod
+    def _changed(layer: Layer, unit: Unit, bits: Bits, base: Bits) -> Layer:
+        """Return the layer with changes, whose error the next version corrects."""
+        return replace(layer, values=differences(bits, base, unit.dtype), is_whole=False)
 
     def _decoded(self, record: Record) -> Bits:
         """Return the values of an object, all its chunks."""
@@ -189,15 +184,10 @@ class CodebookEncoder:
         return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
     def _against(
-        self, lattice: CodebookLattice, indices: Indices, base: Record | None, chunk: int
+        self, lattice: CodebookLattice, numbers: Numbers, base: Record | None, chunk: int
     ) -> tuple[Integers, npt.NDArray[np.uint8] | None]:
-        """Return the stored form of a chunk's indices, and the classes that code it."""
+        """Return the stored form of a chunk's numbers, and the classes that code it."""
         if not isinstance(base, Codebook):
-            return indices.astype(np.int32) - np.int32(lattice.zero), None
-        before = self.reader.indices(base, chunk)
-        return lattice.delta(indices, before), lattice.classes(before)
-
-
-def _split(plan: Way) -> int:
-    """Return the bits that split LC-Checkpoint's buckets: none if the next version corrects the error anyway."""
-    return 0 if plan.base is not None and plan.merged is None else lc.SPLIT
+            return lattice.stored(numbers), None
+        before = base.lattice.indices(self.reader.numbers(base, chunk))
+        return lattice.delta(numbers, before), base.lattice.classes(before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -85,19 +85,17 @@ class Estimate:
 class Encoded:
     """An object ready to be written: its record, without a place, and payloads of its chunks, None if nothing changes.
 
-    A version with a coarse object records its `facts`. `aside` holds the values of each chunk that a codebook does not
-    code.
+    A version with a coarse object records its `facts`.
     """
 
     record: Record
     payloads: list[memoryview | bytes | None]
     facts: CoarseUnit | None = None
-    aside: list[bytes] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
         """The bytes of all payloads."""
-        return sum(map(len, filter(None, self.payloads))) + sum(map(len, self.aside))
+        return sum(map(len, filter(None, self.payloads)))
 
 
 @dataclass(frozen=True, slots=True)

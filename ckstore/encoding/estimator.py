@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Protocol
@@ -13,7 +14,9 @@ import numpy as np
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, Floats, as_float32
 from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, statistics_of
-from ckstore.codecs.schemes.dynaquant import RankStatistics, Treatment, moment_sensitivity
+from ckstore.codecs.scheme import Layer, Statistics
+from ckstore.codecs.schemes import LATTICE, scheme_of
+from ckstore.codecs.schemes.dynaquant import moment_sensitivity
 from ckstore.encoding.coarse import CoarseEncoder, Steps
 from ckstore.encoding.codebooks import CodebookEncoder
 from ckstore.encoding.common_step import CommonStep, common_step
@@ -126,7 +129,8 @@ class Estimator:
         self._reader = reader
         self._exact = ObjectEncoder(reader, keep=reader.keeps and _KEPT * values.size <= reader.cache.limit)
         self._coarse = CoarseEncoder(reader, policy)
-        self._codebooks = None if policy.scheme == "lattice" else CodebookEncoder(reader, policy)
+        self._scheme = None if policy.scheme == LATTICE else scheme_of(policy.scheme)
+        self._codebooks = None if self._scheme is None else CodebookEncoder(reader, self._scheme)
         self._sizes: dict[str, float] = {}
         self._lock = Lock()
         self._small = Lock()
@@ -154,7 +158,7 @@ class Estimator:
         read = partial(self._values.read, unit)
         before = self._parent(unit)
         if self._codebooks is not None:
-            estimate = self._codebooks.estimate(unit, read, before, lambda: self._treatment(unit))
+            estimate = self._codebooks.estimate(unit, read, before, lambda: self._layer(unit))
             if estimate is not None:
                 return estimate
         return self._coarse.estimate(unit, read, before, lambda: self._steps(unit), lambda: self._size(unit))
@@ -172,7 +176,7 @@ class Estimator:
         with self._turn(unit):
             read = self._values.checked(unit)
             if self._codebooks is not None and way.lattice is not None:
-                return self._codebooks.encode(estimate, way, read, lambda: self._treatment(unit), debt)
+                return self._codebooks.encode(estimate, way, read, lambda: self._layer(unit), debt)
             if estimate.is_coarse:
                 return self._coarse.encode(estimate, way, read, debt)
             parent = self._parent(unit)
@@ -226,23 +230,26 @@ class Estimator:
         """Return the octaves by which the step of small weights differs from that of others."""
         return SMALL_OCTAVES if unit.is_bundle and self._small_share < SMALL_SHARE else 0.0
 
-    def _treatment(self, unit: Unit) -> Treatment:
-        """Return Inshrinkerator's treatment of a unit: its split meets the shares over all layers of its type."""
+    def _layer(self, unit: Unit) -> Layer:
+        """Return a unit for its scheme, without values."""
+        kind, policy = self._layer_type(unit), self._policy
+        layer = Layer(np.empty(0, np.float32), unit.dtype, policy.quality, policy.settings, kind)
+        if self._scheme is None or self._scheme.statistics is None:
+            return layer
         sensitivity = self._sensitivity(unit)
-        kind = self._layer_type(unit)
         with self._lock:
-            ranks = self._ranks[kind]
-        known = sensitivity is not None
-        settings = self._policy.dynaquant(known=known)
-        levels = settings.embedding_levels if kind == "embedding" else settings.levels
-        return Treatment(ranks.split(settings, known=known), levels, sensitivity)
+            statistics = self._statistics[kind]
+        return replace(layer, sensitivity=sensitivity, statistics=statistics)
 
     @cached_property
-    def _ranks(self) -> dict[str, RankStatistics]:
-        """The ranks of the elements of all layers by type."""
+    def _statistics(self) -> dict[str, Statistics]:
+        """The scheme's statistics of all layers by type."""
+        assert self._scheme is not None
+        make = self._scheme.statistics
+        assert make is not None
 
-        def ranks(unit: Unit) -> tuple[str, RankStatistics]:
-            found = RankStatistics()
+        def gathered(unit: Unit) -> tuple[str, Statistics]:
+            found = make()
             values = as_float32(self._values.read(unit, 0, unit.count), unit.dtype)
             found.add(values, self._sensitivity(unit))
             return self._layer_type(unit), found
@@ -251,10 +258,10 @@ class Estimator:
             unit for unit in self._values.units
             if unit.dtype in CODEBOOK_DTYPES and not unit.is_bundle and unit.role != "second"
         ]  # fmt: skip
-        merged: dict[str, RankStatistics] = {}
+        merged: dict[str, Statistics] = {}
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            for kind, found in pool.map(ranks, units):
-                merged.setdefault(kind, RankStatistics()).merge(found)
+            for kind, found in pool.map(gathered, units):
+                merged.setdefault(kind, make()).merge(found)
         return merged
 
     def _layer_type(self, unit: Unit) -> str:

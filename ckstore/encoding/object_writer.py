@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ckstore.codecs.exponents import exponents_to_text
-from ckstore.codecs.lattice import Bits
+from ckstore.codecs.integers import encode_integers
+from ckstore.codecs.lattice import STEP_RANGE, Bits, LinearLattice
+from ckstore.codecs.rounded import RoundedLattice
 from ckstore.codecs.short_floats import SHORT
-from ckstore.dtypes import ITEM_SIZES, zarr_type
+from ckstore.dtypes import ITEM_SIZES, NATIVE, zarr_type
 from ckstore.encoding.estimate import Encoded
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.identity import array_name
-from ckstore.objects.records import Codebook, Delta, Linear, Patches, Raw, Record
+from ckstore.objects.records import Coarse, Codebook, Delta, Linear, Patches, Raw, Record, Rounded
 from ckstore.runtime.checksum import crc32
 from ckstore.storage import durable, manifest
 from ckstore.storage.catalog import Placement, VersionRow, key
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _HUFFMAN = {"name": "ckstore.huffman"}
+
+#: The recipe of codebook deltas.
+_LEVELS = "(base - this) mod levels"
 
 
 class ObjectWriter:
@@ -52,9 +59,6 @@ class ObjectWriter:
         else:
             entry = self._add_integers(record, encoded.payloads)
         record = replace(record, offset=entry.offset, length=entry.length)
-        if isinstance(record, Codebook) and encoded.aside:
-            entry = self._encoded.add_bytes(f"{array_name(record.id)}.aside", encoded.aside)
-            record = replace(record, aside=(entry.offset, *map(len, encoded.aside)))
         self.encoded_records.append(record)
 
     def put_raw(self, content: str, dtype: str, chunk: int, bits: Bits, digest: bytes | None = None) -> None:
@@ -74,23 +78,19 @@ class ObjectWriter:
 
     def _add_integers(self, record: Record, payloads: Sequence[Buffer | None]) -> PackEntry:
         """Write the integers of a record as the array that plain Zarr reads."""
-        attributes: dict[str, Any] = {"kind": record.kind}
-        if record.base is not None:
-            attributes["delta"] = True
-        if isinstance(record, Delta) and record.context:
-            attributes["order"] = "context"
+        payloads = list(payloads)
+        if isinstance(record, Rounded) and payloads == [None]:  # A chunk that is absent shows 0, which differs.
+            payloads = [encode_integers(np.zeros(record.count, np.int32))]
+        dtype, steps = _shown(record)
         codecs: list[Mapping[str, Any]] = [_HUFFMAN]
         filters: list[Mapping[str, Any]] = []
-        if isinstance(record, Linear):
-            dtype = "float64" if record.dtype == "float64" else "float32"
-            steps = _filter(record)
-            # A codec does not know the place of its chunk: exponents of rows would need all chunks together.
-            (filters if "width" in steps["configuration"] else codecs).insert(0, steps)
-        else:
-            dtype = f"int{8 * ITEM_SIZES[record.dtype]}" if record.is_exact else "int32"
+        if steps:
+            # A codec does not know the place of its chunk: numbers of rows would need all chunks together.
+            is_placed = isinstance(record, Rounded) or "width" in steps["configuration"]
+            (filters if is_placed else codecs).insert(0, steps)
         return self._encoded.add_array(
-            array_name(record.id), record.count, record.chunk, dtype, codecs, {"ckstore": attributes}, payloads,
-            filters=filters,
+            array_name(record.id), record.count, record.chunk, dtype, codecs, {"ckstore": _attributes(record)},
+            payloads, filters=filters,
         )  # fmt: skip
 
     def begin_sync(self) -> None:
@@ -163,19 +163,55 @@ class ObjectWriter:
         return self.finished, entry
 
 
-def _filter(record: Linear) -> Mapping[str, Any]:
-    """Return Zarr codec that makes lattice values of a linear base's integers, and of a delta's numbers of steps."""
-    lattice = record.lattice
-    settings: dict[str, Any] = {"step": 0}
-    if record.base is None:
-        settings["step"] = lattice.step
-        axes = {"rows": lattice.rows, "cols": lattice.cols}
-        exponents = {name: exponents_to_text(axis) for name, axis in axes.items() if axis.size}
-        if exponents:
-            settings |= {**exponents, "width": lattice.width}
-        if record.dtype in SHORT:
-            settings["precision"] = record.dtype
-    return {"name": "ckstore.quantized_residual", "configuration": settings}
+def _attributes(record: Record) -> dict[str, Any]:
+    """Return the attributes of a record's array: kind and dtype; of a delta also the base's array, and the recipe."""
+    said: dict[str, Any] = {"kind": record.kind}
+    if record.dtype not in NATIVE:
+        said["dtype"] = record.dtype
+    if record.base is not None:
+        said |= {"delta": True, "base": array_name(record.base), "recipe": _recipe(record)}
+    if (isinstance(record, Delta) and record.context) or said.get("recipe") == _LEVELS:
+        said["order"] = "context"
+    return said
+
+
+def _recipe(record: Record) -> str:
+    """Return the formula of a delta's values, from those of its base and the shown ones: `docs/format.md`."""
+    if isinstance(record, Codebook):
+        return "base + this" if record.additive else _LEVELS
+    if not isinstance(record, Linear):
+        return "ord(base) + this"
+    step = record.lattice.step
+    has_axes = record.lattice.rows.size or record.lattice.cols.size
+    return f"2**({step} + rows + cols) * (project(base) + this)" if has_axes else f"2**{step} * (project(base) + this)"
+
+
+def _shown(record: Record) -> tuple[str, Mapping[str, Any]]:
+    """Return the Zarr data type of a record's array, and the filter that makes values of its integers, if any."""
+    wide = "float64" if record.dtype == "float64" else "float32"
+    short = {"precision": record.dtype} if record.dtype in SHORT else {}
+    lattice = record.lattice if isinstance(record, Coarse) else None
+    if isinstance(lattice, LinearLattice):
+        settings: dict[str, Any] = {"step": 0}
+        if record.base is None:
+            settings = {"step": lattice.step, **_axes(lattice), **short}
+        return wide, {"name": "ckstore.quantized_residual", "configuration": settings}
+    if isinstance(lattice, RoundedLattice):
+        settings = {"shift": lattice.shift, "level": lattice.level, **_axes(lattice), **short}
+    elif isinstance(record, Codebook) and (record.base is None or record.additive):
+        settings = {**record._lattice_to_json(), **short}
+    elif record.base is None and record.dtype in STEP_RANGE:
+        settings = short
+    else:
+        return f"int{8 * ITEM_SIZES[record.dtype]}" if record.is_exact else "int32", {}
+    return wide, {"name": "ckstore.levels", "configuration": settings}
+
+
+def _axes(lattice: LinearLattice | RoundedLattice) -> dict[str, Any]:
+    """Return the exponents of rows and columns, and the width of a row if there are any."""
+    axes = {"rows": lattice.rows, "cols": lattice.cols}
+    said: dict[str, Any] = {name: exponents_to_text(axis) for name, axis in axes.items() if axis.size}
+    return said | {"width": lattice.width} if said else said
 
 
 def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: PackEntry) -> VersionRow:

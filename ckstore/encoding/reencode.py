@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-import numpy as np
-
 from ckstore.codecs.integers import encode_changes
 from ckstore.encoding.estimate import Encoded, Way
 from ckstore.encoding.exact import CONTEXT_GAIN, PATCH_WORTH, encode_values, encoded_as
@@ -18,10 +16,8 @@ def in_full(reader: ObjectReader, record: Record) -> Encoded:
     """Encode an object in full; it must not be a sum of deltas."""
     chunks = range(record.chunks)
     if isinstance(record, Codebook):
-        zero = np.int32(record.lattice.zero)
-        payloads = [encode_changes(reader.indices(record, chunk).astype(np.int32) - zero) for chunk in chunks]
-        aside = [reader.stored.aside(record, chunk) for chunk in chunks] if record.lattice.protected else []
-        return Encoded(replace(record, base=None, debt=0), [*payloads], aside=aside)
+        payloads = [encode_changes(record.lattice.stored(reader.numbers(record, chunk))) for chunk in chunks]
+        return Encoded(replace(record, base=None, debt=0), [*payloads])
     if isinstance(record, Linear | Rounded):
         payloads = [encode_changes(reader.integers(record, chunk)) for chunk in chunks]
         return Encoded(replace(record, base=None, debt=0), [*payloads])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import IntegrityError
 from ckstore.lineage.release import Layer, to_store_in_full
 from ckstore.objects.documents import VersionDocument
-from ckstore.objects.records import declared, layer_parts
+from ckstore.objects.records import declared
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import ScannedPack
@@ -249,7 +249,7 @@ def _read_packs(repository: Repository, state: State, graph: _Graph) -> dict[str
 
 
 def _contents(name: str, kind: str, size: int, document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> PackContents:
-    sizes = [sum(part.length for part in layer_parts(record)) for record in document["records"]]
+    sizes = [record["at"][1] for record in document["records"]]
     # Sums of deltas cannot be stored in full.
     alone = [None if declared(record, "additive") else record["alone"] for record in document["records"]]
     version = document.get("version")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import layer_parts
+from ckstore.objects.identity import array_name
 from ckstore.storage import durable, manifest
 from ckstore.storage.pack import PackEntry, PackInfo, PackWriter, parse_pack_name
 
@@ -46,7 +46,7 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
     records: list[dict[str, Any]] = before.document["records"]
     slots = sorted(contents.slots)
     with PackWriter(repository.path, parsed[1]) as writer:
-        arrays = [part.array for slot in slots for part in layer_parts(records[slot])]
+        arrays = [array_name(records[slot]["id"]) for slot in slots]
         metadata = repository.packs.array_metadata(contents.name, arrays)
         copied = [_copy(repository, writer, contents.name, records[slot], metadata) for slot in slots]
         document = {**before.document, "records": copied}
@@ -70,9 +70,6 @@ def _copy(
     repository: Repository, writer: PackWriter, pack: str, record: dict[str, Any], metadata: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Copy the layer of one record; return the record of the copy."""
-    copy = dict(record)
-    for part in layer_parts(record):
-        data = repository.packs.pread(pack, part.offset, part.length)
-        place = writer.add_copy(part.array, metadata[part.array], data).offset
-        copy[part.field] = [place, *record[part.field][1:]]
-    return copy
+    name = array_name(record["id"])
+    place = writer.add_copy(name, metadata[name], repository.packs.pread(pack, *record["at"]))
+    return {**record, "at": [place.offset, place.length]}

@@ -43,7 +43,8 @@ class StoreIO:
         when these steps are saved again. A training that was not resumed needs a new run.
     gradients
         Accumulator over ``{"state_dict": module}``. The module calls its `after_backward` in
-        `on_before_optimizer_step`, and its `before_clearing` in `on_before_zero_grad`.
+        `on_before_optimizer_step`, and its `before_clearing` in `on_before_zero_grad`. Not within `AsyncCheckpointIO`,
+        whose thread would read gradients that change.
     search
         As for `Store.ingest`.
     """

@@ -19,7 +19,7 @@ from ckstore.formats.sources import PERMISSIONS
 from ckstore.objects.identity import digest
 from ckstore.objects.records import RECORDS
 from ckstore.objects.units import Unit
-from ckstore.policy import FIDELITIES, SCHEMES, Policy
+from ckstore.policy import FIDELITIES, Policy
 from ckstore.storage.pack import PACK_NAME, PackKind
 from ckstore.storage.schema import (
     HIGHEST,
@@ -547,7 +547,7 @@ VERSION = fields(
     },
     {
         "coarse": fields(
-            {"scheme": one_of(*SCHEMES), "parameters": plain_object,
+            {"scheme": text(1), "parameters": plain_object,
              "units": rows(whole(), ID, rows(_ERROR, _ERROR, _ERROR), _ERROR)}
         ),
         "hot": fields({"policy": text(), "budget": number(1)}),

@@ -43,8 +43,7 @@ def content_id(dtype: str, chunk: int, digests: Iterable[bytes]) -> str:
 def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], base: str = "") -> str:
     """Return the lattice id: BLAKE3 of kind, dtype, step, exponents, cut and the digests of the integers' chunks.
 
-    `base` is the lattice id of the object to which a codebook's values are added. The digests of protected elements
-    follow those of the integers.
+    `base` is the lattice id of the object to which a codebook's values are added.
     """
     if isinstance(lattice, CodebookLattice):
         head = f"codebook|{lattice.dtype}|{int(lattice.protected)}|{count}|{chunk}|{base}|".encode()

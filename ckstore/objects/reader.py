@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.codebook import Indices
+from ckstore.codecs.codebook import Numbers
 from ckstore.codecs.integers import add_integers, decode_integers
 from ckstore.codecs.lattice import (
     FLOATS,
@@ -21,7 +21,6 @@ from ckstore.codecs.lattice import (
 )
 from ckstore.codecs.patches import apply_patch
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.errors import IntegrityError
 from ckstore.objects.cache import ChunkCache
 from ckstore.objects.chains import Chains, Resolver
 from ckstore.objects.records import Codebook, Delta, Linear, Patches, Raw, Record, Rounded
@@ -134,39 +133,36 @@ class ObjectReader:
         if isinstance(record, Codebook):
             if record.additive:
                 return self._added(record, chunk)
-            protected = self.stored.protected(record, chunk) if record.lattice.protected else None
-            return record.lattice.values(self.indices(record, chunk), protected)
+            return record.lattice.values(self.numbers(record, chunk))
         return self.ordinals(record, chunk, keep=keep, out=out)
 
-    def indices(self, record: Codebook, chunk: int) -> Indices:
-        """Return the codebook indices (uint8) of one chunk, read-only."""
+    def numbers(self, record: Codebook, chunk: int) -> Numbers:
+        """Return the numbers of one chunk of a codebook object, read-only."""
         if record.additive:
-            return self._stored_indices(record, chunk)
-        pending, _, indices = self._undecoded(record, chunk)
+            return self._stored_numbers(record, chunk)
+        pending, below, numbers = self._undecoded(record, chunk)
         for level in pending:
             assert isinstance(level, Codebook)
-            if indices is None:
-                indices = self._stored_indices(level, chunk)
-                continue
-            lattice = level.lattice
-            indices = lattice.apply(indices, self.stored_integers(level, chunk, lattice.classes(indices)))
-        assert indices is not None
-        self.cache.put((record.id, chunk), indices)
-        return indices
+            if numbers is None:
+                numbers = self._stored_numbers(level, chunk)
+            else:
+                assert isinstance(below, Codebook)
+                indices = below.lattice.indices(numbers)
+                classes = below.lattice.classes(indices)
+                numbers = level.lattice.apply(indices, self.stored_integers(level, chunk, classes))
+            below = level
+        assert numbers is not None
+        self.cache.put((record.id, chunk), numbers)
+        return numbers
 
-    def _stored_indices(self, record: Codebook, chunk: int) -> Indices:
-        """Return the indices of a chunk that is stored in full, relative to the index of 0."""
-        zero = record.lattice.zero
-        indices = self.stored_integers(record, chunk) + np.int32(zero)
-        if indices.min(initial=0) < 0 or indices.max(initial=0) >= record.lattice.levels:
-            raise IntegrityError(f"Object {record.id} has indices outside its codebook; run `ckstore verify`.")
-        return indices.astype(np.uint8)
+    def _stored_numbers(self, record: Codebook, chunk: int) -> Numbers:
+        return record.lattice.restored(self.stored_integers(record, chunk))
 
     def _added(self, record: Codebook, chunk: int) -> Bits:
         pending, _, bits = self._undecoded(record, chunk)
         for level in pending:
             assert isinstance(level, Codebook)
-            indices = self._stored_indices(level, chunk)
+            indices = self._stored_numbers(level, chunk)
             bits = level.lattice.values(indices) if bits is None else level.lattice.add(bits, indices)
         assert bits is not None
         self.cache.put((record.id, chunk), bits)

@@ -21,7 +21,7 @@ from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work, layer, patches
-from ckstore.objects.identity import Lattice, array_name
+from ckstore.objects.identity import Lattice
 from ckstore.objects.units import Unit
 from ckstore.storage.schema import (
     ID,
@@ -102,11 +102,6 @@ class Record:
     def debt(self) -> int:
         """Bytes spent beyond the cheapest choice since the last base; a large debt makes a new base due."""
         return 0
-
-    @property
-    def start(self) -> int:
-        """The first byte of the record's data in its pack."""
-        return self.offset
 
     @property
     def end(self) -> int:
@@ -397,8 +392,6 @@ class Codebook(Coarse):
     ----------
     additive
         Values, not indices, are added to those of the base.
-    aside
-        With protected elements: offset of their bits in the pack, then the bytes of each chunk.
     """
 
     kind = "codebook"
@@ -409,27 +402,10 @@ class Codebook(Coarse):
         "debt": _DEBT,
         "protected": flag,
         "additive": flag,
-        "aside": items(whole(), 1),
     }
 
     lattice: CodebookLattice
     additive: bool = False
-    aside: tuple[int, ...] = ()
-
-    @property
-    def start(self) -> int:
-        """The first byte of the indices and of the protected elements."""
-        return min(self.offset, *self.aside[:1]) if self.aside else self.offset
-
-    @property
-    def end(self) -> int:
-        """The first byte after both."""
-        return max(self.offset + self.length, sum(self.aside))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both."""
-        return self.length + sum(self.aside[1:])
 
     @property
     def description(self) -> str:
@@ -451,13 +427,7 @@ class Codebook(Coarse):
         return {"lattice": CodebookLattice(document["dtype"], centroids, document.get("protected", False))}
 
     def _is_possible(self) -> bool:
-        protected = self.lattice.protected
-        frames = self.aside[1:]
-        return (
-            not (protected and self.additive)
-            and len(self.aside) == (1 + self.chunks if protected else 0)
-            and all(length >= 4 and length % 2 == 0 for length in frames)
-        )
+        return not (self.lattice.protected and self.additive)
 
 
 KINDS: Mapping[str, type[Record]] = {kind.kind: kind for kind in (Raw, Full, Delta, Patches, Linear, Rounded, Codebook)}
@@ -478,26 +448,6 @@ def declared(document: Mapping[str, Any], name: str) -> Any:
     """Return a field of a record's document; None if it is absent, or if the kind has none: the schema ignores it."""
     kind = KINDS[document["kind"]]
     return document.get(name) if name in kind.required or name in kind.optional else None
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a layer: the record's field with its place, the name of its array, offset and length in the pack."""
-
-    field: str
-    array: str
-    offset: int
-    length: int
-
-
-def layer_parts(record: Mapping[str, Any]) -> list[Part]:
-    """Return the parts of a layer."""
-    name = array_name(record["id"])
-    parts = [Part("at", name, *record["at"])]
-    if (aside := declared(record, "aside")) is not None:
-        offset, *lengths = aside
-        parts.append(Part("aside", f"{name}.aside", offset, sum(lengths)))
-    return parts
 
 
 def record_from_json(document: dict[str, Any], pack: str) -> Record:

@@ -11,7 +11,7 @@ import numpy as np
 from ckstore.codecs.lattice import Bits
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import Codebook, Patches, Raw, Record
+from ckstore.objects.records import Patches, Raw, Record
 from ckstore.runtime.blocks import empty
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.lru import Lru
@@ -22,9 +22,6 @@ from ckstore.storage.pack_reader import read_shard_index
 #: Bytes of a shard index: one entry for each chunk, and a checksum.
 _INDEX_ENTRY = 16
 _INDEX_CHECKSUM = 4
-
-#: Bytes of the checksum before each chunk of protected elements.
-_FRAME = 4
 
 #: Payloads up to this many bytes are read into a reused buffer.
 _PAYLOAD = 4 << 20
@@ -89,7 +86,7 @@ class StoredChunks:
         A small record is one range.
         """
         if chunks is None or not _is_picked(record):
-            return [(record.start, record.end - record.start)]
+            return [(record.offset, record.length)]
         places = [self.index(record)[chunk] for chunk in chunks]
         return [(record.offset + place[0], place[1]) for place in places if place is not None]
 
@@ -114,18 +111,6 @@ class StoredChunks:
             raise IntegrityError(f"Chunk {chunk} of object {record.id} does not restore the stored values.")
         return bits
 
-    def aside(self, record: Codebook, chunk: int) -> bytes:
-        """Return the frame of one chunk's protected elements: checksum and bits."""
-        return self._blocks.pread(record.pack, sum(record.aside[: 1 + chunk]), record.aside[1 + chunk])
-
-    def protected(self, record: Codebook, chunk: int) -> Bits:
-        """Return the bits (uint16) of one chunk's protected elements."""
-        frame = self.aside(record, chunk)
-        bits = np.frombuffer(frame, "<u2", offset=_FRAME)
-        if crc32(bits) != int.from_bytes(frame[:_FRAME], "little"):
-            raise IntegrityError(f"Chunk {chunk} of object {record.id} has damaged protected elements.")
-        return bits
-
 
 def is_whole(record: Raw, pack: memoryview, workers: int) -> bool:
     """Return whether the chunks of a raw object match their checksums in its mapped pack."""
@@ -140,5 +125,4 @@ def is_whole(record: Raw, pack: memoryview, workers: int) -> bool:
 
 def _is_picked(record: Record) -> bool:
     """Return whether single chunks of a record are fetched by its index."""
-    is_indexed = not isinstance(record, Raw) and not (isinstance(record, Codebook) and record.aside)
-    return is_indexed and record.length > _SMALL and record.chunks > 1
+    return not isinstance(record, Raw) and record.length > _SMALL and record.chunks > 1

@@ -248,10 +248,7 @@ def _stored(reader: ObjectReader, record: Record) -> Encoded:
     payloads: list[memoryview | bytes | None] = [
         None if place is None else data[place[0] : place[0] + place[1]] for place in reader.stored.index(record)
     ]
-    aside = []
-    if isinstance(record, Codebook) and record.lattice.protected:
-        aside = [reader.stored.aside(record, chunk) for chunk in range(record.chunks)]
-    return Encoded(replace(record, pack=""), payloads, aside=aside)
+    return Encoded(replace(record, pack=""), payloads)
 
 
 class _Blobs:

@@ -27,8 +27,7 @@ class Gradients:
     Parameters
     ----------
     source
-        Gradients by the paths of their tensors, or nested as in the state; or the path of a file of either. None for
-        no gradients.
+        Gradients by the paths of their tensors, or nested as in the state; or the path of a file of either.
     store
         Directory of the store, which the source does not contain.
 
@@ -46,7 +45,7 @@ class Gradients:
     """
 
     def __init__(self, source: Any, store: Path) -> None:
-        self._scanned = open_source({} if source is None else source, store, force=False)
+        self._scanned = open_source(source, store, force=False)
         self._lock = Lock()
         try:
             if self._scanned.is_directory:

@@ -93,7 +93,7 @@ def ingest(
         collection_seldom() if request.search is None else nullcontext(),
         reserve.kept(repository.path),
         closing(open_source(source, repository.path, force=request.force, on_unknown=options.on_unknown)) as scanned,
-        Gradients(options.gradients, repository.path) as gradients,
+        nullcontext() if options.gradients is None else Gradients(options.gradients, repository.path) as gradients,
     ):
         if options.parent == AUTO:
             hash_version(scanned, force=request.force, progress=progress)

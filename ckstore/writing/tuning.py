@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
 
+from ckstore.codecs.scheme import QUALITIES
+from ckstore.codecs.schemes import LATTICE, scheme_of
 from ckstore.errors import UsageError
 from ckstore.lineage.search import Cube, dynaquant_cube, ladder
 from ckstore.policy import Policy
@@ -21,12 +23,6 @@ if TYPE_CHECKING:
     from ckstore.objects.documents import VersionDocument
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.scanning.scanned import ScannedFile, ScannedVersion
-
-#: Qualities to try: half an octave apart, because steps are powers of two.
-QUALITIES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
-
-#: Qualities for 4 bits down to 1 bit of LC-Checkpoint.
-LC_QUALITIES = (0.5, 1.5, 2.5, 3.5)
 
 #: Default tolerance, as a fraction of the original's evaluation: Inshrinkerator's for a checkpoint.
 TOLERANCE = 0.05
@@ -167,7 +163,7 @@ def search_space(policy: Policy, *, known: bool = True) -> Cube[Policy]:
     if policy.scheme == "dynaquant":
         cube = dynaquant_cube() if known else dynaquant_cube(("magnitude",))
         return Cube(cube.axes, lambda *values: replace(policy, settings=cube.build(*values)))
-    qualities = LC_QUALITIES if policy.scheme == "lc" else QUALITIES
+    qualities = QUALITIES if policy.scheme == LATTICE else scheme_of(policy.scheme).qualities
     return ladder([replace(policy, quality=quality) for quality in qualities])
 
 

@@ -66,10 +66,10 @@ def test_unknown(ckstore, filled: Path) -> None:
     assert "near: gpt@10" in ckstore("show", "gpt@12", code=13).sentence
 
 
-def test_values_outside_a_codebook_count(tmp_path: Path) -> None:
+def test_protected_values_count(tmp_path: Path) -> None:
     with init_store(tmp_path / "store") as store:
         version = stored(store, {"w": draw(300, 256)}, policy=Policy("coarse", scheme="dynaquant"))
         said = version.storage()
         record = store._repository.resolver.record(version._stored.document.objects[0])
         assert said["codebook"] == 1
-        assert said["coarse_bytes"] == record.length + sum(record.aside[1:]) > record.length
+        assert said["coarse_bytes"] == record.length

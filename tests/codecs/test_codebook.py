@@ -116,16 +116,25 @@ def test_values_are_the_centroids_in_the_dtype(dtype):
 
 
 @pytest.mark.parametrize("dtype", CODEBOOK_DTYPES)
-def test_protected_elements_are_restored_from_separate_values(dtype):
+def test_protected_elements_keep_their_bits_in_their_numbers(dtype):
     lattice = of([-1.0, 0.0, 1.0], dtype, protected=True)
     assert lattice.levels == 4
     kept = as_bits(np.array([5.5, -7.25], np.float32), "bfloat16" if dtype == "float32" else dtype)
-    bits = lattice.values(np.array([3, 0, 3, 2], np.uint8), kept)
+    indices = np.array([3, 0, 3, 2], np.uint8)
+    numbers = lattice.numbers(indices, kept)
+    bits = lattice.values(numbers)
     assert doubles(bits, dtype).tolist() == [5.5, -1.0, -7.25, 1.0]
-    assert doubles(lattice.values(np.array([1, 2], np.uint8)), dtype).tolist() == [0.0, 1.0]
-    for wrong in (None, kept[:1], np.append(kept, kept)):
+    assert doubles(lattice.values(lattice.numbers(indices[1:2], kept[:0])), dtype).tolist() == [-1.0]
+    assert np.array_equal(lattice.indices(numbers), indices)
+    assert np.array_equal(lattice.restored(lattice.stored(numbers)), numbers)
+    for base in (indices[::-1], np.array([250, 0, 3, 1], np.uint8)):
+        assert np.array_equal(lattice.apply(base, lattice.delta(numbers, base)), numbers)
+        assert lattice.delta(numbers, base)[[0, 2]].tolist() == (4 + kept.astype(int)).tolist()
+    for wrong in (3 + (1 << 16), -1):
         with pytest.raises(IntegrityError):
-            lattice.values(np.array([3, 0, 3, 2], np.uint8), wrong)
+            lattice.restored(np.array([wrong - lattice.zero], np.int32))
+    with pytest.raises(IntegrityError):
+        lattice.apply(indices, np.full(4, 4 + (1 << 16), np.int32))
     with pytest.raises(UsageError):
         lattice.add(bits, np.zeros(4, np.uint8))
 

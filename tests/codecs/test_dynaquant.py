@@ -82,7 +82,7 @@ def test_the_split_takes_the_shares_it_is_asked_for(settings, seed):
     values = weights(seed)
     sensitivity = np.abs(weights(seed + 1) * values)
     lattice, indices, aside = quantise(values, settings, sensitivity)
-    decoded = lattice.values(indices, aside).view(np.float32)
+    decoded = lattice.values(lattice.numbers(indices, aside)).view(np.float32)
     protected = indices == lattice.levels - 1
     either = np.zeros(values.size, bool)
     for ranks in (np.abs(values), sensitivity):
@@ -118,7 +118,7 @@ def test_pruning_by_sensitivity_is_not_pruning_by_magnitude():
     sensitivity = 1 / np.abs(values)
     settings = DynaQuantSettings(prune=0.3, metric="sensitivity")
     lattice, indices, aside = quantise(values, settings, sensitivity)
-    decoded = lattice.values(indices, aside).view(np.float32)
+    decoded = lattice.values(lattice.numbers(indices, aside)).view(np.float32)
     unprotected = indices != lattice.levels - 1
     assert not np.any(decoded[(np.abs(values) > np.quantile(np.abs(values), 0.72)) & unprotected])
     by_magnitude = quantise(values, DynaQuantSettings(prune=0.3))
@@ -154,7 +154,7 @@ def test_protected_elements_of_16_bits_are_exact(dtype):
     bits = as_bits(weights(4), dtype)
     values = as_float32(bits, dtype)
     lattice, indices, aside = quantise(values, DynaQuantSettings(protect=0.1), dtype=dtype)
-    decoded = lattice.values(indices, aside)
+    decoded = lattice.values(lattice.numbers(indices, aside))
     protected = indices == lattice.levels - 1
     assert np.count_nonzero(protected) > 1000
     assert np.array_equal(decoded[protected], bits[protected])
@@ -169,7 +169,7 @@ def test_hostile_elements_take_a_level_and_decode_finite(settings, seed):
     sensitivity = np.abs(weights(seed + 1, 500))
     sensitivity[rng.random(500) < 0.3] = rng.choice(SPECIAL)
     lattice, indices, aside = quantise(values, settings, sensitivity)
-    decoded = lattice.values(indices, aside).view(np.float32)
+    decoded = lattice.values(lattice.numbers(indices, aside)).view(np.float32)
     assert np.all(np.isfinite(decoded))
     lost = ~np.isfinite(values) | (np.abs(values) < np.finfo(np.float32).tiny)
     assert not np.any(decoded[lost])
@@ -180,7 +180,7 @@ def test_hostile_elements_take_a_level_and_decode_finite(settings, seed):
 def test_few_distinct_values_are_levels_of_their_own(values):
     values = np.array(values, np.float32)
     lattice, indices, aside = quantise(values, DynaQuantSettings(4, 0.0, 0.0005))
-    decoded = lattice.values(indices, aside).view(np.float32)
+    decoded = lattice.values(lattice.numbers(indices, aside)).view(np.float32)
     expected = np.where(np.isfinite(values) & (np.abs(values) > 1e-30), values, 0)
     assert np.all(np.abs(decoded - expected) <= 0.01 * np.abs(expected))
 
@@ -255,7 +255,7 @@ def test_more_levels_lose_less():
     errors = []
     for levels in LEVELS:
         lattice, indices, aside = quantise(values, DynaQuantSettings(levels, 0.0, 0.0005))
-        errors.append(float(np.mean((lattice.values(indices, aside).view(np.float32) - values) ** 2)))
+        errors.append(float(np.mean((lattice.values(lattice.numbers(indices, aside)).view(np.float32) - values) ** 2)))
     assert errors == sorted(errors)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ckstore.codecs.codebook import codebook, differences
 from ckstore.codecs.integers import encode_integers
-from ckstore.codecs.schemes.lc import SPLIT, lc_quantise, merged_changes, promoted
+from ckstore.codecs.schemes.lc import SPLIT, lc_quantise, promoted
 from ckstore.errors import UsageError
 
 SPECIAL = np.array([0.0, -0.0, 1e-45, -1e-39, np.nan, np.inf, -np.inf, 3.4028235e38, -1.1754944e-38], np.float32)
@@ -154,7 +154,7 @@ def test_a_merged_change_takes_the_place_of_all_of_a_chain():
         change = lc_quantise(differences(exact.view(np.uint32), previous, "float32"), 3)
         state = change[0].add(previous, change[1])
         sizes += len(encode_integers(change[1]))
-        changes, previous = merged_changes(start.view(np.uint32), previous, change), state
+        changes, previous = differences(state, start.view(np.uint32), "float32"), state
     lattice, indices = lc_quantise(changes, 8, split=SPLIT)
     assert len(encode_integers(indices)) < 0.5 * sizes
     together = lattice.add(start.view(np.uint32), indices)

@@ -21,7 +21,7 @@ from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, 
 from ckstore.errors import IntegrityError
 from ckstore.objects.records import Codebook, Record
 from ckstore.objects.units import Unit
-from ckstore.policy import Policy
+from ckstore.policy import QUALITY, Policy
 from ckstore.recovery.recover import recover
 from ckstore.version import Version
 from tests.checkpoints import flip, lose_catalog, scratch, sha256
@@ -211,16 +211,17 @@ def test_dynaquant_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> 
                     known = sensitivity is not None
                     ranked += known
                     settings = DynaQuantSettings(16, 0.1, 0.01, "sensitivity" if known else "magnitude", 32)
-                    assert Policy("coarse", "dynaquant").dynaquant(known=known) == settings
+                    assert dynaquant.settings_of(QUALITY, known=known) == settings
                     levels = 32 if kind == "embedding" else 16
                     treatment = Treatment(together[kind].split(settings, known=known), levels, sensitivity)
                     lattice, indices, aside = dynaquant.treated(values, treatment, unit.dtype)
-                    expected = lattice.values(indices, aside)
+                    numbers = lattice.numbers(indices, aside)
+                    expected = lattice.values(numbers)
                     assert np.array_equal(bits_of(version[tensor].torch()), expected), tensor
                     found = np.concatenate(
-                        [store._repository.reader.indices(record, chunk) for chunk in range(record.chunks)]
+                        [store._repository.reader.numbers(record, chunk) for chunk in range(record.chunks)]
                     )
-                    assert np.array_equal(found, indices)
+                    assert np.array_equal(found, numbers)
                     deltas += record.base is not None
         assert deltas
         assert bool(ranked) == (name == "gpt")
@@ -238,7 +239,9 @@ def test_embeddings_have_levels_of_their_own(place: Path) -> None:
             ).version
             there = codebooks(store[row.number])
             for name, count in zip(names, levels, strict=True):
-                found = np.unique(store._repository.reader.indices(there[name][0], 0))
+                record, _ = there[name]
+                assert isinstance(record, Codebook)
+                found = np.unique(record.lattice.indices(store._repository.reader.numbers(record, 0)))
                 assert count <= found.size <= count + 2, (quality, name)
 
 
@@ -423,14 +426,13 @@ def damaged(path: Path, record: Record, offset: int) -> None:
     flip(path, record.pack, lambda _: offset)
 
 
-@pytest.mark.parametrize("part", ["protected", "checksum", "indices"])
+@pytest.mark.parametrize("part", ["checksum", "indices"])
 def test_damage_is_found(runs: dict[str, tuple[Path, list[Path]]], place: Path, part: str) -> None:
     path = Path(shutil.copytree(runs["dynaquant-gpt"][0], place / "store"))
     with ckstore.open(path, "r") as store:
         tensor, (record, _) = next(iter(codebooks(store[2]).items()))
     assert record.lattice.protected
-    assert record.aside[1] > 4
-    places = {"protected": record.aside[0] + 9, "checksum": record.aside[0] + 1, "indices": record.offset + 50}
+    places = {"checksum": record.offset + 3, "indices": record.offset + 50}
     damaged(path, record, places[part])
     with ckstore.open(path, "r") as store:
         problems = store.verify([2]).problems

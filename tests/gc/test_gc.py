@@ -26,8 +26,9 @@ from ckstore.gc import collect as module
 from ckstore.gc import plan as garbage
 from ckstore.gc import reachability
 from ckstore.gc.collect import GcReport
-from ckstore.gc.repack import layer_parts, repack
+from ckstore.gc.repack import repack
 from ckstore.objects.documents import VersionDocument
+from ckstore.objects.identity import array_name
 from ckstore.objects.records import Linear
 from ckstore.recovery.recover import recover
 from ckstore.storage import durable
@@ -257,7 +258,7 @@ def test_a_pack_that_was_written_again_is_a_zarr_hierarchy(store: ckstore.Store)
         assert set(document.get("stands_for", ())) <= before
         with zarr.storage.ZipStore(store.path / "packs" / name, mode="r") as zipped:
             group = zarr.open_group(zipped, mode="r")
-            arrays = {part.array: record for record in document["records"] for part in layer_parts(record)}
+            arrays = {array_name(record["id"]): record for record in document["records"]}
             assert set(group.array_keys()) == {"manifest", *arrays}
             for array, record in arrays.items():
                 assert group[array][:].size == record.get("count", group[array].size)

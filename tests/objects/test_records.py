@@ -35,7 +35,6 @@ FULL: dict[str, Any] = {
 CODEBOOK: dict[str, Any] = {
     "id": "a" * 40, "kind": "codebook", "dtype": "float32", "count": 1000, "chunk": 300, "at": [100, 500], "alone": 400,
     "centroids": b64encode(np.array([-1, 0, 1, 2], "<f4").tobytes()).decode(), "protected": True,
-    "aside": [600, 10, 20, 10, 10],
 }  # fmt: skip
 
 
@@ -52,7 +51,6 @@ def test_records_come_back(document: dict[str, Any]) -> None:
 
 def test_a_record_ends_behind_its_bytes() -> None:
     assert read_record(LINEAR).end == 600
-    assert read_record(CODEBOOK).end == 650
 
 
 @pytest.mark.parametrize(
@@ -93,10 +91,6 @@ def test_a_record_ends_behind_its_bytes() -> None:
         (RAW, {"crcs": [1, 2, 3, 1 << 32]}),
         (RAW, {"at": [128, 1999]}),
         (FULL, {"dtype": "complex64"}),
-        (CODEBOOK, {"aside": [600, 10, 20, 10]}),
-        (CODEBOOK, {"aside": [600, 10, 20, 10, 2]}),
-        (CODEBOOK, {"aside": [600, 10, 20, 10, 7]}),
-        (CODEBOOK, {"protected": False}),
         (CODEBOOK, {"additive": True}),
         (CODEBOOK, {"centroids": "AAAA"}),
     ],

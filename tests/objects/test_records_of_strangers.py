@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import declared, layer_parts, record_from_json
+from ckstore.objects.records import declared, record_from_json
 from ckstore.recovery.found_objects import FoundObjects
 
 IDENTITY = "ab" * 20
@@ -19,10 +19,9 @@ def document(kind: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("value", [7, "cd" * 20, None, [1]])
 def test_fields_of_other_kinds_are_ignored(value: Any) -> None:
-    record = document("full", base=value, aside=value, origin=value)
+    record = document("full", base=value, additive=value, origin=value)
     assert record_from_json(record, "p").base is None
-    assert [declared(record, name) for name in ("base", "aside", "origin")] == [None] * 3
-    assert len(layer_parts(record)) == 1
+    assert [declared(record, name) for name in ("base", "additive", "origin")] == [None] * 3
     found = FoundObjects()
     found.add("p.zip", "encoded", {"records": [record]})
     found.resolve()

@@ -12,9 +12,9 @@ import torch
 import zarr
 
 import ckstore
-from ckstore.codecs.lattice import floats
+from ckstore.codecs.lattice import STEP_RANGE, floats
 from ckstore.objects.identity import array_name
-from ckstore.objects.records import Delta, Linear, Record
+from ckstore.objects.records import Codebook, Delta, Linear, Record
 from ckstore.policy import Policy
 
 pytestmark = pytest.mark.local
@@ -71,10 +71,24 @@ def residuals(store: ckstore.Store, record: Record) -> np.ndarray:
     return integers - record.lattice.project(base.lattice, before, 0)
 
 
+def expected(store: ckstore.Store, record: Record) -> np.ndarray:
+    """Return the values of an object in full, or the change of an additive one, as Zarr shows them."""
+    reader = store._repository.reader
+    if isinstance(record, Codebook) and record.additive:
+        return floats(record.lattice.values(chunks_of(record, reader.numbers)), record.dtype)
+    values = chunks_of(record, reader.values)
+    return floats(values, record.dtype) if record.dtype in STEP_RANGE else values.view(f"i{values.itemsize}")
+
+
 @pytest.mark.filterwarnings(WHOLE)
 @pytest.mark.parametrize(
-    "options", [{}, {"policy": "coarse"}, {"policy": Policy("coarse", max_abs_error=1e-3)}], ids=str
-)
+    "options",
+    [
+        {}, {"policy": "coarse"}, {"policy": Policy("coarse", max_abs_error=1e-3)}, {"policy": Policy("coarse", "lc")},
+        {"policy": Policy("coarse", "dynaquant")},
+    ],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_every_array_of_every_pack_reads(tmp_path: Path, dtype: torch.dtype, options: dict[str, Any]) -> None:
     store, _ = versions(tmp_path, dtype, **options)
@@ -82,26 +96,38 @@ def test_every_array_of_every_pack_reads(tmp_path: Path, dtype: torch.dtype, opt
     for array, record in arrays(store):
         values = np.asarray(array[...])
         assert values.shape == (record.count,)
-        assert (isinstance(record, Delta) and record.context) == (array.attrs["ckstore"].get("order") == "context")
-        assert (record.base is not None) == array.attrs["ckstore"].get("delta", False)
-        if not isinstance(record, Linear):
-            assert values.dtype.kind == "i"
-            read[record.kind] += 1
-            continue
-        assert "ckstore.quantized_residual" in str(array.metadata.to_dict()["codecs"])
-        assert values.dtype == ("float64" if record.dtype == "float64" else "float32")
-        if record.base is None:
-            assert np.array_equal(values, floats(chunks_of(record, store._repository.reader.values), record.dtype))
+        said = array.attrs["ckstore"]
+        is_delta = record.base is not None
+        in_context = record.context if isinstance(record, Delta) else isinstance(record, Codebook) and is_delta
+        is_added = isinstance(record, Codebook) and record.additive
+        assert (in_context and not is_added) == (said.get("order") == "context")
+        assert is_delta == said.get("delta", False)
+        assert said.get("base") == (array_name(record.base) if record.base else None)
+        assert is_delta == ("recipe" in said)
+        if is_delta and not is_added:
+            if isinstance(record, Linear):
+                assert np.array_equal(values, residuals(store, record))
+                read["delta"] += 1
+            else:
+                assert values.dtype.kind == "i"
         else:
-            assert np.array_equal(values, residuals(store, record))
+            assert values.tobytes() == expected(store, record).tobytes()
+            read["base"] += isinstance(record, Linear)
         place = record.count // 2
         assert array[place] == values[place]
-        read["base" if record.base is None else "delta"] += 1
-        read["rows"] += record.base is None and record.lattice.rows.size > 0 and record.chunks > 1
+        read[record.kind] += 1
+        read["added"] += is_added and is_delta
+        read["rows"] += isinstance(record, Linear) and not is_delta and record.lattice.rows.size > 0 < record.chunks - 1
     assert read.total() >= 8
-    if options:
+    scheme = getattr(options.get("policy"), "scheme", "lattice")
+    if options and scheme == "lattice":
         assert read["base"]
         assert read["delta"]
+    if dtype in (torch.float32, torch.bfloat16) and scheme != "lattice":
+        assert read["codebook"] > 2
+        assert (read["added"] > 0) == (scheme == "lc")
+    if dtype in (torch.float32, torch.bfloat16) and options and not getattr(options["policy"], "is_bounded", False):
+        assert read["rounded"]
     if "fidelity" in options:
         assert read["rows"]
 

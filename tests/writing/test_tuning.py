@@ -13,12 +13,14 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.codecs.scheme import QUALITIES
+from ckstore.codecs.schemes import lc
 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 from ckstore.errors import UsageError
 from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.storage import root
-from ckstore.writing.tuning import LC_QUALITIES, QUALITIES, Search, search_space
+from ckstore.writing.tuning import Search, search_space
 from tests.checkpoints import described, listing, packs_of, sha256, write_safetensors
 from tests.coarse_checks import check_deviations, loaded
 
@@ -341,12 +343,11 @@ def test_a_search_that_contradicts_the_policy_is_refused(
 
 
 def test_search_spaces() -> None:
-    for scheme, qualities in (("lattice", QUALITIES), ("lc", LC_QUALITIES)):
-        cube = search_space(Policy("coarse", scheme))  # type: ignore[arg-type]
+    for scheme, qualities in (("lattice", QUALITIES), ("lc", lc.SCHEME.qualities)):
+        cube = search_space(Policy("coarse", scheme))
         assert [policy.quality for policy in cube.settings.values()] == list(qualities)
         assert all(policy.scheme == scheme for policy in cube.settings.values())
-    bits = [Policy("coarse", "lc", quality).lc_bits for quality in LC_QUALITIES]
-    assert bits == [4, 3, 2, 1]
+    assert [lc.bits_of(quality) for quality in lc.SCHEME.qualities] == [4, 3, 2, 1]
     cube = search_space(Policy("coarse", "dynaquant"))
     assert len(cube.settings) == 432
     assert all(policy.settings is not None for policy in cube.settings.values())

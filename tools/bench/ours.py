@@ -127,7 +127,7 @@ def _entropies(reader: ObjectReader, record: Record) -> Iterator[tuple[float, in
         context = None
         base = None if record.base is None else reader.resolver.record(record.base)
         if isinstance(record, Codebook) and isinstance(base, Codebook) and not record.additive:
-            context = record.lattice.classes(reader.indices(base, chunk))
+            context = base.lattice.classes(base.lattice.indices(reader.numbers(base, chunk)))
         if isinstance(record, Delta) and base is not None and record.context:
             context = ordinal_classes(reader.ordinals(base, chunk), record.dtype)
         yield entropy_bits(reader.stored_integers(record, chunk, context), context), place[1]

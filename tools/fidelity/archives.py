@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import ckstore
-from ckstore.policy import QUALITY, Policy, Scheme
+from ckstore.policy import QUALITY, Policy
 from tools.bench.ours import size_of
 from tools.fidelity.states import State, as_state
 
@@ -127,7 +127,7 @@ def ingest_options(setting: Setting) -> dict[str, Any]:
     if setting.scheme == EXACT.scheme:
         return {}
     quality = QUALITY if setting.quality is None else setting.quality
-    return {"policy": Policy("coarse", cast("Scheme", setting.scheme), quality)}
+    return {"policy": Policy("coarse", setting.scheme, quality)}
 
 
 @dataclass

@@ -1,4 +1,8 @@
-"""Sizes of changes of levels in the codings of Inshrinkerator's ablation, for comparison with ckstore's own coder."""
+"""Measures changes of levels in the codings of Inshrinkerator's ablation: no store holds them, nothing decodes them.
+
+The store's coder takes the levels of the base as classes and codes runs of zeros: the same rearrangement and runs, in
+fewer bits on all late pairs but those without a change (`docs/decisions.md`).
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,7 @@ def coded_bits(indices: Indices, base: Indices, levels: int) -> CodedBits:
     """Return the size of ``(base - n) mod levels`` in the paper's codings, with code tables.
 
     The codings are plain Huffman codes, Huffman codes of run lengths (`run_lengths`), and the latter with the elements
-    rearranged by their level in the base, each group with its own runs and table. This is a measure for comparison:
-    ckstore's own entropy coder takes the levels as classes.
+    rearranged by their level in the base, each group with its own runs and table.
     """
     changes = np.remainder(base.astype(np.int64) - indices, levels)
     order = np.argsort(base, kind="stable")

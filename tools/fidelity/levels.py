@@ -33,7 +33,7 @@ def _sketch(values: Floats, levels: int) -> Floats:
     ranks.add(values, None)
     split = ranks.split(DynaQuantSettings(prune=0.0, protect=0.0), known=False)
     lattice, indices, aside = treated(values, Treatment(split, levels, None))
-    decoded: Floats = lattice.values(indices, aside).view(np.float32)
+    decoded: Floats = lattice.values(lattice.numbers(indices, aside)).view(np.float32)
     return decoded
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from ckstore.codecs.codebook import CodebookLattice, Floats, Indices, as_bits, codebook, float_words
+from ckstore.codecs.codebook import Bits, CodebookLattice, Floats, Indices, as_bits, codebook, float_words
+from ckstore.codecs.scheme import Layer, Scheme
 from ckstore.errors import UsageError
 
 Array = npt.NDArray[Any]
@@ -279,3 +280,32 @@ def _pair(values: Floats, sensitivity: Floats | None) -> tuple[npt.NDArray[np.ui
     if values.size != sensitivity.size:
         raise UsageError(f"{values.size} values cannot have {sensitivity.size} sensitivities; give one for each.")
     return words, float_words(sensitivity)
+
+
+def settings_of(quality: float, *, known: bool) -> DynaQuantSettings:
+    """Return the setting of a quality, on the diagonal of the search space.
+
+    `known` means that sensitivities are available for pruning.
+    """
+    place = min(max(round(quality) - 1, 0), len(LEVELS) - 1)
+    protect, embedding_levels = (axis[place * len(axis) // len(LEVELS)] for axis in (PROTECT, EMBEDDING_LEVELS))
+    metric = "sensitivity" if known else "magnitude"
+    return DynaQuantSettings(LEVELS[place], PRUNE[place], protect, metric, int(embedding_levels))
+
+
+def _treatment(layer: Layer) -> Treatment:
+    known = layer.sensitivity is not None
+    settings = settings_of(layer.quality, known=known) if layer.settings is None else layer.settings
+    levels = settings.embedding_levels if layer.kind == "embedding" else settings.levels
+    return Treatment(layer.statistics.split(settings, known=known), levels, layer.sensitivity)
+
+
+def _codebook(layer: Layer) -> CodebookLattice:
+    return level_codebook(layer.values, _treatment(layer), layer.dtype)
+
+
+def _assign(lattice: CodebookLattice, layer: Layer) -> tuple[Indices, Bits]:
+    return assign(lattice, layer.values, _treatment(layer))
+
+
+SCHEME = Scheme("dynaquant", _codebook, _assign, statistics=RankStatistics)

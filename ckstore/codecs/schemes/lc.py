@@ -14,12 +14,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.codebook import Bits, CodebookLattice, Floats, Indices, codebook, differences, float_words
+from ckstore.codecs.codebook import Bits, CodebookLattice, Floats, Indices, codebook, float_words
+from ckstore.codecs.scheme import Layer, Scheme
 from ckstore.errors import UsageError
 
 #: Leading bits of the mantissa that split buckets of whole values and of merged changes, so that such a version loses
 #: no more than others (`docs/decisions.md`).
 SPLIT = 2
+
+#: Bits of a codebook for such values: every bucket is kept.
+WHOLE_BITS = 8
 
 
 def bucket_codebook(changes: Floats, bits: int, dtype: str = "float32", split: int = 0) -> CodebookLattice:
@@ -84,12 +88,20 @@ def lc_quantise(changes: Floats, bits: int, dtype: str = "float32", split: int =
     return lattice, assign(lattice, changes, split)
 
 
-def merged_changes(start: Bits, previous: Bits, change: tuple[CodebookLattice, Indices]) -> Floats:
-    """Return all changes since an earlier state in one: the decoded sum that the paper's merging quantises again.
+def bits_of(quality: float) -> int:
+    """Return the bits of a codebook: 3, as in the paper, at the default quality."""
+    return min(max(round(4.5 - quality), 1), 8)
 
-    `start` and `previous` are bits of the decoded states before the merged change and before the last one, which
-    `change` is against. The sum leads to the decoded last state, not to the exact one: without kept changes there is
-    nothing to merge.
-    """
-    lattice, indices = change
-    return differences(lattice.add(previous, indices), start, lattice.dtype)
+
+def _codebook(layer: Layer) -> CodebookLattice:
+    if layer.is_whole:
+        return bucket_codebook(layer.values, WHOLE_BITS, layer.dtype, SPLIT)
+    return bucket_codebook(layer.values, bits_of(layer.quality), layer.dtype)
+
+
+def _assign(lattice: CodebookLattice, layer: Layer) -> tuple[Indices, Bits]:
+    return assign(lattice, layer.values, SPLIT if layer.is_whole else 0), np.empty(0, np.uint16)
+
+
+#: Its qualities are those for 4 bits down to 1 bit.
+SCHEME = Scheme("lc", _codebook, _assign, of_changes=True, qualities=(0.5, 1.5, 2.5, 3.5))
