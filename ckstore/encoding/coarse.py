@@ -24,7 +24,7 @@ from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.encoding.common_step import CONCENTRATED
 from ckstore.encoding.deviations import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way, nearby_ancestors
-from ckstore.encoding.magnitudes import LogModel, row_width, whole
+from ckstore.encoding.magnitudes import LogModel, member_rows, row_width, whole
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
@@ -50,6 +50,9 @@ SECOND_MOMENTS = tuple(dtype for dtype in ROUNDED if dtype != "float16")
 
 #: A row's step is at most this part of the root mean square of its values.
 _LARGEST_STEP = 2.0
+
+#: Octaves by which that of norms and biases is finer: 1/16.
+_FINER = -5.0
 
 #: Octaves above a row's largest step from which it is lost.
 _LOST = 2.0
@@ -137,7 +140,7 @@ class CoarseEncoder:
             coded.append(integers)
         digests = [bytes.fromhex(digest(integers.view(np.uint8))) for integers in coded]
         identity = lattice_id(lattice, unit.count, unit.chunk, digests)
-        if unit.role == "weight":
+        if unit.role in ("weight", "vector"):
             # The next version will be stored against these; moments would only evict them.
             for chunk, integers in enumerate(coded):
                 self.reader.cache.put((identity, chunk), integers)
@@ -177,6 +180,10 @@ class CoarseEncoder:
             lattice = record.lattice
         else:
             limits = _limits(unit, bits)
+            if unit.role == "vector":
+                if step_exponent(0.0, largest, unit.dtype) > steps.level:
+                    return None  # A value is so large that integers cannot hold the others as well.
+                limits = _FINER + np.minimum(limits, _tensor_limits(unit, bits))
             lattice = _settled(unit, steps, limits, largest, record)
             if _is_lost(lattice, limits):
                 return None
@@ -265,6 +272,14 @@ def _limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
             rows > 0, np.log2(_LARGEST_STEP) + np.log2(rows / counts) / 2, np.inf
         )
     return limits
+
+
+def _tensor_limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
+    """Return the same from whole tensors of a bundle: two of them may share a row."""
+    tensors = np.split(floats(bits, unit.dtype).astype(np.float64), np.cumsum(unit.member_counts)[:-1])
+    sizes = np.array([np.sqrt(np.square(tensor).sum() / max(tensor.size, 1)) for tensor in tensors])
+    with np.errstate(divide="ignore"):
+        return member_rows(unit, np.where(sizes > 0, np.log2(_LARGEST_STEP * sizes), np.inf))
 
 
 def _settled(

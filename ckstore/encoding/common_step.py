@@ -101,7 +101,8 @@ def common_step(
 ) -> CommonStep:
     """Return the steps of weights, given with their sensitivities and possible bases, from a sample of each.
 
-    `read` returns the bits of a unit from one element to before another.
+    Norms and biases are only compared with their parents: they have steps of their own. `read` returns the bits of a
+    unit from one element to before another.
     """
 
     def measured(item: tuple[Unit, Sensitivity, Parent | None]) -> _Measured:
@@ -122,6 +123,7 @@ def common_step(
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
         found = list(pool.map(measured, units))
     still = frozenset(unit.key for (unit, _, _), item in zip(units, found, strict=True) if item.is_still)
+    found = [item for (unit, _, _), item in zip(units, found, strict=True) if unit.role == "weight"]
     moved = [item for item in found if item.change is not None]
     if moved:
         level = _pooled(moved, "level")

@@ -40,6 +40,9 @@ SMALL_SHARE = 0.02
 #: ... by this number of octaves, which costs next to nothing.
 SMALL_OCTAVES = -2.0
 
+#: Norms and biases are quantised more finely than weights by this number of octaves.
+VECTOR_OCTAVES = -3.0
+
 #: Objects of fewer elements are estimated and encoded by one thread at a time while a version is stored: their work is
 #: mostly Python and short kernels, and threads that pass the interpreter's lock around for each of them take longer
 #: than one thread.
@@ -183,7 +186,7 @@ class Estimator:
             return self._exact.encode(content, estimate, way, read, debt, [] if parent is None else [parent.id])
 
     def may_be_coarse(self, unit: Unit) -> bool:
-        """Return whether a unit may become coarse: norms, biases, counters and complex numbers never do."""
+        """Return whether a unit may become coarse: statistics, counters and complex numbers never do."""
         member = unit.members[0]
         extent = self._values.layouts[member.file].extents[member.extent]
         return unit.role != "other" and extent.dtype not in PARTS
@@ -207,7 +210,7 @@ class Estimator:
         return small / max(self._values.size, 1)
 
     def _steps(self, unit: Unit) -> Steps:
-        """Return the steps of a weight."""
+        """Return the steps of a weight, or of norms and biases."""
         with self._lock:
             shapes, common = self._common
         shape = shapes.get(unit.key, Sensitivity())
@@ -217,7 +220,9 @@ class Estimator:
     @cached_property
     def _common(self) -> tuple[dict[str, Sensitivity], CommonStep]:
         """The sensitivities of weights by key, and their common step."""
-        weights = [unit for unit in self._values.units if unit.role == "weight" and unit.dtype in STEP_RANGE]
+        weights = [
+            unit for unit in self._values.units if unit.role in ("weight", "vector") and unit.dtype in STEP_RANGE
+        ]
         pairs = [(unit, self._moments[unit.key]) for unit in weights if unit.key in self._moments]
         shapes = sensitivities(pairs, self._values.read)
         items = [(unit, shapes.get(unit.key, Sensitivity()), self._parent(unit)) for unit in weights]
@@ -227,7 +232,9 @@ class Estimator:
         return self._parents.get((unit.key, unit.signature))
 
     def _finer(self, unit: Unit) -> float:
-        """Return the octaves by which the step of small weights differs from that of others."""
+        """Return the octaves by which the step of a unit differs from that of large weights."""
+        if unit.role == "vector":
+            return VECTOR_OCTAVES
         return SMALL_OCTAVES if unit.is_bundle and self._small_share < SMALL_SHARE else 0.0
 
     def _layer(self, unit: Unit) -> Layer:

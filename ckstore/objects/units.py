@@ -38,6 +38,9 @@ _ONLY_IN_STATES = {"sum"}
 #: Small extents with two or more axes and this many elements are weights; others are norms, biases and counters.
 _SMALL_WEIGHT = 1 << 10
 
+#: Last parts of the names of norms and biases. Others may be statistics or counters, which no step of training repairs.
+_VECTORS = {"weight", "bias"}
+
 #: Elements below which a role does not pay for a bundle of its own.
 _ROLE_MINIMUM = 1 << 12
 
@@ -69,7 +72,8 @@ class Unit:
     members
         The stretches of the files, in order; counts are in elements of the extent.
     role
-        `weight`, `first`, `second` or `other`: a hint for the planner. Correctness never depends on it.
+        `weight`, `vector` (norms and biases), `first`, `second` or `other`: a hint for the planner. Correctness never
+        depends on it.
     """
 
     key: str
@@ -163,6 +167,8 @@ def plan_units(files: Sequence[tuple[str, FileLayout]]) -> list[Unit]:
         role = role_of(piece.path)
         if not role and len(piece.shape) > 1 and piece.count >= _SMALL_WEIGHT:
             role = "weight"
+        elif not role and str(piece.path[-1]).rpartition(".")[2] in _VECTORS:
+            role = "vector"
         group = (f"{piece.prefix}{_subtree(piece.path)}", piece.dtype, role)
         small.setdefault(group, []).append((_order(piece.path), piece))
     units.extend(_bundles(small))

@@ -102,7 +102,7 @@ def thin(
 ) -> ThinReport:
     """Replace the exact values of versions by coarse ones of a policy's fidelity, each in its own commit.
 
-    Coarse objects are those of a coarse ingest, planned within the default restore budget. Norms, biases and counters
+    Coarse objects are those of a coarse ingest, planned within the default restore budget. Statistics and counters
     stay exact. If an object of another version is stored against a dropped one, the same commit stores it against
     another base. Versions that exceed the budget for it are rebased. A `dry_run` does everything except the commit.
     `progress` is called with numbers of bytes of processed objects; an exception that it raises stops between two

@@ -155,7 +155,32 @@ def small_net(step: int) -> dict[str, Any]:
     return {"model": layers}
 
 
-def test_small_weights_are_coarse_and_biases_exact(store: ckstore.Store) -> None:
+def test_norms_and_biases_are_finer_than_weights(store: ckstore.Store) -> None:
+    """Statistics and counters stay exact: training does not repair their errors."""
+    model: dict[str, Any] = {"up.weight": draw(*SHAPE), "norm.weight": 1 + draw(3000, scale=0.1), "up.bias": draw(3000)}
+    model |= {"tiny.bias": draw(640, scale=1e-4), "norm.running_var": draw(5000).square(), "count": torch.ones(1)}
+    for step in range(3):
+        tree = {"model": {name: tensor + draw(*tensor.shape, scale=0.01 * step) for name, tensor in model.items()}}
+        tree["model"]["tiny.bias"] = model["tiny.bias"] * (1 + step)
+        version = stored(store, tree, step=step)
+        before = {f"model/{name}": tensor for name, tensor in tree["model"].items()}
+        check_deviations(version, before, values_of(version))
+        said = version.deviations()
+        assert set(said) == {f"model/{name}" for name in ("up.weight", "norm.weight", "up.bias", "tiny.bias")}
+        assert (
+            max(said["model/norm.weight"].max_abs, said["model/up.bias"].max_abs) < said["model/up.weight"].max_abs / 4
+        )
+        assert said["model/tiny.bias"].relative < 0.03
+
+
+def test_values_too_large_for_the_others_keep_norms_and_biases_exact(store: ckstore.Store) -> None:
+    bias = draw(5000)
+    bias[4000] = 1e9
+    version = stored(store, {"up.weight": draw(*SHAPE), "up.bias": bias})
+    assert set(version.deviations()) == {"up.weight"}
+
+
+def test_small_weights_are_coarse_and_few_biases_exact(store: ckstore.Store) -> None:
     for step in range(3):
         tree = small_net(step)
         version = stored(store, tree, step=step)
