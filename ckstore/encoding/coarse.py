@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, frexp, isfinite, log2
+from math import ceil, frexp, inf, isfinite, log2
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.encoding.common_step import CONCENTRATED
 from ckstore.encoding.deviations import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way, nearby_ancestors
-from ckstore.encoding.magnitudes import LogModel, member_rows, row_width, whole
+from ckstore.encoding.magnitudes import LogModel, exponent_bias, member_rows, row_width, whole
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
@@ -39,8 +39,13 @@ Grid = LinearLattice | RoundedLattice
 #: A first moment's step in octaves above the mean magnitude of its row and column, at quality 1.
 FIRST_MOMENT = 2.5
 
-#: Octaves by which the step is smaller in a run's first version: while the loss falls fast, momentum matters.
-EARLY = 2.5
+#: Octaves by which the step is smaller in a run's first version, and at most elsewhere: while gradients agree, momentum
+#: matters. A moment that is an octave above noise has a step that is two smaller.
+EARLY, AGREEING = 2.5, 2.0
+
+#: Octaves of a first moment's mean magnitude above the root of the second one, if gradients are noise: the mean of a
+#: normal distribution's logarithm, and the root of (1 - β) / (1 + β) for β = 0.9.
+NOISE = -3.04
 
 #: Binary logarithm of a second moment's step in octaves, at quality 1.
 SECOND_MOMENT = 1.5
@@ -89,11 +94,12 @@ class CoarseEncoder:
         parent: Parent | None,
         steps: Callable[[], Steps],
         size: Callable[[], float],
+        noise: Callable[[], float],
     ) -> Estimate | None:
         """Return options of `unit`; None if it cannot be coarse: no floats, non-finite values, too tight a bound.
 
         A `parent` that was lost or cannot be decoded counts as none. `steps` are those of a weight, `size` is the root
-        mean square of the unit's tensor.
+        mean square of the unit's tensor, `noise` the level of a first moment that is all noise.
         """
         if unit.dtype not in STEP_RANGE:
             return None
@@ -110,7 +116,7 @@ class CoarseEncoder:
             if self.policy.is_bounded:
                 return self._estimate_bounded(unit, bits, largest, parent, size)
             if unit.role == "first":
-                return self._estimate_first_moment(unit, bits, early=parent is None)
+                return self._estimate_first_moment(unit, bits, -inf if parent is None else noise())
             return self._estimate_weight(unit, bits, largest, parent, steps())
 
         try:
@@ -195,13 +201,12 @@ class CoarseEncoder:
             estimate.origin = record.origin or record.id
         return estimate
 
-    def _estimate_first_moment(self, unit: Unit, bits: Bits, *, early: bool) -> Estimate:
+    def _estimate_first_moment(self, unit: Unit, bits: Bits, noise: float) -> Estimate:
         lowest, highest = STEP_RANGE[unit.dtype]
         model = LogModel.of(unit, bits)
         rows, cols = model.exponents()
-        bias = FLOATS[unit.dtype][1] // 2 - 1
-        above = FIRST_MOMENT - EARLY * early
-        step = round(model.level - bias + above + log2(self.policy.quality))
+        finer = min(EARLY, AGREEING * max(0.0, model.level - noise))
+        step = round(model.level + FIRST_MOMENT - finer + log2(self.policy.quality))
         if unit.dtype == "float16":
             cols = cols[:0]  # The range of its steps is so small that rows and columns together may leave it.
         reach = sum(int(axis.min()) for axis in (rows, cols) if axis.size)
@@ -214,7 +219,9 @@ class CoarseEncoder:
         rows, cols = model.exponents(4.0)
         octaves = SECOND_MOMENT + log2(self.policy.quality) / 2
         shift = FLOATS[unit.dtype][0] + max(0, min(ceil(octaves), 3))
-        lattice = RoundedLattice(unit.dtype, shift, round(4 * model.level), row_width(unit), rows, cols)
+        # Up, since a mean of logarithms lies below the mean.
+        level = ceil(4 * (model.level + exponent_bias(unit.dtype)))
+        lattice = RoundedLattice(unit.dtype, shift, level, row_width(unit), rows, cols)
         # In full: the residuals after rows and columns are as small as their change since the parent.
         return self._planned(unit, bits, lattice, None)
 

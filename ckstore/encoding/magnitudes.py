@@ -47,8 +47,7 @@ class LogModel:
     Zeros and values that are not finite do not count. Shazeer and Stern ("Adafactor", 2018) fit rows and columns to
     second moments with arithmetic means; here they are fitted to logarithms.
 
-    `level` is in ordinals' octaves: binary logarithm and the exponent's bias. `cols` is empty for bundles and for units
-    of one axis.
+    `cols` is empty for bundles and for units of one axis.
     """
 
     level: float
@@ -65,20 +64,25 @@ class LogModel:
         sums, cols = np.zeros(rows), np.zeros(width)
         counts = np.zeros(rows + width, np.int64)
         order_sums(bits, width, largest_finite(unit.dtype), sums, cols, counts)
-        octave = 1 << FLOATS[unit.dtype][0]
-        known = counts[:rows].sum()
+        octave, known, bias = 1 << FLOATS[unit.dtype][0], counts[:rows].sum(), exponent_bias(unit.dtype)
         if not known:
-            return cls(0.0, np.zeros(rows), np.zeros(0 if rows == 1 or unit.is_bundle else width))
+            return cls(-bias, np.zeros(rows), np.zeros(0 if rows == 1 or unit.is_bundle else width))
         level = float(sums.sum() / known / octave)
         if unit.is_bundle:
-            return cls(level, _by_member(unit, sums, counts[:rows], octave) - level, np.zeros(0))
+            return cls(level - bias, _by_member(unit, sums, counts[:rows], octave) - level, np.zeros(0))
         if rows == 1:
-            return cls(level, np.zeros(1), np.zeros(0))
-        return cls(level, _means(sums, counts[:rows], octave, level), _means(cols, counts[rows:], octave, level))
+            return cls(level - bias, np.zeros(1), np.zeros(0))
+        by_rows = _means(sums, counts[:rows], octave, level)
+        return cls(level - bias, by_rows, _means(cols, counts[rows:], octave, level))
 
     def exponents(self, factor: float = 1.0) -> tuple[Exponents, Exponents]:
         """Return rows and columns times `factor`, as whole numbers."""
         return whole(self.rows * factor), whole(self.cols * factor)
+
+
+def exponent_bias(dtype: str) -> int:
+    """Return the bias of a float dtype's exponents: the octaves of the ordinal of 1."""
+    return FLOATS[dtype][1] // 2 - 1
 
 
 def whole(octaves: npt.NDArray[np.float64]) -> Exponents:

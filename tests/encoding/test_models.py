@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ckstore.codecs.lattice import FLOATS, floats
 from ckstore.codecs.rounded import ROUNDED, largest_finite
-from ckstore.encoding.magnitudes import BUNDLE_ROW, LogModel, member_rows, row_width, whole
+from ckstore.encoding.magnitudes import BUNDLE_ROW, LogModel, exponent_bias, member_rows, row_width, whole
 from ckstore.objects.units import Member, Unit
 
 
@@ -79,20 +79,21 @@ def test_a_model_is_the_mean_of_logarithms_by_rows_and_columns(dtype: str, data)
     known = logarithms(bits, dtype)
     model = LogModel.of(unit, bits)
     table = known.reshape(-1, row_width(unit))
-    assert np.isclose(model.level, np.nanmean(known), rtol=1e-12)
+    level = model.level + exponent_bias(dtype)
+    assert np.isclose(level, np.nanmean(known), rtol=1e-12)
     if table.shape[0] == 1:
         assert (model.rows.tolist(), model.cols.size) == ([0.0], 0)
         return
     for found, axis in ((model.rows, 1), (model.cols, 0)):
         total, count = np.nansum(table, axis), np.isfinite(table).sum(axis)
-        expected = np.where(count > 0, total / np.maximum(count, 1) - model.level, 0.0)
+        expected = np.where(count > 0, total / np.maximum(count, 1) - level, 0.0)
         assert np.allclose(found, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("unit", [unit_of((20, 16)), unit_of((50,)), bundle_of([70, 1, 130])], ids=str)
 def test_zeros_alone_give_no_model(unit: Unit) -> None:
     model = LogModel.of(unit, np.zeros(unit.count, np.uint32))
-    assert model.level == 0
+    assert model.level == -127
     assert not model.rows.any()
     assert not model.cols.any()
     assert [axis.size for axis in model.exponents()] == [0, 0]
@@ -104,7 +105,7 @@ def test_every_member_of_a_bundle_has_its_own_mean() -> None:
     unit = bundle_of(counts)
     values = np.repeat(np.array([2.0**-10, 2.0**-4, 2.0**-30, 2.0**-2], np.float32), counts)
     model = LogModel.of(unit, values.view(np.uint32))
-    rows = model.rows + model.level - 127
+    rows = model.rows + model.level
     assert rows.size == 48
     assert np.array_equal(np.rint(rows[:7]), [-10] * 5 + [-4] * 2)
     assert rows[7] < -10
@@ -134,5 +135,5 @@ def test_a_models_predictions_are_near_the_values() -> None:
     rows, cols = rng.normal(size=(40, 1)) * 5, rng.normal(size=(1, 30)) * 5
     values = np.exp2(rows + cols + rng.normal(size=(40, 30)) * 0.1 - 20).astype(np.float32)
     model = LogModel.of(unit_of((40, 30)), values.view(np.uint32).reshape(-1))
-    predicted = np.exp2(model.level - 127 + model.rows[:, None] + model.cols)
+    predicted = np.exp2(model.level + model.rows[:, None] + model.cols)
     assert np.abs(np.log2(predicted / floats(values.view(np.uint32), "float32"))).max() < 0.7

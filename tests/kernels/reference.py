@@ -160,7 +160,7 @@ def rounded_quantise(bits: Array, shift: int, models: list[int]) -> Array:
     result = []
     for word, model in zip(bits.tolist(), models, strict=True):
         rest = (-(word ^ sign) if word & sign else word) - model
-        integer = (2 * rest + (1 << shift)) // (2 << shift)
+        integer = (8 * rest + (5 << shift)) // (8 << shift)
         result.append(min(max(integer, -(1 << 24)), 1 << 24))
     return np.array(result, np.int32)
 

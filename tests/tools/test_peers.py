@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ckstore.dtypes import ITEM_SIZES
-from tools.bench import chains, pieces
+from tools.bench import chains, fm_delta, pieces
 from tools.bench.peers import PEERS, Peer
 from tools.bench.pieces import Bytes, Piece
 from tools.bench.series import Series
@@ -21,14 +21,15 @@ TENSOR_PEERS = [peer for peer in PEERS if not peer.whole_files]
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 @given(
-    data=hnp.arrays(np.uint8, st.integers(0, 40).map(lambda n: 16 * n)),
+    pair=hnp.arrays(np.uint8, st.integers(0, 40).map(lambda n: (2, 16 * n))),
     dtype=st.sampled_from(sorted(ITEM_SIZES)),
 )
-def test_lossless(peer: Peer, data: Bytes, dtype: str) -> None:
+def test_lossless(peer: Peer, pair: tuple[Bytes, Bytes], dtype: str) -> None:
+    data, base = pair
     before = data.copy()
     assert np.array_equal(peer.decode(peer.encode(data, dtype), dtype), data)
     if peer.encode_delta is not None and peer.decode_delta is not None:
-        assert np.array_equal(peer.decode_delta(peer.encode_delta(data, dtype), dtype), data)
+        assert np.array_equal(peer.decode_delta(peer.encode_delta(data, base, dtype), base, dtype), data)
     assert np.array_equal(data, before), "a peer changed its input"
 
 
@@ -65,6 +66,19 @@ def test_sizes(peer: Peer, walk: Series, tmp_path: Path, monkeypatch: pytest.Mon
     for depth in range(4):
         stored.restore(depth)
         assert (tmp_path / "out").read_bytes() == wanted
+
+
+@pytest.mark.parametrize("item", [1, 2, 4, 8])
+def test_fm_delta_codes_differences_near_their_entropy(item: int) -> None:
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 256, 50_000 * item, np.uint8)
+    data = base.copy()
+    data.view(f"u{item}")[::7] += np.uint8(1)
+    payload = fm_delta.encode(data, base, item)
+    assert np.array_equal(fm_delta.decode(payload, base, item), data)
+    # The symbols 0, 1 and -1 in shares of 6/7, 1/14 and 1/14.
+    assert 0.73 * 50_000 / 8 < len(payload) < 0.78 * 50_000 / 8
+    assert np.array_equal(fm_delta.decode(fm_delta.encode(base[::-1].copy(), base, item), base, item), base[::-1])
 
 
 def test_a_lossy_peer_is_found(walk: Series, tmp_path: Path) -> None:

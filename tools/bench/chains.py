@@ -101,7 +101,7 @@ class PeerSeries:
         if self.peer.encode_delta is not None and piece.dtype != "opaque":
             base = _gather(piece.members, previous)
             if base is not None:
-                delta = self.peer.encode_delta(piece.data ^ base, piece.dtype)
+                delta = self.peer.encode_delta(piece.data, base, piece.dtype)
         return _Stored(piece.dtype, piece.members, self.peer.encode(piece.data, piece.dtype), delta)
 
     def _piece(self, version: int, index: int, first: int, memo: dict[tuple[int, int], Bytes]) -> Bytes:
@@ -123,7 +123,7 @@ class PeerSeries:
             assert base is not None
             assert stored.delta is not None
             assert self.peer.decode_delta is not None
-            data = self.peer.decode_delta(stored.delta, stored.dtype) ^ base
+            data = self.peer.decode_delta(stored.delta, base, stored.dtype)
         memo[version, index] = data
         return data
 

@@ -14,11 +14,15 @@ import zstandard
 from numcodecs import Shuffle
 from zipnn import ZipNN
 
+from ckstore.codecs.lattice import FLOATS
 from ckstore.dtypes import ITEM_SIZES
+from tools.bench import fm_delta
 from tools.bench.pieces import Bytes
 
 Encode = Callable[[Bytes, str], bytes]
 Decode = Callable[[bytes, str], Bytes]
+EncodeDelta = Callable[[Bytes, Bytes, str], bytes]
+DecodeDelta = Callable[[bytes, Bytes, str], Bytes]
 
 _ZIPNN_DTYPES = {"float32", "bfloat16", "float16"}
 
@@ -34,7 +38,7 @@ class Peer:
     encode, decode
         Of a piece's bytes, given its dtype.
     encode_delta, decode_delta
-        Of a piece's bytes after XOR with the previous version's; None for a peer without deltas.
+        Of a piece's bytes, given those of the previous version; None for a peer without deltas.
     whole_files
         Whether it compresses files instead of tensors.
     """
@@ -42,8 +46,8 @@ class Peer:
     name: str
     encode: Encode
     decode: Decode
-    encode_delta: Encode | None = None
-    decode_delta: Decode | None = None
+    encode_delta: EncodeDelta | None = None
+    decode_delta: DecodeDelta | None = None
     whole_files: bool = False
 
 
@@ -101,12 +105,38 @@ def blosc_decode(payload: bytes, dtype: str) -> Bytes:
     return np.frombuffer(blosc2.decompress2(payload), np.uint8)
 
 
+def by_xor(encode: Encode, decode: Decode) -> tuple[EncodeDelta, DecodeDelta]:
+    """Return the functions of deltas that code the bytes after XOR with the previous version's."""
+    return (
+        lambda data, base, dtype: encode(data ^ base, dtype),
+        lambda payload, base, dtype: decode(payload, dtype) ^ base,
+    )
+
+
+_ZSTD_XOR = by_xor(zstd_encode, zstd_decode)
+
+
+def fm_delta_encode(data: Bytes, base: Bytes, dtype: str) -> bytes:
+    """Code differences by FM-Delta; of integers and complex numbers, which it lacks, zstd's XOR."""
+    if dtype not in FLOATS:
+        return _ZSTD_XOR[0](data, base, dtype)
+    return fm_delta.encode(data, base, ITEM_SIZES[dtype])
+
+
+def fm_delta_decode(payload: bytes, base: Bytes, dtype: str) -> Bytes:
+    """Invert `fm_delta_encode`."""
+    if dtype not in FLOATS:
+        return _ZSTD_XOR[1](payload, base, dtype)
+    return fm_delta.decode(payload, base, ITEM_SIZES[dtype])
+
+
 PEERS = (
     Peer("zstd-3", zstd_encode, zstd_decode, whole_files=True),
     Peer("ZipNN", zipnn_encode, zipnn_decode),
     Peer("blosc2", blosc_encode, blosc_decode),
-    Peer("XOR + ZipNN", zipnn_encode, zipnn_decode, zipnn_encode, zipnn_decode),
-    # Full versions by ZipNN, as BitX's own system stores its base models.
-    Peer("BitX", zipnn_encode, zipnn_decode, planes_encode, planes_decode),
-    Peer("XOR + blosc2", blosc_encode, blosc_decode, blosc_encode, blosc_decode),
+    Peer("XOR + ZipNN", zipnn_encode, zipnn_decode, *by_xor(zipnn_encode, zipnn_decode)),
+    # Full versions by ZipNN, as BitX's own system stores its base models. FM-Delta's would be raw.
+    Peer("BitX", zipnn_encode, zipnn_decode, *by_xor(planes_encode, planes_decode)),
+    Peer("FM-Delta", zipnn_encode, zipnn_decode, fm_delta_encode, fm_delta_decode),
+    Peer("XOR + blosc2", blosc_encode, blosc_decode, *by_xor(blosc_encode, blosc_decode)),
 )

@@ -57,7 +57,7 @@ PUBLIC = {
 }
 
 #: The trained runs with published figures.
-TRAINED = ("gpt", "cnn", "bf16", "frozen")
+TRAINED = ("gpt", "cnn", "bf16", "frozen", "finetune")
 
 #: Width of the synthetic model; the embedding is the largest tensor and has more than ten chunks.
 WIDTH = 512
