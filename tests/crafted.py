@@ -24,7 +24,7 @@ from ckstore.objects.records import Record, record_from_json
 from ckstore.recovery.recover import recover
 from ckstore.runtime.zip_records import CENTRAL, CENTRAL_MAGIC, END, read_central
 from ckstore.storage import zstd
-from ckstore.storage.manifest import decode_manifest, encode_manifest
+from ckstore.storage.manifest import MEMBER, decode_manifest, encode_manifest
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.zip_stream import digest_file
 
@@ -78,7 +78,7 @@ class CraftedStore:
     def read(self, pack: str) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Return the document and the blobs of a pack's manifest."""
         reader = PackReader.of(self.path)
-        entry = reader.find_entry(pack, "manifest/c/0")
+        entry = reader.find_entry(pack, MEMBER)
         return decode_manifest(reader.pread(pack, entry.offset, entry.length))
 
     def write(self, pack: str, document: Any, blobs: Mapping[str, bytes]) -> str:

@@ -114,16 +114,19 @@ class Pack:
         self.data = path.read_bytes()
         assert self._digest() == path.name.split(".")[0]
         with zipfile.ZipFile(path) as archive:
-            root = json.loads(archive.read("zarr.json"))
-            framed = archive.read("manifest/c/0")
-            names = [member.filename for member in sorted(archive.infolist(), key=lambda member: member.header_offset)]
-            assert archive.namelist() == ["zarr.json", *names[:-1]]
-            assert names[-2:] == ["manifest/c/0", "zarr.json"]
-            arrays = root["consolidated_metadata"]["metadata"]
-            assert {name.removesuffix("/c/0") for name in names[:-1]} <= set(arrays)
-        self.kind = root["attributes"]["ckstore"]["kind"]
-        assert root["attributes"] == {"ckstore": {"format": 1, "kind": self.kind}}
+            framed = archive.read("manifest")
+            members = sorted(archive.infolist(), key=lambda member: member.header_offset)
+            *names, last = [member.filename for member in members if member.filename != "zarr.json"]
+            arrays = [name.removesuffix("/c/0") for name in names if name != "small"]
+            assert last == "manifest"
+            listed = ["zarr.json"] if members[-1].filename == "zarr.json" else []
+            assert archive.namelist() == [*listed, *names, last]
+            root = json.loads(archive.read("zarr.json")) if listed else None
+            assert root is None or set(arrays) <= set(root["consolidated_metadata"]["metadata"])
+            assert root is not None or not arrays
         self.document, self.blobs = self._manifest(framed)
+        self.kind = self.document["kind"]
+        assert root is None or root["attributes"] == {"ckstore": {"format": 1, "kind": self.kind}}
 
     def _digest(self) -> str:
         data, shortened, at = self.data, b"", 0

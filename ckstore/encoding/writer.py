@@ -150,11 +150,13 @@ class ObjectWriter:
         packs = self._packs
         for pack in packs[:-1]:
             body = head | {"kind": pack.kind, "records": [record.to_json() for record in self.raw_records]}
-            pack.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}))
+            pack.add_manifest(manifest.encode_manifest(body, {}))
+        place = self._encoded.gather()
+        self.encoded_records = [record.moved(place) for record in self.encoded_records]
         body = head | {"kind": "encoded", "records": [record.to_json() for record in self.encoded_records]}
         if document is not None:
             body["version"] = document.to_json()
-        entry = self._encoded.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs))
+        entry = self._encoded.add_manifest(manifest.encode_manifest(body, blobs))
         # Both are synchronised at once; the pack of the version is named last.
         for pack in packs:
             pack.seal()

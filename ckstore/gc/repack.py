@@ -46,9 +46,12 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
     records: list[dict[str, Any]] = before.document["records"]
     slots = sorted(contents.slots)
     with PackWriter(repository.path, parsed[1]) as writer:
-        arrays = [part.array for slot in slots for part in layer_parts(records[slot])]
-        metadata = repository.packs.array_metadata(contents.name, arrays)
+        metadata = repository.packs.array_metadata(contents.name)
         copied = [_copy(repository, writer, contents.name, records[slot], metadata) for slot in slots]
+        place = writer.gather()
+        for record in copied:
+            for part in layer_parts(record):
+                record[part.field][0] = place(part.offset)
         document = {**before.document, "records": copied}
         former = document.get("stands_for", ())
         # After a killed `gc`, a pack and its copy may both exist, each with parts that the other lacks.
@@ -60,7 +63,7 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
         if not contents.is_present:
             document.pop("version", None)
         blobs = {name: data for name, data in before.blobs.items() if name in contents.wanted}
-        entry = writer.add_bytes(manifest.NAME, manifest.encode_manifest(document, blobs))
+        entry = writer.add_manifest(manifest.encode_manifest(document, blobs))
         pack = writer.finish()
     durable.checkpoint("pack-copied")
     return Copy(pack, entry, {slot: number for number, slot in enumerate(slots)})
@@ -73,6 +76,6 @@ def _copy(
     copy = dict(record)
     for part in layer_parts(record):
         data = repository.packs.pread(pack, part.offset, part.length)
-        place = writer.add_copy(part.array, metadata[part.array], data).offset
+        place = writer.add_copy(part.array, metadata.get(part.array), data).offset
         copy[part.field] = [place, *record[part.field][1:]]
     return copy

@@ -13,9 +13,8 @@ from ckstore.errors import FormatVersionError, IntegrityError
 from ckstore.storage import zstd
 from ckstore.storage.schema import Schema, expanded_limit, fields, plain_object, read_json, rows, text, whole
 
-#: Name of the manifest's array in a pack, and of the zip member that holds its bytes.
-NAME = "manifest"
-MEMBER = "manifest/c/0"
+#: Name of the zip member of a pack that holds its manifest.
+MEMBER = "manifest"
 FORMAT = 1
 
 _MAGIC = b"CKM1"
