@@ -7,7 +7,6 @@ import json
 import resource
 import shutil
 import sqlite3
-import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +26,7 @@ from ckstore.storage import zstd
 from ckstore.storage.manifest import MEMBER, decode_manifest, encode_manifest
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.zip_stream import digest_file
+from ckstore.varint import varint
 
 #: The time and memory that a store may cost a reader, besides reading a good store of its size.
 SECONDS, BYTES = 2.0, 512 << 20
@@ -39,11 +39,12 @@ def read_record(document: dict[str, Any], pack: str = "p") -> Record:
     return record_from_json(manifest["records"][0], pack)
 
 
-def sealed(text: bytes, tail: bytes = b"", length: int | None = None, version: int = 1) -> bytes:
+def sealed(text: bytes, tail: bytes = b"", length: int | None = None, version: int = 1, method: int = 1) -> bytes:
     """Return a manifest of this JSON text and these blobs, with the checksum that it must have."""
     frame = zstd.compress(text, 3)
-    rest = struct.pack("<IQQ", version, len(text) if length is None else length, len(frame)) + frame + tail
-    return b"CKM1" + struct.pack("<Q", len(rest)) + blake3(rest).digest(length=16) + rest
+    head = varint(version) + bytes([method]) + varint(len(text) if length is None else length) + varint(len(frame))
+    rest = head + frame + tail
+    return b"CKM1" + blake3(rest).digest(length=16) + rest
 
 
 def with_manifest(pack: bytes, manifest: bytes) -> bytes:
