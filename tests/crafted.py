@@ -112,7 +112,7 @@ class CraftedStore:
             said = [version["run"], version["step"], version["created"],
                     [[file[0], file[2]] for file in version["files"]]]  # fmt: skip
             uid = blake3(json.dumps(said, separators=(",", ":")).encode()).hexdigest(length=20)
-            self.sql(f"UPDATE versions SET uid = '{uid}' WHERE pack = {number}")
+            self.sql(f"UPDATE versions SET uid = x'{uid}' WHERE pack = {number}")
         except (TypeError, LookupError):
             pass  # Then it is no version, whatever its id.
         return name

@@ -176,7 +176,8 @@ class PackWriter:
 
     def gather(self) -> Callable[[int], int]:
         """Write the small arrays; return a function that turns the offset of any entry into its offset in the pack."""
-        gathered = self._add_member(_GATHERED, [memoryview(self._small)]).offset if self._small else 0
+        small, self._small = self._small, bytearray()
+        gathered = self._add_member(_GATHERED, [memoryview(small)]).offset if small else 0
         return lambda offset: offset if offset >= 0 else gathered - 1 - offset
 
     def add_manifest(self, data: bytes) -> PackEntry:
@@ -190,6 +191,8 @@ class PackWriter:
 
     def seal(self) -> None:
         """Write the last bytes, and start syncing them; `finish` waits for the sync."""
+        if self._small:
+            raise UsageError("This pack has small arrays; gather them first.")
         if not self._digest:
             metadata = json.dumps(_group_metadata(self.kind, self._arrays), separators=(",", ":")).encode()
             with durable.disk_full_explained(self._directory, self._zip.size):

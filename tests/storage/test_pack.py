@@ -323,6 +323,13 @@ def test_small_arrays_share_a_member(store, monkeypatch):
         assert archive.read("small") == b"firstlastcopied"
 
 
+def test_small_arrays_are_not_forgotten(store):
+    with PackWriter(store, "encoded") as writer:
+        writer.add_copy("a", None, b"x")
+        with pytest.raises(UsageError, match="gather"):
+            writer.finish()
+
+
 def test_a_pack_without_arrays_is_no_zarr_hierarchy(store, monkeypatch):
     monkeypatch.setattr(pack_module, "_SMALL", 100)
     with PackWriter(store, "encoded") as writer:

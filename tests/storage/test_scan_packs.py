@@ -51,6 +51,7 @@ def test_damaged_packs_are_reported_and_kept(filled, store):
 def test_a_pack_without_a_manifest_is_reported(store):
     with PackWriter(store, "encoded") as writer:
         writer.add_bytes("a", b"x")
+        writer.gather()
         name = writer.finish().name
     [damaged] = scan_packs(store)
     assert isinstance(damaged, DamagedPack)

@@ -29,6 +29,7 @@ def write_version(
         for slot in range(objects):
             payloads = [bytes([number % 256, slot]), None, b"\7"]
             writer.add_array(str(slot), 5, 2, "uint8", [{"name": "bytes"}], None, payloads)
+        writer.gather()
         entry = writer.add_manifest(manifest.encode_manifest(document, {"skeleton": b"bytes"}))
         pack = writer.finish()
     fields: Mapping[str, Any] = {
