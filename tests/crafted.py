@@ -7,7 +7,6 @@ import json
 import resource
 import shutil
 import sqlite3
-import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,9 +23,10 @@ from ckstore.objects.records import Record, record_from_json
 from ckstore.recovery.recover import recover
 from ckstore.runtime.zip_records import CENTRAL, CENTRAL_MAGIC, END, read_central
 from ckstore.storage import zstd
-from ckstore.storage.manifest import decode_manifest, encode_manifest
+from ckstore.storage.manifest import MEMBER, decode_manifest, encode_manifest
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.zip_stream import digest_file
+from ckstore.varint import varint
 
 #: The time and memory that a store may cost a reader, besides reading a good store of its size.
 SECONDS, BYTES = 2.0, 512 << 20
@@ -39,11 +39,12 @@ def read_record(document: dict[str, Any], pack: str = "p") -> Record:
     return record_from_json(manifest["records"][0], pack)
 
 
-def sealed(text: bytes, tail: bytes = b"", length: int | None = None, version: int = 1) -> bytes:
+def sealed(text: bytes, tail: bytes = b"", length: int | None = None, version: int = 1, method: int = 1) -> bytes:
     """Return a manifest of this JSON text and these blobs, with the checksum that it must have."""
     frame = zstd.compress(text, 3)
-    rest = struct.pack("<IQQ", version, len(text) if length is None else length, len(frame)) + frame + tail
-    return b"CKM1" + struct.pack("<Q", len(rest)) + blake3(rest).digest(length=16) + rest
+    head = varint(version) + bytes([method]) + varint(len(text) if length is None else length) + varint(len(frame))
+    rest = head + frame + tail
+    return b"CKM1" + blake3(rest).digest(length=16) + rest
 
 
 def with_manifest(pack: bytes, manifest: bytes) -> bytes:
@@ -78,7 +79,7 @@ class CraftedStore:
     def read(self, pack: str) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Return the document and the blobs of a pack's manifest."""
         reader = PackReader.of(self.path)
-        entry = reader.find_entry(pack, "manifest/c/0")
+        entry = reader.find_entry(pack, MEMBER)
         return decode_manifest(reader.pread(pack, entry.offset, entry.length))
 
     def write(self, pack: str, document: Any, blobs: Mapping[str, bytes]) -> str:
@@ -111,7 +112,7 @@ class CraftedStore:
             said = [version["run"], version["step"], version["created"],
                     [[file[0], file[2]] for file in version["files"]]]  # fmt: skip
             uid = blake3(json.dumps(said, separators=(",", ":")).encode()).hexdigest(length=20)
-            self.sql(f"UPDATE versions SET uid = '{uid}' WHERE pack = {number}")
+            self.sql(f"UPDATE versions SET uid = x'{uid}' WHERE pack = {number}")
         except (TypeError, LookupError):
             pass  # Then it is no version, whatever its id.
         return name

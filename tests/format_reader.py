@@ -47,6 +47,13 @@ def identifier(data: bytes) -> str:
     return blake(data, 20).hex()
 
 
+def dictionary() -> bytes:
+    """Return the dictionary of manifests, as the page prints it."""
+    page = (Path(__file__).parents[1] / "docs" / "format.md").read_text()
+    printed = page.split("The *dictionary* is these lines", 1)[1].split("\n\n")[1]
+    return "".join(line[4:] for line in printed.splitlines()).encode()
+
+
 def varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
@@ -114,16 +121,19 @@ class Pack:
         self.data = path.read_bytes()
         assert self._digest() == path.name.split(".")[0]
         with zipfile.ZipFile(path) as archive:
-            root = json.loads(archive.read("zarr.json"))
-            framed = archive.read("manifest/c/0")
-            names = [member.filename for member in sorted(archive.infolist(), key=lambda member: member.header_offset)]
-            assert archive.namelist() == ["zarr.json", *names[:-1]]
-            assert names[-2:] == ["manifest/c/0", "zarr.json"]
-            arrays = root["consolidated_metadata"]["metadata"]
-            assert {name.removesuffix("/c/0") for name in names[:-1]} <= set(arrays)
-        self.kind = root["attributes"]["ckstore"]["kind"]
-        assert root["attributes"] == {"ckstore": {"format": 1, "kind": self.kind}}
+            framed = archive.read("manifest")
+            members = sorted(archive.infolist(), key=lambda member: member.header_offset)
+            *names, last = [member.filename for member in members if member.filename != "zarr.json"]
+            arrays = [name.removesuffix("/c/0") for name in names if name != "small"]
+            assert last == "manifest"
+            listed = ["zarr.json"] if members[-1].filename == "zarr.json" else []
+            assert archive.namelist() == [*listed, *names, last]
+            root = json.loads(archive.read("zarr.json")) if listed else None
+            assert root is None or set(arrays) <= set(root["consolidated_metadata"]["metadata"])
+            assert root is not None or not arrays
         self.document, self.blobs = self._manifest(framed)
+        self.kind = self.document["kind"]
+        assert root is None or root["attributes"] == {"ckstore": {"format": 1, "kind": self.kind}}
 
     def _digest(self) -> str:
         data, shortened, at = self.data, b"", 0
@@ -138,17 +148,23 @@ class Pack:
         return identifier(shortened + data[at:])
 
     def _manifest(self, data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-        magic, length, digest = struct.unpack_from("<4sQ16s", data)
-        rest = data[28:]
-        assert magic == b"CKM1"
-        assert length == len(rest)
-        assert blake(rest, 16) == digest
-        version, text_bytes, frame_bytes = struct.unpack_from("<IQQ", rest)
+        rest = data[20:]
+        assert data[:4] == b"CKM1"
+        assert blake(rest, 16) == data[4:20]
+        version, at = varint(rest, 0)
         assert version == 1
-        text = bytes(Zstd().decode(rest[20 : 20 + frame_bytes]))
+        method = rest[at]
+        text_bytes, at = varint(rest, at + 1)
+        frame_bytes, at = varint(rest, at)
+        text = rest[at : at + frame_bytes]
+        if method == 1:
+            text = bytes(Zstd().decode(text))
+        elif method == 2:
+            text = zlib.decompressobj(-15, zdict=dictionary()).decompress(text)
         assert len(text) == text_bytes
         content = json.loads(text)
-        blobs, at = {}, 20 + frame_bytes
+        blobs: dict[str, bytes] = {}
+        at += frame_bytes
         for name, size in content["blobs"]:
             blobs[name] = rest[at : at + size]
             at += size

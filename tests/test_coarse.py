@@ -482,16 +482,22 @@ def test_coarse_objects_are_plain_zarr_arrays(written: Path) -> None:
     import zarr
 
     with ckstore.open(written / "store", "r") as store:
-        version = store["r@0"]
+        version, shown = store["r@0"], 0
         for number in version._stored.document.coarse_units:
             record = store._repository.resolver.record(version._stored.document.objects[number])
             archive = zarr.storage.ZipStore(written / "store" / "packs" / record.pack, mode="r")
-            array = zarr.open_group(archive, mode="r")[array_name(record.id)]
+            group = zarr.open_group(archive, mode="r")
+            if array_name(record.id) not in group:  # It is small.
+                archive.close()
+                continue
+            array = group[array_name(record.id)]
             assert array.attrs["ckstore"]["kind"] == record.kind
             assert record.base is None
             values = [store._repository.reader.values(record, chunk) for chunk in range(record.chunks)]
             assert np.array_equal(array[...], floats(np.concatenate(values), record.dtype))
             archive.close()
+            shown += 1
+        assert shown
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

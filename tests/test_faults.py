@@ -194,7 +194,7 @@ def test_a_full_disk(store: ckstore.Store, paths: list[Path], part: int, monkeyp
     """The n-th write of a pack finds no space."""
     same = unchanged(store)
     calls = 0
-    places = [PackWriter._add_chunk, PackWriter.seal]
+    places = [PackWriter._add, PackWriter.seal]
 
     def failing(original: Any) -> Any:
         def call(self: PackWriter, *arguments: Any) -> Any:

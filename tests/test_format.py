@@ -114,7 +114,7 @@ def test_ids_and_places_in_the_catalog_follow_the_format(written: Path):
             version["run"], version["step"], version["created"],
             [[path, digest] for path, _, digest, *_ in version["files"]],
         ]  # fmt: skip
-        assert identifier(json.dumps(said, separators=(",", ":")).encode()) == uid
+        assert identifier(json.dumps(said, separators=(",", ":")).encode()) == uid.hex()
         assert names[pack] == held.name
         assert held.data[offset : offset + 4] == b"CKM1"
 

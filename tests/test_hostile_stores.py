@@ -179,13 +179,13 @@ def tangled(table: str) -> Callable[[CraftedStore], Any]:
         [[root]] = crafted.sql(f"SELECT rootpage FROM sqlite_master WHERE name = '{table}'")
         file = crafted.path / "catalog.sqlite"
         data = file.read_bytes()
-        pages = [data[place : place + 1024] for place in range(0, len(data), 1024)]
+        pages = [data[place : place + 512] for place in range(0, len(data), 512)]
         pages.append(pages[root - 1])
         for _ in range(5):
             child = len(pages).to_bytes(4, "big")
             pages.append(
-                (b"\5\0\0" + (160).to_bytes(2, "big") + (1016).to_bytes(2, "big") + b"\0" + child
-                 + (1016).to_bytes(2, "big") * 160).ljust(1016, b"\0") + child + b"\1\0\0\0"
+                (b"\5\0\0" + (160).to_bytes(2, "big") + (504).to_bytes(2, "big") + b"\0" + child
+                 + (504).to_bytes(2, "big") * 160).ljust(504, b"\0") + child + b"\1\0\0\0"
             )  # fmt: skip
         pages[root - 1] = pages.pop()
         pages[0] = pages[0][:28] + len(pages).to_bytes(4, "big") + pages[0][32:]

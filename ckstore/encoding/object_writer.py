@@ -19,7 +19,7 @@ from ckstore.objects.documents import VersionDocument
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import Coarse, Codebook, Delta, Linear, Patches, Raw, Record, Rounded
 from ckstore.runtime.checksum import crc32
-from ckstore.storage import durable, manifest
+from ckstore.storage import durable
 from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import PackEntry, PackInfo, PackWriter
 
@@ -150,11 +150,13 @@ class ObjectWriter:
         packs = self._packs
         for pack in packs[:-1]:
             body = head | {"kind": pack.kind, "records": [record.to_json() for record in self.raw_records]}
-            pack.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}))
+            pack.add_manifest(body, {})
+        place = self._encoded.gather()
+        self.encoded_records = [record.moved(place) for record in self.encoded_records]
         body = head | {"kind": "encoded", "records": [record.to_json() for record in self.encoded_records]}
         if document is not None:
             body["version"] = document.to_json()
-        entry = self._encoded.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs))
+        entry = self._encoded.add_manifest(body, blobs)
         # Both are synchronised at once; the pack of the version is named last.
         for pack in packs:
             pack.seal()

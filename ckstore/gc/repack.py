@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import IntegrityError
 from ckstore.objects.identity import array_name
-from ckstore.storage import durable, manifest
+from ckstore.storage import durable
 from ckstore.storage.pack import PackEntry, PackInfo, PackWriter, parse_pack_name
 
 if TYPE_CHECKING:
@@ -46,9 +46,11 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
     records: list[dict[str, Any]] = before.document["records"]
     slots = sorted(contents.slots)
     with PackWriter(repository.path, parsed[1]) as writer:
-        arrays = [array_name(records[slot]["id"]) for slot in slots]
-        metadata = repository.packs.array_metadata(contents.name, arrays)
+        metadata = repository.packs.array_metadata(contents.name)
         copied = [_copy(repository, writer, contents.name, records[slot], metadata) for slot in slots]
+        place = writer.gather()
+        for record in copied:
+            record["at"][0] = place(record["at"][0])
         document = {**before.document, "records": copied}
         former = document.get("stands_for", ())
         # After a killed `gc`, a pack and its copy may both exist, each with parts that the other lacks.
@@ -60,7 +62,7 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
         if not contents.is_present:
             document.pop("version", None)
         blobs = {name: data for name, data in before.blobs.items() if name in contents.wanted}
-        entry = writer.add_bytes(manifest.NAME, manifest.encode_manifest(document, blobs))
+        entry = writer.add_manifest(document, blobs)
         pack = writer.finish()
     durable.checkpoint("pack-copied")
     return Copy(pack, entry, {slot: number for number, slot in enumerate(slots)})
@@ -71,5 +73,5 @@ def _copy(
 ) -> dict[str, Any]:
     """Copy the layer of one record; return the record of the copy."""
     name = array_name(record["id"])
-    place = writer.add_copy(name, metadata[name], repository.packs.pread(pack, *record["at"]))
+    place = writer.add_copy(name, metadata.get(name), repository.packs.pread(pack, *record["at"]))
     return {**record, "at": [place.offset, place.length]}

@@ -28,7 +28,6 @@ from ckstore.storage.schema import (
     TIME,
     Schema,
     anything,
-    both,
     fields,
     flag,
     hexadecimal,
@@ -44,6 +43,9 @@ from ckstore.storage.schema import (
     whole,
 )
 
+#: Most blobs that one is a delta against, one after the other.
+DEEPEST_BLOB = 4
+
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
@@ -52,6 +54,11 @@ class BlobRef:
     name: str
     pack: str | None = None
     against: BlobRef | None = None
+
+    @property
+    def chain(self) -> list[BlobRef]:
+        """The reference itself, and those of the blobs that it is a delta against, one after the other."""
+        return [self, *([] if self.against is None else self.against.chain)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -250,14 +257,8 @@ class VersionDocument:
 
     def blobs(self) -> list[BlobRef]:
         """Return references to the version's blobs, and to the blobs that these are deltas against."""
-        refs: list[BlobRef | None] = [self.layout, self.crcs, *(file.skeleton for file in self.files)]
-        found = []
-        while refs:
-            ref = refs.pop()
-            if ref is not None:
-                refs.append(ref.against)
-                found.append(ref)
-        return found
+        refs = [self.layout, self.crcs, *(file.skeleton for file in self.files)]
+        return [blob for ref in refs for blob in ref.chain]
 
     def blob_packs(self) -> set[str]:
         """Return the names of other versions' packs that hold blobs of this one."""
@@ -522,8 +523,9 @@ def _are_places(units: Sequence[int], document: Mapping[str, Any]) -> bool:
     return units == sorted(set(units)) and (not units or units[-1] < len(document["objects"]))
 
 
-_PLAIN_BLOB = fields({"name": text(1, 255)}, {"pack": PACK_NAME})
-_BLOB = both(_PLAIN_BLOB, fields({}, {"against": _PLAIN_BLOB}))
+_BLOB = one_of()  # The deepest blob is a delta against none.
+for _ in range(1 + DEEPEST_BLOB):
+    _BLOB = fields({"name": text(1, 255)}, {"pack": PACK_NAME, "against": _BLOB})
 _MODE = whole(0, (1 << 32) - 1)
 _INTEGER = whole(LOWEST, HIGHEST)
 #: Nanoseconds of any time that a file system may store.

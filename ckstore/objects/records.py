@@ -7,10 +7,10 @@ records of a manifest are checked against the declarations of their kinds before
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -155,6 +155,10 @@ class Record:
     def fits_on(self, base: Record) -> bool:
         """Return whether the object can be stored against another one of its dtype, count and cut."""
         return False
+
+    def moved(self, place: Callable[[int], int]) -> Self:
+        """Return the record with another offset."""
+        return replace(self, offset=place(self.offset))
 
     def to_json(self) -> dict[str, Any]:
         """Return the record without the pack's name; empty fields of its kind are left out."""

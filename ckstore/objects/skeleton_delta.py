@@ -7,13 +7,12 @@ header of a zip) become repeated numbers, which cost almost nothing.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 
 from blake3 import blake3
 
 from ckstore.errors import IntegrityError
-from ckstore.storage import zstd
+from ckstore.storage import deflate, zstd
 from ckstore.storage.schema import expanded_limit
 from ckstore.varint import read_varint, varint
 
@@ -65,7 +64,7 @@ def compress_against(data: bytes, reference: bytes | None) -> bytes:
 def _smallest(alone: Sequence[bytes], data: bytes, candidates: Sequence[bytes] = ()) -> bytes:
     """Return the smallest code of a byte string among those below the limit of expansion."""
     fitting = [*candidates, *(one for one in alone if len(data) <= _most(one, None))]
-    best = min(fitting, key=len) if fitting else bytes([0]) + varint(len(data)) + _deflated(data, 0)
+    best = min(fitting, key=len) if fitting else bytes([0]) + varint(len(data)) + deflate.compress(data, 0)
     return _digest(best, data) + best
 
 
@@ -96,7 +95,7 @@ def expand_against(blob: bytes, reference: bytes | None, expected: int | None = 
             data = _decode(_expand(method, blob[position:], code_length), reference, length)
         else:
             raise ValueError("it needs a reference")
-    except (ValueError, IndexError, zlib.error, RuntimeError) as error:
+    except (ValueError, IndexError, RuntimeError) as error:
         raise IntegrityError(f"A skeleton is damaged: {error}; restore its pack from a copy.") from error
     if len(data) != length or _digest(blob[_DIGEST:], data) != blob[:_DIGEST]:
         raise IntegrityError("A skeleton does not match its checksum; restore its pack and its parent's from a copy.")
@@ -230,20 +229,9 @@ def _read_varints(code: bytes) -> Iterator[int]:
         yield value
 
 
-def _deflated(data: bytes, level: int) -> bytes:
-    compressor = zlib.compressobj(level, zlib.DEFLATED, -15)
-    return compressor.compress(data) + compressor.flush()
-
-
 def _compress(data: bytes) -> list[tuple[int, bytes]]:
-    return [(0, _deflated(data, 9)), (_ZSTANDARD, zstd.compress(data, 19 if len(data) <= _SMALL else 9))]
+    return [(0, deflate.compress(data)), (_ZSTANDARD, zstd.compress(data, 19 if len(data) <= _SMALL else 9))]
 
 
 def _expand(method: int, payload: bytes, length: int) -> bytes:
-    if method & _ZSTANDARD:
-        return zstd.expand(payload, length)
-    expander = zlib.decompressobj(-15)
-    inflated = expander.decompress(payload, length + 1)
-    if not expander.eof or expander.unused_data or len(inflated) != length:
-        raise ValueError("its compressed bytes have the wrong length")
-    return inflated
+    return zstd.expand(payload, length) if method & _ZSTANDARD else deflate.expand(payload, length)

@@ -376,7 +376,8 @@ class Catalog(CatalogClaims):
     def _insert_version(self, row: VersionRow, parent: int | None) -> None:
         named = {"run": "(SELECT id FROM runs WHERE name = ?)", "pack": "(SELECT id FROM packs WHERE name = ?)"}
         marks = ", ".join(named.get(name, "?") for name in VERSION_COLUMNS)
-        changed = {"parent": parent, "dropped": _json(row.dropped), "metrics": _json(dict(row.metrics))}
+        uid = bytes.fromhex(row.uid)
+        changed = {"uid": uid, "parent": parent, "dropped": _json(row.dropped), "metrics": _json(dict(row.metrics))}
         self._connection.execute(
             f"INSERT INTO versions ({', '.join(VERSION_COLUMNS)}) VALUES ({marks})",
             [changed.get(name, getattr(row, name)) for name in VERSION_COLUMNS],

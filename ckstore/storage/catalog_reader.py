@@ -34,7 +34,9 @@ COLLECTED = "collected"
 #: Prefix of the rows of `meta` with policies; the run's name, if any, follows.
 POLICY = "policy:"
 
-_COLUMNS = ({"run": "r.name", "pack": "p.name"}.get(name, f"v.{name}") for name in VERSION_COLUMNS)
+_COLUMNS = (
+    {"uid": "lower(hex(v.uid))", "run": "r.name", "pack": "p.name"}.get(name, f"v.{name}") for name in VERSION_COLUMNS
+)
 #: Query of all versions, without order.
 VERSIONS = f"SELECT {', '.join(_COLUMNS)} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
 
@@ -95,7 +97,10 @@ class CatalogReader:
 
     def described(self) -> list[tuple[int, str, str, int]]:
         """Return number, id, pack and manifest offset of every version."""
-        query = "SELECT v.number, v.uid, p.name, v.manifest_offset FROM versions v JOIN packs p ON p.id = v.pack"
+        query = (
+            "SELECT v.number, lower(hex(v.uid)), p.name, v.manifest_offset"
+            " FROM versions v JOIN packs p ON p.id = v.pack"
+        )
         return self._connection.rows(query, schema=_DESCRIBED)
 
     def version(self, number: int) -> VersionRow:
@@ -143,7 +148,8 @@ class CatalogReader:
 
     def with_uid(self, prefix: str) -> list[VersionRow]:
         """Return the versions whose id has this hexadecimal prefix, by number."""
-        return self._select("WHERE v.uid >= ? AND v.uid < ? ORDER BY v.number", prefix, prefix + "g")
+        first, last = (bytes.fromhex(prefix.ljust(40, digit)) for digit in "0f")
+        return self._select("WHERE v.uid BETWEEN ? AND ? ORDER BY v.number", first, last)
 
     def resolve(self, spec: str | int) -> VersionRow:
         """Return the version with a name; see `version_names.resolve`."""

@@ -22,7 +22,7 @@ CREATE TABLE packs (
 );
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,
-    uid TEXT NOT NULL UNIQUE,
+    uid BLOB NOT NULL UNIQUE,
     run INTEGER NOT NULL REFERENCES runs,
     step INTEGER,
     parent INTEGER REFERENCES versions,
@@ -54,7 +54,6 @@ CREATE TABLE version_packs (
 ) WITHOUT ROWID;
 CREATE INDEX version_packs_pack ON version_packs (pack);
 CREATE TABLE tags (name TEXT PRIMARY KEY, version INTEGER NOT NULL REFERENCES versions) WITHOUT ROWID;
-CREATE INDEX tags_version ON tags (version);
 CREATE TABLE settled_objects (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
 CREATE TABLE recent_objects (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
 CREATE VIEW objects AS

@@ -328,7 +328,7 @@ def create_file(path: Path) -> None:
 
     forks.check()
     with forks.Lock(), closing(sqlite3.connect(path, isolation_level=None)) as database, explained(path):
-        database.execute("PRAGMA page_size = 1024")
+        database.execute("PRAGMA page_size = 512")
         database.execute(f"PRAGMA application_id = {APPLICATION}")
         database.execute("BEGIN IMMEDIATE")
         migrate(database, FORMAT)

@@ -10,33 +10,55 @@ from typing import Any
 from blake3 import blake3
 
 from ckstore.errors import FormatVersionError, IntegrityError
-from ckstore.storage import zstd
+from ckstore.storage import deflate, zstd
 from ckstore.storage.schema import Schema, expanded_limit, fields, plain_object, read_json, rows, text, whole
+from ckstore.varint import read_varint, varint
 
-#: Name of the manifest's array in a pack, and of the zip member that holds its bytes.
-NAME = "manifest"
-MEMBER = "manifest/c/0"
+#: Name of the zip member of a pack that holds its manifest.
+MEMBER = "manifest"
 FORMAT = 1
 
 _MAGIC = b"CKM1"
-# magic, length and BLAKE3-16 of the rest: these stay the same in every format version, so that a damaged version number
-# is recognised as damage and not as a later version.
-_ENVELOPE = struct.Struct("<4sQ16s")
-# format version, length of the JSON document, length of its zstd frame
-_HEAD = struct.Struct("<IQQ")
+# The magic and the BLAKE3-16 of the rest stay the same in every format version, so that a damaged version number is
+# recognised as damage and not as a later version.
+_ENVELOPE = struct.Struct("<4s16s")
+#: How the JSON document is stored: as it is, as a zstd frame, or as a raw deflate stream with the dictionary.
+_PLAIN, _ZSTANDARD, _DEFLATED = 0, 1, 2
 _LEVEL = 15
+#: JSON documents of up to this many bytes are deflated; the window reaches back to the dictionary.
+_SHORT = 1 << 14
+#: Text that documents share, the most frequent last: a short document takes half the bytes with it.
+DICTIONARY = (
+    b'"coarse":{"scheme":"lattice","parameters":{"quality":1.5},"units":[[0,"'
+    b'"hot":{"policy":"{\\"fidelity\\":\\"exact\\"}","budget":2.0},"dropped":["'
+    b'"rebase":true,"stands_for":["{"kind":"raw","crcs":[{"kind":"rounded","shift":,"level":,"rows":"PPPP","cols":"PPPP'
+    b'{"kind":"codebook","centroids":"{"kind":"patches","sizes":[{"kind":"linear","step":-,"origin":"'
+    b'"},{"kind":"full","id":"","dtype":"bfloat16","count":'
+    b'{"document":{"format":1,"number":1,"created":"2026-01-01T00:00:00.000000Z","kind":"encoded","records":['
+    b'{"kind":"delta","id":"","dtype":"float32","count":1024,"chunk":262144,"at":[42,1000],"alone":1000,"base":"",'
+    b'"debt":10,"context":true}],"version":{"number":1,"run":"run","step":100,"parent":1,"created":"20",'
+    b'"fidelity":"exact","directory":false,"files":[["checkpoint.pt",1000,"",420,17000000000,{"name":"skeleton.0",'
+    b'"against":{"name":"skeleton.0","pack":".zip"}}]],"links":[],"directories":[],"layout":{"name":"layout",'
+    b'"pack":".zip","against":{"name":"layout","pack":".zip"}},"crcs":{"name":"crcs"},"objects":["],"metrics":{"loss":},'
+    b'"source":"/","facts":{"step":100,"epoch":1},"summary":{"original_bytes":1000,"elements":1000,"tensors":10,'
+    b'"depth":1,"cost":1.0,"base":false},"replaces":null}},"blobs":[["skeleton.0",100],["layout",100],["crcs",100]]}'
+)
 _TABLE = rows(text(last=255), whole())
 
 
-def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> bytes:
+def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes], *, with_dictionary: bool = True) -> bytes:
     """Frame a document and its blobs, which are stored in this order as they are: compress them first if that pays."""
     table = [[name, len(blob)] for name, blob in blobs.items()]
     content = json.dumps({"document": document, "blobs": table}, separators=(",", ":")).encode()
-    frame = zstd.compress(content, _LEVEL)
+    if with_dictionary and len(content) <= _SHORT:
+        method, frame = _DEFLATED, deflate.compress(content, dictionary=DICTIONARY)
+    else:
+        method, frame = _ZSTANDARD, zstd.compress(content, _LEVEL)
     if not len(frame) < len(content) <= expanded_limit(len(frame)):
-        frame = content
-    rest = b"".join([_HEAD.pack(FORMAT, len(content), len(frame)), frame, *blobs.values()])
-    return _ENVELOPE.pack(_MAGIC, len(rest), blake3(rest).digest(length=16)) + rest
+        method, frame = _PLAIN, content
+    head = varint(FORMAT) + bytes([method]) + varint(len(content)) + varint(len(frame))
+    rest = b"".join([head, frame, *blobs.values()])
+    return _ENVELOPE.pack(_MAGIC, blake3(rest).digest(length=16)) + rest
 
 
 def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -49,28 +71,42 @@ def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[st
     FormatVersionError
         They were written by a later version of ckstore.
     """
-    if len(data) < _ENVELOPE.size + _HEAD.size:
+    if len(data) < _ENVELOPE.size:
         raise _damaged("it is too short")
-    magic, length, digest = _ENVELOPE.unpack_from(data)
-    rest = memoryview(data)[_ENVELOPE.size :]
-    if magic != _MAGIC or length != len(rest) or blake3(rest).digest(length=16) != digest:
+    magic, digest = _ENVELOPE.unpack_from(data)
+    rest = data[_ENVELOPE.size :]
+    if magic != _MAGIC or blake3(rest).digest(length=16) != digest:
         raise _damaged("its checksum does not match")
-    version, text_length, frame_length = _HEAD.unpack_from(rest)
-    if version > FORMAT:
-        raise FormatVersionError(f"A manifest has format {version}, this ckstore reads {FORMAT}; install a later one.")
-    if version != FORMAT or frame_length > len(rest) - _HEAD.size or text_length > expanded_limit(frame_length):
-        raise _damaged("its header is out of bounds")
     try:
-        frame = bytes(rest[_HEAD.size : _HEAD.size + frame_length])
-        # A document that would shrink below the ratio of `expanded_limit` is stored uncompressed.
+        version, at = read_varint(rest, 0)
+        if version > FORMAT:
+            raise FormatVersionError(
+                f"A manifest has format {version}, this ckstore reads {FORMAT}; install a later one."
+            )
+        text_length, start = read_varint(rest, at + 1)
+        frame_length, start = read_varint(rest, start)
+        end = start + frame_length
+        if version != FORMAT or end > len(rest) or text_length > expanded_limit(frame_length):
+            raise ValueError("its header is out of bounds")
         content = read_json(
-            frame if frame_length == text_length else zstd.expand(frame, text_length),
-            fields({"document": schema, "blobs": _TABLE}),
+            _expanded(rest[at], rest[start:end], text_length), fields({"document": schema, "blobs": _TABLE})
         )
-        blobs = _cut(bytes(rest[_HEAD.size + frame_length :]), content["blobs"])
-    except (ValueError, RuntimeError) as error:
+        blobs = _cut(rest[end:], content["blobs"])
+    except FormatVersionError:
+        raise
+    except (ValueError, IndexError, RuntimeError) as error:
         raise _damaged(str(error)) from error
     return content["document"], blobs
+
+
+def _expanded(method: int, frame: bytes, length: int) -> bytes:
+    if method == _ZSTANDARD:
+        return zstd.expand(frame, length)
+    if method == _DEFLATED:
+        return deflate.expand(frame, length, DICTIONARY)
+    if method != _PLAIN or len(frame) != length:
+        raise ValueError("its header is out of bounds")
+    return frame
 
 
 def _cut(data: bytes, table: list[list[Any]]) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.runtime.checksum import crc32c
-from ckstore.storage import durable, root
+from ckstore.storage import durable, manifest, root
 from ckstore.storage.schema import matching
 from ckstore.storage.writeback import Writeback
 from ckstore.storage.zip_stream import ZipStream
@@ -39,12 +39,16 @@ _ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _ABSENT = 2**64 - 1
 #: Alignment of values that may be mapped: a cache line.
 _ALIGNMENT = 64
+#: Encoded arrays of fewer bytes share one member: as Zarr arrays they would take 160 bytes more each.
+_SMALL = 1 << 12
+#: Name of that member.
+_GATHERED = "small"
 _BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
 @dataclass(frozen=True, slots=True)
 class PackEntry:
-    """The place of an array's bytes in a pack."""
+    """The place of an array's bytes in a pack; of a small array before `PackWriter.gather`, −1 less its place there."""
 
     offset: int
     length: int
@@ -72,7 +76,9 @@ class PackWriter:
         self.kind: PackKind = kind
         self._directory = store / root.PACKS
         self._path = durable.temporary_path(self._directory)
+        self._names: set[str] = {_GATHERED, "zarr.json"}
         self._arrays: dict[str, Mapping[str, Any]] = {}
+        self._small = bytearray()
         self._done = False
         self._digest = ""
         try:
@@ -126,8 +132,7 @@ class PackWriter:
         views = [None if payload is None else memoryview(payload).cast("B") for payload in payloads]
         stored = [view for view in views if view is not None]
         if chunks == 1:
-            self._add_metadata(name, _array_metadata(count, count, dtype, [*filters, *codecs], attributes))
-            return self._add_chunk(name, stored)
+            return self._add(name, _array_metadata(count, count, dtype, [*filters, *codecs], attributes), stored)
         index: list[int] = []
         offset = 0
         for view in views:
@@ -145,8 +150,8 @@ class PackWriter:
                 "index_codecs": [_BYTES_CODEC, {"name": "crc32c"}],
             },
         }
-        self._add_metadata(name, _array_metadata(count, chunks * chunk, dtype, [*filters, shard], attributes))
-        return self._add_chunk(name, [*stored, memoryview(table + crc32c(table).to_bytes(4, "little"))])
+        metadata = _array_metadata(count, chunks * chunk, dtype, [*filters, shard], attributes)
+        return self._add(name, metadata, [*stored, memoryview(table + crc32c(table).to_bytes(4, "little"))])
 
     def add_bytes(self, name: str, data: Buffer | Sequence[Buffer]) -> PackEntry:
         """Add bytes, at least one, as an array of uint8 in one chunk; several pieces are concatenated."""
@@ -155,21 +160,34 @@ class PackWriter:
         size = sum(view.nbytes for view in views)
         if size == 0:
             raise UsageError(f"Array {name} would have no bytes; leave it out.")
-        self._add_metadata(name, _array_metadata(size, size, "uint8", [{"name": "bytes"}], None))
-        return self._add_chunk(name, views)
+        return self._add(name, _array_metadata(size, size, "uint8", [{"name": "bytes"}], None), views)
 
     def add_values(self, name: str, count: int, dtype: str, data: Buffer, digest: bytes | None) -> PackEntry:
         """Add values, as little-endian bytes, as an array in one chunk that may be mapped into memory.
 
         In a pack of kind `raw` its place is aligned to 64 bytes. `digest` is the BLAKE3 of the bytes, if it is known.
         """
-        self._add_metadata(name, _array_metadata(count, count, dtype, [_BYTES_CODEC], None))
-        return self._add_chunk(name, [memoryview(data).cast("B")], digest)
+        metadata = _array_metadata(count, count, dtype, [_BYTES_CODEC], None)
+        return self._add(name, metadata, [memoryview(data).cast("B")], digest)
 
-    def add_copy(self, name: str, metadata: Mapping[str, Any], data: Buffer) -> PackEntry:
-        """Add a copy of another pack's array: its Zarr metadata, and the bytes of its only chunk or shard, if any."""
-        self._add_metadata(name, metadata)
-        return self._add_chunk(name, [memoryview(data).cast("B")])
+    def add_copy(self, name: str, metadata: Mapping[str, Any] | None, data: Buffer) -> PackEntry:
+        """Add a copy of another pack's array: its Zarr metadata, if any, and the bytes of its only chunk or shard."""
+        return self._add(name, metadata, [memoryview(data).cast("B")])
+
+    def gather(self) -> Callable[[int], int]:
+        """Write the small arrays; return a function that turns the offset of any entry into its offset in the pack."""
+        small, self._small = self._small, bytearray()
+        gathered = self._add_member(_GATHERED, [memoryview(small)]).offset if small else 0
+        return lambda offset: offset if offset >= 0 else gathered - 1 - offset
+
+    def add_manifest(self, document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> PackEntry:
+        """Add the manifest, which is no array, after everything else.
+
+        Readers of arrays in plain Zarr need no dictionary to read it.
+        """
+        data = manifest.encode_manifest(document, blobs, with_dictionary=not self._arrays)
+        self._claim(manifest.MEMBER)
+        return self._add_member(manifest.MEMBER, [memoryview(data)])
 
     def begin_sync(self) -> None:
         """Start writing the pack's bytes to disk, while the last ones are being prepared."""
@@ -177,10 +195,13 @@ class PackWriter:
 
     def seal(self) -> None:
         """Write the last bytes, and start syncing them; `finish` waits for the sync."""
+        if self._small:
+            raise UsageError("This pack has small arrays; gather them first.")
         if not self._digest:
             metadata = json.dumps(_group_metadata(self.kind, self._arrays), separators=(",", ":")).encode()
             with durable.disk_full_explained(self._directory, self._zip.size):
-                self._zip.add_deflated("zarr.json", metadata)
+                if self._arrays:
+                    self._zip.add_deflated("zarr.json", metadata)
                 self._digest = self._zip.finish()
             durable.checkpoint("pack-written")
             self._writeback.begin()
@@ -218,20 +239,32 @@ class PackWriter:
         finally:
             self._path.unlink(missing_ok=True)
 
-    def _add_metadata(self, name: str, document: Mapping[str, Any]) -> None:
+    def _claim(self, name: str) -> None:
         if self._done:
             raise UsageError("This pack is finished; start another one.")
-        if name in self._arrays or not _ARRAY_NAME.fullmatch(name) or name == "zarr.json":
+        if name in self._names or not _ARRAY_NAME.fullmatch(name):
             raise UsageError(f"{name!r} cannot name an array of this pack: it is taken, or not one plain segment.")
-        self._arrays[name] = document
+        self._names.add(name)
 
-    def _add_chunk(self, name: str, views: Sequence[memoryview], digest: bytes | None = None) -> PackEntry:
+    def _add(
+        self, name: str, metadata: Mapping[str, Any] | None, views: Sequence[memoryview], digest: bytes | None = None
+    ) -> PackEntry:
+        """Add the only chunk or shard of an array, which has Zarr metadata unless it is small."""
+        self._claim(name)
         size = sum(view.nbytes for view in views)
-        if not size:
-            return PackEntry(self._zip.size, 0)  # an array of zeros
+        if metadata is None or (self.kind == "encoded" and size < _SMALL):
+            entry = PackEntry(-1 - len(self._small), size)
+            for view in views:
+                self._small += view
+            return entry
+        self._arrays[name] = metadata
+        return self._add_member(f"{name}/c/0", views, digest) if size else PackEntry(self._zip.size, 0)
+
+    def _add_member(self, name: str, views: Sequence[memoryview], digest: bytes | None = None) -> PackEntry:
+        size = sum(view.nbytes for view in views)
         with durable.disk_full_explained(self._directory, size):
             align = _ALIGNMENT if self.kind == "raw" else 1
-            entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views, align=align, digest=digest))
+            entry = PackEntry(*self._zip.add_stored(name, views, align=align, digest=digest))
             self._writeback.wrote(size)
         return entry
 

@@ -238,13 +238,17 @@ class PackReader:
             return None
         return None if FULL in (record.size, record.offset) else (record.offset, record.size)
 
-    def array_metadata(self, pack: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the Zarr metadata of arrays of a pack, by name; raise `IntegrityError` if it lacks one."""
+    def array_metadata(self, pack: str) -> dict[str, Any]:
+        """Return the Zarr metadata of the arrays of a pack, by name; raise `IntegrityError` if it is damaged."""
         file = self._buffered(pack)
         try:
-            with zipfile.ZipFile(file) as archive, archive.open("zarr.json") as metadata:
-                arrays = read_json(metadata.read(_LARGEST_METADATA), _GROUP)["consolidated_metadata"]["metadata"]
-            return {name: arrays[name] for name in names}
+            with zipfile.ZipFile(file) as archive:
+                if "zarr.json" not in archive.NameToInfo:
+                    return {}
+                with archive.open("zarr.json") as metadata:
+                    group = read_json(metadata.read(_LARGEST_METADATA), _GROUP)
+            arrays: dict[str, Any] = group["consolidated_metadata"]["metadata"]
+            return arrays
         except (*_UNREADABLE, zlib.error, EOFError) as error:
             raise IntegrityError(f"Pack {pack} has unreadable metadata ({error}); restore it from a copy.") from error
 

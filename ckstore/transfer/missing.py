@@ -257,9 +257,9 @@ class _Blobs:
     def __init__(self, version: StoredVersion, target: Repository, near: VersionRow | None) -> None:
         self.packed: dict[str, bytes] = {}
         self._version = version
-        # Place of each packed blob, by its bytes and its base's.
-        self._known: dict[tuple[bytes, bytes | None], BlobRef] = {}
-        self._own: dict[tuple[bytes, bytes | None], BlobRef] = {}
+        # Place of each packed blob, by its bytes and its bases'.
+        self._known: dict[tuple[bytes, ...], BlobRef] = {}
+        self._own: dict[tuple[bytes, ...], BlobRef] = {}
         for ref in [] if near is None else target.resolver.document(near).blobs():
             assert near is not None
             place = ref.within(near.pack)
@@ -280,10 +280,10 @@ class _Blobs:
         return found
 
 
-def _packed(repository: Repository, place: BlobRef) -> tuple[bytes, bytes | None]:
-    """Return the stored bytes of a blob, and of the blob that it is a delta against."""
+def _packed(repository: Repository, place: BlobRef) -> tuple[bytes, ...]:
+    """Return the stored bytes of a blob, and of the blobs that it is a delta against."""
     assert place.pack is not None
     packed = repository.resolver.manifest(place.pack).blobs.get(place.name)
     if packed is None:
         raise IntegrityError(f"Pack {place.pack} has no {place.name}; run `ckstore recover`.")
-    return packed, None if place.against is None else _packed(repository, place.against)[0]
+    return packed, *(() if place.against is None else _packed(repository, place.against))

@@ -11,7 +11,15 @@ import numpy as np
 
 from ckstore.errors import IntegrityError
 from ckstore.formats.shards import gather_shards
-from ckstore.objects.documents import BlobRef, CoarseFacts, FileEntry, HotFacts, LayoutDocument, VersionDocument
+from ckstore.objects.documents import (
+    DEEPEST_BLOB,
+    BlobRef,
+    CoarseFacts,
+    FileEntry,
+    HotFacts,
+    LayoutDocument,
+    VersionDocument,
+)
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.objects.skeleton_delta import compress_against, compress_quickly
 from ckstore.policy import Policy
@@ -23,6 +31,8 @@ from ckstore.storage.catalog import VersionRow
 from ckstore.writing.request import Request
 from ckstore.writing.storing import Stored
 
+#: A blob's delta up to this size is kept without trying one against the parent's own delta.
+_SHORT_DELTA = 128
 #: A blob's delta below this size is kept without trying to pack the blob alone.
 _SMALL_BLOB = 1024
 
@@ -187,6 +197,11 @@ class Blobs:
             if value == data:
                 return ref
             packed = compress_against(data, against)
+            if len(packed) > _SHORT_DELTA and 1 < len(ref.chain) <= DEEPEST_BLOB:
+                # A change that lasts, such as a longer name in every header, is stored once.
+                nearer = compress_against(data, value)
+                if 2 * len(nearer) <= len(packed):
+                    packed, reference = nearer, ref
             if len(packed) <= _SMALL_BLOB or len(packed) <= _WORTH_A_DELTA * len(compress_against(data, None)):
                 self.packed[name] = packed
                 return BlobRef(name, None, reference)
@@ -194,12 +209,12 @@ class Blobs:
         return BlobRef(name)
 
     def _before(self, blob: BlobRef) -> tuple[BlobRef, bytes, BlobRef, bytes] | None:
-        """Return a parent's blob and the base for its successor, each as (place, bytes); None if one is lost."""
+        """Return a parent's blob and its base, or itself if it has none, as (place, bytes); None if one is lost."""
         repository, pack = self._repository, self._pack
         ref = blob.within(pack)
         reference = ref if ref.against is None else ref.against
         # Parts of a damaged pack may be readable, but must not become bases.
-        if not repository.catalog.has_packs(name for name in (ref.pack, reference.pack) if name is not None):
+        if not repository.catalog.has_packs(blob.pack for blob in ref.chain if blob.pack is not None):
             return None
         try:
             return ref, repository.resolver.blob(ref, pack), reference, repository.resolver.blob(reference, pack)

@@ -20,7 +20,7 @@ import ckstore
 from ckstore.commit.change import Change
 from ckstore.errors import CkstoreError, LockedError
 from ckstore.recovery.recover import recover
-from ckstore.storage import change_log, durable, manifest
+from ckstore.storage import change_log, durable
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.interface import Storage
@@ -471,7 +471,7 @@ def test_a_pack_that_vanishes_during_a_recovery_is_ignored(
     """An ingest that fails removes its packs without a lock."""
     with PackWriter(small, "encoded") as writer:
         document = {"format": 1, "number": 0, "created": durable.timestamp(), "kind": "encoded", "records": []}
-        writer.add_bytes(manifest.NAME, manifest.encode_manifest(document, {}))
+        writer.add_manifest(document, {})
         pack = writer.finish()
     digest, find = PackReader.digest, PackReader.find_entry
     calls = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,25 @@ def test_every_flip_and_every_truncation_is_found():
         decode_manifest(data + b"\0")
 
 
+@pytest.mark.parametrize("size", [10, 1 << 13, 1 << 16])
+def test_a_document_of_any_length(size):
+    """Short ones are deflated with a dictionary, long ones compressed by zstd, incompressible ones stored."""
+    for text in (
+        random.Random(1).randbytes(size).hex(),
+        "a" * size,
+        random.Random(2).randbytes(size).decode("latin-1").replace("\0", "0"),
+    ):
+        document = {"number": 1, "created": text}
+        data = encode_manifest(document, {"blob": b"x"})
+        assert decode_manifest(data) == (document, {"blob": b"x"})
+
+
+def test_a_short_document_takes_few_bytes():
+    version = {"fidelity": "exact", "directory": False, "links": [], "directories": [], "metrics": {}, "facts": {}}
+    document = {"format": 1, "number": 7, "kind": "encoded", "records": [], "version": version}
+    assert len(encode_manifest(document, {})) < 80
+
+
 def test_a_later_format_is_distinguished_from_damage():
     assert decode_manifest(sealed(b'{"document":{},"blobs":[]}')) == ({}, {})
     with pytest.raises(FormatVersionError):
@@ -50,6 +71,9 @@ def test_a_later_format_is_distinguished_from_damage():
     "data",
     [
         sealed(b'{"document":{},"blobs":[]}', version=0),
+        sealed(b'{"document":{},"blobs":[]}', method=0),
+        sealed(b'{"document":{},"blobs":[]}', method=2),
+        sealed(b'{"document":{},"blobs":[]}', method=3),
         sealed(b"no json"),
         sealed(b"[" * 100_000),
         sealed(b"[]"),

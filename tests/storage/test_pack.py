@@ -27,6 +27,13 @@ from ckstore.storage.pack_reader import PackReader, read_shard_index
 
 pytestmark = pytest.mark.local
 
+
+@pytest.fixture(autouse=True)
+def arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small arrays are Zarr arrays as well."""
+    monkeypatch.setattr(pack_module, "_SMALL", 0)
+
+
 BYTES = [{"name": "bytes", "configuration": {"endian": "little"}}]
 
 
@@ -82,7 +89,7 @@ def test_zarr_reads_arrays_of_one_chunk_and_of_several(tmp_path_factory, count, 
 
 def write(store: Path, content: bytes = b"content", kind: pack_module.PackKind = "encoded") -> tuple[str, PackEntry]:
     with PackWriter(store, kind) as writer:
-        entry = writer.add_bytes("manifest", content)
+        entry = writer.add_bytes("0", content)
         return writer.finish().name, entry
 
 
@@ -121,7 +128,7 @@ def test_large_members_use_zip64(store, monkeypatch):
     name, entry = write(store, content)
     reader = PackReader.of(store)
     assert reader.pread(name, entry.offset, entry.length) == content
-    assert reader.find_entry(name, "manifest/c/0") == entry
+    assert reader.find_entry(name, "0/c/0") == entry
     with zipfile.ZipFile(store / "packs" / name) as archive:
         assert archive.testzip() is None
 
@@ -138,7 +145,7 @@ def test_an_unfinished_pack_leaves_nothing(store):
     assert os.listdir(store / "packs") == []
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".", "zarr.json", "__x", "a", "ä"])
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".", "zarr.json", "small", "__x", "a", "ä"])
 def test_names_that_would_break_the_group_are_refused(store, name):
     with PackWriter(store, "encoded") as writer:
         writer.add_bytes("a", b"x")
@@ -200,7 +207,7 @@ def test_short_missing_and_misnamed_packs(store):
     with pytest.raises(IntegrityError, match="not/c/0"):
         reader.find_entry(name, "not/c/0")
     absent = "0" * 40 + ".zip"
-    for read in (reader.size, reader.digest, lambda pack: reader.find_entry(pack, "manifest/c/0")):
+    for read in (reader.size, reader.digest, lambda pack: reader.find_entry(pack, "0/c/0")):
         with pytest.raises(IntegrityError, match=absent):
             read(absent)
         with pytest.raises(IntegrityError, match="not the name of a pack"):
@@ -210,7 +217,7 @@ def test_short_missing_and_misnamed_packs(store):
     with pytest.raises(IntegrityError, match=name):
         reader.pread(name, entry.offset, entry.length)
     with pytest.raises(IntegrityError, match=name):
-        reader.find_entry(name, "manifest/c/0")
+        reader.find_entry(name, "0/c/0")
 
 
 def test_a_truncation_while_open_is_found(store):
@@ -277,7 +284,7 @@ def test_a_copied_array_is_the_same(tmp_path):
         first = writer.add_array("0", 5, 2, "int32", BYTES, {"id": "a"}, [b"\1" * 8, None, b"\2" * 8])
         source = writer.finish()
     reader = PackReader.of(tmp_path)
-    metadata = reader.array_metadata(source.name, ["0"])
+    metadata = reader.array_metadata(source.name)
     with PackWriter(tmp_path, "encoded") as writer:
         entry = writer.add_copy("0", metadata["0"], reader.pread(source.name, first.offset, first.length))
         with pytest.raises(UsageError, match="taken"):
@@ -285,15 +292,55 @@ def test_a_copied_array_is_the_same(tmp_path):
         copy = writer.finish()
     same = reader.pread(source.name, first.offset, first.length)
     assert reader.pread(copy.name, entry.offset, entry.length) == same
-    assert reader.array_metadata(copy.name, ["0"]) == metadata
+    assert reader.array_metadata(copy.name)["0"] == metadata["0"]
     with zarr.storage.ZipStore(tmp_path / "packs" / copy.name, mode="r") as zipped:
         array = zarr.open_group(zipped, mode="r")["0"]
         assert array.attrs["id"] == "a"
         assert array[:].tolist() == [0x01010101, 0x01010101, 0, 0, 0x02020202]
-    with pytest.raises(IntegrityError, match="unreadable metadata"):
-        reader.array_metadata(source.name, ["1"])
     with pytest.raises(IntegrityError, match="is missing"):
-        reader.array_metadata("0" * 40 + ".zip", [])
+        reader.array_metadata("0" * 40 + ".zip")
+
+
+def test_small_arrays_share_a_member(store, monkeypatch):
+    """Also if they are copied from a pack in which they were Zarr arrays."""
+    monkeypatch.setattr(pack_module, "_SMALL", 100)
+    parts = [b"first", b"", bytes(100), b"last"]
+    codec = [{"name": "bytes"}]
+    with PackWriter(store, "encoded") as writer:
+        added = [
+            writer.add_array(str(n), 100, 100, "uint8", codec, None, [part or None]) for n, part in enumerate(parts)
+        ]
+        copied = writer.add_copy("copy", None, b"copied")
+        place = writer.gather()
+        writer.add_manifest({}, {})
+        info = writer.finish()
+    reader = PackReader.of(store)
+    for entry, data in zip([*added, copied], [*parts, b"copied"], strict=True):
+        assert reader.pread(info.name, place(entry.offset), entry.length) == data
+    assert reader.array_metadata(info.name).keys() == {"2"}
+    with zipfile.ZipFile(store / "packs" / info.name) as archive:
+        assert archive.namelist() == ["zarr.json", "2/c/0", "small", "manifest"]
+        assert archive.read("small") == b"firstlastcopied"
+
+
+def test_small_arrays_are_not_forgotten(store):
+    with PackWriter(store, "encoded") as writer:
+        writer.add_copy("a", None, b"x")
+        with pytest.raises(UsageError, match="gather"):
+            writer.finish()
+
+
+def test_a_pack_without_arrays_is_no_zarr_hierarchy(store, monkeypatch):
+    monkeypatch.setattr(pack_module, "_SMALL", 100)
+    with PackWriter(store, "encoded") as writer:
+        writer.add_bytes("a", b"x")
+        writer.gather()
+        entry = writer.add_manifest({}, {})
+        info = writer.finish()
+    reader = PackReader.of(store)
+    assert reader.array_metadata(info.name) == {}
+    assert reader.find_entry(info.name, "manifest") == entry
+    assert info.bytes - entry.length < 222
 
 
 @pytest.mark.parametrize("exponents", ["ab" * (1 << 20), [-100] * (1 << 20)], ids=["letters", "numbers"])
@@ -302,7 +349,7 @@ def test_metadata_with_exponents_of_many_rows(store: Path, exponents: str | list
     with PackWriter(store, "encoded") as writer:
         writer.add_array("0", 4, 4, "float32", BYTES, None, [bytes(16)], filters=[steps])
         name = writer.finish().name
-    assert PackReader.of(store).array_metadata(name, ["0"])["0"]["codecs"][0] == steps
+    assert PackReader.of(store).array_metadata(name)["0"]["codecs"][0] == steps
 
 
 def test_the_last_member_is_found_without_the_directory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,16 @@ from ckstore.codecs.lattice import STEP_RANGE, floats
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import Codebook, Delta, Linear, Record
 from ckstore.policy import Policy
+from ckstore.storage import pack
 
 pytestmark = pytest.mark.local
+
+
+@pytest.fixture(autouse=True)
+def arrays_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small arrays are Zarr arrays as well."""
+    monkeypatch.setattr(pack, "_SMALL", 0)
+
 
 #: Of arrays whose rows have exponents of their own, and that have several chunks.
 WHOLE = "ignore:Combining a `sharding_indexed` codec"
@@ -46,11 +54,11 @@ def versions(
 
 def arrays(store: ckstore.Store) -> Any:
     """Yield each layer's array in plain Zarr, and its record."""
-    for pack in store._catalog.packs():
-        with zarr.storage.ZipStore(store.path / "packs" / pack.name, mode="r") as opened:
+    for info in store._catalog.packs():
+        with zarr.storage.ZipStore(store.path / "packs" / info.name, mode="r") as opened:
             group = zarr.open_group(opened, mode="r")
-            assert group.attrs["ckstore"]["kind"] == pack.kind
-            manifest = store._repository.resolver.manifest(pack.name)
+            assert group.attrs["ckstore"]["kind"] == info.kind
+            manifest = store._repository.resolver.manifest(info.name)
             for slot in range(len(manifest.document["records"])):
                 record = manifest.record(slot)
                 array = group[array_name(record.id)]

@@ -51,11 +51,12 @@ def test_damaged_packs_are_reported_and_kept(filled, store):
 def test_a_pack_without_a_manifest_is_reported(store):
     with PackWriter(store, "encoded") as writer:
         writer.add_bytes("a", b"x")
+        writer.gather()
         name = writer.finish().name
     [damaged] = scan_packs(store)
     assert isinstance(damaged, DamagedPack)
     assert damaged.info.name == name
-    assert "manifest/c/0" in damaged.reason
+    assert "no readable manifest" in damaged.reason
 
 
 def test_a_compressed_manifest_is_refused(store):
@@ -71,7 +72,7 @@ def test_a_compressed_manifest_is_refused(store):
 def test_a_later_format_stops_the_scan(store, monkeypatch):
     monkeypatch.setattr(manifest, "FORMAT", 2)
     with PackWriter(store, "encoded") as writer:
-        writer.add_bytes(manifest.NAME, manifest.encode_manifest({}, {}))
+        writer.add_manifest({}, {})
         writer.finish()
     monkeypatch.undo()
     with pytest.raises(FormatVersionError):

@@ -149,7 +149,7 @@ def test_packs(store: ckstore.Store) -> None:
     packs, path = store._repository.packs, store.path
     with PackWriter(path, "raw") as writer:
         content = os.urandom(300_000)
-        entry = writer.add_bytes("manifest", content)
+        entry = writer.add_bytes("0", content)
         pack = writer.finish()
     packs.publish([pack.name])
     for is_local in (True, False):
@@ -165,7 +165,7 @@ def test_packs(store: ckstore.Store) -> None:
         target = bytearray(1000)
         packs.read_into(pack.name, entry.offset + 5, memoryview(target))
         assert target == content[5:1005]
-        assert packs.find_entry(pack.name, "manifest/c/0") == entry
+        assert packs.find_entry(pack.name, "0/c/0") == entry
         assert packs.is_intact(pack.name)
         assert packs.damaged({pack.name: pack.bytes}) == set()
     assert bytes(packs.mapped(pack.name)[entry.offset :][: entry.length]) == content

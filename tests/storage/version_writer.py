@@ -10,7 +10,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from ckstore.storage import durable, manifest
+from ckstore.storage import durable
 from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.pack import PackWriter
 
@@ -29,7 +29,8 @@ def write_version(
         for slot in range(objects):
             payloads = [bytes([number % 256, slot]), None, b"\7"]
             writer.add_array(str(slot), 5, 2, "uint8", [{"name": "bytes"}], None, payloads)
-        entry = writer.add_bytes(manifest.NAME, manifest.encode_manifest(document, {"skeleton": b"bytes"}))
+        writer.gather()
+        entry = writer.add_manifest(document, {"skeleton": b"bytes"})
         pack = writer.finish()
     fields: Mapping[str, Any] = {
         "number": number,

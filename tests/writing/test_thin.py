@@ -758,7 +758,7 @@ def test_a_full_disk(chained: ckstore.Store, part: int, monkeypatch: pytest.Monk
 
         return call
 
-    for place in (PackWriter._add_metadata, PackWriter._add_chunk):
+    for place in (PackWriter._claim, PackWriter._add, PackWriter._add_member):
         monkeypatch.setattr(PackWriter, place.__name__, failing(place))
     with pytest.raises(CkstoreError, match="No space"):
         store.thin(["a@3"])

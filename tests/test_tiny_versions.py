@@ -1,0 +1,39 @@
+"""Versions of a few KB: their store, with its catalog, is smaller than the files compressed one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from numcodecs.zstd import Zstd
+
+import ckstore
+
+pytestmark = [pytest.mark.local, pytest.mark.encoded]
+
+
+def write(path: Path, step: int) -> None:
+    """Write a small network with the moments of Adam; each step changes all values."""
+    model, state = {}, {}
+    start, change = torch.Generator().manual_seed(0), torch.Generator().manual_seed(step)
+    for number, shape in enumerate([(8, 8), (8,), (3, 8), (3,)]):
+        base, moved = torch.randn(shape, generator=start), torch.randn(shape, generator=change)
+        model[f"{number // 2}.{'bias' if number % 2 else 'weight'}"] = base + 0.0003 * moved
+        moments = {"exp_avg": 1e-2 * (base + 0.03 * moved), "exp_avg_sq": 1e-4 * (base + 0.003 * moved).square()}
+        state[number] = {"step": torch.tensor(float(step)), **moments}
+    torch.save({"model": model, "optimizer": {"state": state}, "step": step}, path)
+
+
+def test_a_store_is_smaller_than_its_files_compressed(tmp_path: Path) -> None:
+    store = ckstore.init(tmp_path / "store")
+    compressed = 0
+    for step in range(60):
+        path = tmp_path / f"checkpoint_{step}.pt"
+        write(path, step)
+        compressed += len(Zstd(level=3).encode(path.read_bytes()))
+        store.ingest(path, run="r", step=step)
+    total = sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
+    assert total < 0.95 * compressed
+    store["r@59"].checkout(tmp_path / "out.pt")
+    assert (tmp_path / "out.pt").read_bytes() == path.read_bytes()
