@@ -31,8 +31,8 @@ from ckstore.storage.catalog import VersionRow
 from ckstore.writing.request import Request
 from ckstore.writing.storing import Stored
 
-#: A blob's delta up to this size is kept without trying one against the parent's own delta.
-_SHORT_DELTA = 128
+#: A blob's delta of less than this part of it is kept without trying one against the parent's own delta.
+_SHORT_DELTA = 1 / 256
 #: A blob's delta below this size is kept without trying to pack the blob alone.
 _SMALL_BLOB = 1024
 
@@ -197,7 +197,7 @@ class Blobs:
             if value == data:
                 return ref
             packed = compress_against(data, against)
-            if len(packed) > _SHORT_DELTA and 1 < len(ref.chain) <= DEEPEST_BLOB:
+            if len(packed) > _SHORT_DELTA * len(data) and 1 < len(ref.chain) <= DEEPEST_BLOB:
                 # A change that lasts, such as a longer name in every header, is stored once.
                 nearer = compress_against(data, value)
                 if 2 * len(nearer) <= len(packed):
