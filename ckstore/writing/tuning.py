@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: Qualities to try: half an octave apart, because steps are powers of two.
 QUALITIES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
 
+#: Binary logarithm of the growth of a loss from one of them to the next: it rises by the square of the step.
+_GROWTH = 1.0
+
 #: Qualities for 4 bits down to 1 bit of LC-Checkpoint.
 LC_QUALITIES = (0.5, 1.5, 2.5, 3.5)
 
@@ -167,8 +170,9 @@ def search_space(policy: Policy, *, known: bool = True) -> Cube[Policy]:
     if policy.scheme == "dynaquant":
         cube = dynaquant_cube() if known else dynaquant_cube(("magnitude",))
         return Cube(cube.axes, lambda *values: replace(policy, settings=cube.build(*values)))
-    qualities = LC_QUALITIES if policy.scheme == "lc" else QUALITIES
-    return ladder([replace(policy, quality=quality) for quality in qualities])
+    if policy.scheme == "lc":
+        return ladder([replace(policy, quality=quality) for quality in LC_QUALITIES])
+    return ladder([replace(policy, quality=quality) for quality in QUALITIES], _GROWTH)
 
 
 def weight(policy: Policy, nbytes: int) -> float:
