@@ -4,9 +4,9 @@ After Inshrinkerator's search (Agrawal et al., SoCC 2024), on one assumption: ne
 setting becomes more aggressive along an axis of the search space, so every position beyond a failure fails as well.
 Pure logic: the caller evaluates settings, which is the expensive part, and writes them to measure the size.
 
-first   bisect a diagonal of the cube; divide the positions neither beyond its first failure nor within its last
-        success into smaller cubes; continue with the one of the smallest corner, until no corner is smaller than
-        the best position
+first   bisect a diagonal of the cube, where a ladder's model of the degradation says; divide the positions neither
+        beyond its first failure nor within its last success into smaller cubes; continue with the one of the smallest
+        corner, until no corner is smaller than the best position
 later   try the last choice with the other metric and with its own; if both fail, try the positions a few steps
         gentler, the smallest first, until one passes; else search as for the first time
 """
@@ -22,6 +22,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ckstore.codecs.schemes.dynaquant import EMBEDDING_LEVELS, LEVELS, METRICS, PROTECT, PRUNE, DynaQuantSettings
 from ckstore.errors import UsageError
 from ckstore.runtime.cached import cached_property
+
+#: Evaluations from which a model that has not found the end is given up.
+_MODELLED = 4
 
 #: Maximal steps, along all axes together, by which a later search first tries gentler settings than the last choice.
 STEPS = 2
@@ -67,10 +70,15 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Cube(Generic[Settings]):
-    """A search space of one axis or more; `build` makes settings of a value from each, all different."""
+    """A search space of one axis or more; `build` makes settings of a value from each, all different.
+
+    `growth` is the binary logarithm of the factor by which the degradation grows with each position of a ladder, where
+    a model predicts it.
+    """
 
     axes: tuple[Axis, ...]
     build: Callable[..., Settings]
+    growth: float | None = None
 
     @cached_property
     def settings(self) -> dict[Position, Settings]:
@@ -141,9 +149,9 @@ def dynaquant_cube(metrics: tuple[str, ...] = METRICS) -> Cube[DynaQuantSettings
     return Cube(axes, DynaQuantSettings)
 
 
-def ladder(qualities: Sequence[Settings]) -> Cube[Settings]:
+def ladder(qualities: Sequence[Settings], growth: float | None = None) -> Cube[Settings]:
     """Return a search space of one dimension, from the gentlest to the most aggressive quality, without duplicates."""
-    return Cube((Axis(tuple(qualities)),), lambda quality: quality)
+    return Cube((Axis(tuple(qualities)),), lambda quality: quality, growth)
 
 
 def search(
@@ -259,13 +267,29 @@ class _Probe(Generic[Settings]):
         """Return the number of passing positions of a way; all before a passing position pass."""
         low, high = 0, len(way)
         while low < high:
-            middle = (low + high) // 2
-            self.prefetch([way[place] for place in _middles(low, high)])
-            if self.passes(way[middle]):
-                low = middle + 1
+            place = self._likely(way, low, high)
+            self.prefetch([way[other] for other in dict.fromkeys((place, *_middles(low, high)))])
+            if self.passes(way[place]):
+                low = place + 1
             else:
-                high = middle
+                high = place
         return low
+
+    def _likely(self, way: Sequence[Position], low: int, high: int) -> int:
+        """Return the last place from `low` to before `high` that passes by the model, or the middle one."""
+        middle = (low + high) // 2
+        told = [
+            (math.log2(self._epsilon / self.degradations[position]), place)
+            for place, position in enumerate(way)
+            if self._epsilon > 0 and 0 < self.degradations.get(position, 0.0) < math.inf
+        ]
+        if self._cube.growth is None or not told or len(told) >= _MODELLED:
+            return middle
+        told.sort(key=lambda one: abs(one[0]))
+        growth = self._cube.growth
+        if len(told) > 1 and told[0][0] != told[1][0]:
+            growth = max((told[1][0] - told[0][0]) / (told[0][1] - told[1][1]), growth / 2)
+        return min(max(told[0][1] + math.floor(told[0][0] / growth), low), high - 1)
 
     def _badness(self, position: Position) -> tuple[bool, float]:
         degradation = self.degradations.get(position, math.nan)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
+#: Binary logarithm of the growth of a loss from one quality to the next: it rises by the square of the step.
+_GROWTH = 1.0
+
 #: Default tolerance, as a fraction of the original's evaluation: Inshrinkerator's for a checkpoint.
 TOLERANCE = 0.05
 
@@ -163,8 +166,9 @@ def search_space(policy: Policy, *, known: bool = True) -> Cube[Policy]:
     if policy.scheme == "dynaquant":
         cube = dynaquant_cube() if known else dynaquant_cube(("magnitude",))
         return Cube(cube.axes, lambda *values: replace(policy, settings=cube.build(*values)))
-    qualities = QUALITIES if policy.scheme == LATTICE else scheme_of(policy.scheme).qualities
-    return ladder([replace(policy, quality=quality) for quality in qualities])
+    if policy.scheme == LATTICE:
+        return ladder([replace(policy, quality=quality) for quality in QUALITIES], _GROWTH)
+    return ladder([replace(policy, quality=quality) for quality in scheme_of(policy.scheme).qualities])
 
 
 def weight(policy: Policy, nbytes: int) -> float:

@@ -182,6 +182,21 @@ def test_a_ladder_is_bisected(size):
         assert later.evaluations <= size.bit_length() + 1 + STEPS + 1
 
 
+@given(st.floats(0.2, 3), st.floats(-20, 0), st.floats(-12, -4), st.booleans())
+def test_a_model_finds_the_same_in_fewer_evaluations(power, loss, tolerance, stairs):
+    """Three evaluations if the model is right, at most six whatever the true growth is; a bisection takes four."""
+    qualities = [number / 2 for number in range(13)]
+
+    def evaluate(octaves: float) -> float:
+        return 2.0 ** (loss + power * (np.floor(octaves) if stairs else octaves))
+
+    plain, modelled = (
+        search(evaluate, lambda octaves: -octaves, 2.0**tolerance, ladder(qualities, growth)) for growth in (None, 1.0)
+    )
+    assert (modelled.settings, modelled.accepted) == (plain.settings, plain.accepted)
+    assert modelled.evaluations <= (3 if 1.9 < power < 2.1 and not stairs else 6)
+
+
 def test_evaluations_that_contradict_themselves_end_all_the_same():
     rng = np.random.default_rng(1)
     for last in (None, DynaQuantSettings(LEVELS[4], PRUNE[4], PROTECT[2], embedding_levels=16)):
