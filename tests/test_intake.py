@@ -45,7 +45,7 @@ def test_an_input_that_fails_does_not_stop_the_others(store: ckstore.Store, tmp_
         (True, False),
     ]
     assert all(str(item.path) in str(item.error) for item in done[::2])
-    with pytest.raises(ckstore.UsageError, match="`step` and `metrics`"):
+    with pytest.raises(ckstore.UsageError, match="`step`, `metrics` and `gradients`"):
         store.ingest_many(["a", "b"], IngestOptions(step=3))
     assert store.ingest_many([]) == []
 
