@@ -61,8 +61,8 @@ class Work(NamedTuple):
 
 #: Nanoseconds per unit of each field of `Work`.
 WEIGHTS = (
-    *(170_000.0, 0.1, 1.15, 0.11),  # plain
-    *(630_000.0, 0.12, 0.1),  # grouped
+    *(150_000.0, 0.24, 0.46, 0.11),  # plain
+    *(250_000.0, 1.45, 0.1),  # grouped
     *(12_000.0, 1.05),  # patches
     *(4_000.0, 250_000.0),  # records, levels
     *(0.12, 45_000.0, 2_000_000.0),  # restored, extents, files

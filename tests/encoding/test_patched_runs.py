@@ -162,7 +162,7 @@ def test_the_cost_of_a_level_follows_its_changes(place: Path) -> None:
     store, _ = filled(place, "float32")
     with store:
         works = [store._repository.reader.chains.work(record_of(store, step)) for step in (1, VERSIONS - 1)]
-        assert cost(works[1]) - cost(works[0]) < 0.25 * cost(works[0])
+        assert cost(works[1]) - cost(works[0]) < 0.05 * (VERSIONS - 2) * cost(works[0])
         assert works[1].plain_chunks == works[0].plain_chunks
 
 

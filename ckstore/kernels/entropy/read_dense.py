@@ -29,7 +29,7 @@ from ckstore.kernels.entropy.words import (
 PLACED = 512
 """Numbers that are taken before they are placed: they and the table stay in the first-level cache."""
 _PAIRED = 28
-"""Maximal bits of a number if one load holds two: twice that and 7 fit a word."""
+"""Maximal bits of numbers that are loaded in pairs: twice that and 7 fit a word."""
 _SHORT_TOP, _SHORT_ALL = 19, 31
 """Maximal bits, without the sign, of numbers above their planes, and of whole integers, that 32-bit entries serve."""
 _1, _2, _3, _4, _7, _8, _63, _255 = (uint64(number) for number in (1, 2, 3, 4, 7, 8, 63, 255))
@@ -37,7 +37,7 @@ _1, _2, _3, _4, _7, _8, _63, _255 = (uint64(number) for number in (1, 2, 3, 4, 7
 
 @inlined
 def _take_two(buffer: Array, position: Word, table: Array, mask: Word, words: Array, entries: Array, at: Word) -> Word:
-    """Take the numbers `at` and `at + 4` from a stream: keep the bits that each begins, and its entry of the table."""
+    """Take the numbers `at` and `at + 4` from a stream: keep the bits that begin with each, and its entry."""
     word = load_word(buffer, position >> _3) >> (position & _7)
     first = table[word & mask]
     words[at], entries[at] = word, first
