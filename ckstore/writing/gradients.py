@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -34,8 +37,8 @@ class Gradients:
 
     Attributes
     ----------
-    sizes
-        The numbers of elements, by path.
+    shapes
+        The shapes, by path.
 
     Raises
     ------
@@ -62,7 +65,7 @@ class Gradients:
         except BaseException:
             self._scanned.close()
             raise
-        self.sizes = {path: prod(tensor.shape) for path, tensor in self._tensors.items()}
+        self.shapes = {path: tensor.shape for path, tensor in self._tensors.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -71,19 +74,21 @@ class Gradients:
         self._scanned.close()
 
     def __bool__(self) -> bool:
-        return bool(self.sizes)
+        return bool(self.shapes)
 
-    def read(self, path: str, first: int, last: int) -> Floats:
-        """Return the elements from `first` to before `last` of a gradient, in C order, as float32."""
-        tensor = self._tensors[path]
+    def read(self, path: str, axes: Sequence[int], first: int, last: int) -> Floats:
+        """Return the elements from `first` to before `last` of a gradient, in C order of `axes`, as float32."""
+        given = self._tensors[path]
+        shape, strides = (tuple(sizes[axis] for axis in axes) for sizes in (given.shape, given.strides))
+        tensor = replace(given, shape=shape, strides=strides)
         if tensor.is_adjacent:
             bits = self._elements(tensor, tensor.offset + first, tensor.offset + last)
         else:
-            wanted = [range(size) for size in tensor.shape]
-            bits = gather(
-                lambda low, high: self._elements(tensor, low, high),
-                bits_dtype(tensor.dtype), tensor.offset, tensor.strides, wanted,
-            ).reshape(-1)[first:last]  # fmt: skip
+            dtype = bits_dtype(tensor.dtype)
+            bits = np.concatenate([
+                gather(partial(self._elements, tensor), dtype, tensor.offset, strides, wanted).reshape(-1)[inside]
+                for wanted, inside in _boxes(shape, first, last)
+            ])  # fmt: skip
             resolve_views(bits, tensor.dtype, tensor.lazy)
         if tensor.dtype == "float32":
             return bits.view(np.float32)
@@ -100,6 +105,23 @@ class Gradients:
         with self._lock:
             self._file.source.read_into(start + low * size, memoryview(bits).cast("B"))
         return bits
+
+
+def _boxes(shape: Sequence[int], first: int, last: int) -> Iterator[tuple[list[range], slice]]:
+    """Yield positions that hold the elements from `first` to before `last` in C order, and their place among these.
+
+    The positions are of at most about three times as many elements.
+    """
+    axis = 0
+    while axis < len(shape) - 1 and prod(shape[axis + 1 :]) > last - first:
+        axis += 1
+    row = prod(shape[axis + 1 :])
+    size = row * prod(shape[axis : axis + 1])
+    for outer in range(first // size, -(-last // size)):
+        low, high = max(first - outer * size, 0), min(last - outer * size, size)
+        rows = [range(low // row, -(-high // row))] if shape else []
+        above = [range(int(index), int(index) + 1) for index in np.unravel_index(outer, tuple(shape[:axis]))]
+        yield [*above, *rows, *map(range, shape[axis + 1 :])], slice(low - low // row * row, high - low // row * row)
 
 
 def _path_of(tensor: Tensor) -> str:
