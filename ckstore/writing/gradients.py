@@ -49,13 +49,14 @@ class Gradients:
     """
 
     def __init__(self, source: Any, store: Path) -> None:
-        self._scanned = open_source({} if source is None else source, store, force=False)
+        # Pickles of other objects are refused below, by a message that names gradients.
+        self._scanned = open_source({} if source is None else source, store, force=False, on_unknown="pickle")
         self._lock = Lock()
         try:
             if self._scanned.is_directory:
                 raise InputError(f"{os.fspath(source)} is a directory; give one file of gradients.")
             [self._file] = self._scanned.files
-            _check_tree(self._file.layout.tree)
+            check_tree(self._file.layout.tree)
             self._tensors = {_path_of(one): one for one in self._file.layout.tensors}
             for path, tensor in self._tensors.items():
                 extents = self._file.layout.extents
@@ -129,7 +130,7 @@ def _path_of(tensor: Tensor) -> str:
     return str(tensor.path[0]) if len(tensor.path) == 1 else path_to_text(tensor.path)
 
 
-def _check_tree(node: Any, path: tuple[Any, ...] = ()) -> None:
+def check_tree(node: Any, path: tuple[Any, ...] = ()) -> None:
     """Raise `UsageError` if there is anything but tensors in containers."""
     if isinstance(node, TensorRef):
         return
@@ -137,4 +138,4 @@ def _check_tree(node: Any, path: tuple[Any, ...] = ()) -> None:
         name = "/".join(map(str, path)) or "the tensors"
         raise UsageError(f"The gradient of {name} is not an array of floats; give a tensor of its shape.")
     for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
-        _check_tree(inner, (*path, key))
+        check_tree(inner, (*path, key))

@@ -158,6 +158,7 @@ def checkpoint(place: Path) -> Path:
         (lambda place: place / "none.pt", "does not exist"),
         (lambda place: {"w": torch.ones(8, dtype=torch.int64)}, "not an array of floats"),
         (lambda place: {"w": torch.ones(8, dtype=torch.complex64)}, "not an array of floats"),
+        (lambda place: {"w": Evil()}, "gradient of w is not an array of floats"),
     ],
 )
 def test_other_sources_are_refused(
