@@ -243,6 +243,17 @@ def test_histograms_count_values_with_the_edges_of_the_first_version(store: Stor
     assert found.histograms[0].shape[1] == BINS
 
 
+def test_histograms_of_another_dtype_or_shape_have_the_same_edges(store: Store) -> None:
+    weight = torch.randn(60, 50, generator=torch.Generator().manual_seed(0))
+    states = [weight, (5 * weight).bfloat16(), 5 * weight[:40]]
+    ingest(store, [{"w": values} for values in states])
+    found = of(store)
+    bins = edges(float(found.values["norm"][0, 0]))
+    for place, values in enumerate(states):
+        clipped = np.clip(values.float().numpy(), bins[0], bins[-1])
+        assert found.histograms[0][place].tolist() == np.histogram(clipped, bins)[0].tolist()
+
+
 def test_a_large_tensor_is_sampled(store: Store) -> None:
     arrays = walk("float32", (1000, 500), 2)
     ingest(store, [{"a": {"w": torch.from_numpy(array), "v": torch.ones(3)}} for array in arrays])
