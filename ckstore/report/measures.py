@@ -197,6 +197,9 @@ def spectrum(matrix: Floats) -> tuple[float, float]:
     their sum. Of a matrix whose sides exceed 256, a randomised SVD (Halko et al. 2011) with a fixed seed finds the 32
     largest; the remaining energy is divided equally among the others.
     """
+    # Scaled by a power of two, huge and tiny values have finite squares, and all singular values the same bits.
+    exponent = int(np.frexp(np.abs(matrix).max(initial=0))[1])
+    matrix = np.ldexp(matrix, -exponent)
     lengths = min(matrix.shape)
     if lengths <= _WHOLE_SVD:
         singular = np.linalg.svd(matrix.astype(np.float64, copy=False), compute_uv=False)
@@ -209,7 +212,8 @@ def spectrum(matrix: Floats) -> tuple[float, float]:
     if total == 0:
         return np.nan, 0.0
     shares = singular[singular > 0] / total
-    return float(np.exp(-(shares * np.log(shares)).sum())), float(singular[0])
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.exp(-(shares * np.log(shares)).sum())), float(np.ldexp(singular[0], exponent))
 
 
 def _largest_singular_values(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

@@ -231,6 +231,16 @@ def test_a_randomised_svd_finds_the_largest_singular_value_and_a_low_rank() -> N
     assert spectrum(np.zeros((300, 300), np.float32))[1] == 0
 
 
+@pytest.mark.parametrize("sides", [(30, 40), (300, 320)])
+@pytest.mark.parametrize(("dtype", "exponent"), [("f2", 15), ("f4", 127), ("f8", 1023), ("f8", 400), ("f8", -1060)])
+def test_spectra_of_huge_and_tiny_values(sides: tuple[int, int], dtype: str, exponent: int) -> None:
+    signs = np.sign(np.random.default_rng(0).standard_normal(sides)).astype(dtype)
+    rank, norm = spectrum(signs)
+    scaled = spectrum(np.ldexp(signs, exponent))
+    with np.errstate(over="ignore"):
+        assert scaled == (rank, float(np.ldexp(norm, exponent)))
+
+
 def test_histograms_count_values_with_the_edges_of_the_first_version(store: Store) -> None:
     arrays = walk("float32", (200, 250), 3)
     ingest(store, [{"w": torch.from_numpy(array * (1 + k))} for k, array in enumerate(arrays)])
