@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from math import inf
+from math import inf, prod
 from threading import Lock
 from typing import Protocol
 
@@ -91,11 +91,11 @@ class GradientSource(Protocol):
     """Gradients of tensors."""
 
     @property
-    def sizes(self) -> Mapping[str, int]:
-        """The numbers of elements, by the tensors' paths."""
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes, by the tensors' paths."""
 
-    def read(self, path: str, first: int, last: int) -> Floats:
-        """Return the elements from `first` to before `last` of a gradient."""
+    def read(self, path: str, axes: Sequence[int], first: int, last: int) -> Floats:
+        """Return the elements from `first` to before `last` of a gradient, in C order of `axes`."""
 
 
 class Estimator:
@@ -113,20 +113,7 @@ class Estimator:
         parents: dict[tuple[str, str], Parent],
         gradients: GradientSource | None = None,
     ) -> None:
-        sizes = {_tensor(unit): 0 for unit in values.units if not unit.is_bundle}
-        for unit in values.units:
-            if not unit.is_bundle:
-                sizes[_tensor(unit)] += unit.count
-        given = {} if gradients is None else gradients.sizes
-        for path, size in given.items():
-            if sizes.get(path, size) != size:
-                raise UsageError(
-                    f"The gradient of {path} has {size} elements, the tensor {sizes[path]}; give one for each."
-                )
-        if sizes and given and not sizes.keys() & given.keys():
-            raise UsageError(
-                f"No gradient has the path of a large tensor, such as {next(iter(sizes))}; give the state's paths."
-            )
+        self._axes = {} if not gradients else _orders(values, gradients.shapes)
         self._gradients = gradients
         self._values = values
         self._policy = policy
@@ -291,12 +278,12 @@ class Estimator:
     def _sensitivity(self, unit: Unit) -> Floats | None:
         """Return Inshrinkerator's sensitivity of a weight's elements: |g w|, from second moments without a gradient."""
         path, given = _tensor(unit), self._gradients
-        if given is not None and path in given.sizes and not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES:
+        if given is not None and path in self._axes and not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES:
             parts = [part for part in self._values.units if _tensor(part) == path]
             first = sum(part.count for part in parts[: parts.index(unit)])
             weight = as_float32(self._values.read(unit, 0, unit.count), unit.dtype)
             with np.errstate(all="ignore"):
-                ranks: Floats = np.abs(given.read(path, first, first + unit.count) * weight)
+                ranks: Floats = np.abs(given.read(path, self._axes[path], first, first + unit.count) * weight)
             return ranks
         second = self._moments.get(unit.key)
         if second is None or second.role != "second" or unit.dtype not in CODEBOOK_DTYPES:
@@ -319,8 +306,42 @@ class Estimator:
 def knows_sensitivity(units: Sequence[Unit], gradients: GradientSource | None) -> bool:
     """Return whether Inshrinkerator can rank any weight by sensitivity: by a gradient, or by second moments."""
     ranked = {unit.key: _tensor(unit) for unit in units if not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES}
-    given = set() if gradients is None else gradients.sizes.keys()
+    given = set() if gradients is None else gradients.shapes.keys()
     return not (given.isdisjoint(ranked.values()) and ranked.keys().isdisjoint(_of_weights(units, "second")))
+
+
+def _orders(values: Values, given: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
+    """Return the axes of each large tensor with a gradient in the order of its elements; `given` are their shapes.
+
+    Raise `UsageError` for a gradient of another shape, or if none is of a large tensor.
+    """
+    views = {
+        (file, tensor.extent): tensor for file, layout in enumerate(values.layouts) for tensor in layout.tensors[::-1]
+    }
+    sizes: dict[str, int] = {}
+    axes: dict[str, list[int]] = {}
+    for unit in values.units:
+        if unit.is_bundle:
+            continue
+        path = _tensor(unit)
+        sizes[path] = sizes.get(path, 0) + unit.count
+        tensor = views.get((unit.members[0].file, unit.members[0].extent))
+        if path not in given or path in axes or tensor is None:
+            continue
+        shape = tensor.shape if tensor.box is None else tensor.box.whole
+        if shape != given[path]:
+            raise UsageError(f"The gradient of {path} has the shape {given[path]}, the tensor {shape}; give its shape.")
+        axes[path] = sorted(range(len(shape)), key=[-stride for stride in tensor.strides].__getitem__)
+    if sizes and given and not sizes.keys() & given.keys():
+        raise UsageError(
+            f"No gradient has the path of a large tensor, such as {next(iter(sizes))}; give the state's paths."
+        )
+    for path in sizes.keys() & given.keys():
+        if prod(given[path]) != sizes[path]:
+            raise UsageError(
+                f"The gradient of {path} has {prod(given[path])} elements, the tensor {sizes[path]}; give one for each."
+            )
+    return axes
 
 
 def _of_weights(units: Sequence[Unit], role: str) -> dict[str, Unit]:

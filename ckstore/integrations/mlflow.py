@@ -61,18 +61,24 @@ class Artifacts:
                 store.ingest(source, run=run, step=same[-1].step, force=True, replace=True)
 
     def _every_file(self) -> Iterator[tuple[str, ckstore.Version, Any]]:
-        """Yield the path, the version and the entry of each file of all versions, the oldest first."""
+        """Yield the path, the version and the entry of each file of all versions, the oldest first.
+
+        The path begins with the root only if the file is one of the artifacts.
+        """
         above = f"{self._root}/"
         for version in self._store.versions():
             if f"{version.run}/".startswith(above) or above.startswith(f"{version.run}/"):
                 for entry in version._stored.document.files:
-                    path = f"{version.run}/{entry.path}"
-                    if path.startswith(above):
-                        yield path.removeprefix(above), version, entry
+                    yield f"{version.run}/{entry.path}", version, entry
 
     def _files(self) -> dict[str, tuple[ckstore.Version, Any]]:
-        """Return the latest version and the entry of each file by its path."""
-        return {path: (version, entry) for path, version, entry in self._every_file()}
+        """Return the latest version and the entry of each artifact by its path."""
+        above = f"{self._root}/"
+        return {
+            path.removeprefix(above): (version, entry)
+            for path, version, entry in self._every_file()
+            if path.startswith(above)
+        }
 
     def list_artifacts(self, path: str | None = None) -> list[Any]:
         """Return the files and directories in a directory."""
@@ -92,12 +98,14 @@ class Artifacts:
         Their bytes stay until `Store.gc`. A version keeps all its files: where one has others, too, or a tag,
         `ConflictError` is raised and none is forgotten.
         """
+        place = posixpath.join(self._root, artifact_path or "").rstrip("/")
         within: dict[int, bool] = {}
         for path, version, _ in self._every_file():
-            is_chosen = not artifact_path or f"{path}/".startswith(f"{artifact_path.rstrip('/')}/")
+            is_chosen = f"{path}/".startswith(f"{place}/")
             if within.setdefault(version.number, is_chosen) != is_chosen:
                 raise ConflictError(
-                    f"{version.name} has files besides {artifact_path}, and keeps all; delete the directory of all."
+                    f"{version.name} has files besides {artifact_path or place}, and keeps all; "
+                    "delete the directory of all."
                 )
         if chosen := [number for number, is_chosen in within.items() if is_chosen]:
             with ckstore.open(self._store.place, "a") as store:

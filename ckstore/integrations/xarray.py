@@ -48,9 +48,18 @@ class CkstoreBackend(BackendEntrypoint):
         """Return the dataset of a group of tensors; of a run, if the URL is the name of one."""
         return self._opened(xarray.open_dataset, filename_or_obj, store, group=group, drop_variables=drop_variables)
 
-    def open_datatree(self, filename_or_obj: Any, *, drop_variables: Any = None, store: str | None = None) -> Any:
-        """Return all groups of tensors as a tree of datasets."""
-        return self._opened(xarray.open_datatree, filename_or_obj, store, drop_variables=drop_variables)
+    def open_datatree(
+        self, filename_or_obj: Any, *, drop_variables: Any = None, store: str | None = None, group: str | None = None
+    ) -> Any:
+        """Return all groups of tensors, or those of a group, as a tree of datasets."""
+        return self._opened(xarray.open_datatree, filename_or_obj, store, group=group, drop_variables=drop_variables)
+
+    def open_groups_as_dict(
+        self, filename_or_obj: Any, *, drop_variables: Any = None, store: str | None = None, group: str | None = None
+    ) -> dict[str, Any]:
+        """Return the datasets of all groups of tensors, or of those of a group, by their paths in the tree."""
+        tree = self.open_datatree(filename_or_obj, drop_variables=drop_variables, store=store, group=group)
+        return {node.path: node.to_dataset() for node in tree.subtree}
 
     def _opened(self, opener: Callable[..., Any], filename_or_obj: Any, store: str | None, **options: Any) -> Any:
         if not self.guess_can_open(filename_or_obj):

@@ -111,6 +111,7 @@ def measure(
     is_second_moment: bool = False,
     first_moments: Reading | None = None,
     has_histogram: bool = False,
+    start: float | None = None,
     nonfinite: float | None = None,
 ) -> npt.NDArray[np.float32]:
     """Return the row of a tensor: the measures of `ROW`, NaN for those without a meaning.
@@ -124,7 +125,9 @@ def measure(
     is_second_moment
         Compute quantiles; with `first_moments`, also of the ratio of both.
     has_histogram
-        Let the counts of a histogram follow, whose bins depend on the root mean square at the first version.
+        Let the counts of a histogram follow.
+    start
+        The root mean square at the first version, by which its bins are chosen; None for this one's.
     nonfinite
         The share of elements that are not finite, where the readings are samples.
     """
@@ -146,9 +149,7 @@ def measure(
         if is_second_moment:
             found |= _moments(values, None if first_moments is None else first_moments.values())
         if has_histogram:
-            start = values if first is None else first.values()
-            assert start is not None
-            counts = histogram(values, _sizes(start, now.bits.size)[0])
+            counts = histogram(values, found["norm"] if start is None else start)
     with np.errstate(over="ignore"):
         return np.array([*(found.get(key, np.nan) for key in ROW), *counts]).astype(np.float32)
 
@@ -196,6 +197,9 @@ def spectrum(matrix: Floats) -> tuple[float, float]:
     their sum. Of a matrix whose sides exceed 256, a randomised SVD (Halko et al. 2011) with a fixed seed finds the 32
     largest; the remaining energy is divided equally among the others.
     """
+    # Scaled by a power of two, huge and tiny values have finite squares, and all singular values the same bits.
+    exponent = int(np.frexp(np.abs(matrix).max(initial=0))[1])
+    matrix = np.ldexp(matrix, -exponent)
     lengths = min(matrix.shape)
     if lengths <= _WHOLE_SVD:
         singular = np.linalg.svd(matrix.astype(np.float64, copy=False), compute_uv=False)
@@ -208,7 +212,8 @@ def spectrum(matrix: Floats) -> tuple[float, float]:
     if total == 0:
         return np.nan, 0.0
     shares = singular[singular > 0] / total
-    return float(np.exp(-(shares * np.log(shares)).sum())), float(singular[0])
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.exp(-(shares * np.log(shares)).sum())), float(np.ldexp(singular[0], exponent))
 
 
 def _largest_singular_values(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

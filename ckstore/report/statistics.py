@@ -38,7 +38,7 @@ _LARGEST_MATRIX = 1 << 22
 CHOSEN = 6
 
 #: Part of every key of the cache: raised when a measure has another definition.
-_REVISION = 3
+_REVISION = 4
 
 _ROLES = {"first": "first moment", "second": "second moment"}
 
@@ -353,6 +353,7 @@ class _Rows:
             is_second_moment=history.role == "second moment",
             first_moments=None if self._pair is None else self._pair.reading(place, now),
             has_histogram=history.is_chosen,
+            start=float(self.rows[history.first][ROW.index("norm")]) if place > history.first else None,
             nonfinite=None if history.sampled is None else self._nonfinite(place),
         )
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, UsageError
 from ckstore.runtime.background import settle
 from ckstore.runtime.threads import limit_workers
 
@@ -114,7 +114,7 @@ def serve(settings: Settings, connection: Connection) -> None:
                     area = areas[save.area]
                     options = IngestOptions(
                         settings.run, save.step, metrics=save.metrics, replace=save.replace, hot=keep,
-                        search=None if save.search is None else pickle.loads(save.search),
+                        search=None if save.search is None else _unpickled(save.search),
                         gradients=None if save.gradients is None else area.read(*save.gradients),
                     )  # fmt: skip
                     answer: Any = ingest(repository, area.read(save.start, save.stop), options)
@@ -125,6 +125,17 @@ def serve(settings: Settings, connection: Connection) -> None:
                 connection.send((save.number, answer))
         finally:
             compactor.close(finish=False)
+
+
+def _unpickled(search: bytes) -> Any:
+    """Return a search; raise `UsageError` if its evaluation cannot be imported."""
+    try:
+        return pickle.loads(search)
+    except Exception as error:
+        raise UsageError(
+            f"The saver's process cannot import the evaluation ({error}); give a function of a module on its path, or"
+            " `search` to `Store.ingest`."
+        ) from error
 
 
 def _portable(error: Exception) -> Exception:

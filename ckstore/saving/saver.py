@@ -15,11 +15,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ckstore.errors import CkstoreError, UsageError
-from ckstore.formats.torch.live_state import OnUnknown, describe_state_dict
+from ckstore.formats.torch.live_state import LiveState, OnUnknown, describe_state_dict
 from ckstore.runtime.collector import collection_seldom
 from ckstore.saving import termination
 from ckstore.saving.process import Save, Settings, start
 from ckstore.saving.staging import Area, Packed
+from ckstore.writing.gradients import check_tree
 from ckstore.writing.request import checked_step, plain_metrics
 
 if TYPE_CHECKING:
@@ -174,9 +175,9 @@ class Saver:
             An earlier save failed; this one was not started, but the next will be. If the process has died, every later
             save fails too. After SIGTERM: this save or one of another saver failed.
         UsageError
-            The state dict contains an unsupported object, `step` or `metrics` have another type, the process cannot
-            import the evaluation, the saver is closed, memory is too short for a copy, or a future's callback saves.
-            Nothing was staged.
+            The state dict contains an unsupported object, `gradients` anything but tensors, `step` or `metrics` have
+            another type, the process cannot import the evaluation, the saver is closed, memory is too short for a copy,
+            or a future's callback saves. Nothing was staged.
         InputError
             Another thread changed the state dict during the copy.
 
@@ -195,7 +196,7 @@ class Saver:
             self._check()
             packed = [Packed(describe_state_dict(state, on_unknown))]
             if gradients is not None:
-                packed.append(Packed(describe_state_dict(gradients), packed[0].stop))
+                packed.append(Packed(_described(gradients), packed[0].stop))
             area = self._free_area(packed[-1].stop, wait=busy == "wait")
             if area is None:
                 skipped: Future[IngestReport] = Future()
@@ -389,6 +390,15 @@ class Saver:
     def _give_back(self) -> None:
         for area in self._areas:
             area.close()
+
+
+def _described(gradients: Mapping[str, Any]) -> LiveState:
+    """Describe gradients; raise `UsageError` for anything but tensors."""
+    if isinstance(gradients, str | os.PathLike):
+        raise UsageError("A saver takes gradients in memory, by path; give their file to `Store.ingest`.")
+    described = describe_state_dict(gradients, "pickle")
+    check_tree(described.tree)
+    return described
 
 
 class _Pickler(pickle.Pickler):

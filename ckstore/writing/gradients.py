@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -33,8 +36,8 @@ class Gradients:
 
     Attributes
     ----------
-    sizes
-        The numbers of elements, by path.
+    shapes
+        The shapes, by path.
 
     Raises
     ------
@@ -45,13 +48,14 @@ class Gradients:
     """
 
     def __init__(self, source: Any, store: Path) -> None:
-        self._scanned = open_source(source, store, force=False)
+        # Pickles of other objects are refused below, by a message that names gradients.
+        self._scanned = open_source({} if source is None else source, store, force=False, on_unknown="pickle")
         self._lock = Lock()
         try:
             if self._scanned.is_directory:
                 raise InputError(f"{os.fspath(source)} is a directory; give one file of gradients.")
             [self._file] = self._scanned.files
-            _check_tree(self._file.layout.tree)
+            check_tree(self._file.layout.tree)
             self._tensors = {_path_of(one): one for one in self._file.layout.tensors}
             for path, tensor in self._tensors.items():
                 extents = self._file.layout.extents
@@ -61,7 +65,7 @@ class Gradients:
         except BaseException:
             self._scanned.close()
             raise
-        self.sizes = {path: prod(tensor.shape) for path, tensor in self._tensors.items()}
+        self.shapes = {path: tensor.shape for path, tensor in self._tensors.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -70,19 +74,21 @@ class Gradients:
         self._scanned.close()
 
     def __bool__(self) -> bool:
-        return bool(self.sizes)
+        return bool(self.shapes)
 
-    def read(self, path: str, first: int, last: int) -> Floats:
-        """Return the elements from `first` to before `last` of a gradient, in C order, as float32."""
-        tensor = self._tensors[path]
+    def read(self, path: str, axes: Sequence[int], first: int, last: int) -> Floats:
+        """Return the elements from `first` to before `last` of a gradient, in C order of `axes`, as float32."""
+        given = self._tensors[path]
+        shape, strides = (tuple(sizes[axis] for axis in axes) for sizes in (given.shape, given.strides))
+        tensor = replace(given, shape=shape, strides=strides)
         if tensor.is_adjacent:
             bits = self._elements(tensor, tensor.offset + first, tensor.offset + last)
         else:
-            wanted = [range(size) for size in tensor.shape]
-            bits = gather(
-                lambda low, high: self._elements(tensor, low, high),
-                bits_dtype(tensor.dtype), tensor.offset, tensor.strides, wanted,
-            ).reshape(-1)[first:last]  # fmt: skip
+            dtype = bits_dtype(tensor.dtype)
+            bits = np.concatenate([
+                gather(partial(self._elements, tensor), dtype, tensor.offset, strides, wanted).reshape(-1)[inside]
+                for wanted, inside in _boxes(shape, first, last)
+            ])  # fmt: skip
             resolve_views(bits, tensor.dtype, tensor.lazy)
         if tensor.dtype == "float32":
             return bits.view(np.float32)
@@ -101,12 +107,29 @@ class Gradients:
         return bits
 
 
+def _boxes(shape: Sequence[int], first: int, last: int) -> Iterator[tuple[list[range], slice]]:
+    """Yield positions that hold the elements from `first` to before `last` in C order, and their place among these.
+
+    The positions are of at most about three times as many elements.
+    """
+    axis = 0
+    while axis < len(shape) - 1 and prod(shape[axis + 1 :]) > last - first:
+        axis += 1
+    row = prod(shape[axis + 1 :])
+    size = row * prod(shape[axis : axis + 1])
+    for outer in range(first // size, -(-last // size)):
+        low, high = max(first - outer * size, 0), min(last - outer * size, size)
+        rows = [range(low // row, -(-high // row))] if shape else []
+        above = [range(int(index), int(index) + 1) for index in np.unravel_index(outer, tuple(shape[:axis]))]
+        yield [*above, *rows, *map(range, shape[axis + 1 :])], slice(low - low // row * row, high - low // row * row)
+
+
 def _path_of(tensor: Tensor) -> str:
     """Return the path of a gradient: a lone name is a path already."""
     return str(tensor.path[0]) if len(tensor.path) == 1 else path_to_text(tensor.path)
 
 
-def _check_tree(node: Any, path: tuple[Any, ...] = ()) -> None:
+def check_tree(node: Any, path: tuple[Any, ...] = ()) -> None:
     """Raise `UsageError` if there is anything but tensors in containers."""
     if isinstance(node, TensorRef):
         return
@@ -114,4 +137,4 @@ def _check_tree(node: Any, path: tuple[Any, ...] = ()) -> None:
         name = "/".join(map(str, path)) or "the tensors"
         raise UsageError(f"The gradient of {name} is not an array of floats; give a tensor of its shape.")
     for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
-        _check_tree(inner, (*path, key))
+        check_tree(inner, (*path, key))

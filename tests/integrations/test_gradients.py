@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -280,9 +281,34 @@ def test_a_saver_reports_gradients_of_other_shapes(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         saver = store.saver()
         saving = saver.save(state, gradients={"model/weight": torch.ones(3)})
-        assert "has 3 elements" in str(saving.exception())
-        with pytest.raises(UsageError, match="has 3 elements"):
+        assert "has the shape (3,)" in str(saving.exception())
+        with pytest.raises(UsageError, match="has the shape"):
             saver.close()
+
+
+@pytest.mark.parametrize("given", ["sums.pt", {"model/weight": object()}, {"model/weight": None}])
+def test_a_saver_refuses_other_gradients_at_once(tmp_path: Path, given: Any) -> None:
+    state, _ = trained()
+    with ckstore.init(tmp_path / "store") as store, store.saver() as saver:
+        with pytest.raises(UsageError, match=r"their file to `Store\.ingest`|gradient of model/weight is not an array"):
+            saver.save(state, gradients=given)
+        assert store._catalog.versions() == []
+
+
+def test_a_saver_names_an_evaluation_that_its_process_does_not_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, _ = trained()
+    module = ModuleType("only_here")
+    exec("def loss(path): return 1.0", module.__dict__)
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    with ckstore.init(tmp_path / "store") as store:
+        saver = store.saver()
+        saving = saver.save(state, search=Search(module.loss))
+        assert "cannot import the evaluation (No module named 'only_here')" in str(saving.exception())
+        with pytest.raises(UsageError, match="cannot import the evaluation"):
+            saver.close()
+        assert store._catalog.versions() == []
 
 
 def test_gradients_by_other_paths_than_the_states_are_refused(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckstore
+from ckstore.integrations.mlflow import artifact_repository
 from ckstore.storage.remote.mirror import VARIABLE as CACHE
 from tests.object_store import object_store
 
@@ -124,6 +126,20 @@ def run_script(place: str, location: str, tmp_path: Path) -> None:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+
+
+def test_artifacts_in_a_version_with_other_files_are_kept(tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        for name in ("mine", "others"):
+            (tmp_path / "files" / name).mkdir(parents=True)
+            np.save(tmp_path / "files" / name / "weight.npy", np.arange(len(name)))
+        store.ingest(tmp_path / "files", run="a", force=True)
+    artifacts = artifact_repository(f"ckstore://{tmp_path}/store/a/mine")
+    assert [item.path for item in artifacts.list_artifacts()] == ["weight.npy"]
+    with pytest.raises(ckstore.ConflictError, match="has files besides a/mine"):
+        artifacts.delete_artifacts()
+    with ckstore.open(tmp_path / "store") as store:
+        assert len(store) == 1
 
 
 def test_the_location_names_the_store(tmp_path: Path) -> None:

@@ -29,6 +29,11 @@ def test_versions_and_runs(tmp_path: Path) -> None:
     assert np.array_equal(tree["model/w"].sel(version=20), weight * 20)
     tree = xarray.open_datatree("ckstore://gpt@10", engine=CkstoreBackend, store=place)
     assert np.array_equal(tree["model/w"], weight * 10)
+    part = xarray.open_datatree("ckstore://gpt", engine=CkstoreBackend, store=place, group="model")
+    assert np.array_equal(part["w"].sel(version=20), weight * 20)
+    groups = xarray.open_groups("ckstore://gpt", engine=CkstoreBackend, store=place)
+    assert list(groups) == ["/", "/model"]
+    assert np.array_equal(groups["/model"]["w"].sel(version=20), weight * 20)
     plain = xarray.open_dataset("ckstore://plain", engine=CkstoreBackend, store=place, group="model")
     assert plain["w"].shape == (1, 40, 30)
     with pytest.raises(ckstore.NotFoundError, match="Unknown version none"):

@@ -231,6 +231,16 @@ def test_a_randomised_svd_finds_the_largest_singular_value_and_a_low_rank() -> N
     assert spectrum(np.zeros((300, 300), np.float32))[1] == 0
 
 
+@pytest.mark.parametrize("sides", [(30, 40), (300, 320)])
+@pytest.mark.parametrize(("dtype", "exponent"), [("f2", 15), ("f4", 127), ("f8", 1023), ("f8", 400), ("f8", -1060)])
+def test_spectra_of_huge_and_tiny_values(sides: tuple[int, int], dtype: str, exponent: int) -> None:
+    signs = np.sign(np.random.default_rng(0).standard_normal(sides)).astype(dtype)
+    rank, norm = spectrum(signs)
+    scaled = spectrum(np.ldexp(signs, exponent))
+    with np.errstate(over="ignore"):
+        assert scaled == (rank, float(np.ldexp(norm, exponent)))
+
+
 def test_histograms_count_values_with_the_edges_of_the_first_version(store: Store) -> None:
     arrays = walk("float32", (200, 250), 3)
     ingest(store, [{"w": torch.from_numpy(array * (1 + k))} for k, array in enumerate(arrays)])
@@ -241,6 +251,17 @@ def test_histograms_count_values_with_the_edges_of_the_first_version(store: Stor
         assert found.histograms[0][place].tolist() == np.histogram(clipped, bins)[0].tolist()
     assert histogram(np.float32([0, np.nan, np.inf]), 0.0).sum() == 1
     assert found.histograms[0].shape[1] == BINS
+
+
+def test_histograms_of_another_dtype_or_shape_have_the_same_edges(store: Store) -> None:
+    weight = torch.randn(60, 50, generator=torch.Generator().manual_seed(0))
+    states = [weight, (5 * weight).bfloat16(), 5 * weight[:40]]
+    ingest(store, [{"w": values} for values in states])
+    found = of(store)
+    bins = edges(float(found.values["norm"][0, 0]))
+    for place, values in enumerate(states):
+        clipped = np.clip(values.float().numpy(), bins[0], bins[-1])
+        assert found.histograms[0][place].tolist() == np.histogram(clipped, bins)[0].tolist()
 
 
 def test_a_large_tensor_is_sampled(store: Store) -> None:

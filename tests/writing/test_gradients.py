@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import ckstore
 from ckstore.policy import Policy
-from ckstore.writing.gradients import Gradients
+from ckstore.writing.gradients import Gradients, _boxes
 
 COARSE = Policy("coarse", "dynaquant", 3)
 
@@ -76,8 +76,37 @@ def test_a_part_is_read_like_the_whole(tmp_path: Path) -> None:
     whole = gradient().reshape(-1).numpy()
     for form in FORMS:
         with Gradients(form(tmp_path), tmp_path / "store") as found:
-            assert found.sizes == {"model/w": whole.size}
-            assert np.array_equal(found.read("model/w", 1000, 40_000), whole[1000:40_000])
+            assert found.shapes == {"model/w": (300, 256)}
+            assert np.array_equal(found.read("model/w", (0, 1), 1000, 40_000), whole[1000:40_000])
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (3, 5), (7, 43), (100, 2519), (0, 2520), (2519, 2520)])
+def test_parts_in_any_order_of_axes_read_few_other_elements(tmp_path: Path, first: int, last: int) -> None:
+    values = torch.arange(2520.0).reshape(5, 6, 7, 12).permute(2, 0, 3, 1)
+    wanted = values.permute(3, 1, 0, 2).reshape(-1).numpy()[first:last]
+    with Gradients({"w": values}, tmp_path / "store") as found:
+        assert np.array_equal(found.read("w", (3, 1, 0, 2), first, last), wanted)
+    boxes = [np.prod([len(positions) for positions in wanted]) for wanted, _ in _boxes((6, 5, 7, 12), first, last)]
+    assert sum(boxes) <= 3 * (last - first)
+
+
+@pytest.mark.parametrize("is_gradient_too", [False, True])
+def test_weights_in_another_order_in_memory_meet_their_gradients(store: ckstore.Store, is_gradient_too: bool) -> None:
+    values = torch.randn(192, 64, 3, 3, generator=torch.Generator().manual_seed(0))
+    slope = torch.ones_like(values)
+    slope[:64] = 1e-6
+    if is_gradient_too:
+        slope = slope.to(memory_format=torch.channels_last)
+    state = {"w": values.to(memory_format=torch.channels_last)}
+    store.ingest(state, run="r", gradients={"w": slope}, policy=COARSE)
+    pruned = store["r@latest"]["w"][...] == 0
+    assert pruned[:64].mean() > pruned[64:].mean() + 0.3
+
+
+def test_a_gradient_of_another_shape_is_refused(store: ckstore.Store) -> None:
+    with pytest.raises(ckstore.UsageError, match=r"has the shape \(256, 300\), the tensor \(300, 256\)"):
+        store.ingest({"w": weight()}, run="r", gradients={"w": gradient().T}, policy=COARSE)
+    assert store._catalog.versions() == []
 
 
 def test_large_tensors_of_several_objects_get_their_rows(store: ckstore.Store) -> None:
@@ -129,6 +158,7 @@ def checkpoint(place: Path) -> Path:
         (lambda place: place / "none.pt", "does not exist"),
         (lambda place: {"w": torch.ones(8, dtype=torch.int64)}, "not an array of floats"),
         (lambda place: {"w": torch.ones(8, dtype=torch.complex64)}, "not an array of floats"),
+        (lambda place: {"w": Evil()}, "gradient of w is not an array of floats"),
     ],
 )
 def test_other_sources_are_refused(
