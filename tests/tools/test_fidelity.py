@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -399,11 +400,20 @@ def test_ablation_counts_every_weight(tiny: Bench, monkeypatch: pytest.MonkeyPat
     assert 0.05 < rearranged < huffman
 
 
-def test_failures_do_nothing_to_exact_versions(tiny: Bench) -> None:
-    row = failures.row(tiny, EXACT, 3, 0)
+def test_failures_do_nothing_to_exact_versions(tiny: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "SETTINGS", replace(failures.SETTINGS, width=64, steps=8, every=2))
+    paths = failures.trained(tmp_path, 0)
+    row = failures.row(tiny, lambda seed: paths, EXACT, "all", 3, 0)
     assert len(row["failures"]) == 3
     assert row["rise"] == 0
-    assert failures.row(tiny, EXACT, 3, 1)["failures"] != row["failures"]
+    assert len(row["added"]) == max(row["failures"]) // 2
+    assert failures.row(tiny, lambda seed: paths, EXACT, "all", 3, 1)["failures"] != row["failures"]
+
+
+def test_a_restore_takes_parts() -> None:
+    exact, restored = ({"model": n, "optimizer": n, "step": n} for n in (1, 2))
+    assert failures.PARTS["weights"](exact, restored) == {"model": 2, "optimizer": 1, "step": 1}
+    assert failures.PARTS["moments"](exact, restored) == {"model": 1, "optimizer": 2, "step": 2}
 
 
 @pytest.mark.parametrize("arguments", [["--only", "gtp"], ["--tier", "huge"]])

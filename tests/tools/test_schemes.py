@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,7 @@ def test_targets() -> None:
     gpt = [row("gpt", "lc 1.5", [1000], [0.004]), row("gpt", searched, [400], [0.04])]
     cnn = [row("cnn", searched, [200, 90], [0.04, 0.03]), row("cnn", "GOBO", [900, 900], [0.01, 0.01])]
     assert verdicts({"gpt": gpt[:1]}) == ["none"]
+    assert verdicts({"gpt": [{**gpt[0], "part": "whole"}]}) == []
     assert verdicts({"gpt": gpt, "cnn": cnn}) == ["reached", "reached", "none"]
     cnn[0]["lost"] = [0.04, 0.06]
     text = page.shown({"gpt": gpt, "cnn": cnn})
@@ -230,7 +232,8 @@ def test_rows_that_are_not_measured_again_stay(tmp_path: Path) -> None:
     text = target.read_text()
     assert text.startswith("# The published schemes, measured\n")
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    assert headings == ["## Whose levels and coder", "## Savings of each coding step", "## Levels"]
+    fixed = ["## Whose levels and coder", "## Other systems"]
+    assert headings == [*fixed, "## Savings of each coding step", "## Levels"]
     assert "As it was." in text
     assert "| GPT | 16 | whole run | 2.0x | 4.0x | 8.0x |" in text
     assert "with `tools/bench/schemes --tier tiny --only ablation` on a machine." in text
@@ -252,7 +255,7 @@ class Short(Bench):
         ("ablation", "| residual network | 16 | last third |"),
         ("levels", "| GPT | k-means on the sketch |"),
         ("transfer", "| DynaQuant, searched |"),
-        ("failures", "| LC-Checkpoint | [LC]*; ckstore | 1 |"),
+        ("failures", "| LC-Checkpoint, moments alone | [LC]*; ckstore | 1 |"),
         ("coarse", "| GPT, weights and both moments | 1.5 |"),
     ],
 )
@@ -270,6 +273,7 @@ def test_a_part(
         (coarse, "CHOSEN", [("gpt", "all", 1.5), ("finetune", "weights", 1.5)]),
         (coarse, "_STEPS", 2),
         (coarse, "_WINDOWS", 8),
+        (failures, "SETTINGS", replace(failures.SETTINGS, width=128, steps=6, every=2)),
         (failures, "COUNTS", (1,)),
         (failures, "SEEDS", 1),
         (interrupted, "SETTINGS", ImageSettings((8, 32, 64), 1, epochs=2)),

@@ -1,40 +1,79 @@
-"""The GPT's training with failures: after each one it resumes from the last version kept with a scheme."""
+"""A short GPT's training with failures: after each one it resumes from the last version kept with a scheme."""
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tools import models, training
 from tools.fidelity import archives
-from tools.fidelity.archives import Setting
+from tools.fidelity.archives import EXACT, Setting
+from tools.fidelity.evaluation import Language, held_out_sources
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, load, save
-from tools.fidelity.whole import SEARCHED, WINDOWS, archive_of, gpt_language
+from tools.fidelity.whole import SEARCHED, WINDOWS, archive_of
+from tools.training import TextSettings
 
-#: Failures of a run, and seeds of their steps.
+#: Small and steep: its loss falls until its end, and a run with failures takes half a minute of one core.
+SETTINGS = TextSettings(width=256, layers=2, heads=4, context=32, batch=4, steps=200, every=10, rate=3e-4)
+
+#: Failures of a run; seeds of the initial weights and of the failures' steps.
 COUNTS, SEEDS = (10, 20), 3
+
+#: The part of a version that a restore takes; the rest of the state is exact.
+Part = Callable[[State, State], State]
+
+PARTS: dict[str, Part] = {
+    "all": lambda exact, restored: restored,
+    "weights": lambda exact, restored: exact | {"model": restored["model"]},
+    "moments": lambda exact, restored: restored | {"model": exact["model"]},
+}
+
+_QUALITY = archives.DEFAULT_QUALITY
+
+#: Schemes and parts of the rows.
+WAYS = [
+    (EXACT, "all"), (archives.DEFAULT, "all"), *((Setting("lc", _QUALITY), part) for part in PARTS),
+    (Setting("dynaquant", _QUALITY), "all"), (SEARCHED, "all"),
+]  # fmt: skip
 
 
 def measure(bench: Bench, found: Found) -> None:
-    """Measure a row for every scheme, number of failures and seed: the rise of the final loss."""
-    quality = archives.DEFAULT_QUALITY
-    for seed in range(SEEDS):
-        for setting in (archives.DEFAULT, Setting("lc", quality), Setting("dynaquant", quality), SEARCHED):
-            for count in COUNTS:
-                found.row("failures", f"{setting}, {count}, seed {seed}", partial(row, bench, setting, count, seed))
+    """Measure a row for every scheme, part, number of failures and seed: the rise of the final loss."""
+    with bench.scratch() as scratch:
+        run = functools.cache(partial(trained, scratch))
+        for seed in range(SEEDS):
+            for setting, part in WAYS:
+                for count in COUNTS:
+                    name = f"{setting}, {part}, {count}, seed {seed}"
+                    found.row("failures", name, partial(row, bench, run, setting, part, count, seed))
 
 
-def row(bench: Bench, setting: Setting, count: int, seed: int) -> dict[str, Any]:
+def trained(directory: Path, seed: int) -> list[Path]:
+    """Train the run without failures from the initial weights of a seed; return its checkpoints."""
+    out = directory / f"run-{seed}"
+    out.mkdir()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        training.gpt(SETTINGS, out, lambda line: None)
+    return sorted(out.iterdir())
+
+
+def row(
+    bench: Bench, run: Callable[[int], list[Path]], setting: Setting, part: str, count: int, seed: int
+) -> dict[str, Any]:
     """Train with failures after random steps; exact versions lead to the run without them, bit for bit."""
-    paths = bench.run("gpt")
-    language = gpt_language(bench, WINDOWS)
-    settings = language.settings
-    failures = sorted(random.Random(seed).sample(range(settings.every, settings.steps), count))
+    paths = run(seed)
+    language = Language(SETTINGS, torch.cat(models.sources()), held_out_sources(SETTINGS, WINDOWS))
+    failures = sorted(random.Random(seed).sample(range(SETTINGS.every, SETTINGS.steps), count))
     done = {int(path.stem.removeprefix("step")): path for path in paths}
 
     def degradation(path: Path, state: State) -> float:
@@ -42,22 +81,26 @@ def row(bench: Bench, setting: Setting, count: int, seed: int) -> dict[str, Any]
 
     with bench.scratch() as scratch:
         archive = archive_of(setting, scratch / "store", degradation)
-        kept = 0
-        for failure, until in zip(failures, [*failures[1:], settings.steps], strict=True):
+        kept, sizes = 0, [archive.nbytes()]
+        for failure, until in zip(failures, [*failures[1:], SETTINGS.steps], strict=True):
             for step in sorted(step for step in done if kept < step <= failure):
                 archive.add(done[step])
+                sizes.append(archive.nbytes())
                 kept = step
-            state = archive.restore(kept // settings.every - 1)
+            state = PARTS[part](load(done[kept]), archive.restore(kept // SETTINGS.every - 1))
             batches = torch.Generator()
             batches.set_state(state["rng"])
             model, optimizer, going = language.go_on(state, kept, batches)
             for step in range(kept + 1, until + 1):
                 loss = going()
-                if step % settings.every == 0:
+                if step % SETTINGS.every == 0:
                     done[step] = scratch / f"step{step:05d}.pt"
-                    trained = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                    save(state | trained | {"loss": loss, "rng": batches.get_state()}, done[step])
+                    now = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                    save(state | now | {"loss": loss, "rng": batches.get_state()}, done[step])
         archive.remove()
         rise = language.loss(model.state_dict()) / language.loss(load(paths[-1])["model"]) - 1
-    bench.report(f"{setting}: {count} failures: {rise:+.2%}")
-    return {"scheme": str(setting), "count": count, "seed": seed, "failures": failures, "rise": rise}
+    bench.report(f"{setting}, {part}: {count} failures: {rise:+.2%}")
+    return {
+        "scheme": str(setting), "part": part, "count": count, "seed": seed, "failures": failures, "rise": rise,
+        "file": paths[-1].stat().st_size, "added": [after - before for before, after in pairwise(sizes)],
+    }  # fmt: skip
