@@ -149,6 +149,11 @@ def test_a_norm_that_explodes_is_found(store: Store) -> None:
     assert found[0].text.startswith("The norm of model/8.weight exploded at step 120")
 
 
+def test_weights_that_begin_without_finite_values_have_no_usual_norm(store: Store) -> None:
+    found = walked(store, 2, lambda step: {"w": torch.full((40, 30), float("inf") if step == 0 else 1.0)})
+    assert [finding.kind for finding in found] == ["nan"]
+
+
 def test_a_layer_with_an_unusual_ratio_is_found(store: Store) -> None:
     def spoil(step: int, state: dict[str, Any]) -> None:
         if step == 100:
