@@ -128,7 +128,7 @@ def _decode(data: np.ndarray, old: np.ndarray, width: int) -> np.ndarray:
             span >>= shift
             at = ((code - low) & _MASK) // span
             if first:
-                symbol = np.searchsorted(cumulative, at, side="right") - 1
+                symbol = int(np.searchsorted(cumulative, at, side="right")) - 1
                 start, share = cumulative[symbol], cumulative[symbol + 1] - cumulative[symbol]
                 unmodelled = abs(symbol - width) - 1
                 difference = np.uint64(symbol != width)
