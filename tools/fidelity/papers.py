@@ -59,9 +59,9 @@ OTHERS = """\
   elements: 1.43 MB each for a table of 51 MB that changes 2 % of its rows, 1.4 times these rows
   ([decisions](decisions.md#sparse-changes-are-patches)).
 * GEMINI (Wang et al., SOSP 2023): recovery from the memory of other machines. ckstore keeps no copy there. After a
-  crash the latest version is hot and in the page cache: a state dict in 2.5 times `torch.load`'s speed. After the loss
-  of a machine it comes from a bucket: 268 MB at 100 MB/s in 2.98 s, coarse in 0.62 s, `torch.load` in 2.85 s
-  ([benchmarks](benchmarks.md))."""
+  crash the latest version is hot and in the page cache: a state dict at 2.5 times `torch.load`'s speed
+  (`tools/bench/speed --only restoring`). After the loss of a machine it comes from a bucket: 268 MB at 100 MB/s in
+  2.98 s, coarse in 0.62 s, `torch.load` in 2.85 s (`--only bucket`)."""
 
 
 def whose(scheme: str, part: str = "weights", run: str = "gpt") -> str:
