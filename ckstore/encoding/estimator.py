@@ -28,6 +28,7 @@ from ckstore.encoding.magnitudes import LogModel
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
 from ckstore.errors import UsageError
 from ckstore.formats.layout import FileLayout
+from ckstore.formats.paths import path_to_text
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
@@ -313,7 +314,7 @@ def knows_sensitivity(units: Sequence[Unit], gradients: GradientSource | None) -
 def _orders(values: Values, given: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
     """Return the axes of each large tensor with a gradient in the order of its elements; `given` are their shapes.
 
-    Raise `UsageError` for a gradient of another shape, or if none is of a large tensor.
+    Raise `UsageError` for a gradient of another shape, or if none is of a tensor.
     """
     views = {
         (file, tensor.extent): tensor for file, layout in enumerate(values.layouts) for tensor in layout.tensors[::-1]
@@ -332,16 +333,21 @@ def _orders(values: Values, given: Mapping[str, tuple[int, ...]]) -> dict[str, l
         if shape != given[path]:
             raise UsageError(f"The gradient of {path} has the shape {given[path]}, the tensor {shape}; give its shape.")
         axes[path] = sorted(range(len(shape)), key=[-stride for stride in tensor.strides].__getitem__)
-    if sizes and given and not sizes.keys() & given.keys():
-        raise UsageError(
-            f"No gradient has the path of a large tensor, such as {next(iter(sizes))}; give the state's paths."
-        )
+    if sizes and given and not any(_is_known(path, values.layouts) for path in given):
+        raise UsageError(f"No gradient has the path of a tensor, such as {next(iter(sizes))}; give the state's paths.")
     for path in sizes.keys() & given.keys():
         if prod(given[path]) != sizes[path]:
             raise UsageError(
                 f"The gradient of {path} has {prod(given[path])} elements, the tensor {sizes[path]}; give one for each."
             )
     return axes
+
+
+def _is_known(path: str, layouts: Sequence[FileLayout]) -> bool:
+    """Return whether a tensor of a version has this path; in a directory the file's path precedes it."""
+    names = {path_to_text(tensor.path) for layout in layouts for tensor in layout.tensors}
+    ends = [path, *(path[at + 1 :] for at in range(len(path)) if path[at] == "/" and len(layouts) > 1)]
+    return not names.isdisjoint(ends)
 
 
 def _of_weights(units: Sequence[Unit], role: str) -> dict[str, Unit]:

@@ -192,3 +192,14 @@ def test_gradients_on_a_gpu_move_in_parts(tmp_path: Path) -> None:
     with Gradients({"w": large}, tmp_path) as found:
         assert np.array_equal(found.read("w", 1000, 2000), large[1000:2000].cpu().numpy())
     assert torch.cuda.max_memory_allocated() - before < large.nbytes / 8
+
+
+@pytest.mark.parametrize("policy", [None, COARSE], ids=["exact", "coarse"])
+def test_small_tensors_may_be_trained_alone(tmp_path: Path, policy: Policy | None) -> None:
+    state = {"base": weight(), "adapter": torch.ones(4)}
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(2):
+            gradients = {"adapter": torch.ones(4)}
+            assert store.ingest(state, step=step, policy=policy, gradients=gradients, hot=0).is_new
+        with pytest.raises(ckstore.UsageError, match="path of a tensor"):
+            store.ingest(state, step=2, policy=policy, gradients={"adaptor": torch.ones(4)}, hot=0)
