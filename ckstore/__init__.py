@@ -14,10 +14,10 @@ Key types
 ---------
 `Store` maps names to versions; `open` and `init` return it. `Version` maps tensor paths to `LazyTensor`. `Run` has the
 versions of a run in order. `Saver` stores states from a process of its own. `Policy`, `Retention` and `Search` say how
-versions are stored and kept. Every error is a `CkstoreError` with a stable kind and an exit code. Threads may share all
-of them, and another process opens a pickled one again.
+versions are stored and kept. Every error is a `CkstoreError` with a stable kind and an exit code.
 
-Importing `ckstore` imports neither torch nor Zarr nor numba; they are imported on first use.
+Threads may share all objects, and another process opens a pickled one again. Importing `ckstore` imports neither torch
+nor Zarr nor numba; they are imported on first use.
 """
 
 from importlib import import_module

@@ -52,25 +52,24 @@ _POLICY = schema.fields(
 class Retention:
     """The retention of a run's older versions; by default they all stay.
 
-    Versions that have a tag, that are followed by another run's version, or that are the best, stay unchanged. The
-    latest N are the N with the highest steps, and the N that were ingested last. Both are the same if steps increase.
+    Tagged versions, versions that another run continues, and the best stay unchanged. The latest N are the N with the
+    highest steps and the N that were ingested last.
 
     Attributes
     ----------
     exact_last
         Keep the latest N versions exact; older ones become coarse. None keeps all exact.
     exact_every
-        Also keep one exact version every N steps among the older ones: the first.
+        Also keep the first older version of every N steps exact.
     exact_best
-        `METRIC:min` or `METRIC:max`: also keep the version with the smallest or the largest value exact, and do not
-        forget it.
+        `METRIC:min` or `METRIC:max`: keep the version with the smallest or largest value, and keep it exact.
     keep_last
         Keep the latest N versions; older ones are forgotten. None keeps all.
     keep_every
-        Also keep one version every N steps among the older ones: the first.
+        Also keep the first older version of every N steps.
     drop
-        Globs over tensor paths: versions that are not among the latest lose matching tensors, unless `exact_every` or
-        `exact_best` keeps them exact.
+        Globs over tensor paths: older versions lose matching tensors, unless `exact_every` or `exact_best` keeps them
+        exact.
     whole_last
         The latest N versions lose no tensors; by default `exact_last`.
 
@@ -143,20 +142,18 @@ class Policy:
     fidelity
         `exact`: every bit is restored. `coarse`: weights and moments are rounded.
     scheme
-        For coarse versions: `lattice` (the default), one of the published ones, `lc` and `dynaquant`, or one of another
-        package.
+        For coarse versions: `lattice`, the published `lc` or `dynaquant`, or one of another package.
     quality
         For coarse versions: the step in units of the change since the parent; smaller is finer.
     max_abs_error, max_rel_error
-        For coarse versions, instead of a quality: the maximal difference of an element, absolute or as a part of its
-        tensor's root mean square.
+        Instead of a quality: the largest error of an element, absolute or as a fraction of its tensor's root mean
+        square.
     settings
-        For the scheme `dynaquant`, instead of a quality.
+        Instead of a quality, for `dynaquant`.
     hot
-        Keep the latest N versions of a run unencoded, raw, until `encode` encodes them; 0 encodes all at once. None
-        keeps `HOT`.
+        Keep the latest N versions of a run unencoded; 0 encodes all at once. By default 1.
     retention
-        The retention of a run's older versions.
+        Retention of older versions.
 
     Examples
     --------

@@ -72,8 +72,8 @@ class Run:
     def __getitem__(self, step: int | slice) -> Version | Run:
         """Return the version at a step, or the run of the versions in a half-open range of steps.
 
-        ``run[100:400]`` has the steps 100 to 399, and ``run[100:400:2]`` every other version of them. Positions are
-        those of the list `versions`: ``run.versions[0]`` is the first, and `tail` returns the last ones.
+        ``run[100:400]`` has the steps 100 to 399, and ``run[100:400:2]`` every other version of them. The list
+        `run.versions` has positions.
 
         Raises
         ------
@@ -144,7 +144,7 @@ class Run:
     ) -> Table:
         """Return the measures of tensors over the versions: a row per tensor and version, a column per measure.
 
-        Values are None where a measure has no meaning. `Table.to_pandas` makes a data frame of it.
+        Values are None where a measure has no meaning.
 
         Parameters
         ----------
@@ -203,11 +203,10 @@ class Run:
     def arrays(self) -> zarr.Group:
         """The run as a read-only Zarr group: each tensor is one array with a leading axis over the versions.
 
-        The slice ``run.arrays["model/weight"][:, 0]`` is the history of a row of a weight. The group has the tensors
-        that all versions hold with the same dtype and shape; its attribute `left_out` lists the paths of the others,
-        `missing` in a version or `changed` in dtype or shape. Part of a run (``run[100:].arrays``) may have more
-        tensors in common. The attributes `versions` and `steps` label the leading axis, which is named `version`; in
-        xarray, ``dataset.assign_coords(version=run.steps)`` adds the steps as coordinates.
+        ``run.arrays["model/weight"][:, 0]`` is the history of a row of a weight. The group has the tensors that all
+        versions hold with the same dtype and shape; its attribute `left_out` lists the paths of the others, `missing`
+        or `changed`; part of a run (``run[100:].arrays``) may leave out fewer. The attributes `versions` and `steps`
+        label the leading axis, `version`.
         """
         from ckstore.views.groups import run_group
 

@@ -71,8 +71,7 @@ def _names_of(versions: Any) -> list[str | int]:
 class Store(Mapping[str | int, "Version"]):
     """A store: a mapping of version names to versions. Made by `ckstore.open` and `ckstore.init`.
 
-    Iteration yields the numbers of all versions, in order. A lookup takes any name of a version: its number, a tag,
-    `latest`, `run@step`, `run@latest`, a run, or the beginning of its id.
+    Iteration yields the numbers of all versions, in order; a lookup takes any name of a version.
 
     Parameters
     ----------
@@ -83,7 +82,7 @@ class Store(Mapping[str | int, "Version"]):
     cache_bytes
         Limit of the cache of decoded chunks.
     options, cache
-        Client options and mirror directory of a store in an object store; see `open`.
+        See `open`.
 
     Examples
     --------
@@ -126,15 +125,11 @@ class Store(Mapping[str | int, "Version"]):
         self.close()
 
     def close(self) -> None:
-        """Close the store, after a running background encoding.
+        """Close the store, after a running background encoding; later calls raise `ClosedError`.
 
         Examples
         --------
         >>> store.close()
-        >>> store.versions()
-        Traceback (most recent call last):
-            ...
-        ckstore.errors.ClosedError: The store is closed; open it again, and read from it before it is closed.
         """
         if self._intake is not None:
             self._intake.close()
@@ -243,9 +238,7 @@ class Store(Mapping[str | int, "Version"]):
         return {tag: versions[number] for tag, number in self._catalog.tags().items() if number in versions}
 
     def log(self, run: str | None = None) -> Table:
-        """Return a table of all versions, or of those of one run, by number: a row per version, a column per fact.
-
-        The columns are those of `ckstore log --json`. `Table.to_pandas` makes a data frame of it.
+        """Return a table of all versions, or of one run's, by number, with the columns of `ckstore log --json`.
 
         Examples
         --------
@@ -268,14 +261,14 @@ class Store(Mapping[str | int, "Version"]):
     ) -> Report:
         """Return a report on runs: odd findings, measures of each tensor over the versions, metrics, sizes, lineage.
 
-        Measures are cached in the user's cache directory: the next report decodes only newer versions. Integers and
-        booleans are only compared; packed floats of four bits, too. Singular values are computed of the six largest
-        weight matrices of at most 2^22 elements.
+        Measures are cached in the user's cache directory: the next report decodes only newer versions. Integers,
+        booleans and packed 4-bit floats are only compared. Singular values are those of the six largest weight matrices
+        of at most 2^22 elements.
 
         Parameters
         ----------
         runs
-            Names of runs, or runs, perhaps some of their versions; by default all runs.
+            Runs, parts of runs, or names of runs; by default all runs.
         metric
             The metric to show first; by default the first one with numbers.
         globs
@@ -325,10 +318,8 @@ class Store(Mapping[str | int, "Version"]):
 
         Parameters
         ----------
-        before, after
-            Names of versions.
         globs
-            Globs over the paths of tensors; without any, all tensors are compared.
+            Globs over the paths of tensors.
         sort
             Order of tensors with other values: `drift`, `share` or `rms`, largest first, or `path`, as in `after`.
 
@@ -369,18 +360,18 @@ class Store(Mapping[str | int, "Version"]):
         target
             The file or directory to write. It becomes visible when it is complete.
         ema
-            Weight of the mean so far against the next version, such as 0.99: an exponential moving average, which
-            begins with the first version. By default all versions weigh the same.
+            Weight of the mean so far, such as 0.99, in an exponential moving average that begins with the first
+            version. By default all versions weigh the same.
         force
             Overwrite an existing target; an existing directory is replaced as a whole.
         progress
-            Called with numbers of bytes that were written.
+            Called with numbers of processed bytes.
 
         Raises
         ------
         ConflictError
-            Two versions differ in their tensors, shapes, dtypes or the arrangement of their files, or the target
-            exists and `force` is not set.
+            Versions differ in tensors, shapes, dtypes or the arrangement of files, or the target exists without
+            `force`.
         UsageError
             There are fewer than two versions, or `ema` is not between 0 and 1.
 
@@ -408,14 +399,13 @@ class Store(Mapping[str | int, "Version"]):
         Parameters
         ----------
         versions, run
-            Names of versions, ranges, or a run; by default everything. With a selection, only the packs of these
-            versions are read.
+            Check only these versions and their packs; by default everything.
         sample
             Fraction of the packs and objects to check, drawn at random; by default all.
         executor
             Its workers read and decode; by default threads of this process.
         progress
-            Called with numbers of decoded bytes.
+            Called with numbers of processed bytes.
 
         Examples
         --------
@@ -441,13 +431,12 @@ class Store(Mapping[str | int, "Version"]):
         Parameters
         ----------
         function
-            Takes a `Version`. A function that processes call is defined at the top level of a module.
+            Takes a `Version`. Processes need a function at the top level of a module.
         versions, run
             Names of versions, ranges, or a run; by default all versions.
         executor
-            Its workers call the function: a `ProcessPoolExecutor`, or ``Client.get_executor()`` of dask. Each worker
-            opens the store once. At most 128 calls run ahead of the results taken. Without an executor, this thread
-            calls the function for each result taken.
+            A `ProcessPoolExecutor`, or ``Client.get_executor()`` of dask. Each worker opens the store once; at most 128
+            calls run ahead of the results taken. By default this thread makes one call for each result taken.
 
         Raises
         ------
@@ -487,8 +476,8 @@ class Store(Mapping[str | int, "Version"]):
         versions, run
             Names of versions, ranges, or a run; by default all versions.
         max_restore_cost
-            Largest restore cost of a version, as a multiple of restoring it in full. By default every object of the
-            versions is stored in full.
+            Largest restore cost of a version, as a multiple of a full copy's; by default every object is stored in
+            full.
         dry_run
             Change nothing; only report.
 
@@ -521,7 +510,7 @@ class Store(Mapping[str | int, "Version"]):
         Parameters
         ----------
         policy
-            Fidelity of future versions and retention of older ones; None removes the policy.
+            None removes the policy.
         run
             Name of the run; by default the whole store.
 
@@ -565,7 +554,7 @@ class Store(Mapping[str | int, "Version"]):
         dry_run
             Change nothing; only report.
         progress
-            Called with numbers of bytes of versions that are done.
+            Called with numbers of processed bytes.
 
         Raises
         ------
@@ -616,9 +605,7 @@ class Store(Mapping[str | int, "Version"]):
         keep_every: int | None = None,
         keep_tagged: bool = False,
     ) -> list[Version]:
-        """Return the selected versions by number: all, the named ones, or those of a run, without the kept ones.
-
-        Every method that takes `versions` and `run` selects versions in this way.
+        """Return versions by number, selected as by every method that takes `versions` and `run`.
 
         Parameters
         ----------
@@ -703,12 +690,8 @@ class Store(Mapping[str | int, "Version"]):
 
         Parameters
         ----------
-        version
-            Name of the version.
         metrics
             JSON values by name.
-        remove
-            Names of metrics to remove.
 
         Raises
         ------
@@ -744,12 +727,8 @@ class Store(Mapping[str | int, "Version"]):
 
         Parameters
         ----------
-        versions
-            Names of versions, or ranges such as `gpt@100..gpt@900`.
-        run
-            Forget the versions of this run.
-        keep_last, keep_every, keep_tagged
-            Keep the last N versions, one version every N steps, and tagged versions.
+        versions, run, keep_last, keep_every, keep_tagged
+            See `select`.
         dry_run
             Change nothing; only report.
 
@@ -822,13 +801,13 @@ class Store(Mapping[str | int, "Version"]):
         Parameters
         ----------
         versions, run, keep_last, keep_every, keep_tagged
-            The versions to thin; see `forget`.
+            See `select`.
         quality
-            Quality of the coarse objects.
+            As in `Policy`.
         dry_run
             Change nothing; only report.
         progress
-            Called with numbers of bytes of versions that are done.
+            Called with numbers of processed bytes.
 
         Raises
         ------
@@ -866,16 +845,14 @@ class Store(Mapping[str | int, "Version"]):
 
         Parameters
         ----------
-        other
-            The receiving store.
         versions, run
-            Names of versions, ranges, or a run of this store; by default all versions.
+            Names of versions, ranges, or a run; by default all versions.
         dry_run
             Change nothing; only report.
         verify
-            Decode and compare every version in the other store before it becomes visible there.
+            Decode and compare everything before it becomes visible.
         progress
-            Called with numbers of bytes of versions that are done; they add up to the sum of `original_bytes`.
+            Called with numbers of bytes, which add up to the sum of `original_bytes`.
 
         Examples
         --------
@@ -926,7 +903,7 @@ class Store(Mapping[str | int, "Version"]):
         versions, run
             Names of versions, ranges, or a run; by default all versions.
         progress
-            Called with numbers of bytes that were read or encoded.
+            Called with numbers of processed bytes.
 
         Examples
         --------
@@ -967,42 +944,38 @@ class Store(Mapping[str | int, "Version"]):
         run
             Name of the run; `main` by default.
         step
-            Training step; by default the step in the file or in its name, if there is one.
+            Training step; by default the step in the file or its name.
         parent
             Name of the version before this one; by default the run's last. `auto` chooses the nearest stored version
             of any run: same names and shapes, least different values.
         metrics
-            JSON values to keep with the version, by name; NaN and infinities become text that `float` reads. An
-            existing version of the same content gets them in addition.
+            JSON values by name; NaN and infinities become text that `float` reads. An existing version of the same
+            content gets them, too.
         replace
             Replace the version at the same run and step.
         verify
-            Decode and compare everything before the version becomes visible.
+            Decode and compare everything before it becomes visible.
         force
-            Store damaged files as opaque bytes instead of refusing them.
+            Accept damaged files, as opaque bytes.
         max_restore_cost
-            Largest restore cost of the version, as a multiple of restoring it exactly and in full; 2 by default.
+            Largest restore cost, as a multiple of a full, exact copy's; 2 by default.
         policy
-            Fidelity of this version: `exact`, `coarse`, or a `Policy` with the quality or the error bounds of a coarse
-            one. By default the policy of the run or the store, else exact. `Version.deviations` tells the errors of a
-            coarse version.
+            `exact`, `coarse` or a `Policy`; by default the policy of the run or the store, else exact.
         search
-            Find the coarsest setting that an evaluation of the model tolerates, in place of a quality.
+            A `Search` for the coarsest setting, in place of a quality.
         gradients
-            Gradients of tensors: by path, nested as in the state, or a file of either, in a format that `ingest` reads.
-            The scheme `dynaquant` ranks elements by magnitude and by |g w|; without gradients it takes Adam's second
-            moments.
+            Gradients for the scheme `dynaquant`, which ranks elements by magnitude and by |g w|: by path, nested as in
+            the state, or a file of either that `ingest` reads. By default it takes Adam's second moments.
         on_unknown
-            Treatment of other objects in a state dict: `raise` names the first one before anything is stored;
-            `pickle` keeps their pickles. `torch.load` opens those where their classes can be imported, and
-            `Version.state_dict` opens those of the classes that it is given.
+            Treatment of other objects in a state dict: `raise` names the first one before anything is stored; `pickle`
+            keeps pickles, for `torch.load`, which imports their classes, and `Version.state_dict` with `allow`.
         hot
-            Number of the run's latest versions that stay unencoded. A background thread of low priority encodes older
-            ones. With 0 the version is encoded at once. By default the policy's number, else 1; 0 for a coarse
-            `policy`, a `search` or `gradients`.
+            Number of the run's latest versions that stay unencoded; a background thread encodes older ones. 0 encodes
+            the version at once. By default the policy's number, else 1; 0 for a coarse `policy`, a `search` or
+            `gradients`.
         progress
-            Called with numbers of bytes that were read, coded or, with `verify`, decoded. They add up to at most twice
-            the size, or three times with `verify`. Several threads call it, one at a time.
+            Called with numbers of bytes, by one thread at a time. They add up to at most twice the size, or with
+            `verify` three times.
 
         Returns
         -------
@@ -1016,8 +989,8 @@ class Store(Mapping[str | int, "Version"]):
         ConflictError
             The run has other content at this step.
         UsageError
-            The name of the run, the step, the metrics or `max_restore_cost` is invalid, `policy` and `search`
-            contradict each other, or the state dict holds an object that cannot be stored.
+            An argument is invalid, `policy` and `search` contradict each other, or the state dict holds an object that
+            cannot be stored.
 
         Examples
         --------
@@ -1057,9 +1030,9 @@ class Store(Mapping[str | int, "Version"]):
             Source of steps: `name` (numbers in names), `content` (values in files), or `order` (the order of names,
             after the run's highest step). By default contents if they differ, else names.
         recursive
-            Scan folders: group the checkpoints in them into runs and steps. Other files are left out, with a note.
+            Scan folders; group checkpoints into runs and steps. Other files are left out, with a note.
         force
-            Count damaged files as opaque bytes.
+            Accept damaged files, as opaque bytes.
 
         Examples
         --------
@@ -1085,17 +1058,19 @@ class Store(Mapping[str | int, "Version"]):
     ) -> list[Ingested]:
         """Store many checkpoints in the order of their steps; return the outcome of each.
 
-        An input that cannot be stored has an `error` in its outcome, and does not stop the others.
+        An input that cannot be stored has an `error`, and does not stop the others.
 
         Parameters
         ----------
         inputs
-            Paths of files and directories, each one checkpoint; or the result of `plan`, whose runs and steps count. In
-            a plan, the first version of a new run follows the nearest stored version.
+            Paths of checkpoints, or the result of `plan` with its runs and steps. In a plan, the first version of a new
+            run follows the nearest stored version.
         options
             The keywords of `ingest`, for all inputs.
-        run, step_from
-            Run and source of the steps of paths; see `plan`.
+        run
+            Name of the run; `main` by default.
+        step_from
+            See `plan`.
         tag
             Tag for the last version.
         delete_source
@@ -1103,7 +1078,7 @@ class Store(Mapping[str | int, "Version"]):
         executor
             Its workers store the versions, a task for each run.
         progress
-            Called with numbers of bytes that were read, coded or decoded.
+            Called with numbers of processed bytes.
         each
             Called with each outcome as soon as it is known.
 
@@ -1171,21 +1146,22 @@ class Store(Mapping[str | int, "Version"]):
         """Store checkpoints as they appear in directories; yield each outcome.
 
         A file or directory is stored once it is complete: it parses, holds tensors, and has not changed for a while.
-        Inputs that are stored already are skipped, and so are steps that the run's policy would forget. When the disk
-        is full, it waits.
+        Stored inputs and steps that the run's policy would forget are skipped. When the disk is full, it waits.
 
         Parameters
         ----------
         folders
             A directory, or several.
-        run, step_from
+        run
+            Name of the run; `main` by default.
+        step_from
             See `plan`.
         delete_source
             Delete each input once its version is decoded and compared with it.
         settle
             Seconds without change after which a file is complete; five times as long for a directory.
         poll
-            Seconds between looks; by default the system's notifications of changes, else 1.
+            Seconds between looks; by default file events, else 1.
         once
             Store the complete inputs and return.
         stop
@@ -1232,13 +1208,13 @@ class Store(Mapping[str | int, "Version"]):
         workers
             Threads of that process that encode older versions between saves.
         nbytes
-            Memory to allocate up front, in bytes: the size of a state. By default the size of the run's latest
-            version; in a new run the first save takes longer.
+            Memory to allocate up front, in bytes: the size of a state. By default the latest version's; in a new run
+            the first save takes longer.
 
         Raises
         ------
         UsageError
-            The name of the run is invalid, `workers` is below 1, or memory lacks room for a copy of a state.
+            The run is invalid, `workers` is below 1, or memory lacks room for a copy of a state.
 
         Examples
         --------
@@ -1279,7 +1255,7 @@ def init(
     path
         A directory, or a URL: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
     options, cache
-        Client options and mirror directory of a store in an object store; see `open`.
+        See `open`.
 
     Raises
     ------
@@ -1312,20 +1288,19 @@ def open(
     Parameters
     ----------
     path
-        The directory of the store, or its URL in an object store: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
+        Directory or URL of the store, as for `init`.
     mode
         `r` (read only) or `a` (read and write).
     cache_bytes
-        Limit of the cache of decoded chunks; by default a sixteenth of the machine's memory, at most 4 GiB. An ingest
-        takes less time where the cache holds one and a half times a version.
+        Limit of the cache of decoded chunks; by default a sixteenth of the memory, at most 4 GiB. Ingests are faster if
+        it holds 1.5 times a version.
     create
-        Create the store at `path` if it does not exist. Several processes may do so at once.
+        Create a missing store; several processes may do so at once.
     options
-        Options for the client of an object store, such as ``{"endpoint": "https://…"}``; this machine remembers them.
+        Client options of an object store, such as ``{"endpoint": "https://…"}``; this machine remembers them.
         Credentials come from the environment.
     cache
-        Directory for the local mirrors of stores in object stores; by default `$CKSTORE_CACHE`, or
-        ``~/.cache/ckstore``.
+        Directory for mirrors of remote stores; by default `$CKSTORE_CACHE`, or ``~/.cache/ckstore``.
 
     Raises
     ------

@@ -24,7 +24,7 @@ _SIGNS = {
 
 
 class Table(list[dict[str, Any]]):
-    """A list of records that have the same keys. Metrics of versions count as keys, too.
+    """A list of records with the same keys; metrics of versions count as keys.
 
     Examples
     --------

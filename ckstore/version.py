@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 class Version(Mapping[str, "LazyTensor"]):
     """A version of a store: a mapping of tensor paths to lazy tensors. Made by `Store.__getitem__`.
 
-    Two versions are equal when they are the same version of the same store, with the same fidelity.
+    Versions are equal if their store, number and fidelity are.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class Version(Mapping[str, "LazyTensor"]):
 
     @property
     def original_bytes(self) -> int:
-        """Size of the ingested files, in bytes."""
+        """Bytes of the ingested files."""
         return self._stored.row.original_bytes
 
     @property
@@ -135,7 +135,7 @@ class Version(Mapping[str, "LazyTensor"]):
 
     @property
     def cost(self) -> float:
-        """Predicted restore cost, as a multiple of restoring a version that is stored exactly and in full."""
+        """Predicted restore cost, as a multiple of a full, exact copy's."""
         return self._stored.row.cost
 
     @property
@@ -199,11 +199,11 @@ class Version(Mapping[str, "LazyTensor"]):
         return tensor_storage(facts, *self._place(path))
 
     def describe(self, globs: Sequence[str] = ()) -> dict[str, Any]:
-        """Return everything that `ckstore show --json` prints of the version; nothing is decoded.
+        """Return the facts of `ckstore show --json`; nothing is decoded.
 
-        To the columns of `Store.log` it adds `children` (numbers), `contents` (the files), `metrics_from` (the files
-        that metrics were read from), `storage`, `coarse` (`settings`), and `tensors`: dtype, shape, storage and error
-        of each that `globs` match.
+        To the columns of `Store.log` it adds `children` (numbers), `contents` (the files), `metrics_from` (files with
+        metrics), `storage`, `coarse` (`settings`), and `tensors`: dtype, shape, storage and error of each that `globs`
+        match.
 
         Examples
         --------
@@ -297,9 +297,8 @@ class Version(Mapping[str, "LazyTensor"]):
     def arrays(self) -> zarr.Group:
         """All tensors as a read-only Zarr group of plain arrays, by path; a read decodes the chunks that it touches.
 
-        Arrays of dtypes that Zarr lacks (bfloat16, float8) hold unsigned integers of the same bits and have an
-        attribute `dtype`. Axes are named `<name>_dim0` and so on: ``xarray.open_zarr(version.arrays.store,
-        group="model")`` opens each group.
+        Dtypes that Zarr lacks (bfloat16, float8) become unsigned integers with an attribute `dtype`. Axes are named
+        `<name>_dim0` and so on, for ``xarray.open_zarr(version.arrays.store, group="model")``.
         """
         from ckstore.views.groups import version_group
 
@@ -335,11 +334,11 @@ class Version(Mapping[str, "LazyTensor"]):
     def state_dict(self, allow: Sequence[type] = (), *, mmap: bool | Literal["checked"] = False) -> Any:
         """Return the version as nested containers of torch tensors, on the CPU; needs torch.
 
-        A version of one file gives the result of `torch.load`, with parameters, conj and neg views and
-        `requires_grad`. Objects of well-known types of the standard library, NumPy and torch are restored; other
-        objects become `ckstore.formats.Unknown`, and tensors of other subclasses plain tensors. A directory gives a
-        dict by file, without files that hold no tensors. A checkpoint of torch.distributed.checkpoint gives the saved
-        state dict with whole tensors. Tensors that the version has dropped are absent from dicts, and None in lists.
+        One file gives the result of `torch.load`, with parameters, conj and neg views and `requires_grad`. Objects of
+        well-known types of the standard library, NumPy and torch are restored; other objects become
+        `ckstore.formats.Unknown`, and tensors of other subclasses plain tensors. A directory gives a dict by file,
+        without files that hold no tensors; a torch.distributed.checkpoint the saved state dict with whole tensors.
+        Dropped tensors are absent from dicts, and None in lists.
 
         Parameters
         ----------
@@ -347,10 +346,9 @@ class Version(Mapping[str, "LazyTensor"]):
             Further classes to restore: dataclasses, enumerations, named tuples and classes that pickle by their
             attributes. Their `__new__` and `__setstate__` are called with values of the file; nothing is imported.
         mmap
-            Map the tensors of a hot version instead of reading them, as `torch.load(mmap=True)` does: the disk is read
-            when bytes are touched, and written values stay in memory. A plain map compares no checksum, so that damage
-            gives wrong values where a read raises `IntegrityError`; `checked` compares the checksums of everything
-            mapped once, in threads. Tensors of more than 2^22 elements and encoded versions are read and checked.
+            Map the tensors of a hot version, as ``torch.load(mmap=True)`` does; written values stay in memory. A plain
+            map compares no checksum: damage gives wrong values instead of an `IntegrityError`. `checked` compares all
+            checksums once, in threads. Tensors of more than 2^22 elements and encoded versions are read and checked.
 
         Raises
         ------
@@ -408,9 +406,9 @@ class Version(Mapping[str, "LazyTensor"]):
         target
             The file or directory to write. It becomes visible when it is complete.
         format
-            `original`: the ingested files byte for byte; of a coarse version the same files with coarse values and
-            matching checksums. `safetensors`, `pt`, `npz`: the tensors. By default `original`, or where `include` or
-            `exclude` choose tensors of a file, the format of the target's suffix.
+            `original`: the ingested files byte for byte, of a coarse version with coarse values and matching checksums.
+            `safetensors`, `pt`, `npz`: the tensors. By default `original`, or the target's suffix where `include` or
+            `exclude` choose tensors of a file.
         include, exclude
             Globs over the paths of tensors; of a directory without `format`, over its files.
         strip
@@ -418,7 +416,7 @@ class Version(Mapping[str, "LazyTensor"]):
         force
             Overwrite an existing target; an existing directory is replaced as a whole.
         progress
-            Called with numbers of bytes that were decoded.
+            Called with numbers of processed bytes.
 
         Returns
         -------
@@ -428,7 +426,7 @@ class Version(Mapping[str, "LazyTensor"]):
         Raises
         ------
         ConflictError
-            The target exists, and `force` is not set.
+            The target exists without `force`.
         NotFoundError
             No tensor or file matches.
         UsageError
@@ -484,7 +482,7 @@ class Version(Mapping[str, "LazyTensor"]):
     def sha256(self) -> dict[str, str]:
         """Return the SHA-256 of each file as a checkout writes it, by path, without files with dropped tensors.
 
-        Every byte is decoded; `describe` has the BLAKE3 of the files, which the store knows.
+        Every byte is decoded; `describe` has the BLAKE3 of the files.
 
         Raises
         ------
@@ -501,9 +499,7 @@ class Version(Mapping[str, "LazyTensor"]):
         return self._unchanged(lambda: sha256_of_files(self._stored))
 
     def opaque(self) -> dict[str, dict[str, str]]:
-        """Return the files with bytes that are not tensors though they could be: path, name of a part, and the reason.
-
-        The name of the part is empty where it is the whole file.
+        """Return the reasons for opaque bytes, by path and name of the part, which is empty for a whole file.
 
         Examples
         --------
@@ -519,22 +515,22 @@ class Version(Mapping[str, "LazyTensor"]):
     ) -> SalvageReport:
         """Recover the intact parts of a damaged version.
 
-        Intact files are written as they were ingested. The intact tensors of a damaged file are written as `pt`,
-        nested as they were, to a file with the suffix `.salvaged.pt`.
+        Intact files are written as they were ingested; the intact tensors of a damaged file, nested as they were, to a
+        file with the suffix `.salvaged.pt`.
 
         Parameters
         ----------
         target
             The file or directory to write. It becomes visible when it is complete.
         force
-            Overwrite an existing target.
+            Overwrite an existing target; an existing directory is replaced as a whole.
         progress
-            Called with numbers of bytes that were written.
+            Called with numbers of processed bytes.
 
         Raises
         ------
         ConflictError
-            The target exists, and `force` is not set.
+            The target exists without `force`.
         IntegrityError
             Nothing is intact.
 

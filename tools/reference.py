@@ -27,6 +27,10 @@ _HEAD = """\
 `ckstore [--store PATH] VERB` works on the store that `--store` names, else on `$CKSTORE`, else on the nearest
 `.ckstore` in the working directory or above it. An error is one sentence on stderr with the remedy;
 [exit codes](errors.md#exit-codes) tell its kind. Every verb has {of_any}; verbs that open a store also have {of_store}.
+Some verbs have more:
+
+{further}
+
 `ckstore VERB --help` shows more examples. Progress bars and colours appear on terminals only; `NO_COLOR` turns colours
 off. All verbs except {without_json} take {json}
 """
@@ -38,13 +42,12 @@ def reference() -> str:
         options = {name: dict(_options(context, name)) for name in VERBS}
         [(json, _)] = Counter(found["--json"] for found in options.values() if "--json" in found).most_common(1)
         without = ", ".join(f"`{name}`" for name, found in options.items() if "--json" not in found)
-        codes = {"of_any": _codes(_OF_ANY), "of_store": _codes(_OF_STORE - _OF_ANY)}
+        commands = {name: _verb(context, name) for name in VERBS}
+        codes = {"of_any": _codes(_OF_ANY), "of_store": _codes(_OF_STORE - _OF_ANY), "further": _further(commands)}
         common = f"`--json` ({json[0].lower()}{json[1:].rstrip('.')})."
         head = _HEAD.format(**codes, without_json=without, json=common)
         parts = [head, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs()]
-        for name in VERBS:
-            command = program.get_command(context, name)
-            assert isinstance(command, Verb)
+        for name, command in commands.items():
             listed = [f"* {line}" for line in _list(name, options, {("--json", json): ""})]
             parts.append("\n".join(_section(command, click.Context(command, context, name), listed)))
     return "\n".join(parts)
@@ -55,10 +58,15 @@ def pages() -> dict[Path, str]:
     return {TARGET: reference(), reference_python.TARGET: reference_python.reference()}
 
 
+def _verb(context: click.Context, name: str) -> Verb:
+    command = program.get_command(context, name)
+    assert isinstance(command, Verb)
+    return command
+
+
 def _options(context: click.Context, name: str) -> Iterator[tuple[str, str]]:
     """Yield the options of a verb as its help shows them, with their meanings."""
-    command = program.get_command(context, name)
-    assert command is not None
+    command = _verb(context, name)
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             record = parameter.get_help_record(click.Context(command, context, name))
@@ -103,8 +111,16 @@ def _section(command: Verb, context: click.Context, options: list[str]) -> Itera
         yield from options
     for line, meaning in command.examples[:1]:
         yield from ("", f"Example: `{line}` ({meaning}).", "")
-    if further := {*command.exit_codes} - (_OF_STORE if {*command.exit_codes} >= _OF_STORE else _OF_ANY):
-        yield from (f"Further exit codes: {_codes(further)}.", "")
+
+
+def _further(commands: dict[str, Verb]) -> str:
+    """Return sentences on the exit codes that only some verbs have."""
+    verbs: dict[int, list[str]] = {}
+    for name, command in commands.items():
+        own = {*command.exit_codes}
+        for code in own - (_OF_STORE if own >= _OF_STORE else _OF_ANY):
+            verbs.setdefault(code, []).append(f"`{name}`")
+    return "\n".join(f"* {code}: {', '.join(names)}" for code, names in sorted(verbs.items()))
 
 
 def _codes(codes: Iterable[int]) -> str:

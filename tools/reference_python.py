@@ -25,22 +25,22 @@ _INTEGRATIONS = {
     "torch": "torch-names", "lightning": "lightning", "transformers": "transformers", "accelerate": "accelerate",
     "dcp": "distributed", "jax": "jax",
 }  # fmt: skip
-_CODECS = (
-    ("huffman", "Huffman"),
-    ("zarr_huffman", "HuffmanCodec"),
-    ("levels", "Levels"),
-    ("zarr_levels", "LevelsCodec"),
-    ("quantized_residual", "QuantizedResidual"),
-    ("zarr_quantized_residual", "QuantizedResidualCodec"),
-)
+#: Codecs for numcodecs, each with a twin for Zarr.
+_CODECS = (("huffman", "Huffman"), ("levels", "Levels"), ("quantized_residual", "QuantizedResidual"))
 _HEAD = """\
 # Python
 
 <!-- Written by tools/docs from the docstrings of the public names; edit those. -->
 
-{summary} The [core concepts](../index.md#core-concepts) explain the nouns; versions are
-[named](cli.md#names-of-versions) as on the command line. In examples, `store` is an open store in `directory`.
+The [core concepts](../index.md#core-concepts) explain the nouns; versions are [named](cli.md#names-of-versions) as on
+the command line. In examples, `store` is an open store in `directory`.
 """
+
+_REPORTS_HEAD = "Examples of reports are at the methods that return them; sizes are in bytes."
+
+_CODEC_HEAD = """\
+numcodecs and Zarr find these codecs, in `ckstore.codecs`, by name wherever ckstore is installed. `help` has their
+parameters, [the format](../format.md#packs-in-plain-zarr) their use."""
 
 #: Members that other rooms of ckstore use; no user needs them.
 _INSIDE = frozenset({
@@ -68,15 +68,13 @@ def reference() -> str:
     errors = [name for name, kind in classes.items() if issubclass(kind, CkstoreError)]
     rest = [name for name in classes if name not in {*_CLASSES, *errors}]
     functions = {name: function for name, function in public.items() if inspect.isfunction(function)}
-    doc = inspect.getdoc(ckstore) or ""
-    summary = _text(doc.partition("\n\n")[0])
-    key_types = _text(doc.partition("Key types\n---------\n")[2])
-    lines = [_HEAD.format(summary=summary), key_types, "", "## Functions", ""]
+    use = _text((inspect.getdoc(ckstore) or "").rpartition("\n\n")[2])  # Key types have sections of their own.
+    lines = [_HEAD, use, "", "## Functions", ""]
     for name, function in functions.items():
         lines += _function(f"ckstore.{name}{signature(function)}", function)
     for name in _CLASSES:
         lines += _class(name, classes[name], 2, signed=name in ("Policy", "Retention", "Search"))
-    lines += ["## Reports and records", "", "Examples of reports are at the methods that return them.", ""]
+    lines += ["## Reports and records", "", _REPORTS_HEAD, ""]
     for name in rest:
         made = name == "GradientAccumulator"
         lines += _class(name, classes[name], 3, signed=made, shown=made)
@@ -94,14 +92,11 @@ def reference() -> str:
                 summary = (inspect.getdoc(value) or "").partition("\n\n")[0]
                 lines += [f"* `{room}.{name}{signature(value)}`: {_text(summary)}"]
         lines[-1] += f" ([Page](../how-to/{page}.md))"
-    lines += ["", "## Codecs", "", "numcodecs and Zarr find these codecs by name wherever ckstore is installed.", ""]
+    lines += ["", "## Codecs", "", _CODEC_HEAD, ""]
     for room, name in _CODECS:
         kind = getattr(import_module(f"ckstore.codecs.{room}"), name)
-        if room.startswith("zarr_"):  # The parameters are those of the codec for numcodecs.
-            summary = (inspect.getdoc(kind) or "").partition("\n\n")[0]
-            lines += [f"* `{room}.{name}{signature(kind)}`: {_text(summary)}", ""]
-        else:
-            lines += _function(f"{room}.{name}{signature(kind)}", kind)
+        summary = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+        lines += [f"* `{room}.{name}`, for Zarr `zarr_{room}.{name}Codec`: {_text(summary)}"]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
@@ -222,10 +217,10 @@ def _properties(kind: type) -> list[tuple[str, str]]:
 
 
 def _common(kind: type) -> frozenset[Entry]:
-    """Return the parameters that at least three methods describe in the same words."""
+    """Return the parameters that several methods describe in the same words."""
     docs = (inspect.getdoc(method) or "" for method in _methods(kind).values())
     counts = Counter(entry for doc in docs for entry in _entries(_sections(doc)[1].get("Parameters", "")) if entry[0])
-    return frozenset(entry for entry, count in counts.items() if count > 2)
+    return frozenset(entry for entry, count in counts.items() if count > 1)
 
 
 def _methods(kind: type) -> dict[str, Any]:

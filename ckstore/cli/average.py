@@ -35,9 +35,8 @@ def command(
 ) -> None:
     """Write the mean of versions, in the file format of the last one.
 
-    A range A..B selects versions of one run. Floats are summed in float64 and rounded once, to their dtype. Integers,
-    counters of steps, floats of 8 bits and all other contents are those of the last version; stderr names the tensors.
-    Versions that differ in their tensors are refused.
+    Floats are summed in float64 and rounded once. Integers, counters of steps, floats of 8 bits and all other contents
+    are those of the last version; stderr names the tensors. Versions that differ in their tensors are refused.
     """
     with open_store(ctx) as store:
         last = store.select(versions[-1:])[-1]

@@ -47,7 +47,7 @@ _STDOUT = "-"
 @option(
     "--format",
     "Write the original files, or the tensors in another format.  "
-    "[default: original, or the suffix of TARGET with --include, --exclude or --strip]",
+    "[default: original, or by the suffix of TARGET if tensors are selected]",
     name="form",
     type=click.Choice([_ORIGINAL, *_SUFFIXES]),
 )
@@ -55,7 +55,7 @@ _STDOUT = "-"
 @option("--exclude GLOB", "Skip matching tensors or files.", multiple=True)
 @option("--strip", "Write one subtree of tensors, under their names in it.")
 @option("--force", "Overwrite TARGET; a directory is replaced as a whole.")
-@option("--salvage", "Recover the intact parts of a damaged version; exit code 4 if parts are lost.")
+@option("--salvage", "Recover a damaged version; exit code 4 if parts are lost.")
 @option("--require-exact", "Fail with exit code 4 if the version is coarse.")
 @click.pass_context
 def command(
@@ -72,20 +72,19 @@ def command(
 ) -> None:
     """Write the files of a version.
 
-    Files are restored byte for byte, with their modes and modification times. They are compared with the BLAKE3 of the
-    originals and become visible at TARGET once complete.
+    Files are restored byte for byte, with their modes and modification times, and compared with the BLAKE3 of the
+    originals before they become visible at TARGET.
 
-    --include and --exclude, globs as in `ckstore ls`, select tensors of a file, which are written in the format of
-    TARGET's suffix (.safetensors, .pt, .npz) or of --format. For a directory they select files, or tensors with
+    --include and --exclude, globs as in `ckstore ls`, select tensors of a file; of a directory files, or tensors with
     --format. stderr lists skipped tensors or files.
 
-    With --strip and --include 'model/*', the tensor `model/wte.weight` is written as `wte.weight`, and a .pt holds the
-    subtree itself, ready for `load_state_dict`. Shards in a directory become one file.
+    With --strip and --include 'model/*', `model/wte.weight` is written as `wte.weight`, and a .pt holds the subtree
+    itself, for `load_state_dict`. Shards in a directory become one file.
 
-    A coarse version is written with coarse values and a warning; `ckstore show` prints its errors.
+    A coarse version is written with a warning; `ckstore show` prints its errors.
 
-    With --salvage, intact files are restored, and the intact tensors of a damaged file are written to a file with the
-    suffix .salvaged.pt. stderr lists the losses.
+    --salvage restores intact files, and writes the intact tensors of a damaged file to a file with the suffix
+    .salvaged.pt. stderr lists the losses.
     """
     from ckstore.reading.subtree import format_for, left_out_text
 

@@ -42,8 +42,7 @@ _BAR = 10
 def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...], sort: Sort, as_json: bool) -> None:
     """List the tensors that differ between two versions: structure first, then values.
 
-    A tensor is added, removed, or has another shape, dtype or values in version AFTER. GLOB selects paths as in
-    `ckstore ls`. The comparison is bit for bit: 0.0 and -0.0 differ, and a NaN equals itself.
+    The comparison is bit for bit: 0.0 and -0.0 differ, and a NaN equals itself. GLOB selects paths as in `ckstore ls`.
 
     CHANGED is the share of elements that differ; DRIFT the norm of the difference, relative to the norm before, with a
     bar relative to the largest; COSINE that of the angle between both. Infinities and NaNs are counted, and left out of

@@ -21,9 +21,9 @@ from ckstore.cli.verb import open_store, verb
 def command(ctx: click.Context, versions: tuple[str, ...], run: str | None, as_json: bool) -> None:
     """Encode hot versions.
 
-    An ingest stores a version unencoded (hot), as fast as writing the file. When the next version of the run arrives,
-    the one before is encoded in fewer bytes; the latest stays hot. Values do not change, except under a coarse policy:
-    there encoding makes a version coarse. An interrupt loses nothing.
+    An ingest stores a version unencoded (hot), as fast as writing the file. It is encoded, in fewer bytes, when the
+    next version of the run arrives. Values change only under a coarse policy, which makes a version coarse when it is
+    encoded. An interrupt loses nothing.
     """
     with open_store(ctx, "a") as store:
         chosen = store.select(versions or None, run=run)

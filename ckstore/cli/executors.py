@@ -50,7 +50,7 @@ class ExecutorName(StringParamType):
 
 executor_option = option(
     "--executor WORKERS",
-    "Where to run: processes=N on this machine, or dask=HOST:PORT for the workers of a dask scheduler.",
+    "Where to run: processes=N, or dask=HOST:PORT for the workers of a dask scheduler.",
     type=ExecutorName(),
 )
 

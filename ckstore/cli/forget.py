@@ -25,12 +25,10 @@ from ckstore.cli.verb import open_store, option, verb
 def command(ctx: click.Context, /, versions: tuple[str, ...], dry_run: bool, as_json: bool, **selection: Any) -> None:
     """Remove versions from the store, for good.
 
-    A forgotten version cannot be restored, even before `ckstore gc`: only another ingest of its files brings its
-    content back. A range A..B selects versions of one run by step, both ends included; a range between two numbers
-    selects by number. --keep-last and --keep-every count within each run. If a selected version is tagged, nothing is
-    forgotten; --keep-tagged leaves tagged versions out.
+    Only another ingest of its files brings a forgotten version back, even before `ckstore gc`, which frees the bytes
+    that no other version needs. --keep-last and --keep-every count within each run. If a selected version is tagged,
+    nothing is forgotten.
 
-    `ckstore gc` frees the bytes that no other version needs.
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
         report = store.forget(versions or None, **selection, dry_run=dry_run)

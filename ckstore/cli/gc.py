@@ -28,12 +28,12 @@ from ckstore.cli.verb import open_store, option, verb
 def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> None:
     """Collect garbage: free bytes that no version needs.
 
-    Packs without live data are deleted. Packs with at least a tenth or 1 MiB of garbage are rewritten without it.
-    Versions that are stored against forgotten ones are stored in full where that takes fewer bytes. Files of killed
-    processes are deleted. No value changes.
+    Packs without live data and files of killed processes are deleted. Packs with at least a tenth or 1 MiB of garbage
+    are rewritten without it. Versions that are stored against forgotten ones are stored in full where that takes fewer
+    bytes. No value changes.
 
-    Other processes may ingest concurrently; the final change waits until none does, for up to ten minutes. If
-    something is damaged, nothing is freed, since a repair may need it.
+    Other processes may ingest; the final change waits for them, up to ten minutes. If something is damaged, nothing is
+    freed, since a repair may need it.
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
         report = store.gc(grace=grace, dry_run=dry_run)

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 )
 @option("--dry-run", "Print the step of each PATH; store nothing.")
 @option("--tag NAME", "Tag the version; of several, the last.", type=TagName())
-@option("--delete-source", "Delete each PATH once its version is decoded and compared with it.")
+@option("--delete-source", "Delete each input once its version is decoded and compared with it.")
 @executor_option
 @json_option
 @click.pass_context
@@ -80,9 +80,8 @@ def command(
     """Store checkpoints as versions of a run.
 
     Each PATH, a file or a directory, becomes one version. Files of torch, safetensors, NumPy, Keras, flax and llama.cpp
-    are stored tensor by tensor, any other file as opaque bytes. Several PATHs are stored in order of step: the step
-    recorded in the files or, if all record the same one, the number that varies in their names. PATHs without a step
-    come last, by name. If one fails, the others are still stored.
+    are stored tensor by tensor, any other file as opaque bytes. Several PATHs are stored in order of step (see
+    --step-from), PATHs without a step last, by name. If one fails, the others are still stored.
 
     Numbers such as val_loss in a checkpoint become metrics of its version; --metric adds others.
     """

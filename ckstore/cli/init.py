@@ -29,8 +29,8 @@ from ckstore.errors import UsageError
 def command(ctx: click.Context, path: str | None, options: Sequence[str]) -> None:
     """Create an empty store.
 
-    PATH is a directory or the URL of a bucket prefix. By default the store is the one of --store, or .ckstore in the
-    working directory. Credentials for a bucket come from the environment and are never stored.
+    PATH is a directory or the URL of a bucket prefix; by default --store, or .ckstore in the working directory.
+    Credentials come from the environment and are never stored.
     """
     from ckstore.storage.root import DEFAULT_NAME
     from ckstore.store import init

@@ -82,10 +82,9 @@ def command(
 ) -> None:
     """List versions, oldest first.
 
-    KIND is base (stored in full), delta (stored against other versions) or hot (not encoded yet; see `ckstore
-    encode`). DEPTH is the number of deltas between the version and a base. STORED is the number of bytes that the
-    version added to the store. COST is the restore cost as a multiple of restoring an exact, full copy. DROPPED lists
-    dropped tensors. The first metrics follow.
+    KIND is base (stored in full), delta (stored against other versions) or hot (not encoded yet). DEPTH is the number
+    of deltas back to a base, STORED the bytes that the version added to the store, COST the restore cost as a multiple
+    of a full, exact copy's. DROPPED lists dropped tensors. The first metrics follow.
 
     A CONDITION compares a column or metric by =, !=, <, <=, > or >=. Columns are those of --json.
     """

@@ -27,8 +27,7 @@ from ckstore.errors import UsageError
 def command(ctx: click.Context, version: str, metrics: dict[str, Any], delete: tuple[str, ...], as_json: bool) -> None:
     """Show, set or remove metrics of a version.
 
-    `best:NAME` is the version with the lowest value of a loss or error, or the highest of another metric;
-    `least:NAME` and `most:NAME` say which. `gpt@best:NAME` is that of a run.
+    `best:NAME`, `least:NAME` and `most:NAME` name versions; `gpt@best:NAME` is that of a run.
     """
     if as_json and (metrics or delete):
         raise UsageError("--json shows metrics; leave it out to set them.")

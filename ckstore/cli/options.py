@@ -81,7 +81,7 @@ selection_options = with_all(
     option("--keep-last N", "Keep the last N of the selected versions.", type=click.IntRange(min=1)),
     option(
         "--keep-every STEPS",
-        "Keep one selected version per STEPS steps, the first: for 100, of steps 0 to 99, 100 to 199, and so on.",
+        "Keep the first selected version of each STEPS steps: for 100, of steps 0 to 99, 100 to 199, and so on.",
         type=click.IntRange(min=1),
     ),
     option("--keep-tagged", "Keep the selected versions that are tagged."),

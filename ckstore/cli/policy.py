@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 )
 @click.argument("run", metavar="[RUN]", required=False, type=RunName())
 @policy_options
-@option("--hot N", "Keep the latest N versions of a run unencoded.  [default: 1]", type=click.IntRange(min=0))
+@option("--hot N", "Keep the latest N versions unencoded.  [default: 1]", type=click.IntRange(min=0))
 @option(
     "--exact-last N",
-    "Keep the latest N versions of a run exact; thin older ones.  [default: keep all]",
+    "Keep the latest N versions exact; thin older ones.  [default: keep all]",
     type=click.IntRange(min=1),
 )
 @option(
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 @option("--exact-best METRIC:min|max", "Also keep the version with the lowest or highest METRIC exact.", multiple=True)
 @option(
     "--drop GLOB",
-    "Drop matching tensors of older versions, for good: the original files cannot be restored then, other tensors stay"
-    " exact. Needs --whole-last or --exact-last.",
+    "Drop matching tensors of older versions, for good: other tensors stay exact, the original files cannot be"
+    " restored. Needs --whole-last or --exact-last.",
     multiple=True,
 )
 @option(
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 )
 @option(
     "--keep-last N",
-    "Keep the latest N versions of a run; forget older ones.  [default: keep all]",
+    "Keep the latest N versions; forget older ones.  [default: keep all]",
     type=click.IntRange(min=1),
 )
 @option(
@@ -84,16 +84,14 @@ def command(
 ) -> None:
     """Show or set fidelity and retention of a run, or of the store.
 
-    A new version follows the first of these that is set: the options of its ingest, the policy of its RUN, the policy
-    of the store. Without any of them, a new version is exact. Older versions are kept, unless a policy thins them (see
-    `ckstore thin`), drops tensors of them or forgets them. Every ingest of the run applies its policy, even one that
-    stores nothing new; --apply does so now. `ckstore gc` runs by itself once a tenth of the bytes can be freed. Both
-    the N highest steps and the N most recently ingested versions count as the latest N.
+    A new version follows the options of its ingest, else the policy of its RUN, else the store's, else it is exact.
+    Every ingest of the run applies its policy to older versions, even if it stores nothing new. `ckstore gc` runs by
+    itself once a tenth of the bytes can be freed. Both the N highest steps and the N most recently ingested versions
+    count as the latest N.
 
-    Policies never change tagged versions, versions that another run continues, and the best by --exact-best.
-    --exact-every only keeps versions exact: --keep-last forgets them unless --keep-every keeps them. The retention
-    options (--exact-*, --keep-*, --drop, --whole-last) are set together: to set one removes the others that are not
-    given. --drop takes globs as in `ckstore ls`.
+    Policies never change tagged versions, versions that another run continues, and the best. --keep-last forgets
+    versions that --exact-every keeps exact, unless --keep-every keeps them. The retention options (--exact-*, --keep-*,
+    --drop, --whole-last) are set together: setting some removes the others. --drop takes globs as in `ckstore ls`.
     """
     policy = policy_of(given)
     said = any(given.values())

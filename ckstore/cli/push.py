@@ -23,13 +23,12 @@ from ckstore.cli.verb import open_store, verb
 def command(ctx: click.Context, /, other: Path | str, versions: tuple[str, ...], **options: Any) -> None:
     """Send versions to another store.
 
-    Sends the selected versions, or all, to the store OTHER. They keep id, run, step, time and metrics, and tags that
-    are free in OTHER; OTHER assigns numbers. Bytes that OTHER has are not sent again. Versions needed only to restore
-    others are sent too but stay hidden; the parent is the nearest ancestor in OTHER.
+    Versions, by default all, keep id, run, step, time and metrics, and tags that are free in OTHER; OTHER assigns
+    numbers. Bytes that OTHER has are not sent again. Versions needed only to restore others are sent too but stay
+    hidden; the parent is the nearest ancestor in OTHER.
 
-    A version exists in OTHER if its id does, or the same content at its run and step; different content there is a
-    conflict. Damaged versions are skipped and reported. An interrupt loses nothing; repeat the command to send the
-    rest.
+    A version exists in OTHER if its id does, or the same content at its run and step; other content is a conflict.
+    Damaged versions are skipped and reported. After an interrupt, repeat the command for the rest.
     """
     from ckstore.store import Store
 

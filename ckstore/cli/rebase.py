@@ -42,10 +42,10 @@ def command(
 ) -> None:
     """Rewrite versions in full, so that they restore faster.
 
-    The selected versions are stored without deltas, in more bytes. With --max-restore-cost, only as many objects are,
-    of the selected or of all versions, as each version needs to cost at most that. Values do not change, and later
-    versions are stored as deltas as before. `ckstore gc` frees the old deltas. Coarse versions of scheme lc cannot be
-    stored in full: versions that still cost more are listed, with exit code 3.
+    Versions are stored without deltas, in more bytes; with --max-restore-cost only as many objects, of the selected or
+    of all versions, as each version needs. Values do not change, and later versions are deltas as before. `ckstore gc`
+    frees the old deltas. Coarse versions of scheme lc cannot be stored in full: versions that still cost more are
+    listed, with exit code 3.
     """
     if not versions and run is None and max_restore_cost is None:
         raise UsageError(

@@ -19,10 +19,10 @@ from ckstore.errors import IntegrityError
 def command(ctx: click.Context, as_json: bool) -> None:
     """Rebuild the catalog from packs and log.
 
-    The catalog, catalog.sqlite, is the index of a store; packs/ and log/ hold its data. Use it if another verb says
-    that the catalog is missing or damaged. It brings back all versions, tags, metrics and policies, and deletes
-    nothing. Each damaged or missing pack, and each pair of versions with the same step or number, is reported on
-    stderr, with exit code 4. Other processes cannot write until it is done.
+    Use it if another verb reports a missing or damaged catalog.sqlite, the index of packs/ and log/. It brings back all
+    versions, tags, metrics and policies, and deletes nothing. Each damaged or missing pack, and each pair of versions
+    with the same step or number, is reported on stderr, with exit code 4. Other processes cannot write until it is
+    done.
 
     In a bucket, other processes go on, and damaged packs are uploaded again if the local cache has their bytes.
     """

@@ -41,8 +41,8 @@ def command(
     """Report on runs: odd findings, measures of every tensor over the versions, metrics, sizes and lineage.
 
     Findings are tensors that did not move, NaN and infinities, norms that exploded, and unusual update-to-weight
-    ratios. Of a large tensor a sample is read, and the report gives its share. The next report decodes only newer
-    versions. Without RUN, all runs are compared.
+    ratios. A large tensor is sampled; the report gives the share. The next report decodes only newer versions. By
+    default all runs count.
     """
     from ckstore.reading.checkout import check_place
     from ckstore.report.report import format_of

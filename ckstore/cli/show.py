@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, version: str, sha256: bool, as_json: bool) -> None:
     """Show details of a version.
 
-    Prints files with their BLAKE3, metrics, tags, parent and children, and how the objects are stored. For each tensor
-    it prints the form and a step, stored bits an element, and the errors of a coarse version: maximal,
-    root mean square, and relative to the root mean square of the values.
+    Prints files with their BLAKE3, metrics, tags, parent and children, and how the objects are stored. Each tensor has
+    its form and step, stored bits an element, and the errors of a coarse version: maximal, root mean square, and
+    relative to the root mean square of the values.
     """
     with open_store(ctx) as store:
         found = store[version]

@@ -21,14 +21,11 @@ _COUNTS = frozenset({"versions", "runs", "tags", "packs", "objects", "tensors", 
     ("ckstore stats", "print counts, bytes and ratio"),
     ("ckstore stats --ledger", "account for every byte"),
 )
-@option("--ledger", "Account for every byte of the store.", name="with_ledger")
+@option("--ledger", "List the bytes of all files of the store by cause.", name="with_ledger")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, with_ledger: bool, as_json: bool) -> None:
-    """Print totals of the store.
-
-    --ledger lists the bytes of all files of the store by cause; they add up to its size on disk.
-    """
+    """Print totals of the store."""
     with open_store(ctx) as store:
         stats = store.stats()
         freed = 0

@@ -37,14 +37,11 @@ def command(
 ) -> None:
     """Make exact versions coarse: round their values.
 
-    The selected versions become coarse: weights come back rounded, by a few percent of their root mean square, and the
-    moments of an optimiser only roughly. --dry-run prints the errors before anything changes; `ckstore show` prints
-    them afterwards. All other versions stay exact. The store cannot undo it, even before `ckstore gc`: only another
-    ingest of the original files with --fidelity exact brings the exact values back, under a new number. If a selected
-    version is tagged, nothing is thinned; --keep-tagged leaves tagged versions out. A range A..B selects versions of
-    one run.
+    Weights come back rounded, by a few percent of their root mean square, and the moments of an optimiser only roughly.
+    `ckstore show` prints the errors, --dry-run before anything changes. All other versions stay exact. Only another
+    ingest of the original files with --fidelity exact brings the exact values back, under a new number, even before
+    `ckstore gc`. If a selected version is tagged, nothing is thinned. `ckstore gc` frees the bytes.
 
-    `ckstore gc` frees the bytes.
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
         chosen = store.select(versions or None, **selection) if versions or selection["run"] else None

@@ -44,7 +44,8 @@ _OF_ANY_STORE = (*_OF_ANY, 4, 10, 11, 14, 15)
 VERSION_HELP = (
     "A VERSION is a number, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name of a run (its "
     "highest step), best:METRIC (the lowest loss or error, the highest of other metrics), least:METRIC, most:METRIC, "
-    "or at least the first four characters of an id."
+    "or at least the first four characters of an id. Verbs for several versions also take ranges A..B of one run: by "
+    "step, or between two numbers by number, with both ends."
 )
 
 

@@ -34,8 +34,8 @@ def command(
 ) -> None:
     """Check the integrity of the store.
 
-    Compares every pack with the digest in its name, decodes the objects of all versions (or of each VERSION) and
-    compares them with their ids. Nothing is changed. Each problem is a line on stderr, with exit code 4.
+    Compares every pack with the digest in its name, and the decoded objects of all versions (or of each VERSION) with
+    their ids. Each problem is a line on stderr, with exit code 4.
     """
     from ckstore.checking.verify import bytes_to_check
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "Source of steps, as for `ckstore ingest`.  [default: contents if they differ, else names]",
     type=click.Choice(STEP_SOURCES[:2]),
 )
-@option("--delete-source", "Delete each checkpoint once it is stored and verified.")
+@option("--delete-source", "Delete each input once its version is decoded and compared with it.")
 @option("--once", "Store the complete checkpoints and exit.")
 @option(
     "--settle SECONDS",
@@ -64,12 +64,10 @@ def command(
     """Store checkpoints as they appear in a directory, until stopped.
 
     Each file or directory in DIRECTORY becomes one version once it is complete: it parses, holds tensors, and has not
-    changed for a while. Temporary names (.tmp and the like), links and inputs without tensors are skipped. Inputs that
-    are stored already are skipped by size and mtime, also after a restart, and so are steps that a policy would forget.
-    When the disk is full, it waits.
+    changed for --settle. Temporary names (.tmp and the like), links, inputs without tensors, stored inputs (by size and
+    mtime, also after a restart) and steps that a policy would forget are skipped. When the disk is full, it waits.
 
-    An interrupt stops it at once; SIGTERM lets it finish the current version. The store stays consistent, and the next
-    start continues.
+    An interrupt stops it at once; SIGTERM lets it finish the current version. The next start continues.
     """
     stop = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stop.set())

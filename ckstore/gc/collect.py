@@ -38,21 +38,20 @@ _SLACK = 1 << 14
 
 @dataclass(slots=True)
 class GcReport:
-    """Result of a garbage collection; after a dry run, its prediction.
+    """Result of a garbage collection, or a prediction.
 
     Attributes
     ----------
     bytes
         Freed bytes; a dry run estimates them.
     removed
-        Number of deleted packs: no version needed them.
+        Number of deleted packs.
     rewritten
-        Number of packs that were rewritten without their garbage.
+        Number of packs that were rewritten without garbage.
     in_full
-        Number of objects that were stored in full: this takes fewer bytes than the objects of forgotten versions that
-        they were stored against.
+        Number of objects that were stored in full, in fewer bytes than their forgotten bases.
     files
-        Number of deleted leftovers of killed processes: uncommitted packs and temporary files.
+        Number of deleted files of killed processes.
     versions
         Number of forgotten or replaced versions whose manifests were deleted.
 

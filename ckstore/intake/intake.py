@@ -48,7 +48,7 @@ class Ingested:
     path
         Path of the input.
     version
-        Row of the stored version, or of the existing one of the same content; None if nothing is stored.
+        Row of the stored version, or of the existing one of the same content; None without one.
     is_new
         Whether the version is new.
     seconds

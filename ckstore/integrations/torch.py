@@ -147,9 +147,8 @@ def _holds_unknown(state: Any) -> bool:
 class GradientAccumulator:
     """Accumulates the exponential mean of a model's gradients before each save, in CPU memory.
 
-    Inshrinkerator ranks weights by their sensitivity |g w|, where g is this mean: ``g = 0.9 * gradient + 0.1 * g``.
-    `Store.ingest` takes it as `gradients`. Steps outside the window before a save cost nothing. Gradients on a GPU are
-    copied asynchronously into pinned memory, and added when the next step's gradients arrive.
+    The scheme `dynaquant` ranks weights by their sensitivity |g w|, where g is this mean:
+    ``g = 0.9 * gradient + 0.1 * g``. `Store.ingest` takes it as `gradients`.
 
     Parameters
     ----------
@@ -157,20 +156,20 @@ class GradientAccumulator:
         A module, or nested mappings of modules with the structure of the ingested state: ``{"model": model}`` if that
         is ``{"model": model.state_dict(), ...}``.
     every
-        Steps between saves: a save follows each step that `every` divides. 1 gathers in every step.
+        Steps between saves: a save follows each step that `every` divides.
     window
-        Number of steps before a save in which gradients are gathered. Weights fall tenfold per step; 8 steps give the
-        same mean as 50, to the accuracy of float32.
+        Number of steps before a save in which gradients are gathered; other steps cost nothing. To the accuracy of
+        float32, 8 steps give the same mean as 50.
 
     Raises
     ------
     UsageError
-        If `every` or `window` is below 1, or `modules` contains another type.
+        `every` or `window` is below 1, or `modules` contains another type.
 
     Notes
     -----
-    Memory: 4 bytes for each element that has a gradient. Gradients on a GPU need their own size in pinned memory in
-    addition. Infinities and NaN in a gradient, as in steps that a gradient scaler skips, count as 0.
+    Memory: 4 bytes for each element that has a gradient; gradients on a GPU need their own size in pinned memory, too.
+    Infinities and NaN, as in steps that a gradient scaler skips, count as 0.
 
     Examples
     --------

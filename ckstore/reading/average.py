@@ -21,7 +21,7 @@ _COUNTERS = ("step",)
 
 @dataclass(frozen=True, slots=True)
 class AverageReport:
-    """Result of an average of versions.
+    """Result of an average.
 
     Attributes
     ----------
@@ -30,8 +30,7 @@ class AverageReport:
     averaged
         Paths of the averaged tensors.
     kept
-        Paths of the other tensors, which are those of the last version: integers, booleans, floats of 8 bits and less,
-        and counters of steps.
+        Paths of the other tensors: integers, booleans, floats of 8 bits and less, and counters of steps.
 
     Examples
     --------

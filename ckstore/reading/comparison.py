@@ -52,8 +52,8 @@ class TensorForm:
 class TensorChange:
     """A tensor that differs between two versions.
 
-    Numbers are of tensors with changed values alone, computed in float64 from the elements that are finite in both
-    versions; a dtype that packs several numbers in a byte has only a `share`.
+    Numbers are of changed values alone, in float64, from the elements that are finite in both versions; a dtype that
+    packs several numbers in a byte has only a `share`.
 
     Attributes
     ----------
@@ -100,8 +100,8 @@ class DiffReport:
     Attributes
     ----------
     changes
-        The tensors that differ: added ones, other shapes and other dtypes in the order of the second version, then
-        removed ones, then sorted ones with other values.
+        The tensors that differ: added ones, other shapes and dtypes in the order of the second version, then removed
+        ones, then other values, sorted.
     compared
         Number of tensors compared, equal ones included.
 

@@ -34,8 +34,8 @@ class RecoverReport:
     versions, packs
         Numbers of recovered versions and packs.
     problems
-        One sentence for each damaged or missing pack, log record, version or tag, and for each pair of versions that
-        claim the same number or step. Recovery deletes nothing.
+        One sentence for each damaged or missing pack, log record, version or tag, and each pair of versions with the
+        same number or step. Recovery deletes nothing.
 
     Examples
     --------
@@ -53,12 +53,12 @@ class RecoverReport:
 def recover(path: str | os.PathLike[str]) -> RecoverReport:
     """Rebuild the catalog of the store at `path` from its packs and log.
 
-    Forgotten versions stay forgotten, and tags keep their versions. If an interrupted ingest had completed its pack,
-    its version is recovered. No other process may write during the recovery; readers may go on.
+    Forgotten versions stay forgotten, and tags keep their versions. The version of an interrupted ingest comes back if
+    its pack was complete. Other processes may read, but not write.
 
     For a remote store, named by its URL, the mirror's catalog is rebuilt from the log; other processes may go on. Then
-    every pack is read. A damaged or missing pack is uploaded again if its bytes are cached here. Otherwise the log
-    records its loss, so that the next ingest of the same content stores it again.
+    every pack is read. A damaged or missing pack is uploaded again if its bytes are cached here; otherwise the log
+    records its loss, and the next ingest of its content stores it again.
 
     Raises
     ------

@@ -95,12 +95,10 @@ class Report:
     def save(self, path: str | os.PathLike[str], format: Format | None = None, *, force: bool = False) -> None:
         """Write the report to a file, by default in the format of its suffix: `.html`, `.md` or `.json`.
 
-        With `force`, an existing file is replaced once the new one is complete.
-
         Raises
         ------
         ConflictError
-            The file exists, and `force` is not set.
+            The file exists without `force`.
         UsageError
             The format is unknown, or the directory does not exist.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """Result of forgetting versions; after a dry run, its prediction.
+    """Result of forgetting versions, or a prediction.
 
     Attributes
     ----------

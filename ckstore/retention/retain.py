@@ -62,15 +62,15 @@ class Due:
 
 @dataclass(slots=True)
 class RetainReport:
-    """Result of applying retention policies; after a prediction, the expected changes.
+    """Result of applying retention policies, or a prediction.
 
     Attributes
     ----------
     forgotten, thinned, dropped
-        Rows of the forgotten versions, of those that became coarse, and of those that lost tensors. The first two
-        are as before the change; `dropped` rows have the globs of all dropped tensors.
+        Rows of the versions that were forgotten, became coarse, and lost tensors: `dropped` rows as after the change,
+        the others as before.
     tagged
-        Rows of the versions that stay unchanged only because of their tags.
+        Rows of the versions that stay because of their tags.
     freed
         Freed bytes; 0 if the collection was postponed.
 

@@ -60,7 +60,7 @@ class _Report(Future["IngestReport"]):
 class Saver:
     """Stores the states of a run in a separate process, while the program goes on; made by `Store.saver`.
 
-    A saver may be shared between threads, but not with forked processes.
+    Threads may share a saver, forked processes may not.
 
     Parameters
     ----------
@@ -156,28 +156,26 @@ class Saver:
         Parameters
         ----------
         state, step, metrics, replace, gradients, on_unknown
-            As for `Store.ingest`. The caller may change all of them once the call returns.
+            As for `Store.ingest`; the caller may change them once the call returns.
         search
-            As for `Store.ingest`. The separate process evaluates: by a function of a module that it can import, which
-            the program's main module is not.
+            As for `Store.ingest`. The separate process imports the evaluation, from another module than the program's
+            main one.
         busy
-            Action if one save is in flight and another is staged: `wait` until the first is durable, or `skip` this
-            one.
+            If one save is in flight and another is staged: `wait` until the first is durable, or `skip` this one.
 
         Returns
         -------
         Future
-            Future of the `IngestReport`, done once the version is durable. Cancelled if the save was skipped.
+            Future of the `IngestReport`, done once the version is durable; cancelled if the save was skipped.
 
         Raises
         ------
         CkstoreError or OSError
-            An earlier save failed; this one was not started, but the next will be. If the process has died, every later
-            save fails too. After SIGTERM: this save or one of another saver failed.
+            An earlier save failed; this one was not started, but the next will be, unless the process has died. After
+            SIGTERM: this save or one of another saver failed.
         UsageError
-            The state dict contains an unsupported object, `gradients` anything but tensors, `step` or `metrics` have
-            another type, the process cannot import the evaluation, the saver is closed, memory is too short for a copy,
-            or a future's callback saves. Nothing was staged.
+            An argument is invalid or holds an unsupported object, the process cannot import the evaluation, the saver
+            is closed, memory lacks room for a copy, or a future's callback saves. Nothing was staged.
         InputError
             Another thread changed the state dict during the copy.
 
@@ -221,12 +219,12 @@ class Saver:
         return future
 
     def close(self) -> None:
-        """Wait until all saves are durable, and end the process. Closing twice is harmless.
+        """Wait until all saves are durable, and end the process; closing twice is harmless.
 
-        The end of the program closes its savers. If a save failed, no later call raised that and its future was not
-        queried, the exit status is 1.
+        The end of the program closes its savers. Its exit status is 1 if a save failed, no later call raised that and
+        the future was not queried.
 
-        Older versions that are still hot stay so; `ckstore encode` encodes them.
+        Hot versions stay hot.
 
         Raises
         ------

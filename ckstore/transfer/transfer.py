@@ -79,7 +79,7 @@ class NotTransferred:
 
 @dataclass(slots=True)
 class TransferReport:
-    """Result of a transfer; after a dry run, its prediction.
+    """Result of a transfer, or a prediction.
 
     Attributes
     ----------
@@ -88,8 +88,7 @@ class TransferReport:
     there
         Rows, in the source, of the versions that the target already had.
     failed
-        The versions that could not be sent: damaged, stored against damaged objects, or in conflict with other content
-        at their run and step.
+        The versions that could not be sent: damaged, stored against damaged objects, or in conflict.
 
     Examples
     --------

@@ -64,7 +64,7 @@ class IngestReport:
     version
         The stored version's row.
     is_new
-        False if the same content already existed at this run and step. Given metrics are added to the existing version.
+        False if the same content already existed at this run and step.
 
     Examples
     --------

@@ -27,7 +27,7 @@ _ROUNDING = 1.001
 
 @dataclass(slots=True)
 class RebaseReport:
-    """Result of a rebase; after a dry run, its prediction.
+    """Result of a rebase, or a prediction.
 
     Attributes
     ----------
@@ -38,8 +38,8 @@ class RebaseReport:
     bytes
         Bytes that were added; `gc` frees the superseded objects.
     beyond
-        Numbers of the versions that still exceed the budget. Objects of scheme `lc` are sums of deltas: they cannot be
-        stored in full.
+        Numbers of the versions that still exceed the budget: objects of scheme `lc`, sums of deltas, cannot be stored
+        in full.
 
     Examples
     --------

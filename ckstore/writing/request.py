@@ -27,7 +27,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """The options of one checkpoint's ingest: the keywords of `Store.ingest`, which documents them.
+    """The keywords of `Store.ingest`, for `Store.ingest_many`.
 
     Examples
     --------

@@ -63,7 +63,7 @@ class Thinned:
 
 @dataclass(slots=True)
 class ThinReport:
-    """Result of a thinning; after a dry run, its prediction. Sizes are in bytes.
+    """Result of a thinning, or a prediction.
 
     Attributes
     ----------
@@ -72,11 +72,11 @@ class ThinReport:
     skipped
         Numbers of versions without exact values to drop.
     reanchored
-        Number of objects of other versions that were stored again: their bases were dropped.
+        Number of objects of other versions that were stored again, without dropped bases.
     freed
         Bytes that `gc` can free in addition.
     added
-        Bytes that were written: coarse objects, and objects that were stored again.
+        Bytes that were written.
 
     Examples
     --------

@@ -49,14 +49,14 @@ class Search:
     Attributes
     ----------
     evaluate
-        Function that takes the path of a checkpoint (a file, or a directory if one was ingested) and returns the loss,
-        or with `maximise` the accuracy.
+        Function from the path of a checkpoint (a file, or a directory if one was ingested) to the loss, or with
+        `maximise` the accuracy.
     max_degradation
-        Largest tolerated loss of quality, as a fraction of the original's evaluation.
+        Largest tolerated loss, as a fraction of the original's evaluation.
     maximise
         Whether a higher evaluation is better.
     jobs
-        Number of concurrent evaluations, each in its own thread. The result does not depend on it.
+        Number of concurrent evaluations, each in its own thread; the result is the same.
 
     Raises
     ------
