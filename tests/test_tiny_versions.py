@@ -25,15 +25,15 @@ def write(path: Path, step: int) -> None:
     torch.save({"model": model, "optimizer": {"state": state}, "step": step}, path)
 
 
-def test_a_store_is_smaller_than_its_files_compressed(tmp_path: Path) -> None:
-    store = ckstore.init(tmp_path / "store")
+def test_a_store_is_smaller_than_its_files_compressed(directory: Path) -> None:
+    store = ckstore.init(directory / "store")
     compressed = 0
     for step in range(60):
-        path = tmp_path / f"checkpoint_{step}.pt"
+        path = directory / f"checkpoint_{step}.pt"
         write(path, step)
         compressed += len(Zstd(level=3).encode(path.read_bytes()))
         store.ingest(path, run="r", step=step)
     total = sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
     assert total < 0.95 * compressed
-    store["r@59"].checkout(tmp_path / "out.pt")
-    assert (tmp_path / "out.pt").read_bytes() == path.read_bytes()
+    store["r@59"].checkout(directory / "out.pt")
+    assert (directory / "out.pt").read_bytes() == path.read_bytes()
