@@ -34,9 +34,8 @@ CODED = ("weights", "first moments")
 
 #: In full, for the page.
 WHOSE = """\
-Columns *levels; coder* name the author of each as here, *counted* where a coder has no decoder and its bits are added
-up. A star, there and at *all*: second moments are on ckstore's lattices, as of LC-Checkpoint and DynaQuant in all runs
-with AdamW, and ratios count them.
+Columns *levels; coder* name the author of each, *counted* where a coder has no decoder and its bits are added up. A
+star, there and at *all*: ratios count second moments, which are on ckstore's lattices.
 
 Each line names levels; coder; everything else:
 
@@ -53,15 +52,12 @@ Each line names levels; coder; everything else:
 
 #: Systems that no part measures, and the counterparts in ckstore.
 OTHERS = """\
-* FM-Delta (Ning et al., NeurIPS 2024): integer differences of fine-tunes' floats, without loss. `tools/bench/size`
-  measures it; its pairs are the smallest of the others on most series ([sizes](benchmarks.md#size)).
-* IncrCP (Lin et al., PVLDB 18): rows that changed, in chunk files. ckstore's exact versions are patches of the changed
-  elements: 1.43 MB each for a table of 51 MB that changes 2 % of its rows, 1.4 times these rows
-  ([decisions](decisions.md#sparse-changes-are-patches)).
-* GEMINI (Wang et al., SOSP 2023): recovery from the memory of other machines. ckstore keeps no copy there. After a
-  crash the latest version is hot and in the page cache: a state dict in 2.5 times `torch.load`'s speed. After the loss
-  of a machine it comes from a bucket: 268 MB at 100 MB/s in 2.98 s, coarse in 0.62 s, `torch.load` in 2.85 s
-  ([benchmarks](benchmarks.md))."""
+* FM-Delta (Ning et al., NeurIPS 2024): integer differences of fine-tunes' floats, without loss. Its pairs are the
+  smallest of the others on most series ([sizes](benchmarks.md#size)).
+* IncrCP (Lin et al., PVLDB 18): rows that changed, in chunk files. ckstore's exact versions are
+  [patches of the changed elements](decisions.md#sparse-changes-are-patches), of 1.4 times the bytes of these rows.
+* GEMINI (Wang et al., SOSP 2023): recovery from the memory of other machines. ckstore keeps no copy there: after a
+  crash the latest version is hot and in the page cache, after the loss of a machine [in a bucket](benchmarks.md)."""
 
 
 def whose(scheme: str, part: str = "weights", run: str = "gpt") -> str:
