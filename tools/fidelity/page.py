@@ -31,7 +31,7 @@ papers, on small runs of `tools/train`. `tools/bench/schemes --write` writes thi
 
 Ratios compare 32-bit files with everything that is stored. *Searched*: each version has the smallest setting whose
 evaluation is at most 5 % worse, as in Inshrinkerator's paper. QD-compressor, Check-N-Run and GOBO quantise weights
-alone, to the fewest levels that achieve this (`tools/fidelity/baselines.py`). The others have their defaults.
+alone, to the fewest levels that achieve this.
 
 The verdict is *none* where the run could not have missed the figure: every scheme and setting reaches it, or training
 had reached a plateau, after which few levels change.
@@ -42,11 +42,11 @@ Papers: [LC] Chen et al., *On Efficient Constructions of Checkpoints*, ICML 2020
 #: Notes below the tables of each part.
 NOTES = {
     "cnn": """\
-[I], failure recovery, ResNet-152, 10 failures: QD-compressor 11.82x, -0.09 % lost; Check-N-Run 5.71x, 0.36 %.
+[I], ResNet-152, 10 failures: QD-compressor 11.82x, -0.09 % lost; Check-N-Run 5.71x, 0.36 %.
 
 ExCP's threshold falls with second moments, and SGD has none: nearly all late changes are below it.""",
     "gpt": """\
-[I], failure recovery, GPT-2 Medium, 10 failures: Inshrinkerator loses 0.61 %; QD-compressor 22.15x, 1.10 %; Check-N-Run
+[I], GPT-2 Medium, 10 failures: Inshrinkerator loses 0.61 %; QD-compressor 22.15x, 1.10 %; Check-N-Run
 6.35x, 0.25 %. Of *all*, moments are two thirds.""",
     "failures": """\
 A GPT of 1.7 million parameters, 200 steps of a loss that falls until the end, a checkpoint every 10. Failures follow
