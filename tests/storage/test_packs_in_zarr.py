@@ -140,6 +140,44 @@ def test_every_array_of_every_pack_reads(tmp_path: Path, dtype: torch.dtype, opt
         assert read["rows"]
 
 
+def codebook(record: Record) -> tuple[np.ndarray, int]:
+    """Return the centroids of a codebook, and the number of its levels."""
+    assert isinstance(record, Codebook)
+    return record.lattice.centroids, record.lattice.centroids.size + record.lattice.protected
+
+
+def indices(shown: dict[str, tuple[Any, Record]], name: str) -> np.ndarray:
+    """Return the indices of a codebook by plain Zarr, those of protected elements with their bits."""
+    array, record = shown[name]
+    centroids, levels = codebook(record)
+    if record.base is not None:
+        said = array.attrs["ckstore"]
+        assert said["recipe"] == "(base - this) mod levels"
+        last = codebook(shown[said["base"]][1])[1] - 1
+        before = np.minimum(indices(shown, said["base"]), last)
+        stored = np.empty(record.count, int)
+        stored[np.argsort(before >> max(0, last.bit_length() - 6), kind="stable")] = array[:]
+        return np.where(stored < levels, (before - stored) % levels, stored - 1)
+    plain = array.metadata.to_dict()
+    plain |= {"data_type": "int32", "codecs": [one for one in plain["codecs"] if one["name"] != "ckstore.levels"]}
+    stored = zarr.Array(zarr.AsyncArray(metadata=plain, store_path=array.store_path))[:]
+    return stored + np.argmin(np.abs(centroids))
+
+
+def test_deltas_of_codebooks_restore_by_their_recipe(tmp_path: Path) -> None:
+    store, _ = versions(tmp_path, torch.float32, shape=(300, 256), policy=Policy("coarse", "dynaquant"))
+    shown = {array_name(record.id): (array, record) for array, record in arrays(store)}
+    wanted = [store[f"r@{step}"]["model/w"][:].reshape(-1) for step in range(3)]
+    found = []
+    for name, (_, record) in shown.items():
+        if isinstance(record, Codebook) and record.base is not None and record.dtype == "float32":
+            centroids, numbers = codebook(record)[0], indices(shown, name)
+            kept = (np.maximum(numbers - centroids.size, 0).astype("u4") << 16).view("f4")
+            values = np.where(numbers < centroids.size, centroids[np.minimum(numbers, centroids.size - 1)], kept)
+            found.append(any(np.array_equal(values, weights) for weights in wanted))
+    assert sum(found) == 2
+
+
 def test_a_base_shows_the_weights(tmp_path: Path) -> None:
     store, trees = versions(tmp_path, torch.float32, shape=(256, 300), policy=Policy("coarse", max_abs_error=1e-3))
     weight = trees[0]["model"]["w"].numpy().reshape(-1)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -52,7 +53,8 @@ class _Link:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.server = server = SimulatedServer()
-        setattr(mirror, "ObstoreBucket", lambda url, options: SimulatedBucket(server))  # noqa: B010 - no public way
+        self._patch = mock.patch.object(mirror, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+        self._patch.start()
         self.costs: list[_Cost] = []
 
     @contextmanager
@@ -75,7 +77,8 @@ class _Link:
         return self.directory / name
 
     def close(self) -> None:
-        """Delete the mirrors."""
+        """Delete the mirrors, and reach other object stores again."""
+        self._patch.stop()
         shutil.rmtree(self.directory)
 
 

@@ -77,10 +77,10 @@ def storing(bench: Bench) -> Section:
     source.path.unlink()
     return Section(
         "Storing",
-        "Each round stores the next version of the run. `ingest`: open the store, then read, hash, encode, pack, "
-        "sync and commit a file. `live ingest`: `store.ingest(state_dict)` in a process that has ingested the parent. "
-        "*Hot*: stored unencoded, as a training loop waits for it. `compaction` encodes the hot version before it. "
-        "*stored*: bytes left, as a part of the original. *ratio*: speed over that of `torch.save, fsync`.",
+        "Each round stores the next version of the run. `ingest`: open the store, and store a file. `live ingest`: "
+        "`store.ingest(state_dict)` in a process that has ingested the parent. *Hot*: stored unencoded. `compaction` "
+        "encodes the hot version before it. *stored*: bytes left, as a part of the original. *ratio*: speed over that "
+        "of `torch.save, fsync`.",
         [rows],
     )
 
@@ -133,9 +133,9 @@ def restoring(bench: Bench) -> Section:
         rows.append(compared(name, found, timings[against], size))
     return Section(
         "Restoring",
-        "The version with the longest chain, including the time to open the store: as a synced file (`checkout`), or "
-        "as tensors in memory (`state_dict`; safetensors maps the file and reads nothing). *ratio*: speed over that "
-        "of `torch.load`, of checkouts over that of `cp`. The hot version is the latest of a run.",
+        "The version with the longest chain, with the time to open the store: as a synced file (`checkout`), or in "
+        "memory (`state_dict`; safetensors only maps the file). *ratio*: speed over that of `torch.load`, of checkouts "
+        "over that of `cp`. The hot version is the latest of a run.",
         [rows],
     )
 

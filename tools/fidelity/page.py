@@ -23,19 +23,18 @@ LC-Checkpoint and Inshrinkerator (DynaQuant) in ckstore, compared with ckstore's
 papers, on small runs of `tools/train`. `tools/bench/schemes --write` writes this page.
 
 * *residual network*: 2.8 million parameters on scikit-learn's digits, SGD with momentum, 60 epochs to a plateau of
-  96.5 % accuracy, a checkpoint an epoch; gradients by `ckstore.GradientAccumulator`. *Lost*: the lost part of the
-  accuracy on 397 other digits.
+  96.5 % accuracy, a checkpoint an epoch; gradients by `ckstore.GradientAccumulator`. *Lost*: part of the accuracy on
+  397 other digits.
 * *GPT*: 4.9 million parameters on Python's sources, AdamW, 800 steps, a checkpoint every 40. *Lost*: the relative
   rise of the loss on 128 other windows.
-* *fine-tune*: the GPT on English prose, 200 steps, a checkpoint every 10, the first before any. *Lost*: the same on
-  prose.
+* *fine-tune*: the GPT on English prose, 200 steps, a checkpoint every 10. *Lost*: the same on prose.
 
 Ratios compare 32-bit files with everything that is stored. *Searched*: each version has the smallest setting whose
 evaluation is at most 5 % worse, as in Inshrinkerator's paper. QD-compressor, Check-N-Run and GOBO quantise weights
-alone, to the fewest levels that achieve this (`tools/fidelity/baselines.py`). The others have their defaults.
+alone, to the fewest levels that achieve this.
 
-A verdict is given where the run could have missed the figure: another scheme or setting misses it, and training had not
-reached a plateau, after which few levels change. Everywhere else it is *none*.
+The verdict is *none* where the run could not have missed the figure: every scheme and setting reaches it, or training
+had reached a plateau, after which few levels change.
 
 Papers: [LC] Chen et al., *On Efficient Constructions of Checkpoints*, ICML 2020. [I] Agrawal et al.,
 *Inshrinkerator*, SoCC 2024, arXiv 2306.11800v3."""
@@ -43,31 +42,26 @@ Papers: [LC] Chen et al., *On Efficient Constructions of Checkpoints*, ICML 2020
 #: Notes below the tables of each part.
 NOTES = {
     "cnn": """\
-[I], failure recovery, ResNet-152, 10 failures: QD-compressor 11.82x, -0.09 % lost; Check-N-Run 5.71x, 0.36 %. Best
-versions of Inshrinkerator are above 100x for all models, 366x in the ablation.
+[I], ResNet-152, 10 failures: QD-compressor 11.82x, -0.09 % lost; Check-N-Run 5.71x, 0.36 %.
 
-ExCP's threshold, 2.5 times the median change, falls with second moments, and SGD has none: nearly all late changes
-are below it.""",
+ExCP's threshold falls with second moments, and SGD has none: nearly all late changes are below it.""",
     "gpt": """\
-[I], failure recovery, GPT-2 Medium, 10 failures: Inshrinkerator loses 0.61 %; QD-compressor 22.15x, 1.10 %; Check-N-Run
-6.35x, 0.25 %. Of *all*, moments are two thirds.
-
-LC-Checkpoint's ratio follows its number of bits, 3 by default, early and late in training.""",
+[I], GPT-2 Medium, 10 failures: Inshrinkerator loses 0.61 %; QD-compressor 22.15x, 1.10 %; Check-N-Run
+6.35x, 0.25 %. Of *all*, moments are two thirds.""",
     "failures": """\
 A GPT of 1.7 million parameters, 200 steps of a loss that falls until the end, a checkpoint every 10. Failures follow
-random steps; training resumes from the last version with the batches that followed it. *Each seed*, of initial weights
-and failures: the rise of the final loss over that seed's run without failures. *Weights alone*, *moments alone*: a
-restore takes these from the version and the rest exactly. *Ratio*, *best version*: of all that is stored.
+random steps. *Each seed*, of initial weights and failures: the rise of the final loss over that seed's run without
+failures. *Weights alone*, *moments alone*: a restore takes these from the version and the rest exactly. *Ratio*, *best
+version*: of all that is stored.
 
 [I], GPT-2 Medium: 10 failures cost 0.61 % (Inshrinkerator).""",
     "coarse": """\
-The GPT of `--tier full` has 10.9 million parameters and 25 checkpoints of 131 MB, its fine-tune on prose 21.
-*Later versions*: the median version that is not stored in full. *Rise*: evaluation loss 20 steps after resuming, over
-an exact resume with the same batches; mean of three versions and three seeds, in brackets the worst version. Of the
-fine-tune, the lost part of its gain in loss.""",
+The GPT of `--tier full` has 10.9 million parameters and 25 checkpoints of 131 MB, its fine-tune 21. *Later versions*:
+the median version that is not stored in full. *Rise*: evaluation loss 20 steps after resuming, over an exact resume
+with the same batches; mean of three versions and three seeds, in brackets the worst version. Of the fine-tune, the lost
+part of its gain in loss.""",
     "finetune": """\
-Versions are 10 steps apart; in the papers thousands. The best version of DynaQuant's searched weights is above 100x, as
-[I]'s are, on a run that is not digits. LC-Checkpoint's second version is its worst: 10 steps move less
+Versions are 10 steps apart; in the papers thousands. LC-Checkpoint's second version is its worst: 10 steps move less
 than the error of the first version. From the third on it loses less than a tenth of that.""",
     "interrupted": """\
 A residual network of 0.3 million parameters, 40 epochs, whole checkpoints (baselines: weights alone); means over
@@ -84,12 +78,12 @@ QD-compressor, Check-N-Run and GOBO are of weights.""",
 Weights of at least 65,536 elements in the paper's coding, with 16 levels, 0.5 % protected and 20 % pruned, or with
 the searched setting of the residual network: 4 levels, 0.05 and 40 %. Huffman alone is at most 32x.
 
-[I], ablation, ResNet-152: 25x, 28x and 39x over the whole run; the best versions 30x, 79x and 366x.""",
+[I], ResNet-152: 25x, 28x and 39x over the whole run; the best versions 30x, 79x and 366x.""",
     "levels": """\
 The fewest levels, up to 192, with which a version's weights, nothing pruned or protected, are within ε; means over
 evenly spaced versions.
 
-[I], one-shot compression: ResNet-152: k-means on the sketch 20.2, 11.9 and 7.2, Check-N-Run 59.3, 40.7 and 26.7;
+[I], ResNet-152: k-means on the sketch 20.2, 11.9 and 7.2, Check-N-Run 59.3, 40.7 and 26.7;
 GPT-2 Medium: 54.7, 16.2 and 9.1, and 106.9, 47.7 and 24.6; plain k-means took more than 30 minutes.""",
     "quantiser": """\
 Processor time for {elements:,} weights of the GPT and {levels} levels; *times* is for equal numbers of elements.""",
@@ -97,10 +91,10 @@ Processor time for {elements:,} weights of the GPT and {levels} levels; *times* 
 Processor time of the GPT's steps on one core, and the time that versions of its whole checkpoints (59 MB) add during
 training: 3 versions in 30 steps, once.""",
     "transfer": """\
-The weights of the pretrained GPT are stored once, without a parent, restored, and fine-tuned on prose with the same
-batches; losses on other prose.
+The weights of the pretrained GPT are stored without a parent, restored, and fine-tuned on prose with the same batches;
+losses on other prose.
 
-[I], transfer learning: Inshrinkerator 11.3x (BERT Large) and 10.0x (Pythia 1B on Alpaca); baselines 4.0x to 5.3x.""",
+[I]: Inshrinkerator 11.3x (BERT Large) and 10.0x (Pythia 1B on Alpaca); baselines 4.0x to 5.3x.""",
 }
 
 _RUNS = {"cnn": "residual network", "gpt": "GPT", "finetune": "fine-tune"}

@@ -34,9 +34,8 @@ CODED = ("weights", "first moments")
 
 #: In full, for the page.
 WHOSE = """\
-Columns *levels; coder* name the author of each as here, *counted* where a coder has no decoder and its bits are added
-up. A star, there and at *all*: second moments are on ckstore's lattices, as of LC-Checkpoint and DynaQuant in all runs
-with AdamW, and ratios count them.
+Columns *levels; coder* name the author of each, *counted* where a coder has no decoder and its bits are added up. A
+star, there and at *all*: ratios count second moments, which are on ckstore's lattices.
 
 Each line names levels; coder; everything else:
 
