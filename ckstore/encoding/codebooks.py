@@ -151,7 +151,7 @@ class CodebookEncoder:
 
     def _codebook(self, layer: Layer) -> CodebookLattice:
         """Return the codebook of a layer; raise `CkstoreError` if the scheme gives another: kernels do not check it."""
-        lattice = self.scheme.codebook(layer)
+        lattice: object = self.scheme.codebook(layer)
         if not isinstance(lattice, CodebookLattice) or lattice.dtype != layer.dtype:
             raise CkstoreError(f"The scheme {self.scheme.name} returned no codebook of {layer.dtype}.")
         if lattice.protected and self.scheme.of_changes:

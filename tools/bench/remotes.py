@@ -53,7 +53,7 @@ class _Link:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.server = server = SimulatedServer()
-        self._patch = mock.patch.object(mirror, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+        self._patch = mock.patch.object(mirror, "ObstoreBucket", side_effect=lambda *_: SimulatedBucket(server))
         self._patch.start()
         self.costs: list[_Cost] = []
 
