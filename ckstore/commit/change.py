@@ -165,10 +165,9 @@ class Change:
 
         self._commit(change)
 
-    def commit_encoded(self, before: VersionRow, lease: int, frees: Callable[[], RawPacks], costs: Costs) -> None:
+    def commit_encoded(self, before: VersionRow, lease: int, frees: Callable[[], RawPacks]) -> None:
         """Commit the objects of a hot version, encoded; end its lease, and delete the raw packs that it `frees`.
 
-        `costs` are those of other versions with the same objects.
         `frees` is called within the transaction. Raise `ConflictError` if another process has changed the version, or
         encoded its objects; `NotFoundError` if it was forgotten.
         """
@@ -182,7 +181,6 @@ class Change:
             freed = [gone for name, keys in raw.packs.items() for gone in catalog.free_packs([name], keys, raw.needed)]
             if freed:
                 catalog.note_gone(freed)
-            write_costs(catalog, costs)
             catalog.end_lease(lease)
             return freed
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.commit.change import Change, RawPacks
-from ckstore.commit.costs import present_costs
 from ckstore.commit.naming import policy_of
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError
@@ -147,20 +146,8 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
                 change.check_unencoded()
                 document, blobs = describe_encoded(stored, request, [objects[content] for content in values.contents])
                 change.finish(document, blobs, again=True)
-                costs = present_costs(repository, _sharing(stored, document))
-                change.commit_encoded(row, lease, partial(_raw_packs, stored, document), costs)
+                change.commit_encoded(row, lease, partial(_raw_packs, stored, document))
     return within_budget(repository, catalog.version(row.number), before.hot.budget)
-
-
-def _sharing(version: StoredVersion, encoded: VersionDocument) -> list[VersionRow]:
-    """Return the other hot versions with objects of this one: theirs are then encoded as well."""
-    found = []
-    for row in version.repository.catalog.versions():
-        if row.hot and row.number != version.row.number:
-            with suppress(IntegrityError):
-                if not set(encoded.objects).isdisjoint(version.repository.resolver.document(row).objects):
-                    found.append(row)
-    return found
 
 
 def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:

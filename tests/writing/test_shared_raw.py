@@ -13,7 +13,6 @@ import torch
 
 import ckstore
 from ckstore.commit.change import Change
-from ckstore.commit.costs import restore_cost
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
 from tests.checkpoints import draw, lose_catalog, pack_bytes, packs_of, sha256
@@ -215,18 +214,3 @@ def test_no_cycle_comes_from_the_compaction_of_a_hot_ancestor(directory: Path) -
         assert store.verify().problems == []
         np.testing.assert_array_equal(store["r@5"]["w"].numpy(), third["w"])
         np.testing.assert_array_equal(store["r@3"]["w"].numpy(), second["w"])
-
-
-def test_encoding_an_object_updates_the_costs_of_all_its_versions(directory: Path) -> None:
-    shared = draw(300, 256)
-    with ckstore.init(directory / "store") as store:
-        store.ingest({"w": shared}, run="a", step=0, hot=0)
-        shared = shared + 1e-4 * draw(300, 256)
-        store.ingest({"w": shared}, run="a", step=1, hot=2)
-        store.ingest({"w": shared, "own": draw(300, 256)}, run="b", step=0, hot=2)
-        store.encode(["a@1"])
-        version = store["b@0"]._stored
-        assert version.row.hot
-        assert version.row.depth == 1
-        assert restore_cost(version) == (version.row.cost, version.row.depth)
-        assert store.verify().problems == []
