@@ -96,7 +96,7 @@ class CodebookEncoder:
         sizes = {}
         for name, plan in plans.items():
             filled = self._filled(layer, unit, bits, plan)
-            lattice = self.scheme.codebook(filled)
+            lattice = self._codebook(filled)
             first = sample.start
             part = replace(filled, values=filled.values[first : first + sample.bits.size])
             sizes[name] = sample.nbytes(lattice.stored(self._numbers(lattice, part)))
@@ -109,7 +109,7 @@ class CodebookEncoder:
         """Estimate a scheme of values: one codebook, its indices in full or against the parent's."""
         sample = Sample.of(unit, lambda first, last: bits[first:last])
         filled = replace(layer, values=as_float32(bits, unit.dtype))
-        lattice = self.scheme.codebook(filled)
+        lattice = self._codebook(filled)
         part = self._numbers(lattice, filled)[sample.start : sample.start + sample.bits.size]
         ways: dict[str, Codebook | None] = {"base": None, **({} if record is None else {"delta": record})}
         plans = {}
@@ -149,13 +149,25 @@ class CodebookEncoder:
             return record
         return None
 
+    def _codebook(self, layer: Layer) -> CodebookLattice:
+        """Return the codebook of a layer; raise `CkstoreError` if the scheme gives another: kernels do not check it."""
+        lattice: object = self.scheme.codebook(layer)
+        if not isinstance(lattice, CodebookLattice) or lattice.dtype != layer.dtype:
+            raise CkstoreError(f"The scheme {self.scheme.name} returned no codebook of {layer.dtype}.")
+        if lattice.protected and self.scheme.of_changes:
+            raise CkstoreError(f"The scheme {self.scheme.name} protects elements, which a scheme of changes cannot.")
+        return lattice
+
     def _numbers(self, lattice: CodebookLattice, layer: Layer) -> Numbers:
         """Return the numbers of a layer's elements; raise `CkstoreError` if the scheme gives others."""
-        indices, protected = self.scheme.assign(lattice, layer)
+        indices, protected = map(np.ascontiguousarray, self.scheme.assign(lattice, layer))
         last = np.count_nonzero(indices == lattice.levels - 1) if lattice.protected else 0
         is_sound = indices.dtype == np.uint8 and indices.shape == layer.values.shape and protected.shape == (last,)
         if not is_sound or indices.max(initial=0) >= lattice.levels:
             raise CkstoreError(f"The scheme {self.scheme.name} returned indices that fit neither layer nor levels.")
+        short = "bfloat16" if lattice.dtype == "float32" else lattice.dtype
+        if last and (protected.dtype != np.uint16 or has_unrepresentable(protected, short)):
+            raise CkstoreError(f"The scheme {self.scheme.name} returned no finite {short} bits of protected elements.")
         return lattice.numbers(indices, protected)
 
     def _filled(self, layer: Layer, unit: Unit, bits: Bits, plan: Way) -> Layer:
@@ -166,7 +178,7 @@ class CodebookEncoder:
             return self._changed(layer, unit, bits, self._decoded(plan.base))
         previous = self._decoded(plan.merged)
         change = self._changed(layer, unit, bits, previous)
-        lattice = self.scheme.codebook(change)
+        lattice = self._codebook(change)
         # The sum leads to the decoded last state, not to the exact one: without kept changes there is nothing to merge.
         merged = differences(
             lattice.add(previous, self._numbers(lattice, change)), self._decoded(plan.base), unit.dtype

@@ -11,7 +11,7 @@ import pytest
 
 import ckstore
 from ckstore.codecs import schemes
-from ckstore.codecs.codebook import codebook
+from ckstore.codecs.codebook import CodebookLattice, codebook
 from ckstore.codecs.scheme import Layer, Scheme
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.policy import Policy
@@ -106,6 +106,40 @@ def test_unsound_indices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     made = Scheme(
         "odd", lambda layer: codebook(np.arange(3.0), layer.dtype), lambda lattice, layer: (found, np.empty(0, "u2"))
     )
+    monkeypatch.setattr("ckstore.policy.scheme_of", lambda name: made)
+    monkeypatch.setattr("ckstore.encoding.estimator.scheme_of", lambda name: made)
+    with ckstore.init(tmp_path / "store") as store, pytest.raises(CkstoreError, match="scheme odd"):
+        store.ingest(state(0), policy=Policy("coarse", "odd"))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Scheme("odd", lambda layer: codebook(np.arange(3.0), "float16")),
+        Scheme("odd", lambda layer: np.arange(3.0)),  # type: ignore[arg-type, return-value]
+        Scheme("odd", lambda layer: codebook(np.arange(3.0), layer.dtype, protected=True), of_changes=True),
+    ],
+)
+def test_unsound_codebooks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Scheme) -> None:
+    """Kernels do not check the dtype; a version with protected changes could not be read."""
+    monkeypatch.setattr("ckstore.policy.scheme_of", lambda name: made)
+    monkeypatch.setattr("ckstore.encoding.estimator.scheme_of", lambda name: made)
+    with ckstore.init(tmp_path / "store") as store, pytest.raises(CkstoreError, match="scheme odd"):
+        store.ingest(state(0), policy=Policy("coarse", "odd"))
+
+
+@pytest.mark.parametrize("kept", [np.full(9, 0x7FC0, "u2"), np.ones(9, "f4"), np.full(9, -3, "i2")])
+def test_unsound_protected_elements_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: np.ndarray
+) -> None:
+    """A deviation does not bound NaN."""
+
+    def assign(lattice: CodebookLattice, layer: Layer) -> tuple[np.ndarray, np.ndarray]:
+        indices = lattice.nearest(layer.values)
+        indices[: kept.size] = lattice.levels - 1
+        return indices, kept
+
+    made = Scheme("odd", lambda layer: codebook(np.arange(3.0), layer.dtype, protected=True), assign)
     monkeypatch.setattr("ckstore.policy.scheme_of", lambda name: made)
     monkeypatch.setattr("ckstore.encoding.estimator.scheme_of", lambda name: made)
     with ckstore.init(tmp_path / "store") as store, pytest.raises(CkstoreError, match="scheme odd"):
