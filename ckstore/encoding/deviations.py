@@ -17,6 +17,9 @@ from ckstore.runtime.blocks import fixed
 #: The number of significant digits of recorded errors.
 _UPWARDS = Context(prec=4, rounding=ROUND_CEILING)
 
+#: Sums of squares below this have lost terms or digits.
+_LEAST = 1e-290
+
 
 class Comparison:
     """Compares a unit's original values with its decoded ones, chunk by chunk in order."""
@@ -47,7 +50,8 @@ class Comparison:
     def result(self) -> CoarseUnit:
         """Return the facts that the version records, once all chunks were compared."""
         counts = np.maximum(self._sums[:, 3], 1)
-        rms = np.sqrt(self._sums[:, 1] / counts)
+        # Squares of tiny float64 underflow: then the largest difference is the bound.
+        rms = np.where(self._sums[:, 1] < _LEAST, self._sums[:, 0], np.sqrt(self._sums[:, 1] / counts))
         size = np.sqrt(self._sums[:, 2] / counts)
         rows = zip(self._sums[:, 0].tolist(), rms.tolist(), size.tolist(), strict=True)
         spread = float(f"{self._spread / max(self._position, 1):.4g}")

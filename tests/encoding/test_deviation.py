@@ -48,6 +48,15 @@ def test_recorded_deviations_bound_measured_ones_by_member(counts: list[int], dt
     assert found.decoded == hasher.identity()
 
 
+@pytest.mark.parametrize("size", [1e-154, 1e-200, 5e-324])
+def test_deviations_of_tiny_values_are_bounds(size: float) -> None:
+    """Their squares underflow."""
+    comparison = Comparison(unit_of([3], "float64"))
+    comparison.add(np.full(3, size).view("u8"), np.zeros(3).view("u8"))
+    [said] = comparison.result().deviations
+    assert size <= said.rms <= said.max_abs <= 1.001 * size
+
+
 def test_equal_values_have_no_deviation() -> None:
     comparison = Comparison(unit_of([5], "float32"))
     bits = np.arange(5, dtype=np.float32).view("u4")
