@@ -129,21 +129,22 @@ def _decode(code: bytes, reference: bytes, length: int) -> bytes:
         lengths.append(size)
     columns = []
     for size in lengths:
-        columns.append(list(_read_varints(code[position : position + size])))
+        columns.append(_read_varints(code[position : position + size]))
         position += size
-    parts: list[bytes] = []
-    expected = total = 0
+    # Numbers are read one by one: a list of those of a crafted code would take 8 times its bytes.
+    result = bytearray()
+    expected = 0
     for skip, jump, copy in zip(*columns, strict=True):
         source = expected + skip + _unzigzag(jump)
         if source < 0 or source + copy > len(reference) or position + skip > len(code):
             raise ValueError("it copies from outside its reference")
-        total += skip + copy
-        if total > length:
+        if len(result) + skip + copy > length:
             raise ValueError("it is longer than its stated length")
-        parts += (code[position : position + skip], reference[source : source + copy])
+        result += code[position : position + skip]
+        result += reference[source : source + copy]
         position += skip
         expected = source + copy
-    return b"".join([*parts, code[position:]])
+    return bytes(result + code[position:])
 
 
 def _matches(data: bytes, reference: bytes) -> Iterator[tuple[int, int, int]]:

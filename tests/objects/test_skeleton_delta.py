@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.skeleton_delta import compress_against, expand_against
+from ckstore.objects.skeleton_delta import _digest, compress_against, expand_against
+from ckstore.storage import zstd
+from ckstore.varint import varint
 
 
 def skeleton_of(path: Path) -> bytes:
@@ -125,3 +128,15 @@ def test_another_reference_is_found():
     for other in (None, b"", reference[::-1], reference[:100]):
         with pytest.raises(IntegrityError):
             expand_against(blob, other)
+
+
+def test_many_empty_copies_take_the_memory_of_their_code() -> None:
+    """A crafted code of zeros has 128 times the bytes of its blob; a list of its numbers would take 1,000 times."""
+    count = 100_000
+    code = varint(count) * 3 + bytes(3 * count)
+    rest = b"\x03" + varint(0) + varint(len(code)) + zstd.compress(code, 3)
+    tracemalloc.start()
+    assert expand_against(_digest(rest, b"") + rest, b"reference") == b""
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * len(code)
