@@ -279,7 +279,7 @@ class _Probe(Generic[Settings]):
         """Return the last place from `low` to before `high` that passes by the model, or the middle one."""
         middle = (low + high) // 2
         told = [
-            (math.log2(self._epsilon / self.degradations[position]), place)
+            (math.log2(self._epsilon) - math.log2(self.degradations[position]), place)
             for place, position in enumerate(way)
             if self._epsilon > 0 and 0 < self.degradations.get(position, 0.0) < math.inf
         ]

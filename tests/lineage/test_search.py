@@ -236,3 +236,12 @@ def test_evaluated_settings_are_prefetched_without_changing_the_result(seed, eps
 
     found = search(asked, size, epsilon, CUBE, last, prefetch)
     assert found == search(evaluate, size, epsilon, CUBE, last)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "found"), [(0.05, [0.0, 1e-320, 1e-320, 1.0]), (1e-17, [0.0, 1e-20, 1e-20, 1e308])]
+)
+def test_degradations_of_any_size_have_a_model(epsilon: float, found: list[float]) -> None:
+    """Their quotients with the tolerance overflow and underflow."""
+    result = search(lambda place: found[place], lambda place: -place, epsilon, ladder(range(4), 1.0))
+    assert (result.settings, result.accepted) == (2, True)
