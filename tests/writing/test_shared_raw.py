@@ -13,6 +13,7 @@ import torch
 
 import ckstore
 from ckstore.commit.change import Change
+from ckstore.commit.costs import restore_cost, update_costs
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
 from tests.checkpoints import draw, lose_catalog, pack_bytes, packs_of, sha256
@@ -214,3 +215,18 @@ def test_no_cycle_comes_from_the_compaction_of_a_hot_ancestor(directory: Path) -
         assert store.verify().problems == []
         np.testing.assert_array_equal(store["r@5"]["w"].numpy(), third["w"])
         np.testing.assert_array_equal(store["r@3"]["w"].numpy(), second["w"])
+
+
+def test_costs_of_hot_versions_whose_objects_others_encode_are_no_problem(directory: Path) -> None:
+    first, second = draw(300, 256), draw(400, 256)
+    with ckstore.init(directory / "store") as store:
+        store.ingest({"v": first, "w": second}, run="a", step=0, hot=0)
+        later = {"v": first + 1e-4 * draw(300, 256), "w": second + 1e-4 * draw(400, 256)}
+        store.ingest(later, run="b", step=0, hot=2)
+        store.ingest({"v": later["v"], "w": second}, run="a", step=1, hot=0)
+        update_costs(store._repository)
+        store.ingest(later, run="a", step=2, hot=0)
+        version = store["b@0"]._stored
+        assert version.row.hot
+        assert restore_cost(version) != (version.row.cost, version.row.depth)
+        assert store.verify().problems == []
