@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, frexp, inf, isfinite, log2
+from math import ceil, frexp, isfinite, log2
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,13 +39,8 @@ Grid = LinearLattice | RoundedLattice
 #: A first moment's step in octaves above the mean magnitude of its row and column, at quality 1.
 FIRST_MOMENT = 2.5
 
-#: Octaves by which the step is smaller in a run's first version, and at most elsewhere: while gradients agree, momentum
-#: matters. A moment that is an octave above noise has a step that is two smaller.
-EARLY, AGREEING = 2.5, 2.0
-
-#: Octaves of a first moment's mean magnitude above the root of the second one, if gradients are noise: the mean of a
-#: normal distribution's logarithm, and the root of (1 - β) / (1 + β) for β = 0.9.
-NOISE = -3.04
+#: Octaves by which the step is smaller in a run's first version: while the loss falls fast, momentum matters.
+EARLY = 2.5
 
 #: Binary logarithm of a second moment's step in octaves, at quality 1.
 SECOND_MOMENT = 1.5
@@ -94,12 +89,11 @@ class CoarseEncoder:
         parent: Parent | None,
         steps: Callable[[], Steps],
         size: Callable[[], float],
-        noise: Callable[[], float],
     ) -> Estimate | None:
         """Return options of `unit`; None if it cannot be coarse: no floats, non-finite values, too tight a bound.
 
         A `parent` that was lost or cannot be decoded counts as none. `steps` are those of a weight, `size` is the root
-        mean square of the unit's tensor, `noise` the level of a first moment that is all noise.
+        mean square of the unit's tensor.
         """
         if unit.dtype not in STEP_RANGE:
             return None
@@ -116,7 +110,7 @@ class CoarseEncoder:
             if self.policy.is_bounded:
                 return self._estimate_bounded(unit, bits, largest, parent, size)
             if unit.role == "first":
-                return self._estimate_first_moment(unit, bits, -inf if parent is None else noise())
+                return self._estimate_first_moment(unit, bits, early=parent is None)
             return self._estimate_weight(unit, bits, largest, parent, steps())
 
         try:
@@ -201,12 +195,11 @@ class CoarseEncoder:
             estimate.origin = record.origin or record.id
         return estimate
 
-    def _estimate_first_moment(self, unit: Unit, bits: Bits, noise: float) -> Estimate:
+    def _estimate_first_moment(self, unit: Unit, bits: Bits, *, early: bool) -> Estimate:
         lowest, highest = STEP_RANGE[unit.dtype]
         model = LogModel.of(unit, bits)
         rows, cols = model.exponents()
-        finer = min(EARLY, AGREEING * max(0.0, model.level - noise))
-        step = round(model.level + FIRST_MOMENT - finer + log2(self.policy.quality))
+        step = round(model.level + FIRST_MOMENT - EARLY * early + log2(self.policy.quality))
         if unit.dtype == "float16":
             cols = cols[:0]  # The range of its steps is so small that rows and columns together may leave it.
         reach = sum(int(axis.min()) for axis in (rows, cols) if axis.size)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from math import inf, prod
+from math import prod
 from threading import Lock
 from typing import Protocol
 
@@ -18,13 +18,12 @@ from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, statistics_of
 from ckstore.codecs.scheme import Layer, Statistics
 from ckstore.codecs.schemes import LATTICE, scheme_of
 from ckstore.codecs.schemes.dynaquant import moment_sensitivity
-from ckstore.encoding.coarse import NOISE, SECOND_MOMENTS, CoarseEncoder, Steps
+from ckstore.encoding.coarse import CoarseEncoder, Steps
 from ckstore.encoding.codebooks import CodebookEncoder
 from ckstore.encoding.common_step import CommonStep, common_step
 from ckstore.encoding.estimate import SPREAD, Encoded, Estimate, Parent, ReadUnit
 from ckstore.encoding.exact import ObjectEncoder
 from ckstore.encoding.layer_types import layer_type
-from ckstore.encoding.magnitudes import LogModel
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
 from ckstore.errors import UsageError
 from ckstore.formats.layout import FileLayout
@@ -154,9 +153,7 @@ class Estimator:
             estimate = self._codebooks.estimate(unit, read, before, lambda: self._layer(unit))
             if estimate is not None:
                 return estimate
-        return self._coarse.estimate(
-            unit, read, before, lambda: self._steps(unit), lambda: self._size(unit), lambda: self._noise(unit)
-        )
+        return self._coarse.estimate(unit, read, before, lambda: self._steps(unit), lambda: self._size(unit))
 
     def encode(self, content: str, estimate: Estimate, choice: Choice) -> Encoded:
         """Return an object as planned.
@@ -195,13 +192,6 @@ class Estimator:
                         total, count = total + squares, count + finite
                 self._sizes[name] = (total / max(count, 1)) ** 0.5
             return self._sizes[name]
-
-    def _noise(self, unit: Unit) -> float:
-        """Return the mean binary logarithm of a first moment if it were all noise, by its second moment."""
-        second = self._seconds.get(unit.key)
-        if second is None or second.dtype not in SECOND_MOMENTS:
-            return inf
-        return NOISE + LogModel.of(second, self._values.read(second, 0, second.count)).level / 2
 
     @cached_property
     def _small_share(self) -> float:
@@ -291,12 +281,6 @@ class Estimator:
             return None
         values = as_float32(self._values.read(unit, 0, unit.count), unit.dtype)
         return moment_sensitivity(values, as_float32(self._values.read(second, 0, second.count), second.dtype))
-
-    @cached_property
-    def _seconds(self) -> dict[str, Unit]:
-        """The second moments by the keys of the first ones."""
-        firsts, seconds = (_of_weights(self._values.units, role) for role in ("first", "second"))
-        return {first.key: seconds[weight] for weight, first in firsts.items() if weight in seconds}
 
     @cached_property
     def _moments(self) -> dict[str, Unit]:

@@ -125,20 +125,16 @@ def test_columns_that_matter_most_do_not_cut_outliers_off(store: ckstore.Store) 
     assert abs(float(version["model/w"].torch()[5, 5]) / 3e4 - 1) < 0.01
 
 
-@pytest.mark.parametrize("agreement", [0.0, 1.0])
-def test_first_moments_keep_what_gradients_agree_on(store: ckstore.Store, agreement: float) -> None:
-    """Noise is dropped for the most part; a mean that gradients share is kept."""
-    gradients = [draw(*SHAPE, seed=step) + agreement * draw(*SHAPE, seed=99) for step in range(50)]
+def test_second_moments_keep_the_size_of_updates(store: ckstore.Store) -> None:
+    gradients = [draw(*SHAPE, seed=step) for step in range(50)]
     first, second = torch.zeros(SHAPE), torch.zeros(SHAPE)
     for gradient in gradients:
         first, second = 0.9 * first + 0.1 * gradient, 0.95 * second + 0.05 * gradient.square()
     state = {"model": {"w": draw(*SHAPE)}, "optimizer": {"state": {0: {"exp_avg": first, "exp_avg_sq": second}}}}
     stored(store, state, step=0)
     restored = stored(store, state, step=1).state_dict()["optimizer"]["state"][0]
-    kept = float((restored["exp_avg"] * first).sum() / first.square().sum())
-    assert 0.8 < kept < 1.2 if agreement else kept < 0.5
     steps = [first / moment.sqrt() for moment in (restored["exp_avg_sq"], second)]
-    assert 0.97 < float(steps[0].norm() / steps[1].norm()) < (1.1 if agreement else 1.03)
+    assert 0.97 < float(steps[0].norm() / steps[1].norm()) < 1.03
 
 
 def test_first_moments_in_float16_of_any_spread_can_be_read(store: ckstore.Store) -> None:

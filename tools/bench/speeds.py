@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tools import runs
 from tools.bench import peaks, remotes, reports, series, speed_figures, speed_process, speed_rows, speed_saver
 from tools.bench.speed_figures import Section
 from tools.bench.speed_frame import Bench, end_processes
@@ -100,7 +101,7 @@ def _series(chosen: argparse.Namespace) -> series.Series:
     ValueError
         It does not exist, or its versions are directories.
     """
-    if chosen.series not in (*series.TRAINED, *series.PUBLIC):
+    if chosen.series not in (*runs.RUNS, *series.PUBLIC):
         return series.in_directory(Path(chosen.series))
     said: list[str] = []
     found = series.find([chosen.series], None, chosen.work, tier=chosen.tier, report=said.append)
