@@ -48,7 +48,7 @@ without a series use synthetic float32 weights with AdamW's moments that move by
 def main(arguments: list[str] | None = None) -> None:
     """Measure the rows named on the command line."""
     parser = argparse.ArgumentParser(prog="tools/bench/speed", description=__doc__)
-    named = ", ".join([*series.TRAINED, *series.PUBLIC])
+    named = ", ".join([*runs.RUNS, *series.PUBLIC])
     parser.add_argument("--only", type=names(ROWS), metavar="ROW,...", help=f"of {', '.join(ROWS)} (default: all)")
     parser.add_argument("--series", metavar="NAME", help=f"{named}, or a directory of checkpoints (default: synthetic)")
     parser.add_argument("--tier", default="small", choices=["tiny", "small", "full"], help="size of the trained runs")
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     if found:
-        tier = f" --tier {chosen.tier}" if found.name in series.TRAINED else ""
+        tier = f" --tier {chosen.tier}" if found.name in runs.RUNS else ""
         options = f"--series {found.name}{tier} {options}"
     else:
         options = f"--megabytes {chosen.megabytes} {options}"
