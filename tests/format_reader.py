@@ -77,36 +77,40 @@ def patched(before: Array, data: bytes, dtype: str) -> Array:
     assert zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little")
     count, at = varint(data, 4)
     span, at = varint(data, at)
-    end = at + span // 2
+    end = at + span
     places: list[int] = []
     element = 0
     while at < end:
-        length = 1
-        if span % 2:
-            apart, at = data[at], at + 1
-            more, at = varint(data, at) if apart == 255 else (0, at)
-            element += apart + more
-        else:
-            apart, at = varint(data, at)
-            more, at = varint(data, at)
-            element, length = element + apart, more + 1
-        places += range(element, element + length)
-        element += length
+        apart, at = varint(data, at)
+        more, at = varint(data, at)
+        places += range(element + apart, element + apart + more + 1)
+        element = places[-1] + 1
     assert at == end
-    assert len(places) == count > 0
     differences: list[int] = []
-    for first in range(0, count, 32):
-        many = min(32, count - first)
-        width, longer = data[at], data[at + 1]
-        size = (many * width + 7) // 8
-        packed = int.from_bytes(data[at + 2 : at + 2 + size], "little")
+    for first in range(0, count, 64):
+        many = min(64, count - first)
+        header, at = data[at], at + 1
+        shift, at = (0, at) if span else (data[at], at + 1)
+        longer, at = (data[at], at + 1) if header >= 128 else (0, at)
+        width = header % 128
+        packed = int.from_bytes(data[at:], "little")
         numbers = [packed >> width * i & (1 << width) - 1 for i in range(many)]
-        at += 2 + size
+        bit = many * width
+        if not span:
+            lows = [packed >> bit + shift * i & (1 << shift) - 1 for i in range(many)]
+            bit += many * shift
+            for low in lows:
+                zeros = next(zeros for zeros in range(8 * len(data)) if packed >> bit + zeros & 1)
+                places.append(element + low + (zeros << shift))
+                element = places[-1] + 1
+                bit += zeros + 1
+        at += (bit + 7) // 8
         for _ in range(longer):
             numbers[data[at]] |= data[at + 1] << width
             at += 2
         differences += [number // 2 + 1 if number % 2 else -(number // 2 + 1) for number in numbers]
     assert data[at:] == bytes(8)
+    assert len(places) == count > 0
     order = ordinals(before, dtype).copy()
     wide = np.array([difference % (1 << 64) for difference in differences], np.uint64)
     order[places] += wide.astype(order.dtype)

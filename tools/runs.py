@@ -29,6 +29,8 @@ RUNS = {
     "gpt": "step*.pt",
     "cnn": "epoch*.pt",
     "bf16": "step*.safetensors",
+    "policy": "step*.safetensors",
+    "embedding": "step*.pt",
     "frozen": "step*.pt",
     "ema": "step*.pt",
     "finetune": "step*.pt",
@@ -65,7 +67,7 @@ def train(name: str, out: Path, *, tier: str = "tiny", report: Callable[[str], N
     FileExistsError
         If `out/name` holds files that no run wrote.
     """
-    if name in ("bf16", "frozen", "finetune"):
+    if name in ("bf16", "policy", "frozen", "finetune"):
         train("gpt", out, tier=tier, report=report)
     out.mkdir(parents=True, exist_ok=True)
     target = out / name
@@ -105,6 +107,10 @@ def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], 
                     training.cnn(chosen, made, report)
                 case "bf16":
                     training.bf16(sorted((out / "gpt").glob(RUNS["gpt"])), made, report)
+                case "policy":
+                    training.policy(chosen, max((out / "gpt").glob(RUNS["gpt"])), made, report)
+                case "embedding":
+                    training.embedding(chosen, made, report)
                 case "frozen":
                     training.frozen(chosen, max((out / "gpt").glob(RUNS["gpt"])), made, report)
                 case "finetune":
@@ -128,6 +134,11 @@ def text_settings(name: str, tier: str) -> TextSettings:
 
     if name == "finetune":
         return replace(text_settings("gpt", tier), every=10, rate=1e-4, steps=30 if tier == "tiny" else 200)
+    if name == "policy":
+        return replace(text_settings("gpt", tier), batch=4, every=1, rate=1e-6, steps=12 if tier == "tiny" else 24)
+    if name == "embedding":
+        few = replace(text_settings("gpt", tier), context=5, every=1, rate=0.05, steps=24)
+        return replace(few, width=16, batch=240) if tier == "tiny" else replace(few, width=32, batch=2400, steps=48)
     if name == "slow":
         slow = replace(text_settings("gpt", tier), batch=4, every=20, rate=2e-5)
         if tier == "tiny":

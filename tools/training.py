@@ -22,6 +22,13 @@ Report = Callable[[str], None]
 #: Steps of the run that `slow` continues.
 _BEFORE_SLOW = 100
 
+#: Rows of the table of `embedding`, over the square of its width.
+_ROWS = 64
+
+#: Continuations of a text that `policy` compares, and their bytes.
+_GROUP = 4
+_SAMPLED = 8
+
 
 @dataclass(frozen=True)
 class TextSettings:
@@ -172,6 +179,60 @@ def bf16(checkpoints: list[Path], out: Path, report: Report) -> None:
         step = checkpoint["step"]
         save_file(weights, out / f"step{step:05d}.safetensors", metadata={"format": "pt", "step": str(step)})
         report(f"step {step}: {sum(w.numel() for w in weights.values()):,} weights")
+
+
+def policy(settings: TextSettings, source: Path, out: Path, report: Report) -> None:
+    """Train `source`, a checkpoint of `gpt`, by reinforcement: to continue texts as they are.
+
+    The policy has bfloat16 weights, copies of the float32 weights that Adam changes; `step*.safetensors` are the
+    policies of all steps. A continuation's advantage is over the others of the same text.
+    """
+    text = torch.cat(models.sources())
+    master = settings.model()
+    master.load_state_dict(torch.load(source, weights_only=True)["model"])
+    model = settings.model()
+    optimizer = torch.optim.AdamW(master.parameters(), lr=settings.rate, betas=(0.9, 0.999), weight_decay=0.0)
+    generator = torch.Generator().manual_seed(5)
+    for step in range(settings.steps + 1):
+        weights = {name: value.to(torch.bfloat16) for name, value in master.state_dict().items()}
+        save_file(weights, out / f"step{step:05d}.safetensors", metadata={"format": "pt", "step": str(step)})
+        model.load_state_dict(weights)
+        truth = models.windows(text, settings.batch, settings.context, generator).repeat_interleave(_GROUP, 0)
+        tokens = truth[:, :-_SAMPLED]
+        with torch.no_grad():
+            for _ in range(_SAMPLED):
+                chances = model(tokens)[:, -1].softmax(1)
+                tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=generator)], 1)
+        rewards = (tokens == truth)[:, -_SAMPLED:].float().mean(1).view(-1, _GROUP)
+        advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+        logits = model(tokens[:, :-1])[:, -_SAMPLED:]
+        losses = functional.cross_entropy(logits.transpose(1, 2), tokens[:, -_SAMPLED:], reduction="none").mean(1)
+        model.zero_grad()
+        torch.autograd.backward((losses * advantages.flatten()).mean())
+        for own, copied in zip(master.parameters(), model.parameters(), strict=True):
+            own.grad = copied.grad
+        nn.utils.clip_grad_norm_(master.parameters(), 1.0)
+        optimizer.step()
+        report(f"step {step}: reward {rewards.mean().item():.3f}")
+
+
+def embedding(settings: TextSettings, out: Path, report: Report) -> None:
+    """Train a table of hashed contexts to predict the next byte; about 2 % of its rows change at a step of Adagrad."""
+    text = torch.cat(models.sources()).long()
+    windows = text.unfold(0, settings.context, 1)
+    hashed = (windows[:, :-1] * torch.tensor([3, 59, 1009, 17_393])).sum(1) * 40_503 % (_ROWS * settings.width**2)
+    table = nn.Embedding(_ROWS * settings.width**2, settings.width, sparse=True)
+    model = nn.ModuleDict({"table": table, "head": nn.Linear(settings.width, 256)})
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=settings.rate)
+    generator = torch.Generator().manual_seed(6)
+    for step in range(settings.steps + 1):
+        _save(out, step, model, optimizer, settings)
+        chosen = torch.randint(len(hashed), (settings.batch,), generator=generator)
+        loss = functional.cross_entropy(model["head"](table(hashed[chosen])), windows[chosen, -1])
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        report(f"step {step}: loss {loss.item():.3f}")
 
 
 def cnn(settings: ImageSettings, out: Path, report: Report) -> None:

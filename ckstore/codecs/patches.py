@@ -9,11 +9,10 @@ bytes   content
 ======  ==========================================================================================================
 4       CRC-32 of all other bytes
 varint  elements that differ, at least one
-varint  twice the bytes of the places, and one more if the elements are isolated
-        places: of isolated elements, for each a byte, the number of elements between it and the one before (or
-        the chunk's begin); 255 if it is no less, and then a varint, the excess over 255. Otherwise for each run of
-        elements two varints, the number of elements between it and the run before, and its length less 1
-        for every 32 of the elements, and the rest of them, a block of numbers
+varint  bytes of the places of runs; 0 if the elements are isolated, whose places are in the blocks
+        for each run of elements two varints, the number of elements between it and the run before (or the chunk's
+        begin), and its length less 1
+        for every 64 of the elements, and the rest of them, a block of numbers
 8       zeros
 ======  ==========================================================================================================
 
@@ -22,9 +21,13 @@ The number of an element is twice the magnitude less 1 of its difference, and on
 ======  ==========================================================================================================
 bytes   content
 ======  ==========================================================================================================
-1       width w: bits of a number
-1       the number of longer numbers
-        the low w bits of all numbers, the first in the lowest bits of the first byte; zeros up to a whole byte
+1       width w: bits of a number, and 128 more if there are longer numbers
+0 or 1  if the elements are isolated: k, at most 31
+0 or 1  if there are longer numbers: how many
+        the low w bits of all numbers, the first in the lowest bits of the first byte
+        for each isolated element the low k bits of g, the number of elements between it and the one before (or the
+        chunk's begin); then for each g >> k zeros and a one
+        zeros up to a whole byte
         for each longer number a byte, its place in the block, and another, its bits above the low w bits
 ======  ==========================================================================================================
 

@@ -28,8 +28,8 @@ SPARSE = 1 / 16
 _COMPARED = 8
 
 #: ... and if they take at most this multiple of the bytes of other deltas, those are not offered: all later versions of
-#: the chain would decode them, and a cheap chain gets long. A delta to an ancestor would save a level and take the
-#: bytes of all changes since; a base is the better choice then.
+#: the chain would decode them, and a cheap chain gets long. A patch of an ancestor replaces the levels between: where
+#: the same elements change again, it takes less than a base.
 PATCH_WORTH = 1.5
 
 
@@ -121,15 +121,18 @@ class ObjectEncoder:
             options.append(Option(name, stored, paid, is_base=False))
             ways[name] = way
 
+        of_parent, share = 0.0, 1.0
+        if is_sparse:
+            of_parent, share = self._patch_bytes(unit, read, sample, before[-1], ancestors[-1][1])
         for (place, ancestor), values in zip(ancestors, before, strict=True):
             sizes = _differences(taken, values[taken.first - sample.first :][: taken.bits.size], unit.dtype)
-            if place == 0 and is_sparse:
-                patch, share = self._patch_bytes(unit, read, sample, values, ancestor)
+            if is_sparse:
                 sizes = {context: share * stored for context, stored in sizes.items()}
+                changes = find_changes(sample.bits, values, is_float=unit.dtype in FLOATS)
+                patch = share * sample.nbytes_of(changes) if place else of_parent
+                offer(f"patched-{place}", Way(ancestor, patched=True), patch, patches(chunks, int(patch)))
                 if patch <= PATCH_WORTH * min(sizes.values()):
-                    del options[1:]
-                    sizes = {}
-                offer("patched", Way(ancestor, patched=True), patch, patches(chunks, int(patch)))
+                    continue
             for context, stored in sizes.items():
                 work = layer(chunks, unit.count, int(stored), grouped=context, delta=True)
                 offer(f"{'context' if context else 'natural'}-{place}", Way(ancestor, context=context), stored, work)

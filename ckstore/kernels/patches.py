@@ -29,16 +29,18 @@ from ckstore.kernels.entropy.words import (
     uint64,
 )
 
-BLOCK = int64(32)
+BLOCK = int64(64)
 """Numbers of one width."""
 PADDING = int64(8)
 """Bytes after the last number that a load may touch."""
 _LOADED = int64(57)
 """Maximal bits of a number that one load always holds."""
-_FAR = int64(255)
-"""Elements between two that differ, each a byte, from which a varint holds the number of further ones."""
+_LONG = int64(128)
+"""Flag of a block's width if it has longer numbers."""
+_SHIFTS = int64(31)
+"""Maximal low bits of a Rice code."""
 _LONGER = int64(16)
-"""Extra bits of a number that is longer than its block's width."""
+"""Extra bits of a number that is longer than its block's width, and half of those of a block with such numbers."""
 _LONGEST = int64(56)
 """Bits from which a varint is damaged."""
 _0, _1, _3, _7, _63 = uint64(0), uint64(1), uint64(3), uint64(7), uint64(63)
@@ -138,18 +140,40 @@ def _write_runs(places: Array, count: int, payload: Array, at: int) -> int:
     return at
 
 
+@inlined
+def _put(payload: Array, bit: int, value: Word, bits: int) -> int:
+    """Write a number of at most 57 bits, and zeros up to a whole word; return the next bit."""
+    before = low_bits(uint64(payload[bit >> 3]), bit & 7)
+    store_word(payload, bit >> 3, int64(before | (value << uint64(bit & 7))))
+    return bit + bits
+
+
+@inlined
+def _apart(places: Array, i: int) -> int:
+    """Return the number of elements between the changed element `i` and the one before."""
+    return int64(places[i]) - (int64(places[i - 1]) + 1 if i else int64(0))
+
+
 @inner
-def _write_elements(places: Array, count: int, payload: Array, at: int) -> int:
-    """Write the places of elements that are mostly isolated; return the next byte."""
-    end = int64(0)
-    for i in range(count):
-        apart = int64(places[i]) - end
-        store_1(payload, at, min(apart, _FAR))
-        at += 1
-        if apart >= _FAR:
-            at = _write_varint(payload, at, apart - _FAR)
-        end = int64(places[i]) + 1
-    return at
+def _rice_bits(places: Array, first: int, last: int, shift: int) -> int:
+    """Return the bits of the distances between elements as Rice codes with `shift` low bits."""
+    bits = int64(0)
+    for i in range(first, last):
+        bits += (_apart(places, i) >> shift) + 1 + shift
+    return bits
+
+
+@inner
+def _best_shift(places: Array, first: int, last: int) -> int:
+    """Return the number of low bits of the shortest Rice codes."""
+    total = int64(places[last - 1]) + 1 - (int64(places[first - 1]) + 1 if first else int64(0)) - (last - first)
+    guess = bit_length(uint64(total // (last - first)))
+    best, least = int64(0), int64(1) << 62
+    for shift in range(max(guess - 2, int64(0)), guess + 1):
+        bits = _rice_bits(places, first, last, shift)
+        if bits < least:
+            best, least = shift, bits
+    return best
 
 
 @kernel
@@ -163,28 +187,35 @@ def write_patch(places: Array, numbers: Array, count: int, payload: Array) -> in
     runs = int64(1)
     for i in range(1, count):
         runs += places[i] != places[i - 1] + 1
-    if 2 * runs > count:
-        scattered = int64(1)
-        at = _write_elements(places, count, payload, begin)
-    else:
-        scattered = int64(0)
-        at = _write_runs(places, count, payload, begin)
-    span = at - begin
-    at = _write_varint(payload, _write_varint(payload, int64(4), count), (span << 1) | scattered)
+    is_scattered = 2 * runs > count
+    span = int64(0) if is_scattered else _write_runs(places, count, payload, begin) - begin
+    at = _write_varint(payload, _write_varint(payload, int64(4), count), span)
     for i in range(span):
         payload[at + i] = payload[begin + i]
     at += span
     lengths = np.zeros(65, np.int64)
     for first in range(0, count, BLOCK):
         last = min(first + BLOCK, count)
-        at = _write_block(numbers, first, last, lengths, payload, at)
+        at = _write_block(numbers, first, last, lengths, places, is_scattered, payload, at)
     store_word(payload, at, 0)
     return at + PADDING
 
 
 @inner
-def _write_block(numbers: Array, first: int, last: int, lengths: Array, payload: Array, at: int) -> int:
-    """Write numbers of one width, and the high bits of longer numbers; return the next byte."""
+def _write_block(
+    numbers: Array,
+    first: int,
+    last: int,
+    lengths: Array,
+    places: Array,
+    is_scattered: bool,
+    payload: Array,
+    at: int,
+) -> int:
+    """Write numbers of one width, the places of scattered elements, and the high bits of longer numbers.
+
+    Return the next byte.
+    """
     longest = int64(0)
     for i in range(first, last):
         length = bit_length(numbers[i])
@@ -192,40 +223,49 @@ def _write_block(numbers: Array, first: int, last: int, lengths: Array, payload:
         longest = max(longest, length)
     width = longest
     least = width * (last - first)
-    longer = int64(0)
+    longer = more = int64(0)
     for shorter in range(longest - 1, max(longest - 9, int64(-1)), -1):
-        longer += lengths[shorter + 1]
-        bits = shorter * (last - first) + _LONGER * longer
+        more += lengths[shorter + 1]
+        bits = shorter * (last - first) + _LONGER * more + (_LONGER >> 1)
         if bits < least:
-            width, least = shorter, bits
+            width, least, longer = shorter, bits, more
     for i in range(longest + 1):
         lengths[i] = 0
-    word = _0
-    filled = int64(0)
-    place = at + 2
+    store_1(payload, at, width | (_LONG if longer else int64(0)))
+    at += 1
+    shift = int64(0)
+    if is_scattered:
+        shift = _best_shift(places, first, last)
+        store_1(payload, at, shift)
+        at += 1
+    if longer:
+        store_1(payload, at, longer)
+        at += 1
+    bit = at << 3
     for i in range(first, last):
-        number = low_bits(numbers[i], width) if width < 64 else numbers[i]
-        word |= number << uint64(filled)
-        filled += width
-        if filled >= 64:
-            store_word(payload, place, word)
-            place += 8
-            filled -= 64
-            word = (number >> _1) >> uint64(width - filled - 1) if filled else _0
-    store_word(payload, place, word)
-    place += (filled + 7) >> 3
-    store_1(payload, at, width)
-    longer = int64(0)
-    if width < 64:
+        number = numbers[i]
+        if width > 32:
+            bit = _put(payload, bit, low_bits(number, int64(32)), int64(32))
+            bit = _put(payload, bit, low_bits(number >> uint64(32), width - 32), width - 32)
+        else:
+            bit = _put(payload, bit, low_bits(number, width), width)
+    if is_scattered:
         for i in range(first, last):
-            high = numbers[i] >> uint64(width)
-            if high:
-                store_1(payload, place, i - first)
-                store_1(payload, place + 1, int64(high))
-                place += 2
-                longer += 1
-    store_1(payload, at + 1, longer)
-    return place
+            bit = _put(payload, bit, low_bits(uint64(_apart(places, i)), shift), shift)
+        for i in range(first, last):
+            zeros = _apart(places, i) >> shift
+            while zeros > 56:
+                bit = _put(payload, bit, _0, int64(56))
+                zeros -= 56
+            bit = _put(payload, bit, _1 << uint64(zeros), zeros + 1)
+    at = (bit + 7) >> 3
+    for i in range(first, last):
+        high = numbers[i] >> uint64(width) if longer else _0
+        if high:
+            store_1(payload, at, i - first)
+            store_1(payload, at + 1, int64(high))
+            at += 2
+    return at
 
 
 @inlined
@@ -243,15 +283,49 @@ def _read_varint(payload: Array, at: int, end: int) -> tuple[int, int]:
     return int64(0), int64(-1)
 
 
+@inlined
+def _add_high_bits(payload: Array, bit: int, end: int, count: int, shift: int, apart: Array) -> int:
+    """Add numbers in unary, zeros before a one, to those of `shift` low bits; return the next bit, -1 without ones."""
+    i = int64(0)
+    begin = bit
+    while i < count:
+        if bit >> 3 > end:
+            return int64(-1)
+        word = load_word(payload, bit >> 3) >> uint64(bit & 7)
+        if word == _0:
+            bit += _LOADED
+            continue
+        while word and i < count:
+            one = bit + first_bit(word)
+            apart[i] |= (one - begin) << shift
+            begin = one + 1
+            word &= word - _1
+            i += 1
+        bit = begin
+    return bit
+
+
 @inner
-def _read_block(payload: Array, at: int, end: int, count: int, most: int, numbers: Array) -> int:
-    """Read `count` differences of at most `most` bits; return the next byte, -1 if they are damaged."""
-    if at + 2 > end:
+def _read_block(
+    payload: Array, at: int, end: int, count: int, most: int, numbers: Array, is_scattered: bool, apart: Array
+) -> int:
+    """Read `count` differences of at most `most` bits, and the numbers of elements before each if it is scattered.
+
+    Return the next byte, -1 if the block is damaged.
+    """
+    if at >= end:
         return int64(-1)
-    width, longer = int64(payload[at]), int64(payload[at + 1])
-    bit = (at + 2) << 3
-    behind = (bit + count * width + 7) >> 3
-    if width > most or longer > count or behind + 2 * longer > end:
+    width, longer, shift = int64(payload[at]), int64(0), int64(0)
+    at += 1
+    if is_scattered:
+        shift = int64(payload[at])
+        at += 1
+    if width & _LONG:
+        longer = int64(payload[at])
+        at += 1
+    width &= _LONG - 1
+    bit = at << 3
+    if width > most or shift > _SHIFTS or longer > count or (bit + count * width) >> 3 > end:
         return int64(-1)
     mask = uint64(0) - _1 if width == 64 else low_bits(uint64(0) - _1, width)
     if width <= _LOADED:
@@ -260,10 +334,22 @@ def _read_block(payload: Array, at: int, end: int, count: int, most: int, number
             bit += width
     else:
         for i in range(count):
-            place, shift = bit >> 3, uint64(bit & 7)
-            word = (load_word(payload, place) >> shift) | ((uint64(payload[place + 8]) << _1) << (_63 - shift))
+            place, skipped = bit >> 3, uint64(bit & 7)
+            word = (load_word(payload, place) >> skipped) | ((uint64(payload[place + 8]) << _1) << (_63 - skipped))
             numbers[i] = word & mask
             bit += width
+    if is_scattered:
+        if (bit + count * shift) >> 3 > end:
+            return int64(-1)
+        for i in range(count):
+            apart[i] = int64(low_bits(load_word(payload, bit >> 3) >> uint64(bit & 7), shift))
+            bit += shift
+        bit = _add_high_bits(payload, bit, end, count, shift, apart)
+        if bit < 0:
+            return int64(-1)
+    behind = (bit + 7) >> 3
+    if behind + 2 * longer > end:
+        return int64(-1)
     for _ in range(longer):
         index = int64(payload[behind])
         if index >= count or width > 63:
@@ -304,31 +390,21 @@ def apply_patch(payload: Array, bits: Array, size: int, is_float: bool) -> int:
     if at < 0 or count < 1:
         return 1
     span, at = _read_varint(payload, at, end)
-    scattered = span & 1
-    span >>= 1
     if at < 0 or span > end - at:
         return 1
     places = at + span
     block = places
     differences = np.zeros(BLOCK, np.uint64)
+    distances = np.zeros(BLOCK, np.int64)
     taken = BLOCK
     element = int64(0)
-    while scattered and count > 0:
+    while span == 0 and count > 0:
         many = min(BLOCK, count)
-        block = _read_block(payload, block, end, many, 8 * size, differences)
+        block = _read_block(payload, block, end, many, 8 * size, differences, True, distances)
         if block < 0:
             return 1
         for i in range(many):
-            if at >= places:
-                return 1
-            apart = int64(payload[at])
-            at += 1
-            if apart == _FAR:
-                more, at = _read_varint(payload, at, places)
-                if at < 0:
-                    return 1
-                apart += more
-            element += apart
+            element += distances[i]
             if element >= elements:
                 return 1
             _change(bits, size, is_float, element, differences, i, int64(1))
@@ -346,7 +422,7 @@ def apply_patch(payload: Array, bits: Array, size: int, is_float: bool) -> int:
         last = element + length
         while element < last:
             if taken == BLOCK:
-                block = _read_block(payload, block, end, min(BLOCK, count), 8 * size, differences)
+                block = _read_block(payload, block, end, min(BLOCK, count), 8 * size, differences, False, distances)
                 if block < 0:
                     return 1
                 taken = int64(0)

@@ -67,6 +67,18 @@ def test_odd_floats_become_each_other() -> None:
     assert np.array_equal(applied(patch, before, is_float=True), after)
 
 
+def test_a_patch_takes_little_more_than_the_entropy_of_its_places() -> None:
+    generator = np.random.default_rng(0)
+    before = np.zeros(1 << 18, np.uint16)
+    for share in (0.0002, 0.002, 0.01, 0.05):
+        after = (generator.random(before.size) < share).astype(np.uint16)
+        count = int(np.count_nonzero(after))
+        patch = find_changes(after, before, is_float=False).patch()
+        assert patch is not None
+        entropy = -before.size * (share * np.log2(share) + (1 - share) * np.log2(1 - share)) + count
+        assert 8 * len(patch) < 1.08 * entropy + 400
+
+
 def test_the_size_of_a_patch_follows_its_changes() -> None:
     generator = np.random.default_rng(0)
     before = generator.standard_normal((8192, 32)).astype(np.float32)
@@ -121,11 +133,11 @@ def varint(value: int) -> bytes:
     return out + bytes((value,))
 
 
-def crafted(count: int, places: bytes, blocks: bytes, padding: int = 8, *, apart: int = 0) -> bytes:
-    return resealed(varint(count) + varint(2 * len(places) + apart) + places + blocks + bytes(padding))
+def crafted(count: int, places: bytes, blocks: bytes, padding: int = 8) -> bytes:
+    return resealed(varint(count) + varint(len(places)) + places + blocks + bytes(padding))
 
 
-ONE = bytes((1, 0, 0))  # One number of one bit.
+ONE = bytes((1, 0))  # One number of one bit.
 
 
 @pytest.mark.parametrize(
@@ -135,7 +147,6 @@ ONE = bytes((1, 0, 0))  # One number of one bit.
         bytes(3),
         resealed(bytes(9)),
         crafted(0, b"", b""),
-        crafted(0, b"", b"", apart=1),
         crafted(1, b"", ONE),
         crafted(1, b"\x08\x00", ONE),
         crafted(1, varint(2**55) + b"\x00", ONE),
@@ -146,21 +157,21 @@ ONE = bytes((1, 0, 0))  # One number of one bit.
         crafted(1, b"\x00\x00\x00", ONE),
         crafted(1, b"\x00", ONE),
         crafted(1, b"\x80" * 20, ONE),
-        crafted(1, b"", ONE, apart=1),
-        crafted(1, b"\x08", ONE, apart=1),
-        crafted(2, b"\x00", ONE, apart=1),
-        crafted(1, b"\x00\x00", ONE, apart=1),
-        crafted(1, b"\xff", ONE, apart=1),
-        crafted(1, b"\xff\x00", ONE, apart=1),
-        crafted(1, b"\xff" + varint(2**55), ONE, apart=1),
+        crafted(1, b"", bytes((1, 3, 0b100))),
+        crafted(2, b"", bytes((1, 0, 0b100))),
+        crafted(1, b"", bytes((1, 32, 0b10))),
+        crafted(1, b"", bytes((1, 0, 0b10, 0))),
+        crafted(1, b"", bytes((1, 0)) + (1 << 56).to_bytes(8, "little")),
+        crafted(1, b"", bytes((129, 0, 1, 0b10))),
+        crafted(1, b"", bytes((33, 0)) + bytes(5)),
         crafted(1, b"\x00\x00", b""),
         crafted(1, b"\x00\x00", b"\x01"),
-        crafted(1, b"\x00\x00", bytes((33, 0)) + bytes(5)),
-        crafted(1, b"\x00\x00", bytes((8, 0))),
-        crafted(1, b"\x00\x00", bytes((1, 1, 0))),
-        crafted(1, b"\x00\x00", bytes((1, 1, 0, 1, 1))),
-        crafted(1, b"\x00\x00", bytes((1, 2, 0, 0, 1, 0, 1))),
-        crafted(1, b"\x00\x00", bytes((1, 255, 0)) + bytes(510)),
+        crafted(1, b"\x00\x00", bytes((33,)) + bytes(5)),
+        crafted(1, b"\x00\x00", bytes((8,))),
+        crafted(1, b"\x00\x00", bytes((129, 1, 0))),
+        crafted(1, b"\x00\x00", bytes((129, 1, 0, 1, 1))),
+        crafted(1, b"\x00\x00", bytes((129, 2, 0, 0, 1, 0, 1))),
+        crafted(1, b"\x00\x00", bytes((129, 255, 0)) + bytes(510)),
         crafted(1, b"\x00\x00", ONE + b"\0"),
         crafted(1, b"\x00\x00", ONE, padding=7),
         resealed(b"\xff" * 30),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,25 @@ def test_every_version_comes_back(place: Path, dtype: str) -> None:
             table = np.asarray(store[f"r@{step}"]["table"][step : step + 40])
             size = len(expected[step]) // ROWS
             assert table.tobytes() == expected[step][step * size : (step + 40) * size]
+        check(store, expected)
+
+
+def test_where_the_same_elements_change_a_patch_of_an_ancestor_ends_a_chain(place: Path) -> None:
+    generator = np.random.default_rng(0)
+    table = torch.from_numpy(generator.standard_normal((ROWS, WIDTH)).astype(np.float32))
+    rows = torch.from_numpy(generator.permutation(ROWS)[:90])
+    expected = []
+    with ckstore.init(place / "store") as store:
+        for step in range(20):
+            store.ingest({"table": table}, run="r", step=step, hot=0, max_restore_cost=1.5)
+            expected.append(bytes_of(table))
+            table[rows] += 0.05 * torch.from_numpy(generator.standard_normal((90, WIDTH)).astype(np.float32))
+        records = [record_of(store, step) for step in range(20)]
+        versions = store._catalog.versions()
+        assert [record.kind for record in records[1:]] == 19 * ["patches"]
+        assert any(record.base != before.id for before, record in itertools.pairwise(records))
+        assert max(version.cost for version in versions) <= 1.5
+        assert max(version.stored_bytes for version in versions[1:]) < 1.15 * 4 * 90 * WIDTH + 4000
         check(store, expected)
 
 

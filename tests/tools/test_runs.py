@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from tools import runs
 
@@ -60,6 +62,23 @@ def test_bf16(bf16_run: list[Path], gpt_run: list[Path]) -> None:
             assert file.metadata()["step"] == path.stem.removeprefix("step").lstrip("0")
             for name, value in load(source)["model"].items():
                 assert torch.equal(file.get_tensor(name), value.bfloat16())
+
+
+def test_policy(trained_runs: Path) -> None:
+    weights = [load_file(path) for path in runs.train("policy", trained_runs)]
+    assert all(value.dtype == torch.bfloat16 for value in weights[0].values())
+    for before, after in itertools.pairwise(weights):
+        changed = sum(int((after[name] != value).sum()) for name, value in before.items())
+        assert 0.005 < changed / sum(value.numel() for value in before.values()) < 0.05
+
+
+def test_embedding(trained_runs: Path) -> None:
+    states = [load(path) for path in runs.train("embedding", trained_runs)]
+    tables = [state["model"]["table.weight"] for state in states]
+    sums = [state["optimizer"]["state"][0]["sum"] for state in states]
+    for values in (tables, sums):
+        for before, after in itertools.pairwise(values):
+            assert 0.005 < (after != before).any(1).double().mean().item() < 0.03
 
 
 def test_frozen(frozen_run: list[Path]) -> None:

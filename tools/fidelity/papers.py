@@ -55,8 +55,7 @@ OTHERS = """\
 * FM-Delta (Ning et al., NeurIPS 2024): integer differences of fine-tunes' floats, without loss. `tools/bench/size`
   measures it; its pairs are the smallest of the others on most series ([sizes](benchmarks.md#size)).
 * IncrCP (Lin et al., PVLDB 18): rows that changed, in chunk files. ckstore's exact versions are patches of the changed
-  elements: 1.43 MB each for a table of 51 MB that changes 2 % of its rows, 1.4 times these rows
-  ([decisions](decisions.md#sparse-changes-are-patches)).
+  elements ([sizes](decisions.md#sparse-changes-are-patches)).
 * GEMINI (Wang et al., SOSP 2023): recovery from the memory of other machines. ckstore keeps no copy there. After a
   crash the latest version is hot and in the page cache: a state dict at 2.5 times `torch.load`'s speed
   (`tools/bench/speed --only restoring`). After the loss of a machine it comes from a bucket: 268 MB at 100 MB/s in
