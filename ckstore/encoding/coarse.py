@@ -187,7 +187,7 @@ class CoarseEncoder:
             lattice = _settled(unit, steps, limits, largest, record)
             if _is_lost(lattice, limits):
                 return None
-        sample = Sample.of(unit, lambda first, last: bits[first:last])
+        sample = Sample.of(unit, lambda first, last: bits[first:last]).part()
         # Training that was restored from the parent began on its lattice, and has hardly left it.
         dithered = record is not None and lattice.concentration(sample.bits, sample.start) > CONCENTRATED
         estimate = self._planned(unit, bits, lattice, record, dithered=dithered)
