@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from ckstore.kernels.compiled import kernel
+from ckstore.kernels.entropy.words import int64
 from ckstore.kernels.float_bits import power_of_two
 from ckstore.kernels.lattice import LANES, MAX_INTEGER, exponent_range, next_place
 
@@ -172,12 +173,12 @@ def deviation(values: np.ndarray, others: np.ndarray) -> tuple[float, float, flo
             value = np.float64(here[i])
             difference = abs(value - np.float64(there[i]))
             counts = difference <= 1.7976931348623157e308
-            difference = difference if counts else 0.0
-            value = value if counts else 0.0
+            difference = difference if counts else np.float64(0.0)
+            value = value if counts else np.float64(0.0)
             largest[i] = max(largest[i], difference)
             squares[i] += difference * difference
             totals[i] += value * value
-            finite += counts
+            finite += int64(counts)
     return largest.max(), squares.sum(), totals.sum(), finite
 
 
@@ -203,8 +204,8 @@ def order_sums(
         total = known = 0
         for i in range(part.size):
             magnitude = np.int64(np.uint64(part[i]) & mask)
-            one = np.int64((magnitude > 0) & (magnitude <= ceiling))
-            value = (magnitude >> shift) * one
+            one = int64((magnitude > 0) & (magnitude <= ceiling))
+            value = int64(magnitude >> shift) * one
             total += value
             known += one
             cols[i] += value

@@ -21,7 +21,7 @@ from ckstore.kernels.float_bits import power_of_two
 #: Largest magnitude of a linear lattice's integer.
 MAX_INTEGER = 1 << 24
 
-#: Sums of floats have as many parts, each of every 256th element: the compiler vectorises them, for any processor alike.
+#: Sums of floats have this many parts, each of every 256th element: the compiler vectorises them.
 LANES = 256
 
 
@@ -58,10 +58,10 @@ def statistics(values: np.ndarray) -> tuple[float, float, int]:
         for i in range(part.size):
             magnitude = abs(np.float64(part[i]))
             counts = magnitude <= 1.7976931348623157e308
-            magnitude = magnitude if counts else 0.0
+            magnitude = magnitude if counts else np.float64(0.0)
             squares[i] += magnitude * magnitude
             largest[i] = max(largest[i], magnitude)
-            finite += counts
+            finite += int64(counts)
     return squares.sum(), largest.max(), finite
 
 
