@@ -217,6 +217,25 @@ def test_a_row_says_what_lc_checkpoint_codes() -> None:
     assert "weights 10.0x, first moments 20.0x" in figure.differs
 
 
+def test_peaks_of_runs_that_are_not_digits() -> None:
+    """A peak is reached if others miss it; beside it are those of whole checkpoints and of two bits."""
+
+    def row(scheme: str, part: str, least: int) -> dict[str, Any]:
+        added = [150, least]
+        return {"part": part, "scheme": scheme, "original": 20_000, "total": sum(added), "added": added, "lost": [0.12]}
+
+    searched = str(whole.SEARCHED)
+    rows = {"finetune": [row(searched, "weights", 80), row(searched, "whole", 99), row("lc 2.5", "weights", 50)]}
+    (figure,) = papers.figures(rows)
+    assert figure.cells()[2:5] == ["100.0x", "125.0x", "none"]
+    assert "whole checkpoints 101x. LC's 2 bits 200x, but lose up to 12.0%" in figure.differs
+    rows["finetune"].append(row("GOBO", "weights", 1000))
+    (figure,) = papers.figures(rows)
+    assert figure.cells()[:5] == [
+        "[I] best version, fine-tune for GPT-2 Medium", "[I]; ckstore", "100.0x", "125.0x", "reached"
+    ]  # fmt: skip
+
+
 def test_rows_that_are_not_measured_again_stay(tmp_path: Path) -> None:
     target = tmp_path / "schemes.md"
     target.write_text("# Old\n\n## Levels\n\nAs it was.\n\n## Gone\n\nNo part.\n")

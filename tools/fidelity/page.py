@@ -298,7 +298,7 @@ def shown(rows: dict[str, list[Row]]) -> str:
                 target = f"{most:.1%}"
                 target += f", {least:g}x" * bool(least) + f", best version {best:g}x" * bool(best)
                 name = f"{_name(row['scheme'])}, {_RUNS[run]}"
-                ratio, peak = _ratios(row)
+                ratio, peak = papers.ratios(row)
                 figure = f"{percent(max(row['lost']))}, {ratio:.1f}x, best version {peak:.0f}x"
                 lines.append([name, papers.whose(row["scheme"], "weights", run), target, figure, verdict])
 
@@ -308,13 +308,8 @@ def shown(rows: dict[str, list[Row]]) -> str:
     return _table(["weights of", "levels; coder", "target, every version within", "figure", "verdict"], lines, text=5)
 
 
-def _ratios(row: Row) -> tuple[float, float]:
-    """Return the ratio of a whole run, and that of its best version."""
-    return row["original"] / row["total"], row["original"] / len(row["added"]) / min(row["added"])
-
-
 def _meets(row: Row, most: float, least: float, best: float) -> bool:
-    ratio, peak = _ratios(row)
+    ratio, peak = papers.ratios(row)
     return max(row["lost"]) <= most and ratio >= least and peak >= best
 
 
