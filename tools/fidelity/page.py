@@ -338,6 +338,9 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
     "coarse": ("Coarse versions", coarse),
 }
 
+#: Begins the last line of a section.
+_MEASURED = "\n\nMeasured on "
+
 #: The part that another page shows.
 _ELSEWHERE = "coarse"
 
@@ -346,11 +349,11 @@ def section(part: str, rows: list[Row], tier: str) -> str:
     """Return the text of a part that was measured."""
     last = max(rows, key=lambda row: str(row["day"]))
     command = f"`tools/bench/schemes --tier {tier} --only {part}`"
-    return f"{SECTIONS[part][1](rows)}\n\nMeasured on {last['day']} with {command} on {last['machine']}."
+    return f"{SECTIONS[part][1](rows)}{_MEASURED}{last['day']} with {command} on {last['machine']}."
 
 
 def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
-    """Write the sections of parts that have rows; the others stay unchanged.
+    """Write the sections of parts that have rows; the others, and their rows without new ones, stay unchanged.
 
     Parameters
     ----------
@@ -362,14 +365,36 @@ def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
         The document; replaced.
     """
     known = speed_figures.sections_of(target)
-    known |= {WHOSE: papers.WHOSE, OTHERS: papers.OTHERS}
-    if rows.get("cnn") and rows.get("gpt"):
-        known |= {SHOWN: shown(rows), COMPARED: compared(rows)}
     shown_here = {part: heading for part, (heading, _) in SECTIONS.items() if part != _ELSEWHERE}
-    known |= {heading: section(part, rows[part], tier) for part, heading in shown_here.items() if rows.get(part)}
+    found = {SHOWN: shown(rows), COMPARED: compared(rows)}
+    found |= {heading: section(part, rows[part], tier) for part, heading in shown_here.items() if rows.get(part)}
+    known |= {
+        heading: _merged(known.get(heading, ""), text) for heading, text in found.items() if text.count("\n|") > 1
+    }
+    known |= {WHOSE: papers.WHOSE, OTHERS: papers.OTHERS}
     headings = [WHOSE, SHOWN, COMPARED, OTHERS, *shown_here.values()]
-    found = {heading: known[heading] for heading in headings if heading in known}
-    target.write_text(speed_figures.page_of(INTRODUCTION, found))
+    ordered = {heading: known[heading] for heading in headings if heading in known}
+    target.write_text(speed_figures.page_of(INTRODUCTION, ordered))
+
+
+def _merged(old: str, new: str) -> str:
+    """Return a section with the rows of the old one that the new one lacks, and the days of both."""
+    before, rows = _rows(old), _rows(new)
+    if not old or before.keys() <= rows.keys():
+        return new
+    text = new.replace("\n".join(rows.values()), "\n".join((before | rows).values()))
+    start, mark, day = text.rpartition(_MEASURED)
+    if not mark:
+        return text
+    names = "; ".join(key.removeprefix("| ") for key in list(rows)[2:])
+    return f"{start}{mark}{old.partition(_MEASURED)[2]}\n\nNewer rows ({names}): measured on {day}"
+
+
+def _rows(section: str) -> dict[str, str]:
+    """Return the lines of a section's table by the first cell; none if these are not unique."""
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    found = {line.split(" | ")[0]: line for line in lines}
+    return found if len(found) == len(lines) else {}
 
 
 def _name(scheme: str) -> str:

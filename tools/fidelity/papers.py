@@ -193,7 +193,7 @@ def _sizes(rows: Rows) -> Iterator[Figure]:
                 could_miss = run != "cnn" and min(ratios(row)[0] for row in alike) < paper
                 yield Figure(f"[I] whole run, {model}", names, paper, ratios(found)[0], differs, could_miss=could_miss)
             could_miss = run != "cnn" and min(ratios(row)[1] for row in alike) < 100
-            differs = "" if run == "cnn" else _best_of_others(rows[run])
+            differs = "" if run == "cnn" else _best_of_others(rows, run)
             yield Figure(f"[I] best version, {model}", names, 100, ratios(found)[1], differs, could_miss=could_miss)
 
 
@@ -202,12 +202,13 @@ def ratios(row: Row) -> tuple[float, float]:
     return row["original"] / row["total"], row["original"] / len(row["added"]) / min(row["added"])
 
 
-def _best_of_others(rows: list[Row]) -> str:
+def _best_of_others(rows: Rows, run: str) -> str:
     """Return the best versions of whole checkpoints, and of LC's 2 bits with their loss."""
-    (whole,) = (row for row in rows if row["part"] == "whole" and row["scheme"] == str(SEARCHED))
-    (coarser,) = (row for row in rows if row["part"] == "weights" and row["scheme"] == "lc 2.5")
+    every, coarser = _one(rows, run, scheme=str(SEARCHED), part="whole"), _one(rows, run, scheme="lc 2.5")
+    if not every or not coarser:
+        return ""
     return (
-        f"Weights alone; whole checkpoints {ratios(whole)[1]:.0f}x. LC's 2 bits {ratios(coarser)[1]:.0f}x, but lose up "
+        f"Weights alone; whole checkpoints {ratios(every)[1]:.0f}x. LC's 2 bits {ratios(coarser)[1]:.0f}x, but lose up "
         f"to {max(coarser['lost']):.1%}. The paper's peaks follow restores, which this run lacks."
     )
 
