@@ -219,7 +219,7 @@ def test_a_row_says_what_lc_checkpoint_codes() -> None:
 
 
 def test_peaks_of_runs_that_are_not_digits() -> None:
-    """A peak is reached if others miss it; beside it are those of whole checkpoints and of two bits."""
+    """A peak is reached if other schemes miss it; the note names those of whole checkpoints and of two bits."""
 
     def row(scheme: str, part: str, least: int) -> dict[str, Any]:
         added = [150, least]
