@@ -46,15 +46,13 @@ NOTES = {
 
 ExCP's threshold falls with second moments, and SGD has none: nearly all late changes are below it.""",
     "gpt": """\
-[I], GPT-2 Medium, 10 failures: Inshrinkerator loses 0.61 %; QD-compressor 22.15x, 1.10 %; Check-N-Run
-6.35x, 0.25 %. Of *all*, moments are two thirds.""",
+[I], GPT-2 Medium, 10 failures: QD-compressor 22.15x, 1.10 % lost; Check-N-Run 6.35x, 0.25 %. Of *all*, moments are two
+thirds.""",
     "failures": """\
 A GPT of 1.7 million parameters, 200 steps of a loss that falls until the end, a checkpoint every 10. Failures follow
 random steps. *Each seed*, of initial weights and failures: the rise of the final loss over that seed's run without
 failures. *Weights alone*, *moments alone*: a restore takes these from the version and the rest exactly. *Ratio*, *best
-version*: of all that is stored.
-
-[I], GPT-2 Medium: 10 failures cost 0.61 % (Inshrinkerator).""",
+version*: of all that is stored.""",
     "coarse": """\
 The GPT of `--tier full` has 10.9 million parameters and 25 checkpoints of 131 MB, its fine-tune 21. *Later versions*:
 the median version that is not stored in full. *Rise*: evaluation loss 20 steps after resuming, over an exact resume
@@ -62,13 +60,11 @@ with the same batches; mean of three versions and three seeds, in brackets the w
 part of its gain in loss.""",
     "finetune": """\
 Versions are 10 steps apart; in the papers thousands. LC-Checkpoint's second version is its worst: 10 steps move less
-than the error of the first version. From the third on it loses less than a tenth of that.""",
+than the error of the first version.""",
     "interrupted": """\
 A residual network of 0.3 million parameters, 40 epochs, whole checkpoints (baselines: weights alone); means over
 {seeds} seeds and their 95 % confidence, against the same seed without failures. One digit is 0.25 %. *After a failure*:
-median size of the version after one, relative to others; [I]'s peaks are such versions.
-
-[I], ResNet-152: 5 failures cost 0.16 %, 10 failures 0.50 %, 20 failures 1.1 % of the accuracy (Inshrinkerator).""",
+median size of the version after one, relative to others; [I]'s peaks are such versions.""",
     "rework": """\
 The GPT is restored after steps 400 and 600 and trained with {seeds} seeds of batches until its loss on 64 other
 windows is that of the checkpoint; 95 % confidence over all. Counts end at 40 steps (*or more*), so those means are

@@ -169,17 +169,14 @@ def _recovery(rows: Rows) -> Iterator[Figure]:
 
 def _sizes(rows: Rows) -> Iterator[Figure]:
     lc = _one(rows, "gpt", scheme="lc 1.5", part="whole")
-    coarser = _one(rows, "gpt", scheme="lc 2.5", part="weights")
-    if lc and coarser and lc.get("kinds"):
-        ratio, lost = coarser["original"] / coarser["total"], max(coarser["lost"])
+    if lc and lc.get("kinds"):
         kinds = {kind: original / stored for kind, (original, stored) in lc["kinds"].items()}
-        whole = lc["original"] / lc["total"]
+        whole = ratios(lc)[0]
         coded = [sum(column) for column in zip(*(lc["kinds"][kind] for kind in CODED), strict=True)]
         yield Figure(
             "[LC] whole run, GPT, weights and first moments", whose("lc"), 28, coded[0] / coded[1],
             f"3 bits a change: weights {kinds['weights']:.1f}x, first moments {kinds['first moments']:.1f}x. Second "
-            f"moments, {kinds['second moments']:.0f}x on ckstore's lattice, make it {whole:.1f}x. "
-            f"2 bits reach {ratio:.1f}x of weights, but lose up to {lost:.1%}.",
+            f"moments, {kinds['second moments']:.0f}x on ckstore's lattice, make it {whole:.1f}x.",
         )  # fmt: skip
     for run, model, paper, differs in (
         ("cnn", "residual network for ResNet-152", 39.09, ""),
@@ -209,7 +206,7 @@ def _best_of_others(rows: Rows, run: str) -> str:
         return ""
     return (
         f"Weights alone; whole checkpoints {ratios(every)[1]:.0f}x. LC's 2 bits {ratios(coarser)[1]:.0f}x, but lose up "
-        f"to {max(coarser['lost']):.1%}. The paper's peaks follow restores, which this run lacks."
+        f"to {max(coarser['lost']):.1%}."
     )
 
 
