@@ -175,8 +175,9 @@ def _sizes(rows: Rows) -> Iterator[Figure]:
         coded = [sum(column) for column in zip(*(lc["kinds"][kind] for kind in CODED), strict=True)]
         yield Figure(
             "[LC] whole run, GPT, weights and first moments", whose("lc"), 28, coded[0] / coded[1],
-            f"3 bits a change: weights {kinds['weights']:.1f}x, first moments {kinds['first moments']:.1f}x. Second "
-            f"moments, {kinds['second moments']:.0f}x on ckstore's lattice, make it {whole:.1f}x.",
+            f"3 bits a change, merged to bound restores: weights {kinds['weights']:.1f}x, first moments "
+            f"{kinds['first moments']:.1f}x. Second moments, {kinds['second moments']:.0f}x on ckstore's lattice, "
+            f"make it {whole:.1f}x.",
         )  # fmt: skip
     for run, model, paper, differs in (
         ("cnn", "residual network for ResNet-152", 39.09, ""),
