@@ -11,6 +11,7 @@ from ckstore.codecs.lattice import NO_EXPONENTS
 
 #: One character for each exponent from -45 to 45: the compression of a manifest codes characters best.
 _LETTERS = "".join(chr(code) for code in range(35, 127) if chr(code) != "\\")
+_CODES = np.frombuffer(_LETTERS.encode("ascii"), np.uint8)
 _MIDDLE = len(_LETTERS) // 2
 
 #: The exponent by the code of its character; an out-of-range value for other characters.
@@ -21,7 +22,7 @@ def exponents_to_text(exponents: npt.NDArray[np.int16]) -> str | list[int]:
     """Return one character per exponent; beyond 45 octaves, the exponents themselves."""
     if np.abs(exponents.astype(np.int32)).max(initial=0) > _MIDDLE:
         return [int(exponent) for exponent in exponents]
-    return "".join(_LETTERS[exponent + _MIDDLE] for exponent in exponents.tolist())
+    return _CODES[exponents + _MIDDLE].tobytes().decode("ascii")
 
 
 def exponents_from_text(text: str | list[int] | None) -> npt.NDArray[np.int16]:

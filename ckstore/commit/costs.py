@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckstore.errors import IntegrityError
+from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
@@ -15,10 +15,21 @@ from ckstore.storage.catalog import Catalog, VersionRow
 Cost = tuple[float, int, int]
 Costs = Mapping[int, tuple[Cost, Cost]]
 
+#: Updates in turn with other processes, which end before.
+_TRIES = 10
+
 
 def update_costs(repository: Repository) -> None:
-    """Write the current depth, restore cost and size of every version into the catalog."""
-    write_costs(repository.catalog, present_costs(repository, repository.catalog.versions()))
+    """Write the current depth, restore cost and size of every version into the catalog.
+
+    Repeated until nothing differs: of two processes that store objects again at once, neither knows the other's.
+    """
+    for _ in range(_TRIES):
+        repository.resolver.forget()
+        costs = present_costs(repository, repository.catalog.versions())
+        if not costs:
+            return
+        write_costs(repository.catalog, costs)
 
 
 def present_costs(repository: Repository, rows: Sequence[VersionRow]) -> Costs:
@@ -31,8 +42,8 @@ def present_costs(repository: Repository, rows: Sequence[VersionRow]) -> Costs:
         try:
             version = StoredVersion(repository, row)
             current: Cost = (*restore_cost(version), stored_bytes(version))
-        except IntegrityError:
-            continue  # A version with lost objects keeps its old values; `verify` reports it.
+        except (IntegrityError, NotFoundError):
+            continue  # A version with lost objects keeps its old values; `verify` reports it. Others may forget one.
         if current != cost_in(row):
             found[row.number] = current, cost_in(row)
     return found

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from ckstore.commit.change import Change
-from ckstore.commit.costs import present_costs
+from ckstore.commit.costs import present_costs, update_costs
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.encoding.reencode import in_full
 from ckstore.repository import Repository
@@ -38,4 +38,5 @@ def store_in_full(
             # The cost of a version without deltas does not change.
             costs = present_costs(repository, [row for row in repository.catalog.versions() if row.depth > 0])
             change.commit_again({"change": "rebase", "versions": list(versions)}, costs=costs)
-            return added
+    update_costs(repository)
+    return added

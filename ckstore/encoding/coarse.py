@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil, frexp, isfinite, log2
 from typing import Any, NamedTuple
 
@@ -39,8 +40,15 @@ Grid = LinearLattice | RoundedLattice
 #: A first moment's step in octaves above the mean magnitude of its row and column, at quality 1.
 FIRST_MOMENT = 2.5
 
-#: Octaves by which the step is smaller in a run's first version: while the loss falls fast, momentum matters.
+#: Octaves by which the step is smaller in a run's first version, and at most elsewhere: while gradients agree, momentum
+#: matters.
 EARLY = 2.5
+
+#: Elsewhere it shrinks by two octaves for each octave of a tensor's agreement above the mean tensor's and this.
+_AGREEMENT = 0.25
+
+#: Where less of the momentum is kept, values that are not 0 are doubled: the middle of the octave up to all of it.
+_KEPT = 0.5**0.5
 
 #: Binary logarithm of a second moment's step in octaves, at quality 1.
 SECOND_MOMENT = 1.5
@@ -89,11 +97,12 @@ class CoarseEncoder:
         parent: Parent | None,
         steps: Callable[[], Steps],
         size: Callable[[], float],
+        agreement: Callable[[], float],
     ) -> Estimate | None:
         """Return options of `unit`; None if it cannot be coarse: no floats, non-finite values, too tight a bound.
 
         A `parent` that was lost or cannot be decoded counts as none. `steps` are those of a weight, `size` is the root
-        mean square of the unit's tensor.
+        mean square of the unit's tensor, `agreement` the excess of first moments over the mean tensor's.
         """
         if unit.dtype not in STEP_RANGE:
             return None
@@ -110,14 +119,16 @@ class CoarseEncoder:
             if self.policy.is_bounded:
                 return self._estimate_bounded(unit, bits, largest, parent, size)
             if unit.role == "first":
-                return self._estimate_first_moment(unit, bits, early=parent is None)
+                return self._estimate_first_moment(
+                    unit, bits, EARLY if parent is None else min(EARLY, 2 * max(0.0, agreement() - _AGREEMENT))
+                )
             return self._estimate_weight(unit, bits, largest, parent, steps())
 
         try:
             estimate = against(parent)
         except IntegrityError:
             estimate = against(None)  # A run continues after damage.
-        return None if estimate is None or _is_clamped(bits, largest, estimate.lattice) else estimate
+        return None if estimate is None or _is_clamped(bits, largest, estimate) else estimate
 
     def encode(self, estimate: Estimate, plan: Way, read: ReadUnit, debt: int) -> Encoded:
         """Return an object under `plan`, and cache its integers for the next version."""
@@ -131,7 +142,7 @@ class CoarseEncoder:
             predicted = None
             if isinstance(plan.base, Linear) and isinstance(lattice, LinearLattice):
                 predicted = lattice.project(plan.base.lattice, self.reader.integers(plan.base, chunk), start)
-            integers = _quantised(lattice, bits, start, dithered=estimate.dithered)
+            integers = _quantised(lattice, bits, start, dithered=estimate.dithered, doubled=estimate.doubled)
             delta = integers if predicted is None else integers - predicted
             payloads.append(encode_changes(delta))
             comparison.add(
@@ -187,7 +198,7 @@ class CoarseEncoder:
             lattice = _settled(unit, steps, limits, largest, record)
             if _is_lost(lattice, limits):
                 return None
-        sample = Sample.of(unit, lambda first, last: bits[first:last])
+        sample = Sample.of(unit, lambda first, last: bits[first:last]).part()
         # Training that was restored from the parent began on its lattice, and has hardly left it.
         dithered = record is not None and lattice.concentration(sample.bits, sample.start) > CONCENTRATED
         estimate = self._planned(unit, bits, lattice, record, dithered=dithered)
@@ -195,17 +206,20 @@ class CoarseEncoder:
             estimate.origin = record.origin or record.id
         return estimate
 
-    def _estimate_first_moment(self, unit: Unit, bits: Bits, *, early: bool) -> Estimate:
+    def _estimate_first_moment(self, unit: Unit, bits: Bits, finer: float) -> Estimate:
         lowest, highest = STEP_RANGE[unit.dtype]
         model = LogModel.of(unit, bits)
         rows, cols = model.exponents()
-        step = round(model.level + FIRST_MOMENT - EARLY * early + log2(self.policy.quality))
+        step = round(model.level + FIRST_MOMENT - finer + log2(self.policy.quality))
         if unit.dtype == "float16":
             cols = cols[:0]  # The range of its steps is so small that rows and columns together may leave it.
         reach = sum(int(axis.min()) for axis in (rows, cols) if axis.size)
         top = sum(int(axis.max()) for axis in (rows, cols) if axis.size)
-        step = min(max(step, lowest - reach), highest - top)
-        return self._planned(unit, bits, LinearLattice(unit.dtype, step, row_width(unit), rows, cols), None)
+        step = min(max(step, lowest - reach), highest - top - 1)
+        lattice = LinearLattice(unit.dtype, step, row_width(unit), rows, cols)
+        if _momentum_kept(unit, bits, lattice) > _KEPT:
+            return self._planned(unit, bits, lattice, None)
+        return self._planned(unit, bits, replace(lattice, step=step + 1), None, doubled=True)
 
     def _estimate_second_moment(self, unit: Unit, bits: Bits) -> Estimate:
         model = LogModel.of(unit, bits)
@@ -229,12 +243,19 @@ class CoarseEncoder:
         return None
 
     def _planned(
-        self, unit: Unit, bits: Bits, lattice: Grid, record: Linear | None, *, dithered: bool = False
+        self,
+        unit: Unit,
+        bits: Bits,
+        lattice: Grid,
+        record: Linear | None,
+        *,
+        dithered: bool = False,
+        doubled: bool = False,
     ) -> Estimate:
         """Return options for `bits` on `lattice`: in full, or against the object of `record` and its ancestors."""
         sample = Sample.of(unit, lambda first, last: bits[first:last]).part()
         chunks = -(-unit.count // unit.chunk)
-        quantised = _quantised(lattice, sample.bits, sample.start, dithered=dithered)
+        quantised = _quantised(lattice, sample.bits, sample.start, dithered=dithered, doubled=doubled)
         base = sample.nbytes(quantised)
         work = layer(chunks, unit.count, int(base), grouped=False)
         full_cost = cost(exact_work(unit.count, unit.chunk, unit.dtype))
@@ -255,7 +276,9 @@ class CoarseEncoder:
                 options.append(Option(name, stored, cost(price), is_base=False))
                 plans[name] = Way(ancestor)
         candidates = Candidates(tuple(options), debt)
-        return Estimate(unit, candidates, plans, full_cost, int(base), lattice, is_coarse=True, dithered=dithered)
+        return Estimate(
+            unit, candidates, plans, full_cost, int(base), lattice, is_coarse=True, dithered=dithered, doubled=doubled
+        )
 
 
 def _limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
@@ -335,19 +358,35 @@ def _deviation(unit: Unit, bits: Bits, decoded: Bits) -> tuple[float, float, flo
     return result
 
 
-def _is_clamped(bits: Bits, largest: float, lattice: object) -> bool:
+def _is_clamped(bits: Bits, largest: float, estimate: Estimate) -> bool:
     """Return whether values are so far from 0 that their integers are clamped."""
     from ckstore.kernels.lattice import MAX_INTEGER
 
-    if not isinstance(lattice, LinearLattice):
+    if not isinstance(estimate.lattice, LinearLattice):
         return False
+    lattice = replace(estimate.lattice, step=estimate.lattice.step - estimate.doubled)
     finest = lattice.step + sum(int(axis.min()) for axis in (lattice.rows, lattice.cols) if axis.size)
     if frexp(largest)[1] - finest < MAX_INTEGER.bit_length() - 1:
         return False
     return bool(np.abs(lattice.quantise(bits, 0)).max(initial=0) == MAX_INTEGER)
 
 
-def _quantised(lattice: Grid, bits: Bits, start: int, *, dithered: bool) -> Integers:
-    if dithered and isinstance(lattice, LinearLattice):
+def _momentum_kept(unit: Unit, bits: Bits, lattice: LinearLattice) -> float:
+    """Return the projection of decoded first moments on the original ones, as a part of these; 1 if all are 0."""
+    sample = Sample.of(unit, lambda first, last: bits[first:last])
+    decoded = lattice.values(lattice.quantise(sample.bits, sample.start), sample.start)
+    before, after = (floats(each, unit.dtype).astype(np.float64) for each in (sample.bits, decoded))
+    return float(before @ after / (before @ before)) if before.any() else 1.0
+
+
+def _quantised(lattice: Grid, bits: Bits, start: int, *, dithered: bool, doubled: bool) -> Integers:
+    """Return the integers of a chunk: if `doubled`, those on half the step, halved and rounded away from 0."""
+    if not isinstance(lattice, LinearLattice):
+        return lattice.quantise(bits, start)
+    if dithered:
         return lattice.dithered(bits, start)
-    return lattice.quantise(bits, start)
+    if not doubled:
+        return lattice.quantise(bits, start)
+    halves = replace(lattice, step=lattice.step - 1).quantise(bits, start)
+    result: Integers = (halves + (halves > 0)) >> 1
+    return result

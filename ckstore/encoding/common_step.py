@@ -165,7 +165,8 @@ def _against(
         distance = total / unit.count
         if abs(distance - spread) <= _STILL * distance:
             return _Measured(unit.count, size, is_still=True)
-    is_restored = lattice.concentration(sample.bits, sample.start) > CONCENTRATED
+    enough = sample.part()
+    is_restored = lattice.concentration(enough.bits, enough.start) > CONCENTRATED
     if is_restored:
         spread = 0.0
     change = max(distance - spread, _LEAST_CHANGE * distance)

@@ -79,6 +79,7 @@ class Estimate:
     origin: str | None = None
     is_coarse: bool = False
     dithered: bool = False
+    doubled: bool = False
 
 
 @dataclass(slots=True)

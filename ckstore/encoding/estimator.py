@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, Floats, as_float32
-from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, statistics_of
+from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, floats, statistics_of
 from ckstore.codecs.scheme import Layer, Statistics
 from ckstore.codecs.schemes import LATTICE, scheme_of
 from ckstore.codecs.schemes.dynaquant import moment_sensitivity
@@ -49,6 +49,9 @@ VECTOR_OCTAVES = -3.0
 #: mostly Python and short kernels, and threads that pass the interpreter's lock around for each of them take longer
 #: than one thread.
 _ALONE = 1 << 17
+
+#: Values of a moment that are compared with another moment's, at least; fewer than twice as many.
+_COMPARED = 1 << 14
 
 #: Memory of the chunks of a version, as a multiple of its size, without the integers of weights.
 _KEPT = 1.4
@@ -153,7 +156,9 @@ class Estimator:
             estimate = self._codebooks.estimate(unit, read, before, lambda: self._layer(unit))
             if estimate is not None:
                 return estimate
-        return self._coarse.estimate(unit, read, before, lambda: self._steps(unit), lambda: self._size(unit))
+        return self._coarse.estimate(
+            unit, read, before, lambda: self._steps(unit), lambda: self._size(unit), lambda: self._agreement(unit)
+        )
 
     def encode(self, content: str, estimate: Estimate, choice: Choice) -> Encoded:
         """Return an object as planned.
@@ -192,6 +197,25 @@ class Estimator:
                         total, count = total + squares, count + finite
                 self._sizes[name] = (total / max(count, 1)) ** 0.5
             return self._sizes[name]
+
+    def _agreement(self, unit: Unit) -> float:
+        """Return the octaves by which a first moment exceeds the mean one, relative to the root of the second."""
+        with self._lock:
+            return self._agreements.get(unit.key, 0.0)
+
+    @cached_property
+    def _agreements(self) -> dict[str, float]:
+        firsts, seconds = (_of_weights(self._values.units, role) for role in ("first", "second"))
+        pairs = [(first, seconds[weight]) for weight, first in firsts.items() if weight in seconds]
+        levels = [self._level(first) - self._level(second) / 2 for first, second in pairs]
+        mean = np.average(levels, weights=[first.count for first, _ in pairs]) if pairs else 0.0
+        return {first.key: level - mean for (first, _), level in zip(pairs, levels, strict=True)}
+
+    def _level(self, unit: Unit) -> float:
+        """Return the mean binary logarithm of some of a unit's values."""
+        values = floats(self._values.read(unit, 0, unit.count)[:: unit.count // _COMPARED | 1], unit.dtype)
+        known = np.abs(values[np.isfinite(values) & (values != 0)].astype(np.float64))
+        return float(np.log2(known).mean()) if known.size else 0.0
 
     @cached_property
     def _small_share(self) -> float:

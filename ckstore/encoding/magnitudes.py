@@ -61,10 +61,11 @@ class LogModel:
 
         width = row_width(unit)
         rows = -(-unit.count // width)
-        sums, cols = np.zeros(rows), np.zeros(width)
-        counts = np.zeros(rows + width, np.int64)
-        order_sums(bits, width, largest_finite(unit.dtype), sums, cols, counts)
-        octave, known, bias = 1 << FLOATS[unit.dtype][0], counts[:rows].sum(), exponent_bias(unit.dtype)
+        sums, cols, counts = (np.zeros(size, np.int64) for size in (rows, width, rows + width))
+        mantissa, bias = FLOATS[unit.dtype][0], exponent_bias(unit.dtype)
+        shift = max(mantissa - 23, 0)
+        order_sums(bits, width, largest_finite(unit.dtype), shift, sums, cols, counts)
+        octave, known = 1 << (mantissa - shift), counts[:rows].sum()
         if not known:
             return cls(-bias, np.zeros(rows), np.zeros(0 if rows == 1 or unit.is_bundle else width))
         level = float(sums.sum() / known / octave)

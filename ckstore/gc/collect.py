@@ -10,7 +10,7 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from ckstore.commit.change import remove_uncommitted
-from ckstore.commit.costs import present_costs, write_costs
+from ckstore.commit.costs import update_costs
 from ckstore.commit.in_full import store_in_full
 from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError, NotFoundError
 from ckstore.gc.plan import GcPlan, plan_for
@@ -123,8 +123,7 @@ class _Collection:
         self._repository.resolver.notice_collection()
         if self._in_full:
             # Others may have encoded versions in the meantime, with the former costs.
-            deltas = [row for row in self._repository.catalog.versions() if row.depth > 0]
-            write_costs(self._repository.catalog, present_costs(self._repository, deltas))
+            update_costs(self._repository)
         report.add(GcReport(-self._added, in_full=self._in_full))
         swept = self._repository.packs.sweep(self._grace)
         _add_files(report, [nbytes for name, nbytes in swept.items() if name not in self._told])

@@ -10,8 +10,9 @@ import numpy as np
 from numba import njit
 
 from ckstore.kernels.compiled import kernel
+from ckstore.kernels.entropy.words import int64
 from ckstore.kernels.float_bits import power_of_two
-from ckstore.kernels.lattice import MAX_INTEGER, exponent_range, next_place
+from ckstore.kernels.lattice import LANES, MAX_INTEGER, exponent_range, next_place
 
 #: Largest magnitude of a rounded ordinal's integer.
 MAX_ROUNDED = 1 << 24
@@ -164,24 +165,26 @@ def deviation(values: np.ndarray, others: np.ndarray) -> tuple[float, float, flo
     Returns the largest difference, the sum of squared differences, the sum of squares of `values`, and the number of
     elements. Elements that are not finite in both arrays do not count.
     """
-    largest = 0.0
-    squares = 0.0
-    total = 0.0
+    largest, squares, totals = np.zeros(LANES), np.zeros(LANES), np.zeros(LANES)
     finite = 0
-    for k in range(values.size):
-        value = np.float64(values[k])
-        difference = abs(value - np.float64(others[k]))
-        if difference <= 1.7976931348623157e308:
-            largest = max(largest, difference)
-            squares += difference * difference
-            total += value * value
-            finite += 1
-    return largest, squares, total, finite
+    for k in range(0, values.size, LANES):
+        here, there = values[k : k + LANES], others[k : k + LANES]
+        for i in range(here.size):
+            value = np.float64(here[i])
+            difference = abs(value - np.float64(there[i]))
+            counts = difference <= 1.7976931348623157e308
+            difference = difference if counts else np.float64(0.0)
+            value = value if counts else np.float64(0.0)
+            largest[i] = max(largest[i], difference)
+            squares[i] += difference * difference
+            totals[i] += value * value
+            finite += int64(counts)
+    return largest.max(), squares.sum(), totals.sum(), finite
 
 
 @kernel
 def order_sums(
-    bits: np.ndarray, width: int, ceiling: int, rows: np.ndarray, cols: np.ndarray, counts: np.ndarray
+    bits: np.ndarray, width: int, ceiling: int, shift: int, rows: np.ndarray, cols: np.ndarray, counts: np.ndarray
 ) -> None:
     """Add the ordinals of magnitudes up to row and column sums, without zeros and ordinals above `ceiling`.
 
@@ -189,21 +192,26 @@ def order_sums(
     ----------
     ceiling
         The largest finite magnitude's bits.
+    shift
+        Low bits that ordinals lose, so that sums of 2^22 ordinals fit.
     rows, cols
-        float64 sums by row and by column; `counts` (int64) holds the numbers of elements, rows first.
+        int64 sums by row and by column; `counts` (int64) holds the numbers of elements, rows first.
     """
     mask = (np.uint64(1) << np.uint64(8 * bits.itemsize - 1)) - np.uint64(1)
-    row = 0
-    col = 0
-    for k in range(bits.size):
-        magnitude = np.int64(np.uint64(bits[k]) & mask)
-        if 0 < magnitude <= ceiling:
-            value = np.float64(magnitude)
-            rows[row] += value
-            counts[row] += 1
-            cols[col] += value
-            counts[rows.size + col] += 1
-        row, col = next_place(row, col, width)
+    across = counts[rows.size :]
+    for row in range(rows.size):
+        part = bits[row * width : (row + 1) * width]
+        total = known = 0
+        for i in range(part.size):
+            magnitude = np.int64(np.uint64(part[i]) & mask)
+            one = int64((magnitude > 0) & (magnitude <= ceiling))
+            value = int64(magnitude >> shift) * one
+            total += value
+            known += one
+            cols[i] += value
+            across[i] += one
+        rows[row] += total
+        counts[row] += known
 
 
 @kernel
@@ -236,20 +244,36 @@ def weighted_squares(
     start: int,
 ) -> float:
     """Return the sum of squared differences of finite values in units of ``2 ** (step + rows[i] + cols[j])``."""
-    total = 0.0
+    sums = np.zeros(LANES)
+    if rows.size == 0 and cols.size == 0:
+        width, start = max(values.size, 1), 0
     row = start // width
     col = start - row * width
-    for k in range(values.size):
+    k = 0
+    while k < values.size:
+        stop = min(values.size, k + width - col, k + LANES)
+        here, there = values[k:stop], others[k:stop]
         exponent = -step
         if rows.size:
             exponent -= rows[row]
         if cols.size:
-            exponent -= cols[col]
-        difference = (np.float64(values[k]) - np.float64(others[k])) * power_of_two(exponent)
-        if abs(difference) <= 1e150:
-            total += difference * difference
-        row, col = next_place(row, col, width)
-    return total
+            across = cols[col : col + here.size]
+            for i in range(here.size):
+                sums[i] += _square(np.float64(here[i]) - np.float64(there[i]), exponent - across[i])
+        else:
+            for i in range(here.size):
+                sums[i] += _square(np.float64(here[i]) - np.float64(there[i]), exponent)
+        col += stop - k
+        if col == width:
+            row, col = row + 1, 0
+        k = stop
+    return sums.sum()
+
+
+@njit(inline="always")
+def _square(difference: float, exponent: int) -> float:
+    difference *= power_of_two(exponent)
+    return difference * difference if abs(difference) <= 1e150 else 0.0
 
 
 @kernel

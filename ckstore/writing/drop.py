@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.commit.change import Change
-from ckstore.commit.costs import bytes_again, own_bytes, restore_cost
+from ckstore.commit.costs import bytes_again, own_bytes, restore_cost, update_costs
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.errors import ConflictError
 from ckstore.formats.paths import match_texts
@@ -64,6 +64,8 @@ def drop(
             if progress is not None:
                 units = version.layout.units
                 progress(sum(unit.nbytes for unit in units) - sum(units[number].nbytes for number in left))
+        if done:
+            update_costs(repository)
     return done
 
 

@@ -125,16 +125,47 @@ def test_columns_that_matter_most_do_not_cut_outliers_off(store: ckstore.Store) 
     assert abs(float(version["model/w"].torch()[5, 5]) / 3e4 - 1) < 0.01
 
 
-def test_second_moments_keep_the_size_of_updates(store: ckstore.Store) -> None:
-    gradients = [draw(*SHAPE, seed=step) for step in range(50)]
-    first, second = torch.zeros(SHAPE), torch.zeros(SHAPE)
-    for gradient in gradients:
-        first, second = 0.9 * first + 0.1 * gradient, 0.95 * second + 0.05 * gradient.square()
-    state = {"model": {"w": draw(*SHAPE)}, "optimizer": {"state": {0: {"exp_avg": first, "exp_avg_sq": second}}}}
-    stored(store, state, step=0)
-    restored = stored(store, state, step=1).state_dict()["optimizer"]["state"][0]
-    steps = [first / moment.sqrt() for moment in (restored["exp_avg_sq"], second)]
+def trained(agreements: list[float]) -> dict[str, Any]:
+    """Return a state of weights whose gradients are noise and a mean, which is `agreements` times as large."""
+    tree: dict[str, Any] = {"model": {}, "optimizer": {"state": {}}}
+    for index, agreement in enumerate(agreements):
+        mean = agreement * draw(*SHAPE, seed=1000 + index)
+        first, second = torch.zeros(SHAPE), torch.zeros(SHAPE)
+        for step in range(50):
+            gradient = mean + draw(*SHAPE, seed=100 * index + step)
+            first, second = 0.9 * first + 0.1 * gradient, 0.95 * second + 0.05 * gradient.square()
+        tree["model"][f"w{index}"] = draw(*SHAPE, seed=2000 + index)
+        tree["optimizer"]["state"][index] = {"exp_avg": first, "exp_avg_sq": second}
+    return tree
+
+
+def moments_of(store: ckstore.Store, tree: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+    """The optimiser's state of a coarse version that has a parent."""
+    for step in range(2):
+        version = stored(store, tree, run="moments", step=step)
+    return list(version.state_dict()["optimizer"]["state"].values())
+
+
+def test_moments_keep_the_size_of_updates(store: ckstore.Store) -> None:
+    """Nearly all first moments become 0, and the others make up for them."""
+    tree = trained([0.0])
+    (found,), (exact,) = moments_of(store, tree), tree["optimizer"]["state"].values()
+    steps = [exact["exp_avg"] / moment["exp_avg_sq"].sqrt() for moment in (found, exact)]
     assert 0.97 < float(steps[0].norm() / steps[1].norm()) < 1.03
+    assert torch.count_nonzero(found["exp_avg"]) < 0.1 * found["exp_avg"].numel()
+    assert 0.5 < float((found["exp_avg"] * exact["exp_avg"]).sum() / exact["exp_avg"].square().sum()) < 1.42
+
+
+@pytest.mark.parametrize("filled", [1.0, 1e-3])
+def test_first_moments_are_finer_where_gradients_agree(store: ckstore.Store, filled: float) -> None:
+    """Second moments of a young run are too small by the same factor everywhere, which must not look like agreement."""
+    tree = trained([1.0, 0.0, 0.0, 0.0])
+    for moments in tree["optimizer"]["state"].values():
+        moments["exp_avg_sq"] *= filled
+    pairs = zip(moments_of(store, tree), tree["optimizer"]["state"].values(), strict=True)
+    errors = [float((found["exp_avg"] - exact["exp_avg"]).norm() / exact["exp_avg"].norm()) for found, exact in pairs]
+    assert errors[0] < 0.5
+    assert min(errors[1:]) > 0.9
 
 
 def test_first_moments_in_float16_of_any_spread_can_be_read(store: ckstore.Store) -> None:

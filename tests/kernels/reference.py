@@ -186,11 +186,11 @@ def deviation(values: Array, others: Array) -> tuple[float, float, float, int]:
     return float(differences[finite].max(initial=0.0)), float(squares), float(total), int(finite.sum())
 
 
-def order_sums(bits: Array, width: int, ceiling: int) -> tuple[Array, Array, Array]:
+def order_sums(bits: Array, width: int, ceiling: int, shift: int) -> tuple[Array, Array, Array]:
     """Return sums of ordinals of magnitudes by row and column, and their numbers: see `coarse.order_sums`."""
     magnitude = (bits & ((1 << (8 * bits.itemsize - 1)) - 1)).astype(np.int64)
     known = np.flatnonzero((magnitude > 0) & (magnitude <= ceiling))
-    weights = magnitude[known].astype(np.float64)
+    weights = (magnitude[known] >> shift).astype(np.float64)
     row, col, count = known // width, known % width, -(-bits.size // width)
     numbers = np.concatenate([np.bincount(row, minlength=count), np.bincount(col, minlength=width)])
     return np.bincount(row, weights, count), np.bincount(col, weights, width), numbers

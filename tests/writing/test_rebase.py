@@ -11,7 +11,7 @@ import pytest
 
 import ckstore
 from ckstore.commit import change as commit
-from ckstore.commit import costs
+from ckstore.commit import costs, in_full
 from ckstore.encoding.budget import BUDGET, PLANNED
 from ckstore.errors import NotFoundError
 from ckstore.recovery.recover import recover
@@ -43,6 +43,21 @@ def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> N
     assert [row.cost < before[row.number] for row in rows] == [False, False, True, True]
     for row in rows:
         assert costs.restore_cost(store[row.number]._stored) == (row.cost, row.depth)
+
+
+def test_costs_follow_a_thinning_beside_a_rebase(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither knows the objects that the other stores again, and the last one to commit corrects the costs."""
+    present = in_full.present_costs
+
+    def present_before_the_other(*arguments: Any) -> costs.Costs:
+        found = present(*arguments)
+        with ckstore.open(store.path) as other:
+            other.thin(["a@1"])
+        return found
+
+    monkeypatch.setattr(in_full, "present_costs", present_before_the_other)
+    store.rebase(["a@2"])
+    assert store.verify().problems == []
 
 
 def test_stored_bytes_follow(store: ckstore.Store) -> None:
@@ -87,7 +102,8 @@ def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatc
 
     monkeypatch.setattr(costs, "restore_cost", interposed)
     store.rebase(["a@2"])
-    assert taken == [2, 3, 4], "the base needs no object that could have moved"
+    assert taken[:3] == [2, 3, 4], "the base needs no object that could have moved"
+    assert taken[3:] == [1, 2, 3], "after the commit, since others may have moved objects, too"
     assert [row.depth for row in store._catalog.versions()] == [0, 1, 0]
 
 
