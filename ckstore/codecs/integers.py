@@ -21,6 +21,7 @@ from ckstore.codecs.integer_plan import Plan, Workspace, check_arrays, make_plan
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.blocks import empty, fixed, joined
 from ckstore.runtime.checksum import crc32
+from ckstore.runtime.scratch import scratch
 from ckstore.varint import varint
 
 Array = npt.NDArray[Any]
@@ -188,19 +189,28 @@ def entropy_bits(values: Array, classes: Array | None = None) -> float:
     return float(plan.room.costs[: plan.number, 1].sum())
 
 
-def payload_bits(values: Array, classes: Array | None = None, *, times: float = 1.0, payloads: int = 1) -> float:
+def payload_bits(
+    values: Array, classes: Array | None = None, *, times: float = 1.0, payloads: int = 1, fine: int = 7
+) -> tuple[float, float]:
     """Estimate the size in bits, from histograms alone, for a planner that uses samples.
 
-    The estimate is of `payloads` payloads that hold `times` times the integers together. A payload of more integers has
+    The estimate is of `payloads` payloads that hold `times` times the integers together: without classes, and with
+    them (infinite if there are none). Histograms have 2^`fine` cells for each octave. A payload of more integers has
     larger tables, because it has more symbols, but less than proportionally: by the square root, as measured.
     """
-    plan = make_plan(values, classes)
-    costs = plan.room.costs[: plan.number]
-    _, stream_bits, _ = plan.room.plan.measure(plan.room.groups, plan.number)
-    growing = stream_bits + 8.0 * plan.planes.size
-    header = 8.0 * (24 if growing else 12)
-    tables = costs[:, 0].sum() - growing
-    return float(times * growing + (times * payloads) ** 0.5 * tables + payloads * header)
+    check_arrays(values, classes)
+    from ckstore.kernels.entropy.histogram import ROWS, estimate_bits
+
+    found = np.empty((2, 2))
+    grouped = np.empty(0, np.uint8) if classes is None else classes
+    counts = scratch("histogram", (1 if classes is None else ROWS) * (16 * values.itemsize << fine), np.int32)
+    estimate_bits(fixed(values.view(f"i{values.itemsize}")), fixed(grouped), fine, counts, found)
+
+    growing, tables = found.T
+    natural, in_groups = (
+        times * growing + (times * payloads) ** 0.5 * tables + payloads * np.where(growing > 0, 192, 96)
+    )
+    return float(natural), float("inf") if classes is None else float(in_groups)
 
 
 def count_integers(payload: bytes | bytearray | memoryview) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.integers import payload_bits
-from ckstore.codecs.lattice import Bits, Integers
+from ckstore.codecs.lattice import Bits, Integers, ordinal_classes, ordinal_difference
 from ckstore.codecs.patches import Changes
 from ckstore.lineage.planner import Candidates
 from ckstore.objects.documents import CoarseUnit
@@ -25,6 +25,9 @@ _LEAST_SAMPLE = 1 << 13
 
 #: Elements of a sample that are enough unless values change in few places only.
 _ENOUGH = 1 << 14
+
+#: Binary logarithm of the cells of an octave in histograms of differences, of which each class has one.
+_FINE = 4
 
 ReadUnit = Callable[[int, int], Bits]
 
@@ -145,7 +148,14 @@ class Sample:
 
     def nbytes(self, values: Integers, classes: npt.NDArray[np.uint8] | None = None) -> float:
         """Estimate the bytes of all the object's payloads from the sample's integers."""
-        return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
+        return payload_bits(values, classes, times=self.scale, payloads=self.chunks)[classes is not None] / 8
+
+    def nbytes_of_delta(self, before: Bits, dtype: str) -> tuple[float, float]:
+        """Estimate the bytes of a delta against sampled values in natural order, and in context order."""
+        difference = ordinal_difference(self.bits, before, dtype)
+        classes = ordinal_classes(before, dtype)
+        natural, context = payload_bits(difference, classes, times=self.scale, payloads=self.chunks, fine=_FINE)
+        return natural / 8, context / 8
 
 
 def nearby_ancestors(levels: Iterable[Record]) -> list[tuple[int, Record]]:

@@ -191,10 +191,7 @@ def _differences(sample: Sample, before: Bits, dtype: str) -> dict[bool, float]:
 
     Natural order decodes faster; context order is offered only if it saves `CONTEXT_GAIN`.
     """
-    difference = ordinal_difference(sample.bits, before, dtype)
-    natural = sample.nbytes(difference)
-    classes = ordinal_classes(before, dtype)
-    context = float("inf") if classes is None else sample.nbytes(difference, classes)
+    natural, context = sample.nbytes_of_delta(before, dtype)
     return {False: natural, True: context} if context < (1 - CONTEXT_GAIN) * natural else {False: natural}
 
 

@@ -90,7 +90,7 @@ class ObjectWriter:
             (filters if is_placed else codecs).insert(0, steps)
         return self._encoded.add_array(
             array_name(record.id), record.count, record.chunk, dtype, codecs, {"ckstore": _attributes(record)},
-            payloads, filters=filters,
+            payloads, filters=filters, shown=isinstance(record, Coarse),
         )  # fmt: skip
 
     def begin_sync(self) -> None:

@@ -11,6 +11,7 @@ import mmap
 import os
 import pickle
 import sys
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,18 @@ import numpy.typing as npt
 
 from ckstore.errors import UsageError
 from ckstore.formats.layout import Extent, Tensor
-from ckstore.formats.torch.live_state import LiveState
+from ckstore.formats.torch.live_state import LiveState, Memory
 from ckstore.runtime.memory import available, nameless_file, populate
+from ckstore.runtime.threads import shared, worker_count
 
 #: Alignment of extents in bytes: copies are faster at cache lines.
 _ALIGNMENT = 64
 
 #: An area exceeds its first state by this fraction, since the sizes of states vary a little.
 _HEADROOM = 32
+
+#: The maximal number of threads that copy: a few of them fill the bandwidth of the memory.
+_COPIERS = 4
 
 #: Memory of an ingest in addition to the state: its buffers, and the process itself.
 INGEST_BYTES = 256 << 20
@@ -97,11 +102,16 @@ class Area:
         Raise `InputError` if another thread changed the state dict after it was described.
         """
         state, memory = packed.state, self._memory
+
+        def copy(job: tuple[Memory, Extent, int]) -> Any:
+            source, extent, offset = job
+            return source.copy_into(memory[offset : offset + extent.nbytes])
+
         self._pin()
-        streams = {
-            source.copy_into(memory[offset : offset + extent.nbytes])
-            for source, extent, offset in zip(state.memories, state.extents, packed.offsets, strict=True)
-        }
+        # The largest first, so that no thread waits long for another.
+        jobs = sorted(zip(state.memories, state.extents, packed.offsets, strict=True), key=lambda job: -job[1].nbytes)
+        streams = {copy(job) for job in jobs if job[0].is_remote}  # Other threads have other streams.
+        deque(shared(copy, [job for job in jobs if not job[0].is_remote], min(_COPIERS, worker_count())), 0)
         memory[packed.start : packed.stop] = np.frombuffer(packed.text, np.uint8)
         for stream in streams - {None}:
             stream.synchronize()
@@ -149,6 +159,8 @@ class StagedStates:
 
 
 class _StagedBytes:
+    is_remote = False
+
     def __init__(self, data: memoryview) -> None:
         self._data = data
 

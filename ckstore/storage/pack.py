@@ -39,7 +39,7 @@ _ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _ABSENT = 2**64 - 1
 #: Alignment of values that may be mapped: a cache line.
 _ALIGNMENT = 64
-#: Encoded arrays of fewer bytes share one member: as Zarr arrays they would take 160 bytes more each.
+#: Exact arrays of fewer bytes share one member: as Zarr arrays they would take 160 bytes more each.
 _SMALL = 1 << 13
 #: Name of that member.
 _GATHERED = "small"
@@ -107,6 +107,7 @@ class PackWriter:
         payloads: Sequence[Buffer | None],
         *,
         filters: Sequence[Mapping[str, Any]] = (),
+        shown: bool = False,
     ) -> PackEntry:
         """Add a one-dimensional array: the payload of its only chunk, or a shard of those of several.
 
@@ -125,6 +126,8 @@ class PackWriter:
             Zarr v3 metadata of the chunks' codecs, and of array-to-array codecs, which process all chunks as one.
         payloads
             The encoded chunks; None for a chunk that is all zeros.
+        shown
+            Whether plain Zarr opens the array even if it is small.
         """
         chunks = -(-count // chunk)
         if count < 1 or len(payloads) != chunks:
@@ -132,7 +135,8 @@ class PackWriter:
         views = [None if payload is None else memoryview(payload).cast("B") for payload in payloads]
         stored = [view for view in views if view is not None]
         if chunks == 1:
-            return self._add(name, _array_metadata(count, count, dtype, [*filters, *codecs], attributes), stored)
+            metadata = _array_metadata(count, count, dtype, [*filters, *codecs], attributes)
+            return self._add(name, metadata, stored, shown=shown)
         index: list[int] = []
         offset = 0
         for view in views:
@@ -151,7 +155,8 @@ class PackWriter:
             },
         }
         metadata = _array_metadata(count, chunks * chunk, dtype, [*filters, shard], attributes)
-        return self._add(name, metadata, [*stored, memoryview(table + crc32c(table).to_bytes(4, "little"))])
+        stored.append(memoryview(table + crc32c(table).to_bytes(4, "little")))
+        return self._add(name, metadata, stored, shown=shown)
 
     def add_bytes(self, name: str, data: Buffer | Sequence[Buffer]) -> PackEntry:
         """Add bytes, at least one, as an array of uint8 in one chunk; several pieces are concatenated."""
@@ -168,11 +173,11 @@ class PackWriter:
         In a pack of kind `raw` its place is aligned to 64 bytes. `digest` is the BLAKE3 of the bytes, if it is known.
         """
         metadata = _array_metadata(count, count, dtype, [_BYTES_CODEC], None)
-        return self._add(name, metadata, [memoryview(data).cast("B")], digest)
+        return self._add(name, metadata, [memoryview(data).cast("B")], digest, shown=True)
 
     def add_copy(self, name: str, metadata: Mapping[str, Any] | None, data: Buffer) -> PackEntry:
         """Add a copy of another pack's array: its Zarr metadata, if any, and the bytes of its only chunk or shard."""
-        return self._add(name, metadata, [memoryview(data).cast("B")])
+        return self._add(name, metadata, [memoryview(data).cast("B")], shown=True)
 
     def gather(self) -> Callable[[int], int]:
         """Write the small arrays; return a function that turns the offset of any entry into its offset in the pack."""
@@ -247,12 +252,18 @@ class PackWriter:
         self._names.add(name)
 
     def _add(
-        self, name: str, metadata: Mapping[str, Any] | None, views: Sequence[memoryview], digest: bytes | None = None
+        self,
+        name: str,
+        metadata: Mapping[str, Any] | None,
+        views: Sequence[memoryview],
+        digest: bytes | None = None,
+        *,
+        shown: bool = False,
     ) -> PackEntry:
-        """Add the only chunk or shard of an array, which has Zarr metadata unless it is small."""
+        """Add the only chunk or shard of an array, which has Zarr metadata unless it is small and not `shown`."""
         self._claim(name)
         size = sum(view.nbytes for view in views)
-        if metadata is None or (self.kind == "encoded" and size < _SMALL):
+        if metadata is None or (size < _SMALL and not shown):
             entry = PackEntry(-1 - len(self._small), size)
             for view in views:
                 self._small += view

@@ -59,9 +59,8 @@ def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionR
             except IntegrityError:
                 bits = float("inf")
                 break
-            bits += (
-                payload_bits(ordinal_difference(scanned.read(unit, 0, taken), before, unit.dtype)) / taken * unit.count
-            )
+            difference = ordinal_difference(scanned.read(unit, 0, taken), before, unit.dtype)
+            bits += payload_bits(difference)[0] / taken * unit.count
         if bits < float("inf") and (best is None or bits < best[0]):
             best = bits, row
     return None if best is None else best[1]

@@ -94,7 +94,8 @@ def store_objects(
         for batch in batches(encoded, lambda job: job.unit.nbytes, _BATCH):
             # Objects that the store knows by content id are not encoded. A second record of a coarse object could name
             # itself as its base.
-            known = resolver.known(job.encoded.record.id for job in batch if not job.encoded.record.is_exact)
+            coarse = [job.encoded.record.id for job in batch if not job.encoded.record.is_exact]
+            known = resolver.known(coarse) if coarse else set()
             for job in batch:
                 if job.encoded.record.id not in known:
                     writer.put(job.encoded)

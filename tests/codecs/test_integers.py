@@ -179,7 +179,7 @@ def test_density_of_signs(bits):
     values = bernoulli(bits, np.random.default_rng(1))
     payload = encode_integers(values)
     assert len(payload) * 8 <= 1.02 * order_0_bits(values) + few_bytes(bits)
-    assert payload_bits(values) == pytest.approx(len(payload) * 8, rel=0.03)
+    assert payload_bits(values)[0] == pytest.approx(len(payload) * 8, rel=0.03)
 
 
 @pytest.mark.parametrize("bits", [0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 8.0, 12.0])
@@ -187,7 +187,7 @@ def test_density_of_differences(bits):
     values = laplacian(bits, np.random.default_rng(2))
     payload = encode_integers(values)
     assert len(payload) * 8 <= 1.02 * order_0_bits(values) + few_bytes(bits)
-    assert payload_bits(values) == pytest.approx(len(payload) * 8, rel=0.03)
+    assert payload_bits(values)[0] == pytest.approx(len(payload) * 8, rel=0.03)
 
 
 @pytest.mark.parametrize("bits", [13.0, 14.0, 16.0])
@@ -204,6 +204,17 @@ def test_density_of_groups():
     assert len(payload) * 8 <= 1.02 * order_0_bits(values, classes)
     assert len(payload) < 0.95 * len(encode_integers(values))
     assert entropy_bits(values, classes) == pytest.approx(order_0_bits(values, classes), rel=0.01)
+    sizes = len(encode_integers(values)) * 8, len(payload) * 8
+    assert payload_bits(values, classes) == pytest.approx(sizes, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+def test_sizes_of_equal_integers(dtype):
+    limits = np.iinfo(dtype)
+    for value in (0, 1, -1, limits.min, limits.max):
+        values = np.full(CHUNK, value, dtype)
+        assert payload_bits(values)[0] == pytest.approx(len(encode_integers(values)) * 8, abs=128)
+    assert payload_bits(np.array([limits.min, limits.max], dtype))[0] < 1000
 
 
 def test_density_of_wide_residuals_where_most_are_zero():

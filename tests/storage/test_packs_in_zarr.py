@@ -21,12 +21,6 @@ from ckstore.storage import pack
 pytestmark = pytest.mark.local
 
 
-@pytest.fixture(autouse=True)
-def arrays_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small arrays are Zarr arrays as well."""
-    monkeypatch.setattr(pack, "_SMALL", 0)
-
-
 #: Of arrays whose rows have exponents of their own, and that have several chunks.
 WHOLE = "ignore:Combining a `sharding_indexed` codec"
 
@@ -53,7 +47,7 @@ def versions(
 
 
 def arrays(store: ckstore.Store) -> Any:
-    """Yield each layer's array in plain Zarr, and its record."""
+    """Yield each object's array in plain Zarr, and its record; small exact objects have none."""
     for info in store._catalog.packs():
         with zarr.storage.ZipStore(store.path / "packs" / info.name, mode="r") as opened:
             group = zarr.open_group(opened, mode="r")
@@ -61,9 +55,13 @@ def arrays(store: ckstore.Store) -> Any:
             manifest = store._repository.resolver.manifest(info.name)
             for slot in range(len(manifest.document["records"])):
                 record = manifest.record(slot)
-                array = group[array_name(record.id)]
-                assert isinstance(array, zarr.Array)
-                yield array, record
+                array = group.get(array_name(record.id))
+                if array is None:
+                    assert record.is_exact
+                    assert record.length < pack._SMALL
+                else:
+                    assert isinstance(array, zarr.Array)
+                    yield array, record
 
 
 def chunks_of(record: Record, read: Any) -> np.ndarray:
@@ -140,6 +138,18 @@ def test_every_array_of_every_pack_reads(tmp_path: Path, dtype: torch.dtype, opt
         assert read["rows"]
 
 
+@pytest.mark.filterwarnings(WHOLE)
+@pytest.mark.parametrize("scheme", ["lattice", "lc", "dynaquant"])
+def test_small_arrays_of_coarse_versions_open(tmp_path: Path, gpt_run: list[Path], scheme: Any) -> None:
+    store = ckstore.init(tmp_path / "store")
+    for path in gpt_run[1:4]:
+        store.ingest(path, run="r", policy=Policy("coarse", scheme), hot=0)
+    small = [(array, record) for array, record in arrays(store) if record.length < pack._SMALL]
+    kinds = {f"{record.kind} delta" if record.base else record.kind for _, record in small}
+    assert kinds >= {"linear", "linear delta", "rounded", *(["codebook delta"] if scheme == "lc" else [])}
+    assert all(np.isfinite(array[...]).all() for array, _ in small)
+
+
 def codebook(record: Record) -> tuple[np.ndarray, int]:
     """Return the centroids of a codebook, and the number of its levels."""
     assert isinstance(record, Codebook)
@@ -185,8 +195,9 @@ def test_a_base_shows_the_weights(tmp_path: Path) -> None:
     assert min(np.abs(values - weight).max() for values in shown) <= 1e-3
 
 
-def test_an_array_without_a_change_has_no_bytes(tmp_path: Path) -> None:
+def test_an_array_without_a_change_has_no_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An array of zeros is not stored, and reads as zeros."""
+    monkeypatch.setattr(pack, "_SMALL", 0)
     store = ckstore.init(tmp_path / "store")
     torch.save({"mask": torch.zeros(70_000)}, tmp_path / "file.pt")
     store.ingest(tmp_path / "file.pt", run="r", step=0, hot=0)

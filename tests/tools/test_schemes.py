@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tools.bench import speed_figures
 from tools.fidelity import (
     baselines,
     coarse,
@@ -217,6 +218,25 @@ def test_a_row_says_what_lc_checkpoint_codes() -> None:
     assert "weights 10.0x, first moments 20.0x" in figure.differs
 
 
+def test_peaks_of_runs_that_are_not_digits() -> None:
+    """A peak is reached if other schemes miss it; the note names those of whole checkpoints and of two bits."""
+
+    def row(scheme: str, part: str, least: int) -> dict[str, Any]:
+        added = [150, least]
+        return {"part": part, "scheme": scheme, "original": 20_000, "total": sum(added), "added": added, "lost": [0.12]}
+
+    searched = str(whole.SEARCHED)
+    rows = {"finetune": [row(searched, "weights", 80), row(searched, "whole", 99), row("lc 2.5", "weights", 50)]}
+    (figure,) = papers.figures(rows)
+    assert figure.cells()[2:5] == ["100.0x", "125.0x", "none"]
+    assert "whole checkpoints 101x. LC's 2 bits 200x, but lose up to 12.0%" in figure.differs
+    rows["finetune"].append(row("GOBO", "weights", 1000))
+    (figure,) = papers.figures(rows)
+    assert figure.cells()[:5] == [
+        "[I] best version, fine-tune for GPT-2 Medium", "[I]; ckstore", "100.0x", "125.0x", "reached"
+    ]  # fmt: skip
+
+
 def test_rows_that_are_not_measured_again_stay(tmp_path: Path) -> None:
     target = tmp_path / "schemes.md"
     target.write_text("# Old\n\n## Levels\n\nAs it was.\n\n## Gone\n\nNo part.\n")
@@ -232,11 +252,29 @@ def test_rows_that_are_not_measured_again_stay(tmp_path: Path) -> None:
     text = target.read_text()
     assert text.startswith("# The published schemes, measured\n")
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    fixed = ["## Whose levels and coder", "## Other systems"]
+    fixed = ["## Whose levels and coder", "## Compared with the papers", "## Other systems"]
     assert headings == [*fixed, "## Savings of each coding step", "## Levels"]
     assert "As it was." in text
     assert "| GPT | 16 | whole run | 2.0x | 4.0x | 8.0x |" in text
     assert "with `tools/bench/schemes --tier tiny --only ablation` on a machine." in text
+
+
+def test_rows_without_new_ones_stay_with_their_day(tmp_path: Path) -> None:
+    def row(scheme: str, total: int, day: str) -> dict[str, Any]:
+        return {
+            "run": "gpt", "part": "weights", "scheme": scheme, "name": scheme, "original": 3000, "total": total,
+            "added": [total] * 3, "lost": [0.0], "day": day, "machine": "a machine",
+        }  # fmt: skip
+
+    target = tmp_path / "schemes.md"
+    page.write({"gpt": [row("lc 1.5", 100, "2026-11-22"), row("GOBO", 300, "2026-11-22")]}, "small", target)
+    page.write({"gpt": [row("lc 1.5", 200, "2026-11-26")]}, "small", target)
+    text = speed_figures.sections_of(target)["Whole runs: GPT"]
+    assert text.index("| LC-Checkpoint | 15.0x |") < text.index("| GOBO | 10.0x |")
+    measured = "with `tools/bench/schemes --tier small --only gpt` on a machine."
+    assert f"Measured on 2026-11-22 {measured}" in text
+    assert text.endswith(f"Newer rows (LC-Checkpoint): measured on 2026-11-26 {measured}")
+    assert "| LC-Checkpoint, GPT | [LC]; ckstore | 0.5% | +0.00%, 15.0x," in target.read_text()
 
 
 class Short(Bench):

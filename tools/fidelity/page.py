@@ -46,15 +46,13 @@ NOTES = {
 
 ExCP's threshold falls with second moments, and SGD has none: nearly all late changes are below it.""",
     "gpt": """\
-[I], GPT-2 Medium, 10 failures: Inshrinkerator loses 0.61 %; QD-compressor 22.15x, 1.10 %; Check-N-Run
-6.35x, 0.25 %. Of *all*, moments are two thirds.""",
+[I], GPT-2 Medium, 10 failures: QD-compressor 22.15x, 1.10 % lost; Check-N-Run 6.35x, 0.25 %. Of *all*, moments are two
+thirds.""",
     "failures": """\
 A GPT of 1.7 million parameters, 200 steps of a loss that falls until the end, a checkpoint every 10. Failures follow
 random steps. *Each seed*, of initial weights and failures: the rise of the final loss over that seed's run without
 failures. *Weights alone*, *moments alone*: a restore takes these from the version and the rest exactly. *Ratio*, *best
-version*: of all that is stored.
-
-[I], GPT-2 Medium: 10 failures cost 0.61 % (Inshrinkerator).""",
+version*: of all that is stored.""",
     "coarse": """\
 The GPT of `--tier full` has 10.9 million parameters and 25 checkpoints of 131 MB, its fine-tune 21. *Later versions*:
 the median version that is not stored in full. *Rise*: evaluation loss 20 steps after resuming, over an exact resume
@@ -62,13 +60,11 @@ with the same batches; mean of three versions and three seeds, in brackets the w
 part of its gain in loss.""",
     "finetune": """\
 Versions are 10 steps apart; in the papers thousands. LC-Checkpoint's second version is its worst: 10 steps move less
-than the error of the first version. From the third on it loses less than a tenth of that.""",
+than the error of the first version.""",
     "interrupted": """\
 A residual network of 0.3 million parameters, 40 epochs, whole checkpoints (baselines: weights alone); means over
 {seeds} seeds and their 95 % confidence, against the same seed without failures. One digit is 0.25 %. *After a failure*:
-median size of the version after one, relative to others; [I]'s peaks are such versions.
-
-[I], ResNet-152: 5 failures cost 0.16 %, 10 failures 0.50 %, 20 failures 1.1 % of the accuracy (Inshrinkerator).""",
+median size of the version after one, relative to others; [I]'s peaks are such versions.""",
     "rework": """\
 The GPT is restored after steps 400 and 600 and trained with {seeds} seeds of batches until its loss on 64 other
 windows is that of the checkpoint; 95 % confidence over all. Counts end at 40 steps (*or more*), so those means are
@@ -298,7 +294,7 @@ def shown(rows: dict[str, list[Row]]) -> str:
                 target = f"{most:.1%}"
                 target += f", {least:g}x" * bool(least) + f", best version {best:g}x" * bool(best)
                 name = f"{_name(row['scheme'])}, {_RUNS[run]}"
-                ratio, peak = _ratios(row)
+                ratio, peak = papers.ratios(row)
                 figure = f"{percent(max(row['lost']))}, {ratio:.1f}x, best version {peak:.0f}x"
                 lines.append([name, papers.whose(row["scheme"], "weights", run), target, figure, verdict])
 
@@ -308,13 +304,8 @@ def shown(rows: dict[str, list[Row]]) -> str:
     return _table(["weights of", "levels; coder", "target, every version within", "figure", "verdict"], lines, text=5)
 
 
-def _ratios(row: Row) -> tuple[float, float]:
-    """Return the ratio of a whole run, and that of its best version."""
-    return row["original"] / row["total"], row["original"] / len(row["added"]) / min(row["added"])
-
-
 def _meets(row: Row, most: float, least: float, best: float) -> bool:
-    ratio, peak = _ratios(row)
+    ratio, peak = papers.ratios(row)
     return max(row["lost"]) <= most and ratio >= least and peak >= best
 
 
@@ -343,6 +334,9 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
     "coarse": ("Coarse versions", coarse),
 }
 
+#: Begins the last line of a section.
+_MEASURED = "\n\nMeasured on "
+
 #: The part that another page shows.
 _ELSEWHERE = "coarse"
 
@@ -351,11 +345,11 @@ def section(part: str, rows: list[Row], tier: str) -> str:
     """Return the text of a part that was measured."""
     last = max(rows, key=lambda row: str(row["day"]))
     command = f"`tools/bench/schemes --tier {tier} --only {part}`"
-    return f"{SECTIONS[part][1](rows)}\n\nMeasured on {last['day']} with {command} on {last['machine']}."
+    return f"{SECTIONS[part][1](rows)}{_MEASURED}{last['day']} with {command} on {last['machine']}."
 
 
 def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
-    """Write the sections of parts that have rows; the others stay unchanged.
+    """Write the sections of parts that have rows; the others, and their rows without new ones, stay unchanged.
 
     Parameters
     ----------
@@ -367,14 +361,36 @@ def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
         The document; replaced.
     """
     known = speed_figures.sections_of(target)
-    known |= {WHOSE: papers.WHOSE, OTHERS: papers.OTHERS}
-    if rows.get("cnn") and rows.get("gpt"):
-        known |= {SHOWN: shown(rows), COMPARED: compared(rows)}
     shown_here = {part: heading for part, (heading, _) in SECTIONS.items() if part != _ELSEWHERE}
-    known |= {heading: section(part, rows[part], tier) for part, heading in shown_here.items() if rows.get(part)}
+    found = {SHOWN: shown(rows), COMPARED: compared(rows)}
+    found |= {heading: section(part, rows[part], tier) for part, heading in shown_here.items() if rows.get(part)}
+    known |= {
+        heading: _merged(known.get(heading, ""), text) for heading, text in found.items() if text.count("\n|") > 1
+    }
+    known |= {WHOSE: papers.WHOSE, OTHERS: papers.OTHERS}
     headings = [WHOSE, SHOWN, COMPARED, OTHERS, *shown_here.values()]
-    found = {heading: known[heading] for heading in headings if heading in known}
-    target.write_text(speed_figures.page_of(INTRODUCTION, found))
+    ordered = {heading: known[heading] for heading in headings if heading in known}
+    target.write_text(speed_figures.page_of(INTRODUCTION, ordered))
+
+
+def _merged(old: str, new: str) -> str:
+    """Return a section with the rows of the old one that the new one lacks, and the days of both."""
+    before, rows = _rows(old), _rows(new)
+    if not old or before.keys() <= rows.keys():
+        return new
+    text = new.replace("\n".join(rows.values()), "\n".join((before | rows).values()))
+    start, mark, day = text.rpartition(_MEASURED)
+    if not mark:
+        return text
+    names = "; ".join(key.removeprefix("| ") for key in list(rows)[2:])
+    return f"{start}{mark}{old.partition(_MEASURED)[2]}\n\nNewer rows ({names}): measured on {day}"
+
+
+def _rows(section: str) -> dict[str, str]:
+    """Return the lines of a section's table by the first cell; none if these are not unique."""
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    found = {line.split(" | ")[0]: line for line in lines}
+    return found if len(found) == len(lines) else {}
 
 
 def _name(scheme: str) -> str:

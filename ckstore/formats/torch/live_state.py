@@ -85,6 +85,10 @@ _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 class Memory(Protocol):
     """The bytes of an extent; they are the caller's and may change."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether they are on a device."""
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Return `nbytes` bytes from a byte offset."""
 
@@ -600,6 +604,10 @@ class _TensorMemory:
         self._nbytes = tensor.numel() * tensor.element_size()
         self._bytes: Any = None
 
+    @property
+    def is_remote(self) -> bool:
+        return bool(self._tensor.device.type != "cpu")
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         if self._bytes is None:
             self._bytes = self._of_all()
@@ -636,6 +644,8 @@ class _TensorMemory:
 
 class _ArrayMemory:
     """The same for an array: its elements, little-endian and in C order."""
+
+    is_remote = False
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
