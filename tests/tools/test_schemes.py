@@ -272,9 +272,18 @@ def test_rows_without_new_ones_stay_with_their_day(tmp_path: Path) -> None:
     text = speed_figures.sections_of(target)["Whole runs: GPT"]
     assert text.index("| LC-Checkpoint | 15.0x |") < text.index("| GOBO | 10.0x |")
     measured = "with `tools/bench/schemes --tier small --only gpt` on a machine."
-    assert f"Measured on 2026-11-22 {measured}" in text
-    assert text.endswith(f"Newer rows (LC-Checkpoint): measured on 2026-11-26 {measured}")
+    assert f"Measured on 2026-11-26 {measured}" in text
+    assert text.endswith("Older rows (GOBO): 2026-11-22 on a machine.")
     assert "| LC-Checkpoint, GPT | [LC]; ckstore | 0.5% | +0.00%, 15.0x," in target.read_text()
+
+
+def test_rows_are_named_by_their_first_cells(tmp_path: Path) -> None:
+    """Up to three; sections of several tables are written whole."""
+    head = ["| a | b | c | d |", "| --- | --- | ---: | ---: |"]
+    old = "\n".join([*head, "| x | y | 1 | 5 |", "| x | y | 2 | 6 |"])
+    new = "\n".join([*head, "| x | y | 2 | 7 |"])
+    assert page._merged(old, new).splitlines()[2:] == ["| x | y | 1 | 5 |", "| x | y | 2 | 7 |"]
+    assert page._merged(f"{old}\n\n{old}", new) == new
 
 
 class Short(Bench):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -31,10 +32,10 @@ papers, on small runs of `tools/train`. `tools/bench/schemes --write` writes thi
 
 Ratios compare 32-bit files with everything that is stored. *Searched*: each version has the smallest setting whose
 evaluation is at most 5 % worse, as in Inshrinkerator's paper. QD-compressor, Check-N-Run and GOBO quantise weights
-alone, to the fewest levels that achieve this.
+alone.
 
-The verdict is *none* where the run could not have missed the figure: every scheme and setting reaches it, or training
-had reached a plateau, after which few levels change.
+The verdict is *none* where the run could not have missed the figure: every scheme reaches it, or training had reached a
+plateau.
 
 Papers: [LC] Chen et al., *On Efficient Constructions of Checkpoints*, ICML 2020. [I] Agrawal et al.,
 *Inshrinkerator*, SoCC 2024, arXiv 2306.11800v3."""
@@ -46,13 +47,11 @@ NOTES = {
 
 ExCP's threshold falls with second moments, and SGD has none: nearly all late changes are below it.""",
     "gpt": """\
-[I], GPT-2 Medium, 10 failures: QD-compressor 22.15x, 1.10 % lost; Check-N-Run 6.35x, 0.25 %. Of *all*, moments are two
-thirds.""",
+[I], GPT-2 Medium, 10 failures: QD-compressor 22.15x, 1.10 % lost; Check-N-Run 6.35x, 0.25 %.""",
     "failures": """\
 A GPT of 1.7 million parameters, 200 steps of a loss that falls until the end, a checkpoint every 10. Failures follow
 random steps. *Each seed*, of initial weights and failures: the rise of the final loss over that seed's run without
-failures. *Weights alone*, *moments alone*: a restore takes these from the version and the rest exactly. *Ratio*, *best
-version*: of all that is stored.""",
+failures. *Weights alone*, *moments alone*: a restore takes these from the version and the rest exactly.""",
     "coarse": """\
 The GPT of `--tier full` has 10.9 million parameters and 25 checkpoints of 131 MB, its fine-tune 21. *Later versions*:
 the median version that is not stored in full. *Rise*: evaluation loss 20 steps after resuming, over an exact resume
@@ -72,7 +71,7 @@ lower bounds. SCAR and TOPN write a tenth of the parameters, as in [LC], or as m
 QD-compressor, Check-N-Run and GOBO are of weights.""",
     "ablation": """\
 Weights of at least 65,536 elements in the paper's coding, with 16 levels, 0.5 % protected and 20 % pruned, or with
-the searched setting of the residual network: 4 levels, 0.05 and 40 %. Huffman alone is at most 32x.
+the searched setting of the residual network: 4 levels, 0.05 and 40 %.
 
 [I], ResNet-152: 25x, 28x and 39x over the whole run; the best versions 30x, 79x and 366x.""",
     "levels": """\
@@ -80,7 +79,7 @@ The fewest levels, up to 192, with which a version's weights, nothing pruned or 
 evenly spaced versions.
 
 [I], ResNet-152: k-means on the sketch 20.2, 11.9 and 7.2, Check-N-Run 59.3, 40.7 and 26.7;
-GPT-2 Medium: 54.7, 16.2 and 9.1, and 106.9, 47.7 and 24.6; plain k-means took more than 30 minutes.""",
+GPT-2 Medium: 54.7, 16.2 and 9.1, and 106.9, 47.7 and 24.6.""",
     "quantiser": """\
 Processor time for {elements:,} weights of the GPT and {levels} levels; *times* is for equal numbers of elements.""",
     "costs": """\
@@ -88,9 +87,7 @@ Processor time of the GPT's steps on one core, and the time that versions of its
 training: 3 versions in 30 steps, once.""",
     "transfer": """\
 The weights of the pretrained GPT are stored without a parent, restored, and fine-tuned on prose with the same batches;
-losses on other prose.
-
-[I]: Inshrinkerator 11.3x (BERT Large) and 10.0x (Pythia 1B on Alpaca); baselines 4.0x to 5.3x.""",
+losses on other prose.""",
 }
 
 _RUNS = {"cnn": "residual network", "gpt": "GPT", "finetune": "fine-tune"}
@@ -375,22 +372,23 @@ def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
 
 def _merged(old: str, new: str) -> str:
     """Return a section with the rows of the old one that the new one lacks, and the days of both."""
-    before, rows = _rows(old), _rows(new)
-    if not old or before.keys() <= rows.keys():
+    table = [line for line in old.splitlines() if line.startswith("|")]
+    # The first cells that name a row; two tables of a section are never merged.
+    cells = next((cells for cells in (1, 2, 3) if len(_rows(old, cells)) == len(table)), 0)
+    before, rows = _rows(old, cells), _rows(new, cells)
+    if not cells or before.keys() <= rows.keys():
         return new
     text = new.replace("\n".join(rows.values()), "\n".join((before | rows).values()))
-    start, mark, day = text.rpartition(_MEASURED)
-    if not mark:
-        return text
-    names = "; ".join(key.removeprefix("| ") for key in list(rows)[2:])
-    return f"{start}{mark}{old.partition(_MEASURED)[2]}\n\nNewer rows ({names}): measured on {day}"
+    _, mark, day = old.partition(_MEASURED)
+    names = "; ".join(dict.fromkeys(key[0] for key in before if key not in rows))
+    day = re.sub(" with `.*`", "", day, count=1)
+    return f"{text}\n\nOlder rows ({names}): {day}" if mark else text
 
 
-def _rows(section: str) -> dict[str, str]:
-    """Return the lines of a section's table by the first cell; none if these are not unique."""
+def _rows(section: str, cells: int) -> dict[tuple[str, ...], str]:
+    """Return the lines of a section's table by their first cells."""
     lines = [line for line in section.splitlines() if line.startswith("|")]
-    found = {line.split(" | ")[0]: line for line in lines}
-    return found if len(found) == len(lines) else {}
+    return {tuple(line.strip("| ").split(" | ")[:cells]): line for line in lines}
 
 
 def _name(scheme: str) -> str:

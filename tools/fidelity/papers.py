@@ -156,10 +156,7 @@ def _recovery(rows: Rows) -> Iterator[Figure]:
         capped = max(scar["counts"]) == scar["most"]
         steps = f"{ours:.2f} steps against {theirs:.2f}{' or more' * capped}"
         differs = f"Counts end at {scar['most']}, so that the ratio is a lower bound." if capped else ""
-        if not ours:
-            differs = f"LC-Checkpoint loses no step{', and counts end at ' + str(scar['most']) if capped else ''}: " + (
-                "there is no ratio."
-            )
+        differs = differs if ours else "Without lost steps there is no ratio."
         yield Figure(
             "[LC] recovery compared with SCAR's, GPT", whose("lc", "all"), 5.77, theirs / ours if ours else steps,
             differs,
