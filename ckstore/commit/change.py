@@ -62,7 +62,8 @@ class Change:
         if not self._is_new:
             self.repository.resolver.forget()  # Its objects were moved or removed.
         if not self._is_committed:
-            remove_uncommitted(self.repository, self.writer.finished)
+            # The version's pack first: `recover` must not find it without the values in the others.
+            remove_uncommitted(self.repository, reversed(self.writer.finished))
 
     def check_unencoded(self) -> None:
         """Raise `ConflictError` if another process has encoded some of the objects since.

@@ -153,14 +153,17 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
 def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
     """Return the raw packs to free after this version is encoded, and the raw objects that hot versions still need.
 
-    These are the packs of this version, and of others that were encoded or forgotten and shared objects with it.
-    Content that is encoded exactly is not needed raw. The objects of a version that becomes coarse exist only raw.
+    These are the packs of this version, and of others that were encoded or forgotten and shared objects with it. A
+    `recover` may have added those of a version that is not committed yet; they stay. Content that is encoded exactly is
+    not needed raw. The objects of a version that becomes coarse exist only raw.
     """
     repository, resolver = version.repository, version.repository.resolver
     exact = {identity for unit, identity in enumerate(encoded.objects) if unit not in encoded.coarse_units}
     hot: set[tuple[int, str]] = set()
     needed: set[str] = set()
-    for row in repository.catalog.versions():
+    rows = repository.catalog.versions()
+    committed = {row.number for row in rows}
+    for row in rows:
         if row.hot and row.number != version.row.number:
             try:
                 hot.add(_commit(resolver.manifest(row.pack)))
@@ -171,9 +174,18 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
     for name in repository.catalog.raw_packs():
         with suppress(IntegrityError):
             manifest = resolver.manifest(name)
-            if _commit(manifest) not in hot:
+            if _commit(manifest) in hot:
+                continue
+            if manifest.document["number"] not in committed:
+                committed |= _forgotten(repository)
+            if manifest.document["number"] in committed:
                 packs[name] = [key(record["id"]) for record in manifest.document["records"]]
     return RawPacks(packs, {*map(key, needed - exact)})
+
+
+def _forgotten(repository: Repository) -> set[int]:
+    records = repository.catalog.records()
+    return {number for record in records if record["change"] == "forget" for number in record["versions"]}
 
 
 def _commit(manifest: Manifest) -> tuple[int, str]:

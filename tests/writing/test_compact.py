@@ -30,6 +30,7 @@ from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
 from ckstore.retention import compactor as compactor_module
 from ckstore.retention.compactor import Compactor
+from ckstore.storage import durable
 from ckstore.version import Version
 from ckstore.writing import compact as compact_module
 from ckstore.writing.compact import due
@@ -556,6 +557,31 @@ def test_objects_that_another_process_encodes_are_not_encoded_again(
         check(store, paths)
         assert store.gc(grace=0).removed == 0
         check(store, paths)
+
+
+def test_raw_values_of_a_version_that_is_not_committed_yet_stay(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `recover` that comes between a version's two packs knows the raw one without the version."""
+    with ckstore.init(directory / "store") as store:
+        for step in (0, 1):
+            store.ingest(state(step), run="a", step=step, hot=9)
+    named = durable.checkpoint
+    steps = iter([lambda: (recover(directory / "store"), store.encode(["a@0"]))])
+
+    def between(name: str) -> None:
+        named(name)
+        if name == "pack-renamed" and threading.current_thread() is threading.main_thread():
+            next(steps, lambda: None)()
+
+    monkeypatch.setattr(durable, "checkpoint", between)
+    with ckstore.open(directory / "store") as store:
+        with ckstore.open(directory / "store") as other:
+            other.ingest(state(2), run="b", step=2, hot=9)
+        monkeypatch.undo()
+        assert next(steps, None) is None
+        assert store.verify().problems == []
+        assert store["b@2"].state_dict()["model"]["weight"].equal(state(2)["model"]["weight"])
 
 
 def test_a_raw_pack_that_gc_rewrote_is_deleted_with_its_last_version(directory: Path) -> None:
