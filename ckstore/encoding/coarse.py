@@ -97,12 +97,13 @@ class CoarseEncoder:
         parent: Parent | None,
         steps: Callable[[], Steps],
         size: Callable[[], float],
-        agreement: Callable[[], float],
+        agreement: Callable[[], float | None],
     ) -> Estimate | None:
         """Return options of `unit`; None if it cannot be coarse: no floats, non-finite values, too tight a bound.
 
         A `parent` that was lost or cannot be decoded counts as none. `steps` are those of a weight, `size` is the root
-        mean square of the unit's tensor, `agreement` the excess of first moments over the mean tensor's.
+        mean square of the unit's tensor, `agreement` the excess of first moments over the mean tensor's, if
+        they have second ones.
         """
         if unit.dtype not in STEP_RANGE:
             return None
@@ -119,9 +120,7 @@ class CoarseEncoder:
             if self.policy.is_bounded:
                 return self._estimate_bounded(unit, bits, largest, parent, size)
             if unit.role == "first":
-                return self._estimate_first_moment(
-                    unit, bits, EARLY if parent is None else min(EARLY, 2 * max(0.0, agreement() - _AGREEMENT))
-                )
+                return self._estimate_first_moment(unit, bits, agreement(), early=parent is None)
             return self._estimate_weight(unit, bits, largest, parent, steps())
 
         try:
@@ -206,7 +205,8 @@ class CoarseEncoder:
             estimate.origin = record.origin or record.id
         return estimate
 
-    def _estimate_first_moment(self, unit: Unit, bits: Bits, finer: float) -> Estimate:
+    def _estimate_first_moment(self, unit: Unit, bits: Bits, agreement: float | None, *, early: bool) -> Estimate:
+        finer = EARLY if early else min(EARLY, 2 * max(0.0, (agreement or 0.0) - _AGREEMENT))
         lowest, highest = STEP_RANGE[unit.dtype]
         model = LogModel.of(unit, bits)
         rows, cols = model.exponents()
@@ -217,7 +217,7 @@ class CoarseEncoder:
         top = sum(int(axis.max()) for axis in (rows, cols) if axis.size)
         step = min(max(step, lowest - reach), highest - top - 1)
         lattice = LinearLattice(unit.dtype, step, row_width(unit), rows, cols)
-        if _momentum_kept(unit, bits, lattice) > _KEPT:
+        if agreement is None or _momentum_kept(unit, bits, lattice) > _KEPT:
             return self._planned(unit, bits, lattice, None)
         return self._planned(unit, bits, replace(lattice, step=step + 1), None, doubled=True)
 
@@ -376,7 +376,8 @@ def _momentum_kept(unit: Unit, bits: Bits, lattice: LinearLattice) -> float:
     sample = Sample.of(unit, lambda first, last: bits[first:last])
     decoded = lattice.values(lattice.quantise(sample.bits, sample.start), sample.start)
     before, after = (floats(each, unit.dtype).astype(np.float64) for each in (sample.bits, decoded))
-    return float(before @ after / (before @ before)) if before.any() else 1.0
+    size = float(before @ before)  # 0 for tiny values, too.
+    return float(before @ after) / size if size else 1.0
 
 
 def _quantised(lattice: Grid, bits: Bits, start: int, *, dithered: bool, doubled: bool) -> Integers:

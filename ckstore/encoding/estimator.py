@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from math import prod
+from math import isfinite, nan, prod
 from threading import Lock
 from typing import Protocol
 
@@ -198,24 +198,28 @@ class Estimator:
                 self._sizes[name] = (total / max(count, 1)) ** 0.5
             return self._sizes[name]
 
-    def _agreement(self, unit: Unit) -> float:
-        """Return the octaves by which a first moment exceeds the mean one, relative to the root of the second."""
+    def _agreement(self, unit: Unit) -> float | None:
+        """Return the octaves by which a first moment exceeds the mean one, relative to the root of the second.
+
+        None without a second moment, or if all values of either are 0.
+        """
         with self._lock:
-            return self._agreements.get(unit.key, 0.0)
+            return self._agreements.get(unit.key)
 
     @cached_property
     def _agreements(self) -> dict[str, float]:
         firsts, seconds = (_of_weights(self._values.units, role) for role in ("first", "second"))
         pairs = [(first, seconds[weight]) for weight, first in firsts.items() if weight in seconds]
-        levels = [self._level(first) - self._level(second) / 2 for first, second in pairs]
-        mean = np.average(levels, weights=[first.count for first, _ in pairs]) if pairs else 0.0
-        return {first.key: level - mean for (first, _), level in zip(pairs, levels, strict=True)}
+        levels = {first: self._level(first) - self._level(second) / 2 for first, second in pairs}
+        known = {first: level for first, level in levels.items() if isfinite(level)}
+        mean = np.average([*known.values()], weights=[first.count for first in known]) if known else 0.0
+        return {first.key: level - mean for first, level in known.items()}
 
     def _level(self, unit: Unit) -> float:
-        """Return the mean binary logarithm of some of a unit's values."""
+        """Return the mean binary logarithm of some of a unit's values; NaN if all are 0."""
         values = floats(self._values.read(unit, 0, unit.count)[:: unit.count // _COMPARED | 1], unit.dtype)
         known = np.abs(values[np.isfinite(values) & (values != 0)].astype(np.float64))
-        return float(np.log2(known).mean()) if known.size else 0.0
+        return float(np.log2(known).mean()) if known.size else nan
 
     @cached_property
     def _small_share(self) -> float:
