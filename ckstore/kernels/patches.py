@@ -405,7 +405,7 @@ def apply_patch(payload: Array, bits: Array, size: int, is_float: bool) -> int:
             return 1
         for i in range(many):
             element += distances[i]
-            if element >= elements:
+            if distances[i] < 0 or element < 0 or element >= elements:
                 return 1
             _change(bits, size, is_float, element, differences, i, int64(1))
             element += 1
