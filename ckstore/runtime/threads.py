@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
@@ -79,7 +79,9 @@ def shared(work: Callable[[Item], Result], items: Iterable[Item], workers: int) 
 
     with ThreadPoolExecutor(max(workers - 1, 1), thread_name_prefix="ckstore") as pool:
         try:
-            others = [pool.submit(all_that_is_left) for _ in range(min(workers, len(todo)) - 1)]
+            others: list[Future[None]] = []
+            with suppress(RuntimeError):  # At the program's end no thread begins, and this one does all.
+                others.extend(pool.submit(all_that_is_left) for _ in range(min(workers, len(todo)) - 1))
             while one():
                 while done:
                     yield done.popleft()
