@@ -39,6 +39,7 @@ def state(step: int) -> dict[str, Any]:
         "optimizer": {0: {"exp_avg": draw(300, 256, seed=80 + step, scale=1e-4), "exp_avg_sq": second}},
         "step": step,
         "seen": torch.tensor(step * 8),
+        "counts": 1000 * torch.arange(3000) ** 2 + step,
     }  # fmt: skip
 
 

@@ -197,12 +197,12 @@ def test_a_full_disk(store: ckstore.Store, paths: list[Path], part: int, monkeyp
     places = [PackWriter._add, PackWriter.seal]
 
     def failing(original: Any) -> Any:
-        def call(self: PackWriter, *arguments: Any) -> Any:
+        def call(self: PackWriter, *arguments: Any, **named: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == 1 + part:
                 raise durable.full_error(store.path, 1)
-            return original(self, *arguments)
+            return original(self, *arguments, **named)
 
         return call
 

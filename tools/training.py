@@ -230,8 +230,9 @@ def embedding(settings: TextSettings, out: Path, report: Report) -> None:
         chosen = torch.randint(len(hashed), (settings.batch,), generator=generator)
         loss = functional.cross_entropy(model["head"](table(hashed[chosen])), windows[chosen, -1])
         optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
+        with torch.sparse.check_sparse_tensor_invariants(enable=True):
+            torch.autograd.backward(loss)
+            optimizer.step()
         report(f"step {step}: loss {loss.item():.3f}")
 
 

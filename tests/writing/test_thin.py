@@ -749,12 +749,12 @@ def test_a_full_disk(chained: ckstore.Store, part: int, monkeypatch: pytest.Monk
     calls = 0
 
     def failing(original: Any) -> Any:
-        def call(self: PackWriter, *arguments: Any) -> Any:
+        def call(self: PackWriter, *arguments: Any, **named: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == 1 + part:
                 raise durable.full_error(store.path, 1)
-            return original(self, *arguments)
+            return original(self, *arguments, **named)
 
         return call
 
