@@ -230,7 +230,7 @@ def embedding(settings: TextSettings, out: Path, report: Report) -> None:
         chosen = torch.randint(len(hashed), (settings.batch,), generator=generator)
         loss = functional.cross_entropy(model["head"](table(hashed[chosen])), windows[chosen, -1])
         optimizer.zero_grad()
-        with torch.sparse.check_sparse_tensor_invariants(enable=True):
+        with torch.sparse.check_sparse_tensor_invariants(enable=True):  # type: ignore[no-untyped-call]
             torch.autograd.backward(loss)
             optimizer.step()
         report(f"step {step}: loss {loss.item():.3f}")
