@@ -376,8 +376,8 @@ def _momentum_kept(unit: Unit, bits: Bits, lattice: LinearLattice) -> float:
     sample = Sample.of(unit, lambda first, last: bits[first:last])
     decoded = lattice.values(lattice.quantise(sample.bits, sample.start), sample.start)
     before, after = (floats(each, unit.dtype).astype(np.float64) for each in (sample.bits, decoded))
-    size = float(before @ before)  # 0 for tiny values, too.
-    return float(before @ after) / size if size else 1.0
+    size = float(np.square(before).sum())  # 0 for tiny values, too. A product would wake the threads of BLAS.
+    return float((before * after).sum()) / size if size else 1.0
 
 
 def _quantised(lattice: Grid, bits: Bits, start: int, *, dithered: bool, doubled: bool) -> Integers:
