@@ -26,7 +26,7 @@ _LEAST_SAMPLE = 1 << 13
 #: Elements of a sample that are enough unless values change in few places only.
 _ENOUGH = 1 << 14
 
-#: Binary logarithm of the cells of an octave in histograms of differences, of which each class has one.
+#: Binary logarithm of the cells of an octave in histograms of differences: each class has a histogram.
 _FINE = 4
 
 ReadUnit = Callable[[int, int], Bits]

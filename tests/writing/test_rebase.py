@@ -45,7 +45,7 @@ def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> N
         assert costs.restore_cost(store[row.number]._stored) == (row.cost, row.depth)
 
 
-def test_costs_follow_a_thinning_beside_a_rebase(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_follow_a_thinning_during_a_rebase(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither knows the objects that the other stores again, and the last one to commit corrects the costs."""
     present = in_full.present_costs
 
