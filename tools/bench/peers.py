@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import blosc2
 import numpy as np
+import openzl.ext as openzl
 import zstandard
 from numcodecs import Shuffle
+from pcodec import ChunkConfig, standalone
 from zipnn import ZipNN
 
 from ckstore.codecs.lattice import FLOATS
@@ -105,6 +107,72 @@ def blosc_decode(payload: bytes, dtype: str) -> Bytes:
     return np.frombuffer(blosc2.decompress2(payload), np.uint8)
 
 
+#: OpenZL's nodes that split the floats of a dtype into exponents and the rest.
+_SPLITS = {
+    "float32": openzl.nodes.Float32Deconstruct,
+    "float16": openzl.nodes.Float16Deconstruct,
+    "bfloat16": openzl.nodes.BFloat16Deconstruct,
+}
+
+
+def openzl_encode(data: Bytes, dtype: str) -> bytes:
+    """Compress by OpenZL: exponents, and the other bits' planes of bytes, each by its entropy coder."""
+    if dtype not in _SPLITS or not len(data):
+        return zstd_encode(data, dtype)
+    compressor = openzl.Compressor()
+    compressor.set_parameter(openzl.CParam.FormatVersion, openzl.MAX_FORMAT_VERSION)
+    entropy = openzl.graphs.Entropy()(compressor)
+    rest = openzl.nodes.TransposeSplit()(compressor, entropy) if dtype == "float32" else entropy
+    compressor.select_starting_graph(_SPLITS[dtype]()(compressor, sign_frac=rest, exponent=entropy))
+    context = openzl.CCtx()
+    context.ref_compressor(compressor)
+    return bytes(context.compress([openzl.Input(openzl.Type.Numeric, data.view(f"u{ITEM_SIZES[dtype]}"))]))
+
+
+def openzl_decode(payload: bytes, dtype: str) -> Bytes:
+    """Invert `openzl_encode`."""
+    if dtype not in _SPLITS or payload.startswith(zstandard.FRAME_HEADER):
+        return zstd_decode(payload, dtype)
+    [found] = openzl.DCtx().decompress(payload)
+    return np.asarray(found.content.as_nparray()).view(np.uint8)
+
+
+#: The types in which pcodec compresses elements, and their differences.
+_PCODEC_DTYPES = {
+    "float32": ("f4", "i4"), "float64": ("f8", "i8"), "float16": ("f2", "i2"), "bfloat16": ("u2", "i2"),
+}  # fmt: skip
+
+
+def pcodec_encode(data: Bytes, dtype: str) -> bytes:
+    """Compress by pcodec at its default level, by zstd what it has no type for."""
+    if dtype not in _PCODEC_DTYPES or not len(data):
+        return zstd_encode(data, dtype)
+    return bytes(standalone.simple_compress(data.view(_PCODEC_DTYPES[dtype][0]), ChunkConfig()))
+
+
+def pcodec_decode(payload: bytes, dtype: str) -> Bytes:
+    """Invert `pcodec_encode`."""
+    if dtype not in _PCODEC_DTYPES or payload.startswith(zstandard.FRAME_HEADER):
+        return zstd_decode(payload, dtype)
+    return np.asarray(standalone.simple_decompress(payload)).view(np.uint8)
+
+
+def pcodec_difference(data: Bytes, base: Bytes, dtype: str) -> bytes:
+    """Compress by pcodec the differences of elements as integers."""
+    if dtype not in _PCODEC_DTYPES or not len(data):
+        return _ZSTD_XOR[0](data, base, dtype)
+    integers = _PCODEC_DTYPES[dtype][1]
+    return bytes(standalone.simple_compress(data.view(integers) - base.view(integers), ChunkConfig()))
+
+
+def pcodec_sum(payload: bytes, base: Bytes, dtype: str) -> Bytes:
+    """Invert `pcodec_difference`."""
+    if dtype not in _PCODEC_DTYPES or not len(base):
+        return _ZSTD_XOR[1](payload, base, dtype)
+    data: Bytes = (standalone.simple_decompress(payload) + base.view(_PCODEC_DTYPES[dtype][1])).view(np.uint8)
+    return data
+
+
 def by_xor(encode: Encode, decode: Decode) -> tuple[EncodeDelta, DecodeDelta]:
     """Return the functions of deltas that code the bytes after XOR with the previous version's."""
     return (
@@ -138,5 +206,7 @@ PEERS = (
     # Full versions by ZipNN, as BitX's own system stores its base models. FM-Delta's would be raw.
     Peer("BitX", zipnn_encode, zipnn_decode, *by_xor(planes_encode, planes_decode)),
     Peer("FM-Delta", zipnn_encode, zipnn_decode, fm_delta_encode, fm_delta_decode),
+    Peer("OpenZL", openzl_encode, openzl_decode, *by_xor(openzl_encode, openzl_decode)),
+    Peer("pcodec", pcodec_encode, pcodec_decode, pcodec_difference, pcodec_sum),
     Peer("XOR + blosc2", blosc_encode, blosc_decode, *by_xor(blosc_encode, blosc_decode)),
 )

@@ -14,9 +14,10 @@ from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, load, weights_only
 from tools.fidelity.whole import gpt_language, prose_language
 
-#: Runs, their parts and qualities: the rows of the table.
+#: Runs, their parts and qualities: the rows of the table. The moments are *dropped*: training resumes without any.
 CHOSEN = [
     ("gpt", "all", DEFAULT_QUALITY), ("gpt", "all", 2.8), ("gpt", "weights", 2.0), ("gpt", "weights", 2.8),
+    ("gpt", "dropped", DEFAULT_QUALITY),
     ("finetune", "all", DEFAULT_QUALITY), ("finetune", "weights", DEFAULT_QUALITY),
 ]  # fmt: skip
 
@@ -39,6 +40,8 @@ def _row(bench: Bench, run: str, part: str, quality: float, judge: Any) -> dict[
     rises: list[float] = []
 
     def seen(index: int, state: State) -> None:
+        if part == "dropped":
+            state |= {"optimizer": load(paths[index])["optimizer"] | {"state": {}}}
         if (rise := judge(index, state)) is not None:
             rises.append(rise)
 

@@ -90,6 +90,8 @@ The weights of the pretrained GPT are stored without a parent, restored, and fin
 losses on other prose.""",
 }
 
+_PARTS = {"all": "weights and both moments", "weights": "weights alone", "dropped": "weights, moments dropped"}
+
 _RUNS = {"cnn": "residual network", "gpt": "GPT", "finetune": "fine-tune"}
 
 #: Prefixes of schemes' names, in the order of tables.
@@ -154,7 +156,7 @@ def coarse(rows: list[Row]) -> str:
     """Return the table of ckstore's own lattices, for the page of benchmarks."""
     lines = []
     for row in sorted(rows, key=lambda row: (row["run"] != "gpt", row["part"], row["quality"])):
-        part = "weights and both moments" if row["part"] == "all" else "weights alone"
+        part = _PARTS[row["part"]]
         rise = f"{percent(statistics.mean(row['rises']))} ({percent(max(row['rises']))})"
         lines.append([
             f"{_RUNS[row['run']]}, {part}", f"{row['quality']:g}", f"{row['ratio']:.1f}x", f"{row['later']:.1f}x", rise
