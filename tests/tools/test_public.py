@@ -33,7 +33,7 @@ def zero(root: Path, step: int, model: dict[str, Any], moments: dict[str, Any]) 
 
 
 def fabric(root: Path, step: int, model: dict[str, Any], moments: dict[str, Any]) -> None:
-    """Write a step as pico-train does: Fabric's state beside a configuration."""
+    """Write a step as pico-train does: Fabric's state in a directory next to a configuration."""
     directory = root / f"step_{step}"
     (directory / "fabric_state").mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps({"model_type": "pico_decoder"}))

@@ -144,7 +144,7 @@ _PCODEC_DTYPES = {
 
 
 def pcodec_encode(data: Bytes, dtype: str) -> bytes:
-    """Compress by pcodec at its default level, by zstd what it has no type for."""
+    """Compress by pcodec at its default level; by zstd if it lacks the dtype."""
     if dtype not in _PCODEC_DTYPES or not len(data):
         return zstd_encode(data, dtype)
     return bytes(standalone.simple_compress(data.view(_PCODEC_DTYPES[dtype][0]), ChunkConfig()))
