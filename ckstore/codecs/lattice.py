@@ -49,6 +49,10 @@ STEP_RANGE: dict[str, tuple[int, int]] = {
 #: Binary orders of magnitude below the largest that have a class of their own: more save nothing and take time.
 _OCTAVES = 10
 
+#: Elements of a chunk from which differences to negative numbers change their sign: magnitudes shrink or grow. The
+#: tensors of small models drift to one side.
+MIRRORED = 1 << 16
+
 #: The exponents of a lattice of equal steps.
 NO_EXPONENTS: npt.NDArray[np.int16] = np.empty(0, np.int16)
 NO_EXPONENTS.flags.writeable = False
@@ -232,10 +236,11 @@ def check_sizes(values: Bits, predicted: Bits | None) -> None:
         )
 
 
-def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Integers:
+def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str, *, count: int | None = None) -> Integers:
     """Return ``ord(bits) - ord(predicted)`` modulo the width as signed integers; subtract integer dtypes directly.
 
-    Without `predicted`, return the ordinals themselves. Raise `IntegrityError` if the sizes differ.
+    In large chunks, differences to negative floats change their sign. `bits` may be a part of a chunk of `count`
+    elements. Without `predicted`, return the ordinals themselves. Raise `IntegrityError` if the sizes differ.
     """
     check_sizes(bits, predicted)
     signed = np.dtype(f"i{bits.itemsize}")
@@ -248,7 +253,7 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Intege
     from ckstore.kernels import lattice as kernels
 
     out = empty(bits.size, bits.dtype)
-    kernels.ordinal_difference(fixed(bits), _known(predicted, bits), out)
+    kernels.ordinal_difference(fixed(bits), _known(predicted, bits), (count or bits.size) >= MIRRORED, out)
     return out.view(signed)
 
 
@@ -258,7 +263,7 @@ def ordinal_correct(predicted: Bits | None, residuals: Bits, dtype: str) -> None
     if dtype in FLOATS:
         from ckstore.kernels import lattice as kernels
 
-        kernels.ordinal_correct(_known(predicted, residuals), residuals)
+        kernels.ordinal_correct(_known(predicted, residuals), residuals, residuals.size >= MIRRORED)
     elif predicted is not None:
         residuals += predicted
 

@@ -151,15 +151,27 @@ def _ordinal(bits: int, sign: int) -> int:
     return bits
 
 
+@njit(inline="always")
+def _mirrored(difference: int, predicted: int, top: int) -> int:
+    """Return the difference, or its negative if the sign bit of `predicted` is set; this inverts itself."""
+    negative = -(predicted >> top)
+    return (difference ^ negative) - negative
+
+
 @kernel
-def ordinal_difference(bits: np.ndarray, predicted: np.ndarray, out: np.ndarray) -> None:
+def ordinal_difference(bits: np.ndarray, predicted: np.ndarray, is_mirrored: bool, out: np.ndarray) -> None:
     """Write ``ord(bits) - ord(predicted)`` modulo the width, or ``ord(bits)`` if `predicted` is empty.
 
-    All arrays have one unsigned dtype.
+    If it `is_mirrored`, differences to negative numbers change their sign. All arrays have one unsigned dtype.
     """
-    one = bits.dtype.type(1)
-    sign = one << bits.dtype.type(bits.itemsize * 8 - 1)
-    if predicted.size:
+    unsigned = bits.dtype.type
+    top = unsigned(bits.itemsize * 8 - 1)
+    sign = unsigned(1) << top
+    if predicted.size and is_mirrored:
+        for k in range(bits.size):
+            difference = unsigned(_ordinal(bits[k], sign) - _ordinal(predicted[k], sign))
+            out[k] = _mirrored(difference, predicted[k], top)
+    elif predicted.size:
         for k in range(bits.size):
             out[k] = _ordinal(bits[k], sign) - _ordinal(predicted[k], sign)
     else:
@@ -176,11 +188,16 @@ def _bits(ordinal: int, sign: int) -> int:
 
 
 @kernel
-def ordinal_correct(predicted: np.ndarray, residuals: np.ndarray) -> None:
+def ordinal_correct(predicted: np.ndarray, residuals: np.ndarray, is_mirrored: bool) -> None:
     """Invert `ordinal_difference` in place."""
     unsigned = residuals.dtype.type
-    sign = unsigned(1) << unsigned(residuals.itemsize * 8 - 1)
-    if predicted.size:
+    top = unsigned(residuals.itemsize * 8 - 1)
+    sign = unsigned(1) << top
+    if predicted.size and is_mirrored:
+        for k in range(residuals.size):
+            difference = _mirrored(residuals[k], predicted[k], top)
+            residuals[k] = _bits(unsigned(_ordinal(predicted[k], sign) + difference), sign)
+    elif predicted.size:
         for k in range(residuals.size):
             residuals[k] = _bits(unsigned(_ordinal(predicted[k], sign) + residuals[k]), sign)
     else:

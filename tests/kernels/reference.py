@@ -56,11 +56,14 @@ def ordinal(bits: Array) -> list[int]:
     return [-1 - (value ^ sign) if value & sign else value for value in bits.tolist()]
 
 
-def ordinal_difference(bits: Array, predicted: Array) -> Array:
-    """Return the difference of ordinals modulo the width, as unsigned integers."""
+def ordinal_difference(bits: Array, predicted: Array, *, is_mirrored: bool = False) -> Array:
+    """Return the difference of ordinals modulo the width, as unsigned integers; from negative numbers upside down."""
     modulus = 1 << (8 * bits.itemsize)
     pairs = zip(ordinal(bits), ordinal(predicted), strict=True)
-    return np.array([(one - other) % modulus for one, other in pairs], bits.dtype)
+    signs = [-1 if is_mirrored and other < 0 else 1 for other in ordinal(predicted)]
+    return np.array(
+        [sign * (one - other) % modulus for sign, (one, other) in zip(signs, pairs, strict=True)], bits.dtype
+    )
 
 
 _TINY, _HUGE = np.finfo(np.float32).tiny, np.finfo(np.float32).max

@@ -14,6 +14,7 @@ from ckstore.codecs.lattice import (
     step_exponent,
 )
 from ckstore.codecs.rounded import RoundedLattice
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
 from ckstore.kernels import lattice as kernels
 from tests.kernels import reference
@@ -88,6 +89,22 @@ def test_ordinals_of_small_floats_round_trip(dtype, seed):
     assert np.array_equal(difference.view(unsigned), reference.ordinal_difference(bits, other))
     assert np.array_equal(corrected(other, difference, dtype), bits)
     assert np.array_equal(corrected(None, ordinal_difference(bits, None, dtype), dtype), bits)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("count", [(1 << 16) - 1, 1 << 16, (1 << 16) + 3])
+def test_differences_are_mirrored_in_large_chunks(dtype, count):
+    size = ITEM_SIZES[dtype]
+    rng = np.random.default_rng(count)
+    bits, other = rng.integers(0, 1 << 8 * size, (2, count), np.uint64).astype(f"u{size}")
+    edges = np.array([0, 1 << 8 * size - 1, (1 << 8 * size) - 1, (1 << 8 * size - 1) - 1], np.uint64).astype(f"u{size}")
+    bits[:16], other[:16] = np.repeat(edges, 4), np.tile(edges, 4)
+    difference = ordinal_difference(bits, other, dtype)
+    expected = reference.ordinal_difference(bits, other, is_mirrored=count >= 1 << 16)
+    assert np.array_equal(difference.view(bits.dtype), expected)
+    part = ordinal_difference(bits[5:90], other[5:90], dtype, count=count)
+    assert np.array_equal(part.view(bits.dtype), expected[5:90])
+    assert np.array_equal(corrected(other, difference, dtype), bits)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int32"])
