@@ -5,9 +5,13 @@ from __future__ import annotations
 #: Bytes of the longest number: 63 bits.
 LONGEST = 9
 
+_ONE_BYTE = [bytes([number]) for number in range(128)]
+
 
 def varint(number: int) -> bytes:
     """Write a number from 0 to 2^63 − 1."""
+    if number < 128:
+        return _ONE_BYTE[number]
     result = bytearray()
     while number >= 128:
         result.append(number & 127 | 128)

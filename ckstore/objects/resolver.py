@@ -22,6 +22,8 @@ from ckstore.storage.pack_reader import MissingPackError, PackReader
 #: Decoded manifests and layouts in the cache: most versions of a run share one layout.
 _MANIFESTS = 128
 _LAYOUTS = 2
+#: Bytes of expanded blobs in the cache: a blob and the one that it is a delta against.
+_BLOBS = 4 << 20
 #: Bytes at the end of a pack that usually contain its manifest.
 _END = 64 << 10
 
@@ -67,6 +69,7 @@ class CatalogResolver:
         self._collected = catalog.collected()
         self._manifests: Lru[str, Manifest] = Lru(_MANIFESTS)
         self._layouts: Lru[bytes, LayoutDocument] = Lru(_LAYOUTS)
+        self._blobs: Lru[tuple[str, str, int | None], bytes] = Lru(_BLOBS, len)
         in_child(self._begin_child)
 
     @property
@@ -208,12 +211,15 @@ class CatalogResolver:
     def _blob(self, ref: BlobRef, pack: str, length: int | None) -> bytes:
         place = ref.within(pack)
         assert place.pack is not None
+        expanded = self._blobs.get((place.pack, place.name, length))
+        if expanded is not None:
+            return expanded
         try:
             packed = self.manifest(place.pack).blobs[place.name]
         except KeyError as error:
             raise IntegrityError(f"Pack {place.pack} has no {place.name}; run `ckstore recover`.") from error
         against = None if place.against is None else self.blob(place.against, pack)
-        return expand_against(packed, against, length)
+        return self._blobs.put((place.pack, place.name, length), expand_against(packed, against, length))
 
     def layout(self, ref: BlobRef, pack: str) -> LayoutDocument:
         """Return the layout in a blob. It is shared: callers must not change it."""
@@ -247,6 +253,7 @@ class CatalogResolver:
         """Empty the caches because the catalog may have changed; records in flight stay."""
         with self._lock:
             self._records.clear()
+            self._blobs.clear()
             self._generation += 1
             self._forgotten += 1
             for records in self._under_way.values():

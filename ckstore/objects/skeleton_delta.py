@@ -29,6 +29,8 @@ _NEAR = 4096
 _SKIP = 128
 #: Distance between the indexed places of the reference, for matches anywhere.
 _GRID = 16
+#: Most bytes that change in one place where neither string has more bytes than the other.
+_SHORT = 32
 #: Limit of searches in the whole reference: two dissimilar strings must not take minutes.
 _FAR_SEARCHES = 4096
 #: If the code against the reference is smaller than this fraction, the string is not tried alone.
@@ -110,7 +112,8 @@ def _digest(blob: bytes, data: bytes) -> bytes:
 def _encode(data: bytes, reference: bytes) -> bytes:
     literals, skips, jumps, copies = bytearray(), bytearray(), bytearray(), bytearray()
     expected = passed = 0
-    for place, source, length in _matches(data, reference):
+    unchanged = _unchanged(data, reference)
+    for place, source, length in _matches(data, reference) if unchanged is None else unchanged:
         skips += varint(place - passed)
         # Skipped bytes usually replace as many bytes of the reference.
         jumps += varint(_zigzag(source - expected - (place - passed)))
@@ -145,6 +148,21 @@ def _decode(code: bytes, reference: bytes, length: int) -> bytes:
         position += skip
         expected = source + copy
     return bytes(result + code[position:])
+
+
+def _unchanged(data: bytes, reference: bytes) -> list[tuple[int, int, int]] | None:
+    """Return the copies as `_matches` does, at once, of strings that differ in short places only; None for others."""
+    if len(data) != len(reference):
+        return None
+    import numpy as np
+
+    changed = np.flatnonzero(np.frombuffer(data, np.uint8) != np.frombuffer(reference, np.uint8))
+    starts, stops = np.append(0, changed + 1), np.append(changed, len(data))
+    long = stops - starts >= _ANCHOR
+    starts, stops = starts[long], stops[long]
+    if (np.append(starts, len(data)) - np.append(0, stops)).max() > _SHORT:
+        return None
+    return list(zip(starts.tolist(), starts.tolist(), (stops - starts).tolist(), strict=True))
 
 
 def _matches(data: bytes, reference: bytes) -> Iterator[tuple[int, int, int]]:

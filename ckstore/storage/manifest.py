@@ -24,7 +24,7 @@ _MAGIC = b"CKM1"
 _ENVELOPE = struct.Struct("<4s16s")
 #: How the JSON document is stored: as it is, as a zstd frame, or as a raw deflate stream with the dictionary.
 _PLAIN, _ZSTANDARD, _DEFLATED = 0, 1, 2
-_LEVEL = 15
+_LEVEL = 13
 #: JSON documents of up to this many bytes are deflated; the window reaches back to the dictionary.
 _SHORT = 1 << 14
 #: Text that documents share, the most frequent last: a short document takes half the bytes with it.

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import IntegrityError
+from ckstore.objects import skeleton_delta
 from ckstore.objects.skeleton_delta import _digest, compress_against, expand_against
 from ckstore.storage import zstd
 from ckstore.varint import varint
@@ -85,6 +86,24 @@ def test_changes_of_every_kind_cost_little():
     blob = compress_against(bytes(inserted), reference)
     assert expand_against(blob, reference) == inserted
     assert len(blob) < 400
+
+
+def test_strings_that_differ_in_short_places_are_compared_at_once(skeletons, monkeypatch):
+    data = skeletons["last"]
+    renamed = data.replace(b"last/", b"next/")
+    by_search = list(skeleton_delta._matches(renamed, data))
+    assert skeleton_delta._unchanged(renamed, data) == by_search
+    assert len(by_search) > 100
+    monkeypatch.delattr(skeleton_delta, "_matches")
+    blob = compress_against(renamed, data)
+    assert expand_against(blob, data) == renamed
+
+
+def test_bytes_that_move_within_a_string_of_one_length_are_found():
+    reference = random.Random(5).randbytes(20_000)
+    data = b"begin" + reference[:9000] + reference[9005:]
+    assert skeleton_delta._unchanged(data, reference) is None
+    assert len(compress_against(data, reference)) < 100
 
 
 edits = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 200), st.binary(max_size=60)), max_size=6)

@@ -10,6 +10,7 @@ import torch
 
 import ckstore
 from ckstore.errors import IntegrityError
+from ckstore.objects import resolver
 from ckstore.objects.documents import DEEPEST_BLOB, BlobRef, VersionDocument
 
 pytestmark = pytest.mark.encoded
@@ -73,3 +74,17 @@ def test_a_blob_against_too_many_others_is_refused(store: ckstore.Store, depth: 
         document["layout"] = {"name": "layout", "against": document["layout"]}
     with pytest.raises(IntegrityError, match="against"):
         VersionDocument.from_json(document)
+
+
+def test_each_blob_is_expanded_once(tmp_path: Path, store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    expanded: list[bytes] = []
+    expand = resolver.expand_against
+
+    def counted(blob: bytes, reference: bytes | None, expected: int | None = None) -> bytes:
+        expanded.append(blob)
+        return expand(blob, reference, expected)
+
+    monkeypatch.setattr(resolver, "expand_against", counted)
+    store._repository.resolver.forget()
+    store.ingest(write(tmp_path, 20_000), run="r", step=20_000)
+    assert len(expanded) == len(set(expanded)) >= len(skeleton(store, STEPS[-1])[0].chain)
