@@ -112,7 +112,7 @@ def all_windows(
     """Return the numbers of all units, in windows; a thread starts to read an unhashed version now."""
     if scanned.is_hashed:
         return nullcontext([list(range(len(scanned.units)))])
-    return one_ahead(held_windows(scanned, progress))
+    return one_ahead(held_windows(scanned, progress, short=True))
 
 
 def store_raw(
