@@ -130,6 +130,7 @@ def store_raw(
     `InputError` if a file changed since it was scanned.
     """
     known: dict[str, Stored] = {}
+    resolver.notice_collection()
     for numbers in windows:
         fresh = {scanned.contents[number]: scanned.units[number] for number in numbers}
         fresh = {content: unit for content, unit in fresh.items() if content not in known}
