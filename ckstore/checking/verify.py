@@ -236,8 +236,8 @@ def check_restores(version: StoredVersion, progress: Callable[[int], None] | Non
         if file in changed:
             version.skeleton(file)
             continue
-        for block in checked_blocks(version, file):
-            report(len(block))
+        for blocks in checked_blocks(version, file):
+            report(sum(map(len, blocks)))
     for number, unit in enumerate(version.layout.units):
         if not changed.isdisjoint(member.file for member in unit.members):
             report(_require_whole(version, number))

@@ -24,13 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _run(arguments: Sequence[str] | None) -> NoReturn:
     from ckstore.cli.program import run
     from ckstore.runtime.collector import SELDOM
-    from ckstore.runtime.compiling import without_linear_algebra
 
     if arguments is not None:
         raise SystemExit(run(arguments))
     # This process runs nothing else. Python would walk over all imported objects for garbage, again at exit, which
     # takes a third of a second.
-    without_linear_algebra()
     set_threshold(SELDOM)
     try:
         raise SystemExit(run())

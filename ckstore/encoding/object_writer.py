@@ -18,7 +18,7 @@ from ckstore.encoding.estimate import Encoded
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import Coarse, Codebook, Delta, Linear, Patches, Raw, Record, Rounded
-from ckstore.runtime.checksum import crc32
+from ckstore.runtime.checksum import crc32, crc32_combine
 from ckstore.storage import durable
 from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import PackEntry, PackInfo, PackWriter
@@ -67,8 +67,12 @@ class ObjectWriter:
         `digest` is the BLAKE3 of their bytes, if it is known.
         """
         assert self._raw is not None
-        crcs = tuple(crc32(bits[first : first + chunk]) for first in range(0, bits.size, chunk))
-        entry = self._raw.add_values(array_name(content), bits.size, zarr_type(dtype), bits.data, digest)
+        chunks = [bits[first : first + chunk] for first in range(0, bits.size, chunk)]
+        crcs = tuple(map(crc32, chunks))
+        whole = 0
+        for part, crc in zip(chunks, crcs, strict=True):
+            whole = crc32_combine(whole, crc, part.nbytes)
+        entry = self._raw.add_values(array_name(content), bits.size, zarr_type(dtype), bits.data, digest, whole)
         self.raw_records.append(
             Raw(
                 id=content, dtype=dtype, count=bits.size, chunk=chunk, alone=entry.length,

@@ -67,7 +67,7 @@ class MachineCode(NullCache):  # type: ignore[misc]
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """Return the code of a signature, or None: numba then compiles."""
-        target.refresh()
+        compiling.start_runtime(target)
         processor = target.codegen().magic_tuple()
         shipped = [SHIPPED / self._file(signature, (processor[0], level, "")) for level in levels()]
         for path in (*shipped, _kept() / self._file(signature, processor)):

@@ -276,11 +276,14 @@ class CatalogResolver:
 
     def known(self, identities: Iterable[str]) -> set[str]:
         """Return the ids among `identities` of objects that the store has encoded."""
+        self.notice_collection()
         return self.stored(identities)[0]
 
     def stored(self, identities: Iterable[str]) -> tuple[set[str], set[str]]:
-        """Return the ids of encoded objects, and those of objects that only hot versions have."""
-        self.notice_collection()
+        """Return the ids of encoded objects, and those of objects that only hot versions have.
+
+        Call `notice_collection` first, once for many calls under one lease.
+        """
         found = self._lookup(identities)
         raw = {identity for identity, record in found.items() if isinstance(record, Raw)}
         return found.keys() - raw, raw

@@ -6,9 +6,11 @@ import hashlib
 import os
 import posixpath
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -37,8 +39,12 @@ Progress = Callable[[int], None]
 #: Bytes that a thread decodes at a time.
 _GROUP = 2 << 20
 
-#: A piece of a file.
+#: A piece of a file, and consecutive ones.
 Block = bytes | memoryview
+Blocks = list[Block]
+
+#: Pieces that one system call writes at most.
+_AT_ONCE = 1024
 
 #: A range of elements in an extent, or of bytes in the skeleton if the extent is negative.
 _Stretch = tuple[int, int, int]
@@ -214,11 +220,11 @@ def _write_file(version: StoredVersion, number: int, place: Path, progress: Prog
             blocks = (
                 coarse_blocks(version, number, out) if version.is_changed(number) else checked_blocks(version, number)
             )
-            for block in blocks:
-                write_all(out, block)
-                writeback.wrote(len(block))
+            for group in blocks:
+                nbytes = write_all(out, group)
+                writeback.wrote(nbytes)
                 if progress is not None:
-                    progress(len(block))
+                    progress(nbytes)
             writeback.finish()
         finally:
             writeback.cancel()
@@ -228,31 +234,41 @@ def _write_file(version: StoredVersion, number: int, place: Path, progress: Prog
         os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def checked_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
-    """Yield the bytes of a file in order; raise `IntegrityError` at the end unless their BLAKE3 is the original's."""
+def checked_blocks(version: StoredVersion, number: int) -> Iterator[Blocks]:
+    """Yield the bytes of a file in order; raise `IntegrityError` at the end unless their BLAKE3 is the original's.
+
+    A thread hashes them while the caller uses them.
+    """
     entry = version.document.files[number]
     hasher = blake3()
-    for block in file_blocks(version, number):
-        hasher.update(block)
-        yield block
+
+    def update(blocks: Blocks) -> None:
+        for block in blocks:
+            hasher.update(block)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="ckstore-hash") as pool:
+        for blocks in file_blocks(version, number):
+            hashing = pool.submit(update, blocks)
+            yield blocks
+            hashing.result()
     if hasher.hexdigest() != entry.blake3:
         raise IntegrityError(
             f"{entry.path} of version {version.row.number} differs from the original; run `ckstore verify`."
         )
 
 
-def restored_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
+def restored_blocks(version: StoredVersion, number: int) -> Iterator[Blocks]:
     """Yield the bytes of a file in order, as a checkout writes them; see `checked_blocks`."""
     if not version.is_changed(number):
         yield from checked_blocks(version, number)
         return
     # Checksums of coarse values are known only after decoding all of the file.
     with tempfile.TemporaryFile(buffering=0) as spool:
-        for block in coarse_blocks(version, number, spool):
-            write_all(spool, block)
+        for blocks in coarse_blocks(version, number, spool):
+            write_all(spool, blocks)
         spool.seek(0)
         while block := spool.read(_GROUP):
-            yield block
+            yield [block]
 
 
 def sha256_of_files(version: StoredVersion) -> dict[str, str]:
@@ -264,8 +280,9 @@ def sha256_of_files(version: StoredVersion) -> dict[str, str]:
         if number in incomplete:
             continue
         hasher = hashlib.sha256()
-        for block in restored_blocks(version, number):
-            hasher.update(block)
+        for blocks in restored_blocks(version, number):
+            for block in blocks:
+                hasher.update(block)
         found[entry.path] = hasher.hexdigest()
     return found
 
@@ -282,12 +299,12 @@ def write_file(version: StoredVersion, out: BinaryIO, include: Sequence[str] = (
             f"Version {version.row.number} is a directory; check it out as a whole, or choose a single file with "
             f"`include`: it matches {len(numbers)}."
         )
-    for block in restored_blocks(version, numbers[0]):
-        out.write(block)
+    for blocks in restored_blocks(version, numbers[0]):
+        out.writelines(blocks)
     out.flush()
 
 
-def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Iterator[Block]:
+def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Iterator[Blocks]:
     """Yield the bytes of a file with coarse values in order; then write its checksums over those in `out`.
 
     `out` must be readable: some checksums cover others.
@@ -295,10 +312,11 @@ def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Iterato
     layout = version.layout.files[number]
     checks = Checks(layout)
     position = 0
-    for block in file_blocks(version, number):
-        checks.update(position, block)
-        position += len(block)
-        yield block
+    for blocks in file_blocks(version, number):
+        for block in blocks:
+            checks.update(position, block)
+            position += len(block)
+        yield blocks
     before = -1
     for checked, crc in zip(layout.checked, checks.results, strict=True):
         if checked.start <= before:
@@ -315,19 +333,24 @@ def _crc_of(out: BinaryIO, checked: Checked) -> int:
     return crc
 
 
-def write_all(out: BinaryIO, block: bytes | memoryview) -> None:
-    """Write all of `block` to an unbuffered file."""
-    view = memoryview(block).cast("B")
-    while view:
-        written = out.write(view)
-        view = view[written:]
+def write_all(out: BinaryIO, blocks: Blocks) -> int:
+    """Write all of `blocks` to an unbuffered file; return the number of bytes."""
+    left = deque(memoryview(block) for block in blocks)
+    nbytes = sum(map(len, left))
+    while left:
+        written = os.writev(out.fileno(), [*islice(left, _AT_ONCE)])
+        while left and written >= len(left[0]):
+            written -= len(left.popleft())
+        if written:
+            left[0] = left[0][written:]
+    return nbytes
 
 
-def file_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
+def file_blocks(version: StoredVersion, number: int) -> Iterator[Blocks]:
     """Yield the bytes of a file in order; a pool of threads decodes chunks ahead."""
     skeleton = version.skeleton(number)
 
-    def work(stretches: list[tuple[_Stretch, int]]) -> list[Block]:
+    def work(stretches: list[tuple[_Stretch, int]]) -> Blocks:
         return [
             skeleton[first:last] if extent < 0 else version.read_extent(number, extent, first, last)
             for (extent, first, last), _ in stretches
@@ -336,8 +359,7 @@ def file_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
         # A thread gets many small chunks at once.
         groups = batches(_stretches(version, number), lambda item: item[1], _GROUP)
-        for blocks in in_order(pool, work, groups, 2 * worker_count()):
-            yield from blocks
+        yield from in_order(pool, work, groups, 2 * worker_count())
 
 
 def _stretches(version: StoredVersion, number: int) -> Iterator[tuple[_Stretch, int]]:

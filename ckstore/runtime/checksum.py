@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from isal.isal_zlib import crc32
+from isal.isal_zlib import crc32, crc32_combine
 
-__all__ = ["crc32", "crc32c"]
+__all__ = ["crc32", "crc32_combine", "crc32c"]
 
 
 def crc32c(data: bytes) -> int:

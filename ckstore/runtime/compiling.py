@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -39,12 +38,17 @@ def announce() -> None:
     check_before_compiling()
 
 
-def without_linear_algebra() -> None:
-    """Hide SciPy from numba, which looks for linear algebra that no kernel needs; call before the import of numba.
+def start_runtime(target: Any) -> None:
+    """Start the runtime that machine code calls; numba imports the parts that only compile when it compiles.
 
-    Only for a process of ckstore's own. Loss without it: a tenth of a second at the start of the command line.
+    Loss without it: these parts, and SciPy, are imported at the first call of a kernel, in a third of a second.
     """
-    sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
+    try:
+        from numba.core.runtime import rtsys
+    except ImportError:
+        target.refresh()
+    else:
+        rtsys.initialize(target)
 
 
 def reference_counting(counted: bool) -> dict[str, bool]:

@@ -26,7 +26,7 @@ from ckstore.objects.units import Member, plan_units
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Bytes that are read at once.
-BLOCK = 4 << 20
+BLOCK = 1 << 20
 
 #: Stretches of at least this size are read to their final memory; others are copied there from a block of many.
 _LARGE = 1 << 18
@@ -37,8 +37,8 @@ WINDOW = 32 << 20
 #: Windows in memory.
 _WINDOWS = 3
 
-#: The window size for data that stays in place, whose writing begins sooner.
-_LENT = 8 << 20
+#: The size of short windows, and of windows of data that stay in place.
+_SHORT = 8 << 20
 
 #: The alignment of objects in memory: NumPy needs aligned items, and the processor profits from aligned cache lines.
 _ALIGNMENT = 64
@@ -54,7 +54,7 @@ def hash_version(version: ScannedVersion, *, force: bool, progress: Progress | N
     """
     while True:
         try:
-            for _ in _Reading(version, progress, hold=False).windows():
+            for _ in _Reading(version, progress, window=0).windows():
                 pass
         except _CrcMismatch as mismatch:
             if not force:
@@ -66,14 +66,17 @@ def hash_version(version: ScannedVersion, *, force: bool, progress: Progress | N
         return
 
 
-def held_windows(version: ScannedVersion, progress: Progress | None = None) -> Generator[list[int], None, None]:
+def held_windows(
+    version: ScannedVersion, progress: Progress | None = None, *, short: bool = False
+) -> Generator[list[int], None, None]:
     """Plan the units at once, then read every byte once, and yield objects while their bytes are in memory.
 
     A window has the numbers of units whose content ids are known. `version.read` takes them from memory until the third
     next window is requested (one is being read, one estimated, one coded). Units in too many pieces are not held; it
-    reads them again. Raises `InputError` if a CRC in a file does not agree with its bytes.
+    reads them again. Windows are `short` for units that are only written, since that begins sooner then. Raises
+    `InputError` if a CRC in a file does not agree with its bytes.
     """
-    reading = _Reading(version, progress, hold=True)
+    reading = _Reading(version, progress, window=_SHORT if short else WINDOW)
 
     def windows() -> Generator[list[int], None, None]:
         try:
@@ -100,11 +103,11 @@ class _CrcMismatch(Exception):  # noqa: N818 - a signal between functions of thi
 class _Reading:
     """One pass over the files of a version, in order; fills in its units, content ids and the facts of its files."""
 
-    def __init__(self, version: ScannedVersion, progress: Progress | None, *, hold: bool) -> None:
-        self._held = _Held(version) if hold else None
+    def __init__(self, version: ScannedVersion, progress: Progress | None, *, window: int) -> None:
         self._version = version
         self._progress = progress
         version.units = plan_units([(version.prefix(file), file.layout) for file in version.files])
+        self._held = _Held(version, window) if window else None
         version.contents = [""] * len(version.units)
         #: Unit, and first byte in it, of each stretch of an extent.
         self._places: dict[tuple[int, int, int], tuple[int, int]] = {}
@@ -120,7 +123,7 @@ class _Reading:
             members.sort(key=lambda member: member.first)
 
     def windows(self) -> Iterator[list[int]]:
-        """Yield the held units whose last byte was read, in windows of about `WINDOW` bytes."""
+        """Yield the held units whose last byte was read, in windows."""
         for number, file in enumerate(self._version.files):
             is_still = isinstance(file.source, StateDictSource) and file.source.is_still
             yield from self._read_still(number) if is_still else self._read_file(number)
@@ -131,7 +134,7 @@ class _Reading:
     def _read_file(self, number: int) -> Iterator[list[int]]:
         held, file = self._held, self._version.files[number]
         layout = file.layout
-        block = memoryview(bytearray(min(BLOCK, layout.size)))
+        block = np.empty(min(BLOCK, layout.size), np.uint8).data
         # The file of a state dict in memory has valid checksums by construction.
         checks = None if isinstance(file.source, StateDictSource) else Checks(layout)
         skeleton = bytearray()
@@ -246,9 +249,11 @@ class _Reading:
 class _Held:
     """The bytes of objects that are being read and coded: windows in reused memory, and incomplete bundles."""
 
-    def __init__(self, version: ScannedVersion) -> None:
+    def __init__(self, version: ScannedVersion, window: int) -> None:
         self._version = version
-        self._arenas = deque(np.empty(WINDOW, np.uint8) for _ in range(_WINDOWS))
+        self._size = window
+        self._arena = max([window, *(unit.nbytes for unit in version.units if unit.nbytes <= WINDOW)])
+        self._arenas = deque(np.empty(self._arena, np.uint8) for _ in range(_WINDOWS))
         self._used = 0
         self._window: list[int] = []
         self._filled = 0
@@ -267,7 +272,7 @@ class _Held:
         if buffer is None and number not in self._late:
             unit = self._version.units[number]
             nbytes = unit.nbytes
-            if self._filled and self._filled + nbytes > WINDOW:
+            if self._filled and self._filled + nbytes > self._size:
                 yield from self._close()
             if len(unit.members) > 1:
                 if self._waiting + nbytes > WINDOW:
@@ -276,7 +281,7 @@ class _Held:
                 self._waiting += nbytes
                 buffer = np.empty(nbytes, np.uint8)
             else:
-                if self._used + nbytes <= WINDOW:
+                if self._used + nbytes <= self._arena:
                     buffer = self._arenas[0][self._used : self._used + nbytes]
                     self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
                 else:
@@ -290,7 +295,7 @@ class _Held:
         self._version.held[unit.members[0]] = np.frombuffer(data, f"u{ITEM_SIZES[unit.dtype]}")
         self._window.append(number)
         self._filled += unit.nbytes
-        if self._filled >= _LENT:
+        if self._filled >= _SHORT:
             yield from self._close()
 
     def arrived(self, number: int) -> None:
@@ -313,7 +318,7 @@ class _Held:
         for number in self._late:
             self._window.append(number)
             self._filled += self._version.units[number].nbytes
-            if self._filled >= WINDOW:
+            if self._filled >= self._size:
                 yield from self._close()
         if self._window:
             yield from self._close()

@@ -167,13 +167,14 @@ class PackWriter:
             raise UsageError(f"Array {name} would have no bytes; leave it out.")
         return self._add(name, _array_metadata(size, size, "uint8", [{"name": "bytes"}], None), views)
 
-    def add_values(self, name: str, count: int, dtype: str, data: Buffer, digest: bytes | None) -> PackEntry:
+    def add_values(self, name: str, count: int, dtype: str, data: Buffer, digest: bytes | None, crc: int) -> PackEntry:
         """Add values, as little-endian bytes, as an array in one chunk that may be mapped into memory.
 
-        In a pack of kind `raw` its place is aligned to 64 bytes. `digest` is the BLAKE3 of the bytes, if it is known.
+        In a pack of kind `raw` its place is aligned to 64 bytes. `digest` is the BLAKE3 of the bytes, if it is known,
+        `crc` their CRC-32.
         """
         metadata = _array_metadata(count, count, dtype, [_BYTES_CODEC], None)
-        return self._add(name, metadata, [memoryview(data).cast("B")], digest, shown=True)
+        return self._add(name, metadata, [memoryview(data).cast("B")], digest, crc, shown=True)
 
     def add_copy(self, name: str, metadata: Mapping[str, Any] | None, data: Buffer) -> PackEntry:
         """Add a copy of another pack's array: its Zarr metadata, if any, and the bytes of its only chunk or shard."""
@@ -257,6 +258,7 @@ class PackWriter:
         metadata: Mapping[str, Any] | None,
         views: Sequence[memoryview],
         digest: bytes | None = None,
+        crc: int | None = None,
         *,
         shown: bool = False,
     ) -> PackEntry:
@@ -269,13 +271,15 @@ class PackWriter:
                 self._small += view
             return entry
         self._arrays[name] = metadata
-        return self._add_member(f"{name}/c/0", views, digest) if size else PackEntry(self._zip.size, 0)
+        return self._add_member(f"{name}/c/0", views, digest, crc) if size else PackEntry(self._zip.size, 0)
 
-    def _add_member(self, name: str, views: Sequence[memoryview], digest: bytes | None = None) -> PackEntry:
+    def _add_member(
+        self, name: str, views: Sequence[memoryview], digest: bytes | None = None, crc: int | None = None
+    ) -> PackEntry:
         size = sum(view.nbytes for view in views)
         with durable.disk_full_explained(self._directory, size):
             align = _ALIGNMENT if self.kind == "raw" else 1
-            entry = PackEntry(*self._zip.add_stored(name, views, align=align, digest=digest))
+            entry = PackEntry(*self._zip.add_stored(name, views, align=align, digest=digest, crc=crc))
             self._writeback.wrote(size)
         return entry
 

@@ -65,16 +65,23 @@ class ZipStream:
         self.size = 0
 
     def add_stored(
-        self, name: str, views: Sequence[memoryview], *, align: int = 1, digest: bytes | None = None
+        self,
+        name: str,
+        views: Sequence[memoryview],
+        *,
+        align: int = 1,
+        digest: bytes | None = None,
+        crc: int | None = None,
     ) -> tuple[int, int]:
         """Add a member from the concatenated views; return offset and length of the data.
 
-        The offset is a multiple of `align`. `digest` is the BLAKE3 of the data, if it is known.
+        The offset is a multiple of `align`. `digest` and `crc` are BLAKE3 and CRC-32 of the data, if they are known.
         """
-        crc = length = 0
-        for view in views:
-            crc = crc32(view, crc)
-            length += view.nbytes
+        length = sum(view.nbytes for view in views)
+        if crc is None:
+            crc = 0
+            for view in views:
+                crc = crc32(view, crc)
         self._begin(name, STORED, crc, length, length, align)
         offset = self.size
         self._add_data(views, length, digest)

@@ -112,7 +112,7 @@ def all_windows(
     """Return the numbers of all units, in windows; a thread starts to read an unhashed version now."""
     if scanned.is_hashed:
         return nullcontext([list(range(len(scanned.units)))])
-    return one_ahead(held_windows(scanned, progress))
+    return one_ahead(held_windows(scanned, progress, short=True))
 
 
 def store_raw(
@@ -130,6 +130,7 @@ def store_raw(
     `InputError` if a file changed since it was scanned.
     """
     known: dict[str, Stored] = {}
+    resolver.notice_collection()
     for numbers in windows:
         fresh = {scanned.contents[number]: scanned.units[number] for number in numbers}
         fresh = {content: unit for content, unit in fresh.items() if content not in known}

@@ -290,8 +290,8 @@ def test_a_deleted_directory_keeps_later_files(ckstore, place: Path, monkeypatch
 
 
 def test_a_source_that_does_not_come_back_stays(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(version: object, number: int) -> list[bytes]:
-        return [b"wrong"]
+    def wrong(version: object, number: int) -> list[list[bytes]]:
+        return [[b"wrong"]]
 
     monkeypatch.setattr("ckstore.reading.checkout.file_blocks", wrong)
     ckstore("ingest", "in/step0.pt", "--verify", "--delete-source", code=4)

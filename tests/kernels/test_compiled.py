@@ -50,6 +50,11 @@ def test_a_wheel_compiles_nothing_on_any_level(tree: Path) -> None:
         assert used(tree, NUMBA_CPU_NAME=level, NUMBA_CPU_FEATURES="") == ("4 1\n", False)
 
 
+def test_what_only_compiles_is_not_imported(tree: Path) -> None:
+    program = USE + "import sys; print({'scipy.linalg', 'numba.np.arraymath'}.isdisjoint(sys.modules))"
+    assert used(tree, program=program) == ("4 1\nTrue\n", False)
+
+
 @pytest.mark.parametrize("place", ["XDG_CACHE_HOME", "NUMBA_CACHE_DIR"])
 def test_code_for_other_processors_is_compiled_once(tree: Path, tmp_path: Path, place: str) -> None:
     other = {"NUMBA_CPU_NAME": "generic", place: str(tmp_path / "kept")}

@@ -99,6 +99,22 @@ def test_memory_of_a_window_is_used_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert most <= 3 * ((1 << 20) // 280_000)
 
 
+def test_short_windows_take_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "_SHORT", 1 << 20)
+    tensors = {f"w{i}": torch.full((70_000,), float(i)) for i in range(40)}
+    scanned = scan_state_dict(tensors | {"large": torch.full((700_000,), 0.5)})
+    windows, owners = [], {}
+    for numbers in hashing.held_windows(scanned, short=True):
+        windows.append(sum(scanned.units[number].nbytes for number in numbers))
+        for number in numbers:
+            values = scanned.held[scanned.units[number].members[0]]
+            while values.base is not None:
+                values = values.base  # type: ignore[assignment]
+            owners[id(values)] = values.nbytes
+    assert sorted(windows)[-2] <= 1 << 20
+    assert [*owners.values()] == 3 * [2_800_000]  # as large as the largest object
+
+
 def test_a_tensor_that_is_called_like_a_part_of_another(tmp_path: Path) -> None:
     """Parts of a large tensor differ by a number that may occur in another tensor's name as well."""
     large = torch.randn(2100, 2048, generator=torch.Generator().manual_seed(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,14 @@ def restores(store: ckstore.Store, name: str, file: Path) -> bool:
     target = file.parent / "restored"
     store[name].checkout(target, force=True)
     return sha256(target) == sha256(file)
+
+
+def test_zip_tools_find_raw_packs_whole(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest({"chunks": draw(700, 1024), "w": draw(400, 256)}, run="a")
+        [pack] = raw_packs(store)
+        with zipfile.ZipFile(directory / "store" / "packs" / pack) as archive:
+            assert archive.testzip() is None
 
 
 def test_a_file_in_two_runs_takes_its_bytes_once(directory: Path, file: Path) -> None:
