@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.words import int64
+from ckstore.kernels.entropy.words import int64, uint64
 from ckstore.kernels.float_bits import power_of_two
 
 #: Largest magnitude of a linear lattice's integer.
@@ -144,65 +144,49 @@ def linear_project(
 
 
 @njit(inline="always")
-def _ordinal(bits: int, sign: int) -> int:
-    """Return the order-preserving integer of float bits, modulo the width: negative floats below, -0.0 below +0.0."""
-    if bits & sign:
-        return ~(bits ^ sign)
-    return bits
+def _folded(value: int, sign: int, others: int) -> int:
+    """Return the order-preserving integer of float bits, modulo the width; this inverts itself.
 
-
-@njit(inline="always")
-def _mirrored(difference: int, predicted: int, top: int) -> int:
-    """Return the difference, or its negative if the sign bit of `predicted` is set; this inverts itself."""
-    negative = -(predicted >> top)
-    return (difference ^ negative) - negative
+    Negative floats come below positive ones, -0.0 below +0.0. `sign` is the sign bit, `others` are all other bits.
+    """
+    return value ^ others if value >= sign else value
 
 
 @kernel
 def ordinal_difference(bits: np.ndarray, predicted: np.ndarray, is_mirrored: bool, out: np.ndarray) -> None:
     """Write ``ord(bits) - ord(predicted)`` modulo the width, or ``ord(bits)`` if `predicted` is empty.
 
-    If it `is_mirrored`, differences to negative numbers change their sign. All arrays have one unsigned dtype.
+    If it `is_mirrored`, both change their sign where the predicted one is negative. All arrays have one unsigned dtype.
     """
     unsigned = bits.dtype.type
-    top = unsigned(bits.itemsize * 8 - 1)
-    sign = unsigned(1) << top
-    if predicted.size and is_mirrored:
-        for k in range(bits.size):
-            difference = unsigned(_ordinal(bits[k], sign) - _ordinal(predicted[k], sign))
-            out[k] = _mirrored(difference, predicted[k], top)
-    elif predicted.size:
-        for k in range(bits.size):
-            out[k] = _ordinal(bits[k], sign) - _ordinal(predicted[k], sign)
+    sign = unsigned(unsigned(1) << unsigned(bits.itemsize * 8 - 1))
+    others = unsigned(sign - unsigned(1))
+    mirrored = sign if is_mirrored else unsigned(0)
+    if predicted.size:
+        for k in range(uint64(bits.size)):
+            turned = unsigned(predicted[k] & mirrored)
+            before = _folded(unsigned(predicted[k] ^ turned), sign, others)
+            out[k] = _folded(unsigned(bits[k] ^ turned), sign, others) - before
     else:
-        for k in range(bits.size):
-            out[k] = _ordinal(bits[k], sign)
-
-
-@njit(inline="always")
-def _bits(ordinal: int, sign: int) -> int:
-    """Invert `_ordinal`."""
-    if ordinal & sign:
-        return ~ordinal ^ sign
-    return ordinal
+        for k in range(uint64(bits.size)):
+            out[k] = _folded(bits[k], sign, others)
 
 
 @kernel
 def ordinal_correct(predicted: np.ndarray, residuals: np.ndarray, is_mirrored: bool) -> None:
     """Invert `ordinal_difference` in place."""
     unsigned = residuals.dtype.type
-    top = unsigned(residuals.itemsize * 8 - 1)
-    sign = unsigned(1) << top
-    if predicted.size and is_mirrored:
-        for k in range(residuals.size):
-            difference = _mirrored(residuals[k], predicted[k], top)
-            residuals[k] = _bits(unsigned(_ordinal(predicted[k], sign) + difference), sign)
-    elif predicted.size:
-        for k in range(residuals.size):
-            residuals[k] = _bits(unsigned(_ordinal(predicted[k], sign) + residuals[k]), sign)
+    sign = unsigned(unsigned(1) << unsigned(residuals.itemsize * 8 - 1))
+    others = unsigned(sign - unsigned(1))
+    mirrored = sign if is_mirrored else unsigned(0)
+    if predicted.size:
+        for k in range(uint64(residuals.size)):
+            turned = unsigned(predicted[k] & mirrored)
+            before = _folded(unsigned(predicted[k] ^ turned), sign, others)
+            residuals[k] = _folded(unsigned(before + residuals[k]), sign, others) ^ turned
     else:
-        for k in range(residuals.size):
-            residuals[k] = _bits(residuals[k], sign)
+        for k in range(uint64(residuals.size)):
+            residuals[k] = _folded(residuals[k], sign, others)
 
 
 @kernel
