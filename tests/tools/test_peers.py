@@ -33,6 +33,15 @@ def test_lossless(peer: Peer, pair: tuple[Bytes, Bytes], dtype: str) -> None:
     assert np.array_equal(data, before), "a peer changed its input"
 
 
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_data_of_files_may_begin_anywhere(peer: Peer) -> None:
+    data, base = (np.frombuffer(bytes(range(65)) * 4, np.uint8, 256, first) for first in (1, 3))
+    for dtype in ("float32", "bfloat16", "float64"):
+        assert np.array_equal(peer.decode(peer.encode(data, dtype), dtype), data)
+        if peer.encode_delta is not None and peer.decode_delta is not None:
+            assert np.array_equal(peer.decode_delta(peer.encode_delta(data, base, dtype), base, dtype), data)
+
+
 @pytest.fixture
 def walk(monkeypatch: pytest.MonkeyPatch) -> Series:
     """Four versions of a weight that hardly moves and a small one that comes and goes."""

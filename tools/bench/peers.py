@@ -107,6 +107,11 @@ def blosc_decode(payload: bytes, dtype: str) -> Bytes:
     return np.frombuffer(blosc2.decompress2(payload), np.uint8)
 
 
+def _aligned(data: Bytes, dtype: str) -> np.ndarray:
+    """Return bytes as elements at a multiple of their size."""
+    return np.require(data.view(dtype), requirements="A")
+
+
 #: OpenZL's nodes that split the floats of a dtype into exponents and the rest.
 _SPLITS = {
     "float32": openzl.nodes.Float32Deconstruct,
@@ -126,7 +131,8 @@ def openzl_encode(data: Bytes, dtype: str) -> bytes:
     compressor.select_starting_graph(_SPLITS[dtype]()(compressor, sign_frac=rest, exponent=entropy))
     context = openzl.CCtx()
     context.ref_compressor(compressor)
-    return bytes(context.compress([openzl.Input(openzl.Type.Numeric, data.view(f"u{ITEM_SIZES[dtype]}"))]))
+    elements = _aligned(data, f"u{ITEM_SIZES[dtype]}")
+    return bytes(context.compress([openzl.Input(openzl.Type.Numeric, elements)]))
 
 
 def openzl_decode(payload: bytes, dtype: str) -> Bytes:
@@ -147,7 +153,7 @@ def pcodec_encode(data: Bytes, dtype: str) -> bytes:
     """Compress by pcodec at its default level; by zstd if it lacks the dtype."""
     if dtype not in _PCODEC_DTYPES or not len(data):
         return zstd_encode(data, dtype)
-    return bytes(standalone.simple_compress(data.view(_PCODEC_DTYPES[dtype][0]), ChunkConfig()))
+    return bytes(standalone.simple_compress(_aligned(data, _PCODEC_DTYPES[dtype][0]), ChunkConfig()))
 
 
 def pcodec_decode(payload: bytes, dtype: str) -> Bytes:
