@@ -52,7 +52,7 @@ Each line names levels; coder; everything else:
 #: Systems that no part measures, and the counterparts in ckstore.
 OTHERS = """\
 * FM-Delta (Ning et al., NeurIPS 2024): integer differences of fine-tunes' floats, without loss. `tools/bench/size`
-  measures it; its pairs are the smallest of the others on most series ([sizes](benchmarks.md#size)).
+  measures it: its pairs take a little more than those of pcodec ([sizes](benchmarks.md#size)).
 * IncrCP (Lin et al., PVLDB 18): rows that changed, in chunk files. ckstore's exact versions are patches of the changed
   elements ([sizes](decisions.md#sparse-changes-are-patches)).
 * GEMINI (Wang et al., SOSP 2023): recovery from the memory of other machines. ckstore keeps no copy there. After a
