@@ -152,7 +152,7 @@ class Sample:
 
     def nbytes_of_delta(self, before: Bits, dtype: str) -> tuple[float, float]:
         """Estimate the bytes of a delta against sampled values in natural order, and in context order."""
-        count = int(self.scale * self.bits.size) // self.chunks
+        count = round(self.scale * self.bits.size) // self.chunks
         difference = ordinal_difference(self.bits, before, dtype, count=count)
         classes = ordinal_classes(before, dtype)
         natural, context = payload_bits(difference, classes, times=self.scale, payloads=self.chunks, fine=_FINE)

@@ -29,7 +29,9 @@ _NEAR = 4096
 _SKIP = 128
 #: Distance between the indexed places of the reference, for matches anywhere.
 _GRID = 16
-#: Most bytes that change in one place where neither string has more bytes than the other.
+#: Strings of one length are compared at once if at most this part of their bytes differs, ...
+_CHANGED = 1 / 8
+#: ... and at most this many in one place.
 _SHORT = 32
 #: Limit of searches in the whole reference: two dissimilar strings must not take minutes.
 _FAR_SEARCHES = 4096
@@ -156,7 +158,10 @@ def _unchanged(data: bytes, reference: bytes) -> list[tuple[int, int, int]] | No
         return None
     import numpy as np
 
-    changed = np.flatnonzero(np.frombuffer(data, np.uint8) != np.frombuffer(reference, np.uint8))
+    differs = np.frombuffer(data, np.uint8) != np.frombuffer(reference, np.uint8)
+    if np.count_nonzero(differs) > _CHANGED * len(data):
+        return None  # Eight bytes a place would be many times the string.
+    changed = np.flatnonzero(differs)
     starts, stops = np.append(0, changed + 1), np.append(changed, len(data))
     long = stops - starts >= _ANCHOR
     starts, stops = starts[long], stops[long]

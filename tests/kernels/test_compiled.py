@@ -50,7 +50,7 @@ def test_a_wheel_compiles_nothing_on_any_level(tree: Path) -> None:
         assert used(tree, NUMBA_CPU_NAME=level, NUMBA_CPU_FEATURES="") == ("4 1\n", False)
 
 
-def test_what_only_compiles_is_not_imported(tree: Path) -> None:
+def test_parts_that_only_compile_are_not_imported(tree: Path) -> None:
     program = USE + "import sys; print({'scipy.linalg', 'numba.np.arraymath'}.isdisjoint(sys.modules))"
     assert used(tree, program=program) == ("4 1\nTrue\n", False)
 

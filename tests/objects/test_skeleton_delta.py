@@ -106,6 +106,16 @@ def test_bytes_that_move_within_a_string_of_one_length_are_found():
     assert len(compress_against(data, reference)) < 100
 
 
+def test_comparing_other_strings_takes_little_memory():
+    data, reference = (random.Random(seed).randbytes(1 << 20) for seed in (1, 2))
+    tracemalloc.start()
+    try:
+        assert skeleton_delta._unchanged(data, reference) is None
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
 edits = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 200), st.binary(max_size=60)), max_size=6)
 
 

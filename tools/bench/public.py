@@ -18,6 +18,7 @@ from ckstore.objects.units import role_of
 from ckstore.policy import QUALITY, Policy
 from tools.bench.ours import size_of
 from tools.bench.series import REPOSITORY
+from tools.bench.speed_figures import table
 
 #: The measured policies by name.
 POLICIES = {
@@ -99,11 +100,10 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     chosen.work.mkdir(parents=True, exist_ok=True)
     head = ["series", "policy", "versions", "original", "ratio", "later versions", "CPU s/GB", "deviation"]
-    lines = [head, ["---", "---", *["---:"] * (len(head) - 2)]]
+    rows = []
     for directory in chosen.directory:
-        rows = measure(directory, chosen.work, lambda line: print(line, file=sys.stderr))
-        lines.extend(row.cells() for row in rows)
-    print("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        rows += measure(directory, chosen.work, lambda line: print(line, file=sys.stderr))
+    print(table(head, [row.cells() for row in rows], text=2))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tools.bench.chains import PeerSeries, Sizes
 from tools.bench.ours import Ours
 from tools.bench.peers import PEERS
 from tools.bench.series import Series
+from tools.bench.speed_figures import table
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,13 @@ def markdown(rows: list[Row]) -> str:
     causes = list(dict.fromkeys(cause for row in rows for cause in row.ours.ledger))
     by_cause = ([row.series, *(f"{row.ours.ledger.get(cause, 0):,}" for cause in causes)] for row in rows)
     return "\n\n".join([
-        _table([*head, "above order-0 entropy"], map(_our_cells, rows)),
+        table([*head, "above order-0 entropy"], map(_our_cells, rows)),
         "Factor: time to restore the deepest version over that of a full one, measured, which bounds the chains, and "
         "predicted. Pairs have no bound.",
-        _table(later, map(_later_cells, rows)),
-        _table(["series", "versions", "original", *(peer.name for peer in PEERS)], map(_peer_cells, rows)),
+        table(later, map(_later_cells, rows)),
+        table(["series", "versions", "original", *(peer.name for peer in PEERS)], map(_peer_cells, rows)),
         "Peers: pairs / chains (a full version every N versions).",
-        _table(["series", *causes], by_cause),
+        table(["series", *causes], by_cause),
     ])  # fmt: skip
 
 
@@ -84,11 +85,6 @@ def _peer_cells(row: Row) -> list[str]:
 
 def _bytes(nbytes: int, original: int) -> str:
     return f"{nbytes:,} {original / nbytes:.2f}x"
-
-
-def _table(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main(arguments: list[str] | None = None) -> None:

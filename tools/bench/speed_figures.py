@@ -7,7 +7,7 @@ import platform
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from math import floor, log10
@@ -108,7 +108,13 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table without empty columns; all but the first are right-aligned."""
     shown = [number for number in range(len(rows[0])) if any(row[number] for row in rows[1:])]
     head, *cells = ([row[number] for number in shown] for row in rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---", *["---:"] * (len(shown) - 1)], *cells])
+    return table(head, cells)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 1) -> str:
+    """Return a Markdown table, whose first columns are text."""
+    marks = ["---"] * text + ["---:"] * (len(head) - text)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, marks, *rows))
 
 
 def machine(directory: Path) -> str:

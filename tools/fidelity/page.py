@@ -111,7 +111,7 @@ def whole(rows: list[Row]) -> str:
             f"{each / min(row['added']):.0f}x", percent(statistics.mean(row["lost"])), percent(max(row["lost"])),
         ])  # fmt: skip
     head = ["scheme; weights, or all", "whole run", "last third", "best version", "lost, mean", "worst version"]
-    return f"{_table(head, lines)}\n\n{NOTES[rows[0]['run']]}"
+    return f"{speed_figures.table(head, lines)}\n\n{NOTES[rows[0]['run']]}"
 
 
 def interrupted(rows: list[Row]) -> str:
@@ -131,7 +131,7 @@ def interrupted(rows: list[Row]) -> str:
         ])  # fmt: skip
     head = ["scheme", "failures", "accuracy", "lost of it", "worst seed", "loss", "after a failure"]
     seeds = len(next(iter(ways.values())))
-    return f"{_table(head, lines)}\n\n{NOTES['interrupted'].format(seeds=seeds)}"
+    return f"{speed_figures.table(head, lines)}\n\n{NOTES['interrupted'].format(seeds=seeds)}"
 
 
 def failures(rows: list[Row]) -> str:
@@ -149,7 +149,7 @@ def failures(rows: list[Row]) -> str:
             *(f"{ratio:.1f}x" for ratio in papers.ratios_after_failures(ends)),
         ])  # fmt: skip
     head = ["scheme", "levels; coder", "failures", "each seed", "mean", "±", "ratio", "best version"]
-    return f"{_table(head, lines, text=2)}\n\n{NOTES['failures']}"
+    return f"{speed_figures.table(head, lines, text=2)}\n\n{NOTES['failures']}"
 
 
 def coarse(rows: list[Row]) -> str:
@@ -161,7 +161,7 @@ def coarse(rows: list[Row]) -> str:
         lines.append([
             f"{_RUNS[row['run']]}, {part}", f"{row['quality']:g}", f"{row['ratio']:.1f}x", f"{row['later']:.1f}x", rise
         ])  # fmt: skip
-    table = _table(["series", "`--quality`", "ratio", "later versions", "rise"], lines)
+    table = speed_figures.table(["series", "`--quality`", "ratio", "later versions", "rise"], lines)
     return f"{table}\n\n{NOTES['coarse']}"
 
 
@@ -189,7 +189,7 @@ def rework(rows: list[Row]) -> str:
         ])  # fmt: skip
     head = ["way", "a later version", "lost at once", "steps lost", "worst", "faster than SCAR"]
     seeds = len(rows[0]["counts"]) // len(rows[0]["rises"])
-    return f"{_table(head, lines)}\n\n{NOTES['rework'].format(seeds=seeds)}"
+    return f"{speed_figures.table(head, lines)}\n\n{NOTES['rework'].format(seeds=seeds)}"
 
 
 def _faster(row: Row, scar: Row | None) -> str:
@@ -213,7 +213,7 @@ def ablation(rows: list[Row]) -> str:
             lines.append([*of, part, *(_ratio(raw * len(bits) / total) for total in totals)])
         best = [min(column) for column in zip(*row["bits"], strict=True)]
         lines.append([*of, "best version", *(_ratio(raw / least) for least in best)])
-    table = _table(["run", "levels", "of", "Huffman", "run lengths", "rearranged"], lines, text=3)
+    table = speed_figures.table(["run", "levels", "of", "Huffman", "run lengths", "rearranged"], lines, text=3)
     return f"{table}\n\n{NOTES['ablation']}"
 
 
@@ -228,7 +228,7 @@ def levels(rows: list[Row]) -> str:
             cells.append(text if len(found) == len(needed) else f"{text} ({len(needed) - len(found)} never)")
         versions = len(next(iter(row["needed"].values())))
         lines.append([_RUNS[row["run"]], row["quantiser"], str(versions), *cells])
-    table = _table(["run", "quantiser", "versions", "ε = 0.1 %", "1 %", "5 %"], lines, text=2)
+    table = speed_figures.table(["run", "quantiser", "versions", "ε = 0.1 %", "1 %", "5 %"], lines, text=2)
     return f"{table}\n\n{NOTES['levels']}"
 
 
@@ -251,7 +251,7 @@ def costs(rows: list[Row]) -> str:
             ("clustering", sample, "scikit-learn", scale),
         )
     ]
-    table = _table(["step", "ckstore", "other", "seconds", "times"], lines)
+    table = speed_figures.table(["step", "ckstore", "other", "seconds", "times"], lines)
     text = f"{table}\n\n{NOTES['quantiser'].format(**quantiser)}"
     lines = []
     for row in _ordered(row for row in rows if row is not quantiser):
@@ -262,7 +262,7 @@ def costs(rows: list[Row]) -> str:
             f"{version / (1000 * step):.2%}",
         ])  # fmt: skip
     head = ["scheme", "a step of training", "a version", "share, one every 40 steps", "every 1,000"]
-    return f"{text}\n\n{_table(head, lines)}\n\n{NOTES['costs']}"
+    return f"{text}\n\n{speed_figures.table(head, lines)}\n\n{NOTES['costs']}"
 
 
 def transfer(rows: list[Row]) -> str:
@@ -275,7 +275,8 @@ def transfer(rows: list[Row]) -> str:
         for row in _ordered(rows)
     ]  # fmt: skip
     steps = [f"step {step}" for step in range(EVERY, STEPS + 1, EVERY)]
-    return f"{_table(['scheme', 'ratio', 'lost at once', 'prose, before', *steps], lines)}\n\n{NOTES['transfer']}"
+    head = ["scheme", "ratio", "lost at once", "prose, before", *steps]
+    return f"{speed_figures.table(head, lines)}\n\n{NOTES['transfer']}"
 
 
 def shown(rows: dict[str, list[Row]]) -> str:
@@ -300,7 +301,9 @@ def shown(rows: dict[str, list[Row]]) -> str:
     judged("gpt", "lc", 0.005)
     judged("gpt", str(SEARCHED), TOLERANCE, 20)
     judged("cnn", str(SEARCHED), TOLERANCE, 35, 100)
-    return _table(["weights of", "levels; coder", "target, every version within", "figure", "verdict"], lines, text=5)
+    return speed_figures.table(
+        ["weights of", "levels; coder", "target, every version within", "figure", "verdict"], lines, text=5
+    )
 
 
 def _meets(row: Row, most: float, least: float, best: float) -> bool:
@@ -311,7 +314,7 @@ def _meets(row: Row, most: float, least: float, best: float) -> bool:
 def compared(rows: dict[str, list[Row]]) -> str:
     """Return the table of the papers' figures and those found here."""
     head = ["figure", "levels; coder", "paper", "here", "verdict", "difference"]
-    return _table(head, (figure.cells() for figure in papers.figures(rows)), text=6)
+    return speed_figures.table(head, (figure.cells() for figure in papers.figures(rows)), text=6)
 
 
 #: Headings of the sections without measured rows, and of those over several parts.
@@ -412,9 +415,3 @@ def _ordered(rows: Iterable[Row]) -> list[Row]:
 
 def _ratio(value: float) -> str:
     return f"{value:.1f}x" if value < 100 else f"{value:,.0f}x"
-
-
-def _table(head: list[str], lines: Iterable[list[str]], *, text: int = 1) -> str:
-    """Return a table in Markdown, whose first columns are text."""
-    marks = ["---"] * text + ["---:"] * (len(head) - text)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, marks, *lines))
