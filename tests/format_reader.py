@@ -391,7 +391,7 @@ class Reader:
             return predicted
         classes = ordinal_classes(predicted, record["dtype"]) if record.get("context") else None
         residuals = payload.natural(classes).view(f"u{size}")
-        if "base" in record and len(residuals) >= 1 << 16 and DTYPES[record["dtype"]][2]:
+        if "base" in record and min(record["count"], record["chunk"]) >= 1 << 16 and DTYPES[record["dtype"]][2]:
             is_negative = predicted >> predicted.dtype.type(8 * size - 1) == 1
             residuals = np.where(is_negative, -residuals, residuals)
         return bits_of(ordinals(predicted, record["dtype"]) + residuals, record["dtype"])

@@ -49,8 +49,8 @@ STEP_RANGE: dict[str, tuple[int, int]] = {
 #: Binary orders of magnitude below the largest that have a class of their own: more save nothing and take time.
 _OCTAVES = 10
 
-#: Elements of a chunk from which differences to negative numbers change their sign: magnitudes shrink or grow. The
-#: tensors of small models drift to one side.
+#: Floats of an object's chunks from which differences to negative ones change their sign: magnitudes shrink or grow.
+#: The tensors of small models drift to one side.
 MIRRORED = 1 << 16
 
 #: The exponents of a lattice of equal steps.
@@ -236,11 +236,16 @@ def check_sizes(values: Bits, predicted: Bits | None) -> None:
         )
 
 
-def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str, *, count: int | None = None) -> Integers:
+def is_mirrored(dtype: str, count: int, chunk: int) -> bool:
+    """Return whether an object's differences to negative numbers change their sign."""
+    return dtype in FLOATS and min(count, chunk) >= MIRRORED
+
+
+def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str, *, mirrored: bool = False) -> Integers:
     """Return ``ord(bits) - ord(predicted)`` modulo the width as signed integers; subtract integer dtypes directly.
 
-    In large chunks, differences to negative floats change their sign. `bits` may be a part of a chunk of `count`
-    elements. Without `predicted`, return the ordinals themselves. Raise `IntegrityError` if the sizes differ.
+    If `mirrored`, differences to negative floats change their sign. Without `predicted`, return the ordinals
+    themselves. Raise `IntegrityError` if the sizes differ.
     """
     check_sizes(bits, predicted)
     signed = np.dtype(f"i{bits.itemsize}")
@@ -253,17 +258,17 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str, *, count:
     from ckstore.kernels import lattice as kernels
 
     out = empty(bits.size, bits.dtype)
-    kernels.ordinal_difference(fixed(bits), _known(predicted, bits), (count or bits.size) >= MIRRORED, out)
+    kernels.ordinal_difference(fixed(bits), _known(predicted, bits), mirrored, out)
     return out.view(signed)
 
 
-def ordinal_correct(predicted: Bits | None, residuals: Bits, dtype: str) -> None:
+def ordinal_correct(predicted: Bits | None, residuals: Bits, dtype: str, *, mirrored: bool = False) -> None:
     """Invert `ordinal_difference` in place, of residuals that are passed as unsigned integers."""
     check_sizes(residuals, predicted)
     if dtype in FLOATS:
         from ckstore.kernels import lattice as kernels
 
-        kernels.ordinal_correct(_known(predicted, residuals), residuals, residuals.size >= MIRRORED)
+        kernels.ordinal_correct(_known(predicted, residuals), residuals, mirrored)
     elif predicted is not None:
         residuals += predicted
 

@@ -31,7 +31,7 @@ bytes   content
         for each longer number a byte, its place in the block, and another, its bits above the low w bits
 ======  ==========================================================================================================
 
-The difference of floats is that of their ordinals (`ordinal_difference`), of other elements that of their bits, modulo
+The difference of floats is that of their ordinals, of other elements that of their bits, modulo
 the width.
 """
 

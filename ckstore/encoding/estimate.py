@@ -150,10 +150,9 @@ class Sample:
         """Estimate the bytes of all the object's payloads from the sample's integers."""
         return payload_bits(values, classes, times=self.scale, payloads=self.chunks)[classes is not None] / 8
 
-    def nbytes_of_delta(self, before: Bits, dtype: str) -> tuple[float, float]:
+    def nbytes_of_delta(self, before: Bits, dtype: str, *, mirrored: bool) -> tuple[float, float]:
         """Estimate the bytes of a delta against sampled values in natural order, and in context order."""
-        count = round(self.scale * self.bits.size) // self.chunks
-        difference = ordinal_difference(self.bits, before, dtype, count=count)
+        difference = ordinal_difference(self.bits, before, dtype, mirrored=mirrored)
         classes = ordinal_classes(before, dtype)
         natural, context = payload_bits(difference, classes, times=self.scale, payloads=self.chunks, fine=_FINE)
         return natural / 8, context / 8

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ckstore.codecs.integers import encode_changes
-from ckstore.codecs.lattice import FLOATS, Bits, ordinal_classes, ordinal_difference
+from ckstore.codecs.lattice import FLOATS, Bits, is_mirrored, ordinal_classes, ordinal_difference
 from ckstore.codecs.patches import find_changes
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.errors import IntegrityError
@@ -79,7 +79,7 @@ class ObjectEncoder:
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             bits = read(start, min(start + unit.chunk, unit.count))
             before = None if way.base is None else self.reader.ordinals(way.base, chunk, keep=False)
-            payloads.append(encode_values(unit.dtype, bits, before, way))
+            payloads.append(encode_values(unit, bits, before, way))
             if self._keep:
                 for other in replaced:
                     self.reader.cache.drop((other, chunk))
@@ -125,7 +125,7 @@ class ObjectEncoder:
         if is_sparse:
             of_parent, share = self._patch_bytes(unit, read, sample, before[-1], ancestors[-1][1])
         for (place, ancestor), values in zip(ancestors, before, strict=True):
-            sizes = _differences(taken, values[taken.first - sample.first :][: taken.bits.size], unit.dtype)
+            sizes = _differences(taken, values[taken.first - sample.first :][: taken.bits.size], unit)
             if is_sparse:
                 sizes = {context: share * stored for context, stored in sizes.items()}
                 changes = find_changes(sample.bits, values, is_float=unit.dtype in FLOATS)
@@ -181,20 +181,22 @@ def encoded_as(whole: Record, way: Way, payloads: list[memoryview | bytes | None
     return Encoded(Delta(**whole.common, base=way.base.id, debt=debt, context=way.context), payloads)
 
 
-def encode_values(dtype: str, bits: Bits, before: Bits | None, way: Way) -> memoryview | bytes | None:
+def encode_values(of: Unit | Record, bits: Bits, before: Bits | None, way: Way) -> memoryview | bytes | None:
     """Return the payload of one chunk in one way, against the values `before`; None if nothing is to be stored."""
     if way.patched and before is not None:
-        return find_changes(bits, before, is_float=dtype in FLOATS).patch()
-    classes = ordinal_classes(before, dtype) if way.context and before is not None else None
-    return encode_changes(ordinal_difference(bits, before, dtype), classes)
+        return find_changes(bits, before, is_float=of.dtype in FLOATS).patch()
+    classes = ordinal_classes(before, of.dtype) if way.context and before is not None else None
+    mirrored = is_mirrored(of.dtype, of.count, of.chunk)
+    return encode_changes(ordinal_difference(bits, before, of.dtype, mirrored=mirrored), classes)
 
 
-def _differences(sample: Sample, before: Bits, dtype: str) -> dict[bool, float]:
+def _differences(sample: Sample, before: Bits, unit: Unit) -> dict[bool, float]:
     """Return the bytes of a delta against `before` in natural (False) and context order (True).
 
     Natural order decodes faster; context order is offered only if it saves `CONTEXT_GAIN`.
     """
-    natural, context = sample.nbytes_of_delta(before, dtype)
+    mirrored = is_mirrored(unit.dtype, unit.count, unit.chunk)
+    natural, context = sample.nbytes_of_delta(before, unit.dtype, mirrored=mirrored)
     return {False: natural, True: context} if context < (1 - CONTEXT_GAIN) * natural else {False: natural}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckstore.codecs.exponents import exponents_to_text
 from ckstore.codecs.integers import encode_integers
-from ckstore.codecs.lattice import FLOATS, MIRRORED, STEP_RANGE, Bits, LinearLattice
+from ckstore.codecs.lattice import STEP_RANGE, Bits, LinearLattice, is_mirrored
 from ckstore.codecs.rounded import RoundedLattice
 from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES, NATIVE, zarr_type
@@ -186,7 +186,7 @@ def _recipe(record: Record) -> str:
     if isinstance(record, Codebook):
         return "base + this" if record.additive else _LEVELS
     if not isinstance(record, Linear):
-        sign = "sign(base) * " if record.dtype in FLOATS and min(record.count, record.chunk) >= MIRRORED else ""
+        sign = "sign(base) * " if is_mirrored(record.dtype, record.count, record.chunk) else ""
         return f"ord(base) + {sign}this"
     step = record.lattice.step
     has_axes = record.lattice.rows.size or record.lattice.cols.size

@@ -46,5 +46,5 @@ def _exactly(reader: ObjectReader, record: Record, way: Way) -> Encoded:
     payloads = []
     for chunk in range(record.chunks):
         before = None if way.base is None else reader.ordinals(way.base, chunk)
-        payloads.append(encode_values(record.dtype, reader.ordinals(record, chunk), before, way))
+        payloads.append(encode_values(record, reader.ordinals(record, chunk), before, way))
     return encoded_as(record, way, payloads)

@@ -16,6 +16,7 @@ from ckstore.codecs.lattice import (
     FLOATS,
     Bits,
     Integers,
+    is_mirrored,
     ordinal_classes,
     ordinal_correct,
 )
@@ -189,7 +190,8 @@ class ObjectReader:
             in_context = isinstance(level, Delta) and level.context and bits is not None
             classes = ordinal_classes(bits, level.dtype) if in_context and bits is not None else None
             stored = self.stored_integers(level, chunk, classes, out if level is target else None)
-            ordinal_correct(bits, stored, level.dtype)
+            mirrored = bits is not None and is_mirrored(level.dtype, level.count, level.chunk)
+            ordinal_correct(bits, stored, level.dtype, mirrored=mirrored)
             bits = stored
         assert bits is not None
         return self._decoded((record.id, chunk), bits, keep=keep)

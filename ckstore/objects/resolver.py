@@ -69,7 +69,7 @@ class CatalogResolver:
         self._collected = catalog.collected()
         self._manifests: Lru[str, Manifest] = Lru(_MANIFESTS)
         self._layouts: Lru[bytes, LayoutDocument] = Lru(_LAYOUTS)
-        self._blobs: Lru[tuple[str, str, int | None], bytes] = Lru(_BLOBS, len)
+        self._blobs: Lru[BlobRef, bytes] = Lru(_BLOBS, len)
         in_child(self._begin_child)
 
     @property
@@ -211,15 +211,15 @@ class CatalogResolver:
     def _blob(self, ref: BlobRef, pack: str, length: int | None) -> bytes:
         place = ref.within(pack)
         assert place.pack is not None
-        expanded = self._blobs.get((place.pack, place.name, length))
-        if expanded is not None:
+        expanded = self._blobs.get(place)
+        if expanded is not None and length in (None, len(expanded)):
             return expanded
         try:
             packed = self.manifest(place.pack).blobs[place.name]
         except KeyError as error:
             raise IntegrityError(f"Pack {place.pack} has no {place.name}; run `ckstore recover`.") from error
         against = None if place.against is None else self.blob(place.against, pack)
-        return self._blobs.put((place.pack, place.name, length), expand_against(packed, against, length))
+        return self._blobs.put(place, expand_against(packed, against, length))
 
     def layout(self, ref: BlobRef, pack: str) -> LayoutDocument:
         """Return the layout in a blob. It is shared: callers must not change it."""

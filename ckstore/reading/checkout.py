@@ -7,9 +7,9 @@ import os
 import posixpath
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
@@ -220,11 +220,12 @@ def _write_file(version: StoredVersion, number: int, place: Path, progress: Prog
             blocks = (
                 coarse_blocks(version, number, out) if version.is_changed(number) else checked_blocks(version, number)
             )
-            for group in blocks:
-                nbytes = write_all(out, group)
-                writeback.wrote(nbytes)
-                if progress is not None:
-                    progress(nbytes)
+            with closing(blocks):
+                for group in blocks:
+                    nbytes = write_all(out, group)
+                    writeback.wrote(nbytes)
+                    if progress is not None:
+                        progress(nbytes)
             writeback.finish()
         finally:
             writeback.cancel()
@@ -234,7 +235,7 @@ def _write_file(version: StoredVersion, number: int, place: Path, progress: Prog
         os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def checked_blocks(version: StoredVersion, number: int) -> Iterator[Blocks]:
+def checked_blocks(version: StoredVersion, number: int) -> Generator[Blocks, None, None]:
     """Yield the bytes of a file in order; raise `IntegrityError` at the end unless their BLAKE3 is the original's.
 
     A thread hashes them while the caller uses them.
@@ -300,11 +301,12 @@ def write_file(version: StoredVersion, out: BinaryIO, include: Sequence[str] = (
             f"`include`: it matches {len(numbers)}."
         )
     for blocks in restored_blocks(version, numbers[0]):
-        out.writelines(blocks)
+        for block in blocks:  # Some streams lack `writelines`.
+            out.write(block)
     out.flush()
 
 
-def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Iterator[Blocks]:
+def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Generator[Blocks, None, None]:
     """Yield the bytes of a file with coarse values in order; then write its checksums over those in `out`.
 
     `out` must be readable: some checksums cover others.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.codecs.integers import payload_bits
-from ckstore.codecs.lattice import Bits, ordinal_difference
+from ckstore.codecs.lattice import Bits, is_mirrored, ordinal_difference
 from ckstore.errors import IntegrityError
 from ckstore.objects.records import check_cut
 from ckstore.reading.stored_version import StoredVersion
@@ -59,7 +59,8 @@ def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionR
             except IntegrityError:
                 bits = float("inf")
                 break
-            difference = ordinal_difference(scanned.read(unit, 0, taken), before, unit.dtype)
+            mirrored = is_mirrored(unit.dtype, unit.count, unit.chunk)
+            difference = ordinal_difference(scanned.read(unit, 0, taken), before, unit.dtype, mirrored=mirrored)
             bits += payload_bits(difference)[0] / taken * unit.count
         if bits < float("inf") and (best is None or bits < best[0]):
             best = bits, row

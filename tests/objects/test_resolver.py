@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -11,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import ckstore
+from ckstore.errors import IntegrityError
 from ckstore.objects import resolver as module
+from ckstore.objects.documents import BlobRef
 from ckstore.objects.records import Record
 
 pytestmark = pytest.mark.encoded
@@ -96,3 +100,23 @@ def test_a_generation_ends_when_all_records_are_changed(tmp_path: Path) -> None:
         resolver.add(records())
         assert seen == [before, before]
         assert resolver.generation > before
+
+
+def test_a_cached_blob_is_not_taken_for_one_against_another(tmp_path: Path) -> None:
+    """A reference with a wrong base is refused whether the right one was read before or not."""
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(2):
+            torch.save({f"w{k}": torch.full((9,), float(step)) for k in range(40)}, tmp_path / "m.pt")
+            store.ingest(tmp_path / "m.pt", run="a", step=step)
+        first, second = store["a@0"]._stored, store["a@1"]._stored
+        right = second.document.files[0].skeleton
+        assert right.against is not None
+        resolver = store._repository.resolver
+        resolver.blob(right, second.row.pack)
+        wrong = replace(right, against=BlobRef(first.document.files[0].skeleton.name + "x", first.row.pack))
+        with pytest.raises(IntegrityError):
+            resolver.blob(wrong, second.row.pack)
+        with pytest.raises(IntegrityError):
+            resolver.blob(replace(right, against=None), second.row.pack)
+        with pytest.raises(IntegrityError):
+            resolver.blob(right, second.row.pack, length=7)

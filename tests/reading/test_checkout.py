@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 
 import ckstore
 from ckstore.errors import IntegrityError
+from ckstore.reading import checkout
 from ckstore.version import Version
 
 
@@ -109,3 +112,37 @@ def test_a_link_comes_with_its_intermediate_links(tmp_path: Path) -> None:
         left_out = store["a"].checkout(tmp_path / "out", include=["best.pt"])
     assert (tmp_path / "out" / "best.pt").read_bytes() == (source / "step" / "m.pt").read_bytes()
     assert left_out == ["other.txt"]
+
+
+def test_a_stream_needs_no_more_than_write_and_flush(tmp_path: Path) -> None:
+    class Stream:
+        data = b""
+
+        def write(self, block: bytes) -> None:
+            self.data += block
+
+        def flush(self) -> None:
+            """Nothing is kept back."""
+
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    stream: Any = Stream()
+    with ckstore.init(tmp_path / "store") as store:
+        store[store.ingest(tmp_path / "m.pt").version.number].write(stream)
+    assert stream.data == (tmp_path / "m.pt").read_bytes()
+
+
+def test_a_failed_checkout_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w": torch.ones(300_000)}, tmp_path / "m.pt")
+    with ckstore.init(tmp_path / "store") as store:
+        version = store[store.ingest(tmp_path / "m.pt").version.number]
+        before = threading.enumerate()
+
+        def failing(*_: Any) -> int:
+            raise OSError(errno.EIO, "injected")
+
+        monkeypatch.setattr(checkout, "write_all", failing)
+        with pytest.raises((OSError, ckstore.CkstoreError)) as raised:
+            version.checkout(tmp_path / "out.pt")
+        hashing = [thread for thread in threading.enumerate() if thread.name.startswith("ckstore-hash")]
+        assert set(hashing) <= set(before)
+        assert raised.tb  # The exception is held: its frames live on.

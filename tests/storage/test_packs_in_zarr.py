@@ -206,3 +206,19 @@ def test_an_array_without_a_change_has_no_bytes(tmp_path: Path, monkeypatch: pyt
     assert not array[...].any()
     assert store.verify().problems == []
     assert not store["r@0"]["mask"].numpy().any()
+
+
+def test_the_recipe_of_a_delta_holds_in_its_last_chunk(tmp_path: Path) -> None:
+    generator = np.random.default_rng(4)
+    values = [generator.standard_normal(300_000).astype(np.float32)]
+    values.append(values[0] * np.float32(1.001))
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(2):
+            store.ingest({"w": values[step]}, run="r", step=step, hot=0)
+        found = [array for array, record in arrays(store) if record.base is not None and record.count == 300_000]
+        (delta,) = found
+        assert delta.attrs["ckstore"]["recipe"] == "ord(base) + sign(base) * this"
+        assert delta.attrs["ckstore"].get("order") is None
+        ordinals = [np.where(bits < 0, bits ^ 0x7FFFFFFF, bits) for bits in (value.view("i4") for value in values)]
+        sign = np.where(np.signbit(values[0]), -1, 1)
+        assert np.array_equal(ordinals[0] + sign * np.asarray(delta[...]), ordinals[1])
