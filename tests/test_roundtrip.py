@@ -395,8 +395,8 @@ def test_a_verified_ingest_that_does_not_come_back(
     before = sorted(os.listdir(store.path / "packs"))
     right = reader.ordinal_correct
 
-    def wrong(predicted: Any, bits: Any, dtype: str) -> None:
-        right(predicted, bits, dtype)
+    def wrong(predicted: Any, bits: Any, dtype: str, **options: Any) -> None:
+        right(predicted, bits, dtype, **options)
         bits ^= bits.dtype.type(store.mode == "broken")
 
     # Only the reading back can tell.

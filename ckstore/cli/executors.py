@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 #: Seconds for a pool to drop cancelled tasks.
 _DROPPED = 0.3
 
+#: Seconds for a pool to notice that its processes are dead.
+_ENDED = 10
+
 #: Largest number of processes.
 _MOST = 1024
 
@@ -72,11 +75,14 @@ def _processes(count: int) -> Iterator[Executor]:
     try:
         yield pool
     except BaseException:
+        thread = getattr(pool, "_executor_manager_thread", None)  # Later calls of `shutdown` no longer wait for it.
         pool.shutdown(wait=False, cancel_futures=True)
         # The pool's thread drops cancelled tasks; it would fail on them after finding the processes dead.
         time.sleep(_DROPPED)
         for process in multiprocessing.active_children():
             process.kill()
+        if thread is not None:  # At the program's end it would close what Python's own exit handler writes to.
+            thread.join(_ENDED)
         raise
     finally:
         pool.shutdown()

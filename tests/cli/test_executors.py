@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from ckstore.cli.executors import executor_of
 from tests.checkpoints import flip, packs_of
 
 from .conftest import Ckstore
@@ -42,6 +44,22 @@ def test_a_cluster_verifies(ckstore: Ckstore, filled: Path) -> None:
             address = cluster.scheduler_address.removeprefix("tcp://")
             found = ckstore("verify", "--executor", f"dask={address}")
     assert counts(found.out) == counts(ckstore("verify").out)
+
+
+def test_an_interrupted_pool_leaves_no_thread() -> None:
+    """Python's exit handler fails if a pool's thread ends while it runs."""
+
+    def interrupted() -> None:
+        with executor_of("processes=2") as pool:
+            assert pool is not None
+            for _ in range(2):
+                pool.submit(time.sleep, 60)
+            raise KeyboardInterrupt
+
+    before = threading.enumerate()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert threading.enumerate() == before
 
 
 @pytest.mark.parametrize("name", ["processes", "processes=0", "processes=many", "dask=there", "dask=:1", "threads=2"])
