@@ -31,8 +31,7 @@ bytes   content
         for each longer number a byte, its place in the block, and another, its bits above the low w bits
 ======  ==========================================================================================================
 
-The difference of floats is that of their ordinals, of other elements that of their bits, modulo
-the width.
+The difference of floats is that of their ordinals, of other elements that of their bits, modulo the width.
 """
 
 from __future__ import annotations

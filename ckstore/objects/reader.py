@@ -190,7 +190,7 @@ class ObjectReader:
             in_context = isinstance(level, Delta) and level.context and bits is not None
             classes = ordinal_classes(bits, level.dtype) if in_context and bits is not None else None
             stored = self.stored_integers(level, chunk, classes, out if level is target else None)
-            mirrored = bits is not None and is_mirrored(level.dtype, level.count, level.chunk)
+            mirrored = is_mirrored(level.dtype, level.count, level.chunk)
             ordinal_correct(bits, stored, level.dtype, mirrored=mirrored)
             bits = stored
         assert bits is not None

@@ -169,11 +169,12 @@ def _unchanged(data: bytes, reference: bytes) -> Iterator[tuple[int, int, int]] 
     starts, stops = starts[long], stops[long]
     if (np.append(starts, len(data)) - np.append(0, stops)).max() > _SHORT:
         return None
+    lengths = stops - starts
     parts = (slice(first, first + _AT_ONCE) for first in range(0, starts.size, _AT_ONCE))
     return (
         copy
         for part in parts
-        for copy in zip(starts[part].tolist(), starts[part].tolist(), (stops - starts)[part].tolist(), strict=True)
+        for copy in zip(starts[part].tolist(), starts[part].tolist(), lengths[part].tolist(), strict=True)
     )
 
 
