@@ -14,7 +14,7 @@ from ckstore.cli.output import counted, error_text, print_line, size_text, speed
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.formats.directory import is_relative
+from ckstore.runtime.local_path import is_relative
 
 if TYPE_CHECKING:
     from ckstore.objects.documents import FileEntry

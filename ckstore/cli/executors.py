@@ -81,7 +81,7 @@ def _processes(count: int) -> Iterator[Executor]:
         time.sleep(_DROPPED)
         for process in multiprocessing.active_children():
             process.kill()
-        if thread is not None:  # At the program's end it would close what Python's own exit handler writes to.
+        if thread is not None:  # At the program's end it closes a pipe that Python's exit handler writes to.
             thread.join(_ENDED)
         raise
     finally:

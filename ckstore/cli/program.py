@@ -73,7 +73,8 @@ class Program(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            ctx.exit(_silenced())
+            _silence()
+            ctx.exit(_BROKEN_PIPE)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the names of versions and the exit codes."""
@@ -124,12 +125,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     compiling.on_first(lambda message: print_line(f"ckstore: {message}", err=True))
+    code = 0
     try:
         code = _guarded(arguments)
         if sys.stdout is not None:  # None if the output is closed from the start.
             sys.stdout.flush()
     except BrokenPipeError:
-        return _silenced()
+        _silence()
+        return _BROKEN_PIPE
+    except OSError as error:
+        if error.errno is None:
+            raise
+        _silence()
+        return code or _failed(_system_error(error), 1)
     return code
 
 
@@ -155,8 +163,7 @@ def _guarded(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         if error.errno is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        return _failed(f"{where}{error.strerror or os.strerror(error.errno)}.", 1)
+        return _failed(_system_error(error), 1)
     except UnicodeEncodeError as error:
         return _failed(f"{error.object!r} is not UTF-8; choose a name that is.", _USAGE)
     except SystemExit as error:
@@ -180,13 +187,18 @@ def _usage(error: click.UsageError) -> str:
     return f"{message.rstrip('.')}; see `{verb} --help`."
 
 
+def _system_error(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or os.strerror(error.errno or 0)}."
+
+
 def _failed(message: str, code: int) -> int:
     print_failure(message)
     return code
 
 
-def _silenced() -> int:
-    """Redirect stdout, whose reader is gone, so that the interpreter can flush it at exit."""
+def _silence() -> None:
+    """Redirect stdout, which cannot be written to, so that the interpreter can flush it at exit."""
     descriptor = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(descriptor, sys.stdout.fileno())
@@ -195,4 +207,3 @@ def _silenced() -> int:
             raise
     finally:
         os.close(descriptor)
-    return _BROKEN_PIPE

@@ -49,8 +49,8 @@ STEP_RANGE: dict[str, tuple[int, int]] = {
 #: Binary orders of magnitude below the largest that have a class of their own: more save nothing and take time.
 _OCTAVES = 10
 
-#: Floats of an object's chunks from which differences to negative ones change their sign: magnitudes shrink or grow.
-#: The tensors of small models drift to one side.
+#: Least `count` and `chunk` of objects of floats whose differences to negative numbers change their sign: magnitudes
+#: shrink or grow. The tensors of small models drift to one side.
 MIRRORED = 1 << 16
 
 #: The exponents of a lattice of equal steps.

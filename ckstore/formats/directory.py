@@ -14,6 +14,7 @@ from ckstore.formats.detect import holds_tensors, is_pointer
 from ckstore.formats.facts import named_step
 from ckstore.formats.paths import listed
 from ckstore.formats.sources import PERMISSIONS, FileSource
+from ckstore.runtime.local_path import leads_out
 
 #: Files that accompany the tensors of one checkpoint.
 _COMPANIONS = {
@@ -26,8 +27,6 @@ _COMPANIONS = {
     "manifest.ocdbt",
 }
 _UP_TO_NUMBER = re.compile(r"[^0-9]*")
-#: No system call takes a longer path, in bytes.
-_LONGEST_PATH = 4095
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,31 +139,6 @@ def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Ent
     if stat.S_ISREG(status.st_mode):
         return Entry(path, "file", mode, status.st_size)
     raise InputError(f"{os.path.join(base, path)} is a device, socket or FIFO; remove it from the directory first.")
-
-
-def is_relative(path: object) -> bool:
-    """Return whether a value is the text of a relative path of plain names, as `scan` returns.
-
-    Examples
-    --------
-    >>> is_relative("sub/model.pt"), is_relative("/etc/passwd"), is_relative("sub/../../x"), is_relative("a//b")
-    (True, False, False, False)
-    """
-    if not isinstance(path, str) or "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
-        return False
-    try:
-        return len(path.encode()) <= _LONGEST_PATH
-    except UnicodeEncodeError:
-        return False
-
-
-def leads_out(path: str, target: str, base: str, real_base: str) -> bool:
-    """Return whether a link leaves its tree, as written or as resolved; `real_base` is `base` without links."""
-    written = os.path.normpath(os.path.join(os.path.dirname(path), target))
-    if os.path.isabs(target) or written == ".." or written.startswith("../"):
-        return True
-    real = os.path.realpath(os.path.join(base, path))
-    return os.path.commonpath([real, real_base]) != real_base
 
 
 def _check_link(path: str, target: str, base: str, real_base: str) -> None:

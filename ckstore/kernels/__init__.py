@@ -1,10 +1,12 @@
 """The numba kernels."""
 
-import numba  # noqa: F401  # The whole package first: imports of its parts do not wait for another thread's import.
-
 from ckstore.runtime.address_space import check
+from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.compiling import compiler_locks
 from ckstore.runtime.forks import wait_for
+
+with collection_seldom():
+    import numba  # noqa: F401  # The whole package first: imports of its parts do not wait for another's import.
 
 check()
 for lock in compiler_locks():

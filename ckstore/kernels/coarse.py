@@ -53,7 +53,7 @@ def linear_values(
             out[k] = min(max(np.float64(out[k]), -largest), largest)
 
 
-@kernel
+@njit(inline="always")
 def _order(bits: np.uint64, sign: np.uint64) -> np.int64:
     """Return the order-preserving integer of float bits: negative for negative numbers, 0 for both zeros."""
     magnitude = np.int64(bits & (sign - np.uint64(1)))

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.words import int64
+from ckstore.kernels.entropy.words import counted, int64
 
 #: Low bits that a histogram's bin drops from a word: sign, exponent and six bits of the mantissa are left.
 BIN_SHIFT = 17
@@ -36,7 +36,7 @@ def _single(total: float) -> np.float32:
     return np.float32(total) if abs(total) >= 1.1754943508222875e-38 else np.float32(0.0)
 
 
-@kernel
+@counted
 def _first_cells(midpoints: np.ndarray) -> np.ndarray:
     """Return the cell (uint8) of the lowest value of each bin, by the leading bits of a word; subnormals count as 0."""
     words = np.arange(BINS).astype(np.uint32) << np.uint32(BIN_SHIFT)

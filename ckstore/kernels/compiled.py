@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import llvmlite
 import numba
+from llvmlite.binding import parse_assembly, parse_bitcode
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
@@ -80,7 +81,7 @@ class MachineCode(NullCache):  # type: ignore[misc]
         """Keep compiled code, unless the directory is read-only."""
         path = _kept() / self._file(signature, result.codegen.magic_tuple())
         partial = path.with_suffix(f".{secrets.token_hex(8)}")  # Containers with a common directory share process ids.
-        code = dumps(result._reduce())
+        code = dumps(_reduced(result))
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(sha256(code).digest() + code)
@@ -89,6 +90,19 @@ class MachineCode(NullCache):  # type: ignore[misc]
     def _file(self, signature: Any, processor: Any) -> str:
         key = repr((signature, processor, versions()))
         return f"{self._name}-{sha256(key.encode()).hexdigest()[:16]}.nbc"
+
+
+def _reduced(result: Any) -> tuple[Any, ...]:
+    """Return numba's parts of compiled code, without two that take time to load.
+
+    Of the bitcode, numba needs the names; functions that are inlined into kernels have no cache. Numba's own functions
+    have environments for exceptions with arguments, which none of those in kernels raises.
+    """
+    (name, kind, (machine_code, bitcode)), *rest, environments = result._reduce()
+    defined = [function.name for function in parse_bitcode(bitcode).functions if not function.is_declaration]
+    names = parse_assembly("\n".join(f'@"{name}" = global i8 0' for name in defined)).as_bitcode()
+    own = [one for one in environments if one.globals["__name__"].startswith("ckstore.")]
+    return (name, kind, (machine_code, names)), *rest, tuple(own)
 
 
 @cache

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, get_args
 from ckstore.codecs.lattice import PARTS
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, IntegrityError, UsageError
-from ckstore.formats.directory import is_relative
 from ckstore.formats.layout import MARKS, MOST_AXES, Box, Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.formats.shards import fit_together, gather_shards
@@ -20,6 +19,7 @@ from ckstore.objects.identity import digest
 from ckstore.objects.records import RECORDS
 from ckstore.objects.units import Unit
 from ckstore.policy import FIDELITIES, Policy
+from ckstore.runtime.local_path import is_relative
 from ckstore.storage.pack import PACK_NAME, PackKind
 from ckstore.storage.schema import (
     HIGHEST,

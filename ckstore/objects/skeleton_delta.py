@@ -30,11 +30,9 @@ _SKIP = 128
 #: Distance between the indexed places of the reference, for matches anywhere.
 _GRID = 16
 #: Strings of one length are compared at once if at most this part of their bytes differs, ...
-_CHANGED = 1 / 16
+_CHANGED = 1 / 8
 #: ... and at most this many in one place.
 _SHORT = 32
-#: Copies that are listed at once.
-_AT_ONCE = 4096
 #: Limit of searches in the whole reference: two dissimilar strings must not take minutes.
 _FAR_SEARCHES = 4096
 #: If the code against the reference is smaller than this fraction, the string is not tried alone.
@@ -169,13 +167,7 @@ def _unchanged(data: bytes, reference: bytes) -> Iterator[tuple[int, int, int]] 
     starts, stops = starts[long], stops[long]
     if (np.append(starts, len(data)) - np.append(0, stops)).max() > _SHORT:
         return None
-    lengths = stops - starts
-    parts = (slice(first, first + _AT_ONCE) for first in range(0, starts.size, _AT_ONCE))
-    return (
-        copy
-        for part in parts
-        for copy in zip(starts[part].tolist(), starts[part].tolist(), lengths[part].tolist(), strict=True)
-    )
+    return zip(starts.data, starts.data, (stops - starts).data, strict=True)
 
 
 def _matches(data: bytes, reference: bytes) -> Iterator[tuple[int, int, int]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import os
 import posixpath
 import tempfile
@@ -18,7 +20,6 @@ from blake3 import blake3
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
-from ckstore.formats.directory import leads_out
 from ckstore.formats.layout import Checked
 from ckstore.formats.paths import match_texts
 from ckstore.formats.skeleton import Checks, pieces
@@ -26,7 +27,7 @@ from ckstore.formats.sources import PERMISSIONS
 from ckstore.reading import unfinished
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.collector import collection_seldom
-from ckstore.runtime.local_path import local_path
+from ckstore.runtime.local_path import leads_out, local_path
 from ckstore.runtime.threads import batches, in_order, worker_count
 from ckstore.storage import durable
 from ckstore.storage.writeback import Writeback
@@ -302,8 +303,19 @@ def write_file(version: StoredVersion, out: BinaryIO, include: Sequence[str] = (
         )
     for blocks in restored_blocks(version, numbers[0]):
         for block in blocks:  # Some streams lack `writelines`.
-            out.write(block)
+            _write_block(out, memoryview(block).cast("B"))
     out.flush()
+
+
+def _write_block(out: BinaryIO, block: memoryview) -> None:
+    """Write a block whole: a raw stream, such as stdout of an unbuffered Python, may take a part of it."""
+    while block:
+        taken = out.write(block)
+        if not isinstance(out, io.RawIOBase):
+            return
+        if not taken:
+            raise BlockingIOError(errno.EAGAIN, "the stream does not block and is full; give one that blocks")
+        block = block[taken:]
 
 
 def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Generator[Blocks, None, None]:

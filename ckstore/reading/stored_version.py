@@ -12,7 +12,6 @@ import numpy as np
 from ckstore.codecs.lattice import Bits
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError
-from ckstore.formats.detect import parse
 from ckstore.formats.layout import FileLayout, Tensor
 from ckstore.formats.paths import listed
 from ckstore.formats.skeleton import fill_crcs
@@ -274,6 +273,8 @@ class StoredVersion:
 
     def parsed(self, file: int, *, gaps: bool = False) -> FileLayout:
         """Return the layout of a file with its tree, parsed from the skeleton; see `source`."""
+        from ckstore.formats.detect import parse
+
         return parse(self.source(file, gaps=gaps), self.document.files[file].path)
 
 

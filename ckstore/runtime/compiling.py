@@ -39,16 +39,19 @@ def announce() -> None:
 
 
 def start_runtime(target: Any) -> None:
-    """Start the runtime that machine code calls; numba imports the parts that only compile when it compiles.
+    """Make known the functions of numba's runtime that machine code calls; numba compiles others when it compiles.
 
-    Loss without it: these parts, and SciPy, are imported at the first call of a kernel, in a third of a second.
+    Loss without it: numba's parts that only compile, and SciPy, are imported at the first call of a kernel, in a third
+    of a second.
     """
     try:
-        from numba.core.runtime import rtsys
+        from llvmlite.binding import add_symbol
+        from numba.core.runtime import _nrt_python
     except ImportError:
         target.refresh()
     else:
-        rtsys.initialize(target)
+        for name, address in _nrt_python.c_helpers.items():
+            add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
 def reference_counting(counted: bool) -> dict[str, bool]:

@@ -74,6 +74,18 @@ def test_stdout(filled: Path) -> None:
     assert without_compiling(done.stderr.decode()) == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full, a file of a full disk, is Linux's")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("verb", [["log"], ["checkout", "best", "-o", "-"]])
+def test_a_full_disk_behind_stdout(filled: Path, verb: list[str], unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ckstore", *verb], stdout=full, stderr=subprocess.PIPE, env=environment, check=False
+        )
+    assert (done.returncode, without_compiling(done.stderr.decode())) == (1, "ckstore: No space left on device.\n")
+
+
 def test_the_ending_selects_the_format_and_stderr_names_omitted_tensors(ckstore, filled: Path) -> None:
     result = ckstore("checkout", "best", "-o", "model.safetensors", "--include", "model/*", "--strip")
     assert result.sentence == "Left out 1 of 6 tensors: order/[0]"

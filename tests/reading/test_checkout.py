@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import threading
 from collections.abc import Iterator
@@ -129,6 +130,29 @@ def test_a_stream_needs_no_more_than_write_and_flush(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         store[store.ingest(tmp_path / "m.pt").version.number].write(stream)
     assert stream.data == (tmp_path / "m.pt").read_bytes()
+
+
+def test_a_raw_stream_may_take_parts_of_blocks(tmp_path: Path) -> None:
+    class Stream(io.RawIOBase):
+        data = b""
+        most: int | None = 1000
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, block: Any) -> int | None:
+            self.data += bytes(block[: self.most])
+            return self.most and min(len(block), self.most)
+
+    torch.save({"w": torch.ones(3000)}, tmp_path / "m.pt")
+    stream: Any = Stream()
+    with ckstore.init(tmp_path / "store") as store:
+        version = store[store.ingest(tmp_path / "m.pt").version.number]
+        version.write(stream)
+        assert stream.data == (tmp_path / "m.pt").read_bytes()
+        stream.most = None
+        with pytest.raises(BlockingIOError, match="give one that blocks"):
+            version.write(stream)
 
 
 def test_a_failed_checkout_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

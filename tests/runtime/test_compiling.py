@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 from numba.core import caching
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
-from numba.core.runtime import rtsys
+from numba.core.runtime import _nrt_python
 
 from ckstore.kernels import compiled, lattice
 from ckstore.runtime import compiling
@@ -28,5 +33,27 @@ def test_dispatchers_ask_our_cache() -> None:
     assert issubclass(compiled.MachineCode, caching._Cache)
 
 
-def test_numba_has_a_runtime_that_can_be_started() -> None:
-    assert callable(rtsys.initialize)
+def test_numba_has_a_runtime_whose_functions_are_known() -> None:
+    assert {"Allocate", "Free"} <= {name.removeprefix("NRT_") for name in _nrt_python.c_helpers}
+
+
+def test_a_program_loads_some_code_and_compiles_other(tmp_path: Path) -> None:
+    program = """
+import numpy as np
+from ckstore.codecs.integers import decode_integers, encode_integers
+from ckstore.kernels.codebook import nearest
+values = np.arange(9, dtype=np.int32)
+out = np.empty_like(values)
+decode_integers(encode_integers(values), out)
+assert (out == values).all()
+indices = np.empty(3, np.uint16)  # The store has no such indices, so no code came with the installation.
+nearest(np.float32([0, 1, 2]).view(np.uint32), np.float64([0.5, 1.5, np.inf]), 0, indices)
+print(indices)
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for kept in (0, 1):
+        assert sum(path.name.startswith("codebook.nearest") for path in tmp_path.iterdir()) == kept
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "[0 1 2]\n"
