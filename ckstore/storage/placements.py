@@ -13,6 +13,7 @@ from ckstore.storage.schema import rows, whole
 #: Number of rows of the small table after which they are moved to the large one (see `migrations`).
 _LARGEST_RECENT = 1 << 15
 _PLACED = rows(KEY, whole(), whole())
+_FOUND = rows(KEY, PACK_NAME, whole())
 _NAMES = rows(whole(), PACK_NAME)
 
 
@@ -28,11 +29,9 @@ class Placements:
 
     def find(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Return pack name and slot of each known key."""
-        of = self._connection.rows_of
-        found = of("SELECT key, pack, slot FROM objects WHERE key", keys, _PLACED)
-        names = dict(of("SELECT id, name FROM packs WHERE id", (pack for _, pack, _ in found), _NAMES))
-        # Outside a transaction, a pack may be removed between the two queries.
-        return {key: (names[pack], slot) for key, pack, slot in found if pack in names}
+        query = "SELECT o.key, p.name, o.slot FROM objects o JOIN packs p ON p.id = o.pack WHERE o.key"
+        found = self._connection.rows_of(query, keys, _FOUND)
+        return {key: (pack, slot) for key, pack, slot in found}
 
     def require(self, keys: Collection[int]) -> None:
         """Raise `RemovedError` unless all keys exist."""

@@ -203,6 +203,8 @@ def row(*schemas: Schema, rest: Schema | None = None) -> Schema:
     lists = _lists(length, length if rest is None else LIMIT, f"a list of {length} values")
 
     def check(column: Sequence[Any]) -> None:
+        if not column:
+            return
         lists(column)
         for place, schema in enumerate(schemas):
             _named(f"[{place}]", schema, [value[place] for value in column])
@@ -227,6 +229,8 @@ def fields(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None
     """Accept objects with all required fields; check optional fields if present, and ignore others."""
 
     def check(column: Sequence[Any]) -> None:
+        if not column:
+            return
         _objects(column)
         for name, schema in required.items():
             if not all(name in value for value in column):
