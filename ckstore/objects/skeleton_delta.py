@@ -21,7 +21,7 @@ from ckstore.varint import read_varint, varint
 #: whichever is smaller.
 _ZSTANDARD, _COPIES = 1, 2
 _DIGEST = 8
-#: Minimal length of a match that saves bytes and is not a coincidence.
+#: Minimal length of a copy: it saves bytes, is not a coincidence, and a crafted code has few enough.
 _ANCHOR = 12
 #: Distance around the expected place within which a match is searched before the whole reference.
 _NEAR = 4096
@@ -143,13 +143,16 @@ def _decode(code: bytes, reference: bytes, length: int) -> bytes:
         source = expected + skip + _unzigzag(jump)
         if source < 0 or source + copy > len(reference) or position + skip > len(code):
             raise ValueError("it copies from outside its reference")
+        if copy < _ANCHOR:
+            raise ValueError("it has a short copy")
         if len(result) + skip + copy > length:
             raise ValueError("it is longer than its stated length")
         result += code[position : position + skip]
         result += reference[source : source + copy]
         position += skip
         expected = source + copy
-    return bytes(result + code[position:])
+    result += code[position:]
+    return bytes(result)
 
 
 def _unchanged(data: bytes, reference: bytes) -> Iterator[tuple[int, int, int]] | None:
@@ -176,7 +179,7 @@ def _matches(data: bytes, reference: bytes) -> Iterator[tuple[int, int, int]]:
     here = there = searches = 0
     while here < len(data):
         length = _common(data, here, reference, there)
-        if length:
+        if length >= _ANCHOR:  # Only at the beginning it may be shorter.
             yield here, there, length
             here, there = here + length, there + length
         found = _near_match(data, here, reference, there)
@@ -249,7 +252,11 @@ def _unzigzag(value: int) -> int:
 def _read_varints(code: bytes) -> Iterator[int]:
     position = 0
     while position < len(code):
-        value, position = read_varint(code, position)
+        value = code[position]
+        if value < 128:  # Most.
+            position += 1
+        else:
+            value, position = read_varint(code, position)
         yield value
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckstore.errors import IntegrityError
 from ckstore.objects import skeleton_delta
 from ckstore.objects.skeleton_delta import _digest, compress_against, expand_against
-from ckstore.storage import zstd
+from ckstore.storage import deflate, zstd
 from ckstore.varint import varint
 
 
@@ -159,13 +159,33 @@ def test_another_reference_is_found():
             expand_against(blob, other)
 
 
-def test_many_empty_copies_take_the_memory_of_their_code() -> None:
-    """A crafted code of zeros has 128 times the bytes of its blob; a list of its numbers would take 1,000 times."""
-    count = 100_000
-    code = varint(count) * 3 + bytes(3 * count)
-    rest = b"\x03" + varint(0) + varint(len(code)) + zstd.compress(code, 3)
+def test_short_copies_are_refused() -> None:
+    """A crafted code of zeros has 128 times the bytes of its blob: as many empty copies would take seconds."""
+
+    def blob(length: int) -> bytes:
+        code = varint(1) * 3 + varint(0) * 2 + varint(length)
+        rest = b"\x02" + varint(length) + varint(len(code)) + deflate.compress(code)
+        return _digest(rest, bytes(length)) + rest
+
+    assert expand_against(blob(12), bytes(20)) == bytes(12)
+    with pytest.raises(IntegrityError, match="a short copy"):
+        expand_against(blob(11), bytes(20))
+
+
+def test_many_copies_take_the_memory_of_their_code() -> None:
+    """A list of the numbers of a crafted code would take 1,000 times the bytes of its blob."""
+    count = 50_000
+    code = varint(count) + varint(count) * 2 + bytes(count) + b"\0" + b"\x17" * (count - 1) + b"\x0c" * count
+    rest = b"\x03" + varint(12 * count) + varint(len(code)) + zstd.compress(code, 3)
     tracemalloc.start()
-    assert expand_against(_digest(rest, b"") + rest, b"reference") == b""
+    assert expand_against(_digest(rest, bytes(12 * count)) + rest, bytes(12)) == bytes(12 * count)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 4 * len(code)
+    assert most < 4 * 12 * count
+
+
+def test_a_common_beginning_may_be_short() -> None:
+    reference = b"alike" + bytes(range(200)) * 3
+    data = b"alikX" + bytes(range(199, 0, -1)) + bytes(range(200)) * 3
+    blob = compress_against(data, reference)
+    assert expand_against(blob, reference) == data
