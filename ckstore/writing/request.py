@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,14 @@ from ckstore.writing.tuning import Search
 
 #: The parent that is searched among all versions.
 AUTO = "auto"
+
+#: Options whose types nothing else checks.
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "max_restore_cost": (Real, "a number"),
+    "policy": (Policy | str, "a ckstore.Policy"),
+    "search": (Search, "a ckstore.Search"),
+    "hot": (Integral, "an integer"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,10 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
 
     Raise `UsageError` for invalid ones.
     """
+    for name, (kind, noun) in _KINDS.items():
+        given = getattr(options, name)
+        if given is not None and not isinstance(given, kind):
+            raise UsageError(f"{name} takes {noun}, not {given!r}.")
     budget = BUDGET if options.max_restore_cost is None else options.max_restore_cost
     if not budget >= 1:
         raise UsageError(f"The maximal restore cost must be 1 or more, not {budget}.")

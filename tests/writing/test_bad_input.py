@@ -318,3 +318,17 @@ def test_real_files_that_are_damaged(store: ckstore.Store, shared_data: Path, di
             store[row.number].checkout(directory / "out", force=True)
             assert sha256(directory / "out") == sha256(path)
     assert store.verify().problems == []
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"policy": 5}, "policy takes a ckstore.Policy, not 5"),
+        ({"search": 5}, "search takes a ckstore.Search, not 5"),
+        ({"max_restore_cost": "2"}, "max_restore_cost takes a number, not '2'"),
+        ({"hot": 1.5}, "hot takes an integer, not 1.5"),
+    ],
+)
+def test_options_of_another_type(store: ckstore.Store, option: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        store.ingest({"w": FIRST}, **option)
