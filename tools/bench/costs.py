@@ -147,7 +147,9 @@ def fit(works: list[Work], seconds: list[float]) -> list[float]:
 def main(arguments: list[str] | None = None) -> None:
     """Print a row for each version, and the fitted weights."""
     parser = argparse.ArgumentParser(prog="tools/bench/cost", description=__doc__)
-    parser.add_argument("--series", action="append", default=[], help="repeatable; see tools.bench.series.find")
+    parser.add_argument(
+        "--series", action="append", default=[], help="repeatable: see tools.bench.series.find, or a directory of files"
+    )
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--work", type=Path, default=catalogue.REPOSITORY / ".cache")
     parser.add_argument("--tier", default="small")
@@ -157,7 +159,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--fidelity", choices=FIDELITIES, default="exact", help="of the stored versions")
     chosen = parser.parse_args(arguments)
     budgets = chosen.budget or [BUDGET]
-    found = catalogue.find(chosen.series, chosen.data, chosen.work, tier=chosen.tier)
+    directories = [Path(name) for name in chosen.series if Path(name).is_dir()]
+    names = [name for name in chosen.series if Path(name) not in directories]
+    found = [catalogue.in_directory(directory) for directory in directories]
+    if names or not directories:
+        found += catalogue.find(names, chosen.data, chosen.work, tier=chosen.tier)
+    if not found:
+        parser.error(f"no series is named {', '.join(names)}")
     rows: list[Row] = []
     summary: list[tuple[object, ...]] = []
     _print_row("series", "budget", "version", "state dict, CPU ms", "model", "predicted", "measured")

@@ -16,8 +16,8 @@ from tools.fidelity.whole import gpt_language, prose_language
 
 #: Runs, their parts and qualities: the rows of the table. The moments are *dropped*: training resumes without any.
 CHOSEN = [
-    ("gpt", "all", DEFAULT_QUALITY), ("gpt", "all", 2.8), ("gpt", "all", 5.0),
-    ("gpt", "weights", 2.0), ("gpt", "weights", 2.8), ("gpt", "weights", 4.0),
+    ("gpt", "all", DEFAULT_QUALITY), ("gpt", "all", 2.8), ("gpt", "all", 5.0), ("gpt", "all", 10.0),
+    ("gpt", "weights", 2.0), ("gpt", "weights", 2.8),
     ("gpt", "dropped", DEFAULT_QUALITY),
     ("finetune", "all", DEFAULT_QUALITY), ("finetune", "weights", DEFAULT_QUALITY),
 ]  # fmt: skip
