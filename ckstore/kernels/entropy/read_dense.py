@@ -60,18 +60,44 @@ def _take_turns(turns: int, buffer: Array, positions: Array, table: Array, words
     positions[0], positions[1], positions[2], positions[3] = p0, p1, p2, p3
 
 
+@inlined
+def _take_one(buffer: Array, position: Word, table: Array, mask: Word, words: Array, entries: Array, at: Word) -> Word:
+    """Take the number `at` from a stream, likewise."""
+    word = load_word(buffer, position >> _3) >> (position & _7)
+    entry = table[word & mask]
+    words[at], entries[at] = word, entry
+    return position + (uint64(entry) & _255)
+
+
+@inner
+def _take_wide_turns(turns: int, buffer: Array, positions: Array, table: Array, words: Array, entries: Array) -> None:
+    """Take turns of four numbers, one from each stream."""
+    p0, p1, p2, p3 = uint64(positions[0]), uint64(positions[1]), uint64(positions[2]), uint64(positions[3])
+    mask = uint64(table.size - 1)
+    for at in range(uint64(0), uint64(4 * turns), _4):
+        p0 = _take_one(buffer, p0, table, mask, words, entries, at)
+        p1 = _take_one(buffer, p1, table, mask, words, entries, at + _1)
+        p2 = _take_one(buffer, p2, table, mask, words, entries, at + _2)
+        p3 = _take_one(buffer, p3, table, mask, words, entries, at + uint64(3))
+    positions[0], positions[1], positions[2], positions[3] = p0, p1, p2, p3
+
+
 @inner
 def _take(
     buffer: Array, positions: Array, limit: int, widest: int, table: Array, words: Array, entries: Array, count: int
 ) -> int:
     """Take `count` numbers of at most 43 bits. Return 0, or 1 if a stream ends too early."""
-    turns = count >> 3 if widest <= _PAIRED else int64(0)
+    each = 2 if widest <= _PAIRED else 1
+    turns = count // (4 * each)
     for stream in range(4):
         # The last numbers may end beyond the limit: only their load must not begin there.
         left = limit - positions[stream]
-        turns = min(turns, left // max(2 * widest, 1) + 1 if left >= 0 else int64(0))
-    _take_turns(turns, buffer, positions, table, words, entries)
-    for i in range(8 * turns, count):
+        turns = min(turns, left // max(each * widest, 1) + 1 if left >= 0 else int64(0))
+    if each == 2:
+        _take_turns(turns, buffer, positions, table, words, entries)
+    else:
+        _take_wide_turns(turns, buffer, positions, table, words, entries)
+    for i in range(4 * each * turns, count):
         position = positions[i & 3]
         if position > limit:
             return 1
