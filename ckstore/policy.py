@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ckstore.codecs.schemes import LATTICE, OWN, scheme_of
@@ -28,6 +30,13 @@ HOT = 1
 #: Qualities beyond these are useless: steps of powers of two do not follow, or a model does not survive.
 _FINEST, _COARSEST = 0.125, 64.0
 
+#: Functions that turn the numbers of a policy, NumPy's too, into Python's, and nouns for errors.
+_NUMBERS: Mapping[str, tuple[Callable[[Any], int | float], str]] = {
+    "quality": (float, "a number"),
+    "max_abs_error": (float, "a number"),
+    "max_rel_error": (float, "a number"),
+    "hot": (index, "a whole number"),
+}
 
 _POLICY = schema.fields(
     {"fidelity": one_of(*FIDELITIES)},
@@ -176,9 +185,15 @@ class Policy:
             raise UsageError(f"Unknown fidelity {self.fidelity}; choose one of {', '.join(FIDELITIES)}.")
         if self.scheme not in SCHEMES:
             scheme_of(self.scheme)
+        for name, (kind, noun) in _NUMBERS.items():
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, value if value is None else kind(value))
+            except (TypeError, ValueError, OverflowError):
+                raise UsageError(f"{name} takes {noun}, not {value!r}.") from None
         if not _FINEST <= self.quality <= _COARSEST:
             raise UsageError(f"Quality must be between {_FINEST} and {_COARSEST:g}, not {self.quality}.")
-        if self.hot is not None and self.hot < 0:
+        if self.hot is not None and not 0 <= self.hot < schema.LIMIT:
             raise UsageError(f"The number of hot versions must be 0 or more, not {self.hot}.")
         for bound in (self.max_abs_error, self.max_rel_error):
             if bound is not None and not 0 < bound < float("inf"):

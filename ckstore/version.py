@@ -459,7 +459,7 @@ class Version(Mapping[str, "LazyTensor"]):
         Parameters
         ----------
         out
-            The stream. After an error it has a part of the file.
+            The stream; a raw one must block. After an error it has a part of the file.
         include, exclude
             Globs that choose one file of a directory.
 

@@ -91,6 +91,8 @@ def command(
     to_stdout = str(output) == _STDOUT
     if to_stdout and (strip or form not in (None, _ORIGINAL)):
         raise UsageError("Tensors need a file to write to; name one with -o.")
+    if to_stdout and sys.stdout is None:
+        raise UsageError("stdout is closed; redirect it, or name a file with -o.")
     if to_stdout and sys.stdout.isatty():
         raise UsageError("A checkpoint cannot be written to a terminal; redirect stdout, or name a file with -o.")
     if salvage and (to_stdout or form or include or exclude or strip):

@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -193,12 +194,15 @@ def _system_error(error: OSError) -> str:
 
 
 def _failed(message: str, code: int) -> int:
-    print_failure(message)
+    with suppress(OSError):  # The code tells of the error even if stderr takes nothing.
+        print_failure(message)
     return code
 
 
 def _silence() -> None:
     """Redirect stdout, which cannot be written to, so that the interpreter can flush it at exit."""
+    if sys.stdout is None:
+        return
     descriptor = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(descriptor, sys.stdout.fileno())

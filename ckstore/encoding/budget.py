@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ckstore.encoding.estimate import Estimate
+from ckstore.errors import UsageError
 from ckstore.lineage.planner import Choice, plan
 
 #: Restoring a version costs at most this many times what it would cost stored exactly and in full.
@@ -12,6 +14,17 @@ BUDGET = 2.0
 
 #: Versions are planned for this part of the budget: measured factors are up to an eighth above the predicted ones.
 PLANNED = 0.9
+
+
+def checked_budget(budget: Any) -> float:
+    """Return a budget as a float; raise `UsageError` unless it is a finite number from 1 on."""
+    try:
+        value = float(budget)
+    except (TypeError, ValueError, OverflowError):
+        value = 0.0
+    if not 1 <= value < float("inf"):
+        raise UsageError(f"The maximal restore cost must be a number from 1 on, not {budget!r}.")
+    return value
 
 
 class Budget:

@@ -6,7 +6,7 @@ from ckstore.runtime.compiling import compiler_locks
 from ckstore.runtime.forks import wait_for
 
 with collection_seldom():
-    import numba  # noqa: F401  # The whole package first: imports of its parts do not wait for another's import.
+    import numba  # noqa: F401  # The whole package: imports of its parts do not wait for other threads'.
 
 check()
 for lock in compiler_locks():

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import llvmlite
 import numba
@@ -53,11 +53,19 @@ class Decorator(Protocol):
 
 
 def kernel(function: Function) -> Function:
-    """Make machine code of a function, loaded or compiled at its first call; it runs without the GIL."""
+    """Make machine code of a function, loaded or compiled at its first call; it runs without the GIL.
+
+    Only Python may call it: kept code has no bitcode that other compiled functions could be linked with.
+    """
     options = {"nogil": True, "boundscheck": False, "error_model": "numpy", "no_cfunc_wrapper": True}
     dispatcher = numba.njit(**options)(function)
     dispatcher._cache = MachineCode(function)
+    dispatcher.get_call_template = _refuse
     return cast(Function, dispatcher)
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise TypeError("Compiled functions cannot call kernels; only Python can.")
 
 
 class MachineCode(NullCache):  # type: ignore[misc]
@@ -95,14 +103,12 @@ class MachineCode(NullCache):  # type: ignore[misc]
 def _reduced(result: Any) -> tuple[Any, ...]:
     """Return numba's parts of compiled code, without two that take time to load.
 
-    Of the bitcode, numba needs the names; functions that are inlined into kernels have no cache. Numba's own functions
-    have environments for exceptions with arguments, which none of those in kernels raises.
+    Numba needs the names in the bitcode; other functions' environments serve exceptions with arguments.
     """
-    (name, kind, (machine_code, bitcode)), *rest, environments = result._reduce()
+    (name, kind, (machine_code, bitcode)), *rest, _ = result._reduce()
     defined = [function.name for function in parse_bitcode(bitcode).functions if not function.is_declaration]
     names = parse_assembly("\n".join(f'@"{name}" = global i8 0' for name in defined)).as_bitcode()
-    own = [one for one in environments if one.globals["__name__"].startswith("ckstore.")]
-    return (name, kind, (machine_code, names)), *rest, tuple(own)
+    return (name, kind, (machine_code, names)), *rest, ()
 
 
 @cache

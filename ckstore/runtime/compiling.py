@@ -39,7 +39,7 @@ def announce() -> None:
 
 
 def start_runtime(target: Any) -> None:
-    """Make known the functions of numba's runtime that machine code calls; numba compiles others when it compiles.
+    """Register the functions of numba's runtime that machine code calls; numba compiles others before it compiles.
 
     Loss without it: numba's parts that only compile, and SciPy, are imported at the first call of a kernel, in a third
     of a second.

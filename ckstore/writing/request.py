@@ -7,13 +7,12 @@ import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
-from ckstore.encoding.budget import BUDGET
+from ckstore.encoding.budget import BUDGET, checked_budget
 from ckstore.errors import UsageError
 from ckstore.formats.torch.live_state import LiveState, OnUnknown
 from ckstore.policy import Fidelity, Policy, Retention
@@ -24,14 +23,6 @@ from ckstore.writing.tuning import Search
 
 #: The parent that is searched among all versions.
 AUTO = "auto"
-
-#: Options whose types nothing else checks.
-_KINDS: Mapping[str, tuple[Any, str]] = {
-    "max_restore_cost": (Real, "a number"),
-    "policy": (Policy | str, "a ckstore.Policy"),
-    "search": (Search, "a ckstore.Search"),
-    "hot": (Integral, "an integer"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +89,10 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
 
     Raise `UsageError` for invalid ones.
     """
-    for name, (kind, noun) in _KINDS.items():
-        given = getattr(options, name)
-        if given is not None and not isinstance(given, kind):
-            raise UsageError(f"{name} takes {noun}, not {given!r}.")
-    budget = BUDGET if options.max_restore_cost is None else options.max_restore_cost
-    if not budget >= 1:
-        raise UsageError(f"The maximal restore cost must be 1 or more, not {budget}.")
+    if not isinstance(options.policy, Policy | str | None):
+        raise UsageError(f"policy takes a ckstore.Policy, `exact` or `coarse`, not {options.policy!r}.")
+    if not isinstance(options.search, Search | None):
+        raise UsageError(f"search takes a ckstore.Search, not {options.search!r}.")
     run = DEFAULT_RUN if options.run is None else options.run
     current = policy_of(catalog, run)
     asked = options.asked
@@ -128,7 +116,7 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
         metrics=plain_metrics(options.metrics),
         replace=options.replace,
         verify=options.verify,
-        budget=budget,
+        budget=BUDGET if options.max_restore_cost is None else checked_budget(options.max_restore_cost),
         policy=policy,
         search=options.search,
         force=options.force,

@@ -173,7 +173,7 @@ def test_short_copies_are_refused() -> None:
 
 
 def test_many_copies_take_the_memory_of_their_code() -> None:
-    """A list of the numbers of a crafted code would take 1,000 times the bytes of its blob."""
+    """Lists of the numbers of a crafted code would take eight times its bytes."""
     count = 50_000
     code = varint(count) + varint(count) * 2 + bytes(count) + b"\0" + b"\x17" * (count - 1) + b"\x0c" * count
     rest = b"\x03" + varint(12 * count) + varint(len(code)) + zstd.compress(code, 3)

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
+import numpy as np
+import pytest
 from numba.core import caching
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
@@ -14,6 +17,7 @@ from numba.core.runtime import _nrt_python
 
 from ckstore.kernels import compiled, lattice
 from ckstore.runtime import compiling
+from ckstore.runtime.blocks import fixed
 
 
 def test_functions_may_leave_references_uncounted() -> None:
@@ -34,7 +38,20 @@ def test_dispatchers_ask_our_cache() -> None:
 
 
 def test_numba_has_a_runtime_whose_functions_are_known() -> None:
-    assert {"Allocate", "Free"} <= {name.removeprefix("NRT_") for name in _nrt_python.c_helpers}
+    used = {"Free", "MemInfo_alloc_aligned", "MemInfo_call_dtor", "adapt_ndarray_from_python"}
+    assert used <= _nrt_python.c_helpers.keys()
+
+
+def test_compiled_functions_cannot_call_kernels() -> None:
+    """Their kept code has nothing to be linked with."""
+    kernel = lattice.magnitude_top
+
+    @numba.njit
+    def caller(values: np.ndarray) -> int:
+        return kernel(values, 0, 5)
+
+    with pytest.raises((TypeError, numba.TypingError), match="only Python can"):
+        caller(fixed(np.arange(9, dtype=np.uint32)))
 
 
 def test_a_program_loads_some_code_and_compiles_other(tmp_path: Path) -> None:

@@ -323,12 +323,24 @@ def test_real_files_that_are_damaged(store: ckstore.Store, shared_data: Path, di
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"policy": 5}, "policy takes a ckstore.Policy, not 5"),
+        ({"policy": 5}, "policy takes a ckstore.Policy, `exact` or `coarse`, not 5"),
         ({"search": 5}, "search takes a ckstore.Search, not 5"),
-        ({"max_restore_cost": "2"}, "max_restore_cost takes a number, not '2'"),
-        ({"hot": 1.5}, "hot takes an integer, not 1.5"),
+        ({"max_restore_cost": "much"}, "must be a number from 1 on, not 'much'"),
+        ({"max_restore_cost": float("inf")}, "must be a number from 1 on, not inf"),
+        ({"max_restore_cost": 10**400}, "must be a number from 1 on, not 10"),
+        ({"hot": 1.5}, "hot takes a whole number, not 1.5"),
+        ({"hot": 10**30}, "must be 0 or more, not 10"),
     ],
 )
 def test_options_of_another_type(store: ckstore.Store, option: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         store.ingest({"w": FIRST}, **option)
+
+
+def test_options_may_be_numpys(tmp_path: Path) -> None:
+    policy = ckstore.Policy("coarse", quality=np.float32(2), hot=np.int64(1))
+    with ckstore.init(tmp_path / "store") as store:
+        store.set_policy(policy, run="a")
+        for step, budget in enumerate((np.int64(3), np.float32(2.5))):
+            store.ingest({"w": FIRST + step}, run="a", step=np.int64(step), max_restore_cost=budget, hot=np.int8(1))
+        assert len(store) == 2
