@@ -23,7 +23,7 @@ def checked_budget(budget: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         value = 0.0
     if not 1 <= value < float("inf"):
-        raise UsageError(f"The maximal restore cost must be a number from 1 on, not {budget!r}.")
+        raise UsageError(f"The maximal restore cost must be a finite number, 1 or more, not {budget!r}.")
     return value
 
 

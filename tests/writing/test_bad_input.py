@@ -325,9 +325,9 @@ def test_real_files_that_are_damaged(store: ckstore.Store, shared_data: Path, di
     [
         ({"policy": 5}, "policy takes a ckstore.Policy, `exact` or `coarse`, not 5"),
         ({"search": 5}, "search takes a ckstore.Search, not 5"),
-        ({"max_restore_cost": "much"}, "must be a number from 1 on, not 'much'"),
-        ({"max_restore_cost": float("inf")}, "must be a number from 1 on, not inf"),
-        ({"max_restore_cost": 10**400}, "must be a number from 1 on, not 10"),
+        ({"max_restore_cost": "much"}, "must be a finite number, 1 or more, not 'much'"),
+        ({"max_restore_cost": float("inf")}, "must be a finite number, 1 or more, not inf"),
+        ({"max_restore_cost": 10**400}, "must be a finite number, 1 or more, not 10"),
         ({"hot": 1.5}, "hot takes a whole number, not 1.5"),
         ({"hot": 10**30}, "must be 0 or more, not 10"),
     ],
