@@ -68,9 +68,9 @@ def test_reported_versions_exist_and_nothing_is_left(number: int) -> None:
     before = named_memory()
     with scratch() as directory:
         ckstore.init(directory / "store").close()
-        program = subprocess.Popen(
+        program = subprocess.Popen(  # Without a buffer, whose lines `communicate` would lose.
             [sys.executable, "-c", PROGRAM, str(directory / "store")],
-            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         )  # fmt: skip
         assert program.stdout is not None
         process = int(program.stdout.readline().split()[1])
@@ -84,7 +84,7 @@ def test_reported_versions_exist_and_nothing_is_left(number: int) -> None:
         while not is_gone(process):
             assert time.monotonic() < until
             time.sleep(0.01)
-        done = {int(line.removeprefix("done ")) for line in said}  # Not in order: callbacks come from two threads.
+        done = {int(line.removeprefix(b"done ")) for line in said}  # Not in order: callbacks come from two threads.
         with ckstore.open(directory / "store") as store:
             steps = {row.step for row in store._catalog.versions()}
             assert done <= steps
