@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.commit.in_full import store_in_full
+from ckstore.encoding.budget import checked_budget
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost
 from ckstore.objects.records import Codebook
@@ -61,6 +62,7 @@ def rebase(
     Without a `budget`, every object is stored in full. A `dry_run` changes nothing, and counts the versions over budget
     and the objects to store. Raise `NotFoundError` if a version was forgotten since.
     """
+    budget = None if budget is None else checked_budget(budget)
     for _ in range(_TRIES):
         try:
             return _rebase(repository, versions, budget, dry_run=dry_run)

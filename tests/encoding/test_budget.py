@@ -58,4 +58,6 @@ def test_budgets_below_one_are_refused(tmp_path: Path, budget: float) -> None:
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(UsageError, match="1 or more"):
             store.ingest({"w": np.zeros(3, np.float32)}, max_restore_cost=budget)
+        with pytest.raises(UsageError, match="1 or more"):
+            store.rebase(max_restore_cost=budget)
         assert store._catalog.versions() == []
