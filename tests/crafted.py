@@ -6,11 +6,10 @@ import io
 import json
 import resource
 import shutil
-import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from ckstore.storage.manifest import MEMBER, decode_manifest, encode_manifest
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.zip_stream import digest_file
 from ckstore.varint import varint
+from tests.catalog_edits import sign, without_triggers
 
 #: The time and memory that a store may cost a reader, besides reading a good store of its size.
 SECONDS, BYTES = 2.0, 512 << 20
@@ -68,9 +68,11 @@ class CraftedStore:
 
     def sql(self, *statements: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
         """Change the catalog, or ask it."""
-        with closing(sqlite3.connect(self.path / "catalog.sqlite")) as database, database:
+        with without_triggers(self.path / "catalog.sqlite") as database:
             database.execute("PRAGMA writable_schema = ON")
-            return [row for statement in statements for row in database.execute(statement, parameters).fetchall()]
+            found = [row for statement in statements for row in database.execute(statement, parameters).fetchall()]
+            sign(database)
+            return found
 
     def packs(self) -> list[str]:
         """Return the catalog's packs, first ones first."""
@@ -106,7 +108,7 @@ class CraftedStore:
             f"UPDATE packs SET name = '{name}', bytes = {len(data)} WHERE name = '{pack}'",
             f"UPDATE versions SET manifest_length = {size} WHERE pack = {number}",
             f"UPDATE meta SET value = '{name}' WHERE value = '{pack}'",
-            f"INSERT OR REPLACE INTO meta VALUES ('{pack}', '{name}')",
+            f"INSERT OR REPLACE INTO meta (key, value) VALUES ('{pack}', '{name}')",
         )
         try:
             said = [version["run"], version["step"], version["created"],

@@ -291,9 +291,13 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
     "a layout that is nested deeply": (
         lambda crafted: blob("layout", packed(b"[" * DEEP))(crafted), "checkout verify",
     ),
-    "a policy of another type": (sql("INSERT INTO meta VALUES ('policy:a', '{\"quality\":\"3\"}')"), "policy"),
+    "a policy of another type": (
+        sql("INSERT INTO policies (run, policy) VALUES ('a', '{\"quality\":\"3\"}')"), "policy",
+    ),
     "a policy that is nested deeply": (
-        lambda crafted: crafted.sql("INSERT INTO meta VALUES ('policy:a', ?)", parameters=("[" * DEEP,)), "policy",
+        lambda crafted: crafted.sql(
+            "INSERT INTO policies (run, policy) VALUES ('a', ?)", parameters=("[" * DEEP,)
+        ), "policy",
     ),
     "a log record of no change": (lambda crafted: crafted.log({"change": "party"}, 2), "verify recover"),
     "a collection in a circle": (

@@ -100,6 +100,7 @@ class Change:
         row = version_row(self._document, self.packs, self._entry)
         with self.repository.reopened("r") as uncommitted, uncommitted.resolver.under_way() as hold:
             hold(self.writer.placed(self.packs))
+            uncommitted.resolver.share_layouts(self.repository.resolver)
             yield StoredVersion(uncommitted, row, is_committed=False)
 
     def commit_version(self, needs: Iterable[str], lease: int, *, replaces: bool = False, heals: bool = False) -> int:
@@ -121,6 +122,9 @@ class Change:
                 tags = [tag for tag, meant in catalog.tags().items() if meant == document.replaces]
             for tag in tags:
                 catalog.delete_tag(tag)
+            replaced = catalog.at_step(row.run, row.step) if replaces and row.step is not None else None
+            if replaced is not None:
+                catalog.note({"change": "forget", "versions": [replaced.number]})
             catalog.commit_version(
                 row,
                 self.packs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,8 @@ class GcPlan:
         self._collections = [record for record in self._records if record.get("change") == "gc"]
         names = {info.name for info in own}
         scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
+        # Of each commit, the time of its last file: a commit is one leftover.
+        self._ended = _ends(scanned, repository.packs.written()) if scanned else {}
         self._going = [pack for pack in scanned if self._is_left_over(pack)]
         self.files = [pack.info for pack in self._going]
         staying = [pack for pack in scanned if pack not in self._going]
@@ -76,6 +78,8 @@ class GcPlan:
         contents = self.survey.packs.values()
         self.removed = [pack for pack in contents if not pack.is_needed]
         self.rewritten = [pack for pack in contents if pack.is_needed and _is_worth_it(pack)]
+        if not self.is_empty:
+            self._prove(without)
 
     @property
     def is_empty(self) -> bool:
@@ -86,6 +90,38 @@ class GcPlan:
     def told(self) -> set[str]:
         """Packs that earlier collections recorded as removed."""
         return {name for record in self._collections for name in record["removed"]}
+
+    def _prove(self, without: Collection[int]) -> None:
+        """Raise `IntegrityError` if a version is in a pack of the catalog, but not in the catalog, without a reason.
+
+        A reason is a record in the log: it was forgotten or replaced, or an earlier collection removed it. The versions
+        of the numbers `without` count as forgotten.
+        """
+        self._repository.catalog.prove()
+        forgotten = set(without)
+        for record in self._records:
+            if record["change"] == "forget":
+                forgotten.update(record["versions"])
+        for origin in gone_versions(self.survey.packs.values(), self.survey.present):
+            uid, number, *_ = origin
+            is_explained = self._number(uid, number) in forgotten or self._is_logged(origin)
+            if not is_explained and not self._is_present(origin):
+                raise IntegrityError(
+                    f"Version {number} has a pack, but no row in the catalog, and was not forgotten;"
+                    " run `ckstore recover`, then free space."
+                )
+
+    def _number(self, uid: str, number: int) -> int:
+        """Return the current number of a version with a number in its manifest."""
+        return self._numbers.get((uid, number), number)
+
+    def _is_logged(self, origin: Origin) -> bool:
+        """Return whether an earlier collection recorded a version as gone."""
+        return (origin[0], self._number(*origin[:2])) in self._logged
+
+    @cached_property
+    def _logged(self) -> set[tuple[str, int]]:
+        return {(origin[0], origin[1]) for record in self._collections for origin in record["versions"]}
 
     @cached_property
     def lost(self) -> list[Origin]:
@@ -99,11 +135,6 @@ class GcPlan:
         return self._repository.packs.now()
 
     @cached_property
-    def _written(self) -> dict[str, float]:
-        """The time at which each pack was written."""
-        return self._repository.packs.written()
-
-    @cached_property
     def _numbers(self) -> dict[tuple[str, int], int]:
         """The current number of each version that `recover` renumbered, by its id and former number."""
         renumbered = [record for record in self._records if record.get("change") == "renumber"]
@@ -112,9 +143,7 @@ class GcPlan:
     def _is_present(self, origin: Origin) -> bool:
         """Return whether a version exists, perhaps renumbered; a thinned version has another manifest."""
         uid, number, _, created = origin
-        return (self._numbers.get((uid, number), number), created) in {
-            (row.number, row.created) for row in self.state.versions
-        }
+        return (self._number(uid, number), created) in {(row.number, row.created) for row in self.state.versions}
 
     def holds(self, written: Collection[str]) -> bool:
         """Return whether the plan is still valid: nothing committed since needs an object that it removes.
@@ -175,11 +204,10 @@ class GcPlan:
             for document in documents
             if document is not None and (document.uid, document.number) not in self.survey.present
         ]
-        logged = {(origin[0], origin[1]) for record in self._collections for origin in record["versions"]}
         return [
-            (uid, self._numbers.get((uid, number), number), parent, created)
+            (uid, self._number(uid, number), parent, created)
             for uid, number, parent, created in found
-            if (uid, self._numbers.get((uid, number), number)) not in logged
+            if not self._is_logged((uid, number, parent, created))
             and not self._is_present((uid, number, parent, created))
         ]
 
@@ -192,8 +220,8 @@ class GcPlan:
         copied = pack.document.get("stands_for", [])
         if copied and copied[-1] in self._names:
             return True  # A `gc` was killed before it committed the copy.
-        written = self._written.get(pack.info.name)
-        return written is not None and written <= self._now - self._grace
+        ended = self._ended.get(_commit(pack))
+        return ended is not None and ended <= self._now - self._grace
 
     def _scanned(self, files: Sequence[PackInfo]) -> Iterator[ScannedPack]:
         """Yield the unreferenced packs; raise `IntegrityError` if the catalog may be too old, or a pack is damaged."""
@@ -236,6 +264,20 @@ def plan_for(
             # Data from before and after a concurrent commit may contradict.
             if State.of(repository) == before:
                 raise
+
+
+def _commit(pack: ScannedPack) -> tuple[int, str]:
+    """Return the number and time of a pack's commit."""
+    return pack.document["number"], pack.document["created"]
+
+
+def _ends(packs: Iterable[ScannedPack], written: Mapping[str, float]) -> dict[tuple[int, str], float]:
+    """Return the time at which the last pack of each commit was written."""
+    ends: dict[tuple[int, str], float] = {}
+    for pack in packs:
+        if pack.info.name in written:
+            ends[_commit(pack)] = max(written[pack.info.name], ends.get(_commit(pack), 0.0))
+    return ends
 
 
 def _is_worth_it(pack: PackContents) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,18 +47,24 @@ class FoundVersions:
     stay if two versions claim one number or one step of a run; the earlier one keeps it. Of several copies with one id,
     transferred from another store, one stays.
 
+    A record of a collection does not remove a version that was committed: it says what the catalog of the time lacked.
+
     `found` has all versions in packs, in the order in which they were written; `present` the rows of the current
-    catalog by id, None if it is unreadable. `gone` has the numbers of replaced or forgotten versions, each with its
-    parent's if that is known; `renumbered` the versions that this recovery renumbered.
+    catalog by id, None if it is damaged or older than the log; `is_whole` tells whether a version has all its objects.
+    `gone` has the numbers of replaced or forgotten versions, each with its parent's if that is known; `renumbered` the
+    versions that this recovery renumbered; `dropped` the numbers of those that it leaves out and the log does not
+    explain.
     """
 
     found: Sequence[FoundVersion]
     records: Sequence[Mapping[str, Any]]
     present: Mapping[str, VersionRow] | None
     last_number: int
+    is_whole: Callable[[FoundVersion], bool]
     versions: dict[int, FoundVersion] = field(default_factory=dict)
     gone: dict[int, int | None] = field(default_factory=dict)
     renumbered: list[FoundVersion] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     _named: set[int] = field(default_factory=set)
     #: Number of the remaining copy, by number of each removed copy.
@@ -66,9 +72,10 @@ class FoundVersions:
 
     def __post_init__(self) -> None:
         self._number()
-        self._collect()
-        self._replace()
         self._forget()
+        self._collect()
+        self._leave_out_partial()
+        self._replace()
         self._merge()
         self._give_steps()
         self._name_lost()
@@ -125,7 +132,10 @@ class FoundVersions:
             self.renumbered.append(version)
 
     def _collect(self) -> None:
-        """Drop the versions that a `gc` logged as gone; packs may no longer name them."""
+        """Drop the versions that a `gc` logged as gone, unless they were committed and can be restored.
+
+        Packs may no longer name them.
+        """
         found = {(version.uid, number): version for version in self.found
                  for number in (version.written_as, version.number)}  # fmt: skip
         for record in self.records:
@@ -133,10 +143,31 @@ class FoundVersions:
                 continue
             for uid, number, parent, created in record["versions"]:
                 self.last_number = max(self.last_number, number)
-                if (uid, number) in found:
-                    self._drop(found[uid, number].number)
+                version = found.get((uid, number))
+                if version is not None:
+                    is_kept = uid in self.present if self.present is not None else self.is_whole(version)
+                    if not is_kept:
+                        self._leave_out(version.number)
                 else:
                     self.gone[number] = None if parent is None else self.meant(parent, created)
+
+    def _leave_out_partial(self) -> None:
+        """Drop versions without all their objects that were never committed."""
+        if self.present is None:
+            return
+        for version in self.found:
+            if version.uid not in self.present and version.number not in self.gone and not self.is_whole(version):
+                self._leave_out(version.number)
+                self.problems.append(
+                    f"Version {version.number} ({version.name}) was left out: its ingest was interrupted, and some of"
+                    " its objects are gone; ingest it again."
+                )
+
+    def _leave_out(self, number: int) -> None:
+        """Drop a version for a reason that is not in the log."""
+        if number in self.versions:
+            self.dropped.append(number)
+        self._drop(number)
 
     def _replace(self) -> None:
         for version in self.found:
@@ -151,7 +182,7 @@ class FoundVersions:
                 version.document.run,
                 version.document.step,
             ):
-                self._drop(number)
+                self._leave_out(number)
 
     def _forget(self) -> None:
         for record in self.records:
@@ -171,7 +202,7 @@ class FoundVersions:
         ):
             first = kept.setdefault(version.uid, version)
             if first is not version:
-                self._drop(version.number)
+                self._leave_out(version.number)
                 self._copies[version.number] = first.number
 
     def _drop(self, number: int) -> None:
@@ -197,7 +228,7 @@ class FoundVersions:
             place = version.document.run, version.step
             row = known.get(version.document.uid)
             if place in taken and row is None:
-                self._drop(version.number)
+                self._leave_out(version.number)
                 continue
             holder = holders.setdefault(place, version)
             if holder is version:

@@ -103,10 +103,16 @@ def _recover_directory(path: Path) -> RecoverReport:
     return report
 
 
-def _present_rows(present: Catalog) -> dict[str, VersionRow] | None:
-    """Return the versions of the current catalog by id; None if it is damaged."""
+def _present_rows(present: Catalog, records: Sequence[Mapping[str, Any]]) -> dict[str, VersionRow] | None:
+    """Return the versions of the current catalog by id; None if it is damaged, or older than the log.
+
+    The log's last change may have been interrupted.
+    """
     try:
-        return None if present.check() else {row.uid: row for row in present.versions()}
+        if present.check() or (records and present.logged() < records[-1]["follows"]):
+            return None
+        present.prove()
+        return {row.uid: row for row in present.versions()}
     except CkstoreError:
         return None
 
@@ -136,6 +142,9 @@ class _Builder:
         self.objects = FoundObjects()
         self.last_number = 0
         self.rebased = False
+        # The log's last record, and those that this recovery adds.
+        self.last = ""
+        self.logged: list[str] = []
 
     def build(self) -> None:
         for pack in scan_packs(self.path, MANIFEST):
@@ -149,10 +158,11 @@ class _Builder:
         records, problems = change_log.read_all(self.storage)
         if not (self.path / root.LOG).is_dir():
             problems.append(f"The log is missing; {change_log.LOSS}.")
+        self.last = change_log.name_of(records[-1]) if records else ""
         self.moved = self._moved(records)
         self.catalog.note_moved(self.moved)
         self.report.problems += problems
-        rows = None if self.present is None else _present_rows(self.present)
+        rows = None if self.present is None else _present_rows(self.present, records)
         if rows and self._are_of_another_store(rows, records):
             self.report.problems.append(
                 "The current catalog belongs to another store: none of its versions is here; it was ignored."
@@ -160,7 +170,7 @@ class _Builder:
             self.present = rows = None
         if self.present is not None:
             self.last_number = max(self.last_number, _last_number(self.present))
-        versions = FoundVersions(self.found, records, rows, self.last_number)
+        versions = FoundVersions(self.found, records, rows, self.last_number, self._is_whole)
         self.report.problems += versions.problems
         if rows is None and any(pack.kind == "encoded" for pack in self.damaged):
             self.report.problems += [
@@ -169,16 +179,18 @@ class _Builder:
             ]
         for version in versions.renumbered:
             change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
-            change_log.append(self.storage, change)
+            self._log(change)
+        if versions.dropped:
+            self._log({"change": "forget", "versions": sorted(versions.dropped)})
         # Parents have lower numbers.
         for version in sorted(versions.versions.values(), key=lambda version: version.written_as):
             self._insert(version, versions.parent(version))
         # Numbers are never reused, not even those of removed or uncommitted versions.
         self.catalog.skip_numbers(versions.last_number)
-        if rows is not None and self.present is not None:
+        if self.present is not None:
             try:
                 self.catalog.take_over_claims(self.present)
-            except IntegrityError:
+            except CkstoreError:
                 self.report.problems.append("The leases are damaged: processes that ingest or read now are unknown.")
         self._tag(records, versions)
         for record in records:
@@ -192,6 +204,17 @@ class _Builder:
         collected = [record["created"] for record in records if record.get("change") == "gc"]
         if collected:
             self.catalog.note_collected(collected[-1])
+        self.catalog.note_logged(self.logged[-1] if self.logged else self.last)
+
+    def _log(self, record: Mapping[str, Any]) -> None:
+        """Add a record to the log; all of them belong to one change."""
+        self.logged.append(change_log.append(self.storage, record, self.last, len(self.logged)))
+
+    def _is_whole(self, version: FoundVersion) -> bool:
+        """Return whether the packs have all objects and blobs of a version."""
+        document = version.document
+        blobs = {self.moved.get(name, name) for name in document.blob_packs()}
+        return all(map(self.objects.restores, document.objects)) and blobs <= self.packs
 
     def _moved(self, records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return the replacements of missing packs; of several copies, the one committed last.
@@ -262,5 +285,5 @@ class _Builder:
                 self.report.problems.append(f"Tag {tag} points at version {number}, which is gone; set the tag again.")
                 continue
             if meant != number:
-                change_log.append(self.storage, {"change": "tag", "tag": tag, "version": meant})
+                self._log({"change": "tag", "tag": tag, "version": meant})
             self.catalog.set_tag(tag, meant)

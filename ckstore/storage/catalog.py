@@ -11,8 +11,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from ckstore.errors import ConflictError, NotFoundError
 from ckstore.storage import change_log, durable, root
 from ckstore.storage.catalog_claims import CatalogClaims
-from ckstore.storage.catalog_reader import COLLECTED, POLICY
-from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
+from ckstore.storage.catalog_reader import COLLECTED
+from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file, damaged
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.pack import RAW, PackEntry, PackInfo
 from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, key
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 __all__ = ["Catalog", "Claim", "Placement", "RunRow", "VersionRow", "key"]
 
+#: Row of `meta` with the name of the last record in the log.
+LOGGED = "log:last"
 #: Seconds for which an open store need not ask for the commits of other machines.
 RECENT = 1.0
 
@@ -45,7 +47,9 @@ class Catalog(CatalogClaims):
     def __init__(self, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
         super().__init__(store, mode, timeout)
         self._storage = DirectoryStorage(store)
-        self._logged = ""  # The last known record's name.
+        # Names of the records of the present transaction in the log, and of the last one of the transaction before.
+        self._noted: list[str] = []
+        self._follows = ""
 
     @classmethod
     def create(cls, store: Path) -> Self:
@@ -72,10 +76,28 @@ class Catalog(CatalogClaims):
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Write a record of the change into the log, inside its transaction."""
-        self._logged = change_log.append(self._storage, record, self._logged)
+        if not self._noted:
+            self._connection.at_end(self._end_notes)
+            self._follows = self.logged()
+        self._noted.append(change_log.append(self._storage, record, self._follows, len(self._noted)))
+        self._write(LOGGED, self._noted[-1])
+
+    def _end_notes(self, is_committed: bool) -> None:
+        if not is_committed:
+            change_log.withdraw(self._storage, self._noted)
+        self._noted = []
+
+    def note_logged(self, name: str) -> None:
+        """Record the last record in the log, of a catalog that was rebuilt from it."""
+        with self.transaction():
+            self._write(LOGGED, name)
+
+    def logged(self) -> str:
+        """Return the name of the last record that was committed; empty if there is none."""
+        return self.moved_packs([LOGGED]).get(LOGGED, "")
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the log's undamaged records, in order."""
+        """Return the log's undamaged records of committed changes, in order."""
         return change_log.read_all(self._storage)[0]
 
     def differences(self) -> list[str]:
@@ -105,9 +127,9 @@ class Catalog(CatalogClaims):
     @recorded
     def set_policy(self, run: str, text: str | None) -> None:
         """Set the policy of a run, or of the store under the empty name; None removes it."""
-        self._connection.execute("DELETE FROM meta WHERE key = ?", [POLICY + run])
+        self._connection.execute("DELETE FROM policies WHERE run = ?", [run])
         if text is not None:
-            self._connection.execute("INSERT INTO meta VALUES (?, ?)", [POLICY + run, text])
+            self._connection.execute("INSERT INTO policies (run, policy) VALUES (?, ?)", [run, text])
 
     @recorded
     def commit_version(
@@ -153,7 +175,10 @@ class Catalog(CatalogClaims):
                     f"Version number {row.number} was given to another version while the catalog was rebuilt;"
                     " ingest it again."
                 )
-            # A `recover` between the writing of the packs and this commit found the version.
+            # A `recover` between the writing of the packs and this commit found the version, perhaps with some of them.
+            self.add_packs(packs)
+            self._place_encoded(list(objects))
+            self._place_raw(list(raw))
             self.release_number(row.number)
             return
         if self.with_uid(row.uid):
@@ -242,10 +267,16 @@ class Catalog(CatalogClaims):
         self.remove_objects(inside)
         freed = []
         for name in names:
-            used = "SELECT 1 FROM version_packs r JOIN packs p ON p.id = r.pack WHERE p.name = ? LIMIT 1"
-            if not self._connection.rows(used, [name]):
-                self._delete_pack(name)
-                freed.append(name)
+            used = (
+                "SELECT p.referrers, COUNT(r.version) FROM packs p LEFT JOIN version_packs r ON r.pack = p.id"
+                " WHERE p.name = ? GROUP BY p.id"
+            )
+            for expected, found in self._connection.rows(used, [name]):
+                if expected != found:
+                    raise damaged(self._path, f"a reference to pack {name} is missing")
+                if not found:
+                    self._delete_pack(name)
+                    freed.append(name)
         return freed
 
     def _delete_pack(self, name: str) -> None:
@@ -277,12 +308,12 @@ class Catalog(CatalogClaims):
         with self.transaction():
             for former, present in names.items():
                 self._connection.execute("UPDATE meta SET value = ? WHERE value = ?", [present, former])
-                self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [former, present])
+                self._write(former, present)
 
     @recorded
     def note_collected(self, when: str) -> None:
         """Record the time at which `gc` last moved or removed an object, so that other processes notice."""
-        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [COLLECTED, when])
+        self._write(COLLECTED, when)
 
     @recorded
     def note_gone(self, names: Sequence[str]) -> None:
@@ -337,20 +368,31 @@ class Catalog(CatalogClaims):
     @recorded
     def remove_empty_runs(self) -> None:
         """Remove runs without versions."""
-        self._connection.execute("DELETE FROM runs WHERE id NOT IN (SELECT run FROM versions)")
+        self._connection.execute("DELETE FROM runs WHERE versions = 0")
 
     @recorded
     def set_tag(self, name: str, number: int) -> None:
         """Point a tag at a version; raise `NotFoundError`, or `UsageError` for an invalid name."""
         check_tag(name)
         self.version(number)
-        self._connection.execute("INSERT OR REPLACE INTO tags VALUES (?, ?)", [name, number])
+        self._connection.execute(
+            "INSERT INTO tags (name, version) VALUES (?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET version = excluded.version",
+            [name, number],
+        )
 
     @recorded
     def delete_tag(self, name: str) -> None:
         """Remove a tag; raise `NotFoundError`."""
         if not self._connection.execute("DELETE FROM tags WHERE name = ?", [name]).rowcount:
             raise NotFoundError(f"Unknown tag {name}; `ckstore tag` lists the tags.")
+
+    def _write(self, name: str, value: str) -> None:
+        """Set a row of `meta`."""
+        self._connection.execute(
+            "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            [name, value],
+        )
 
     def _place_encoded(self, placements: Sequence[Placement]) -> None:
         """Set the places of encoded objects, which take precedence over raw ones."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
-from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed
+from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed, damaged
 from ckstore.storage.pack import PACK_NAME, PackInfo
 from ckstore.storage.placements import Placements
 from ckstore.storage.rows import (
@@ -19,6 +19,7 @@ from ckstore.storage.rows import (
     PACK_ROWS,
     RESERVATION_ROWS,
     RUN_ROWS,
+    SEAL_ROWS,
     TAG_ROWS,
     VERSION_COLUMNS,
     VERSION_ROWS,
@@ -26,27 +27,51 @@ from ckstore.storage.rows import (
     RunRow,
     VersionRow,
 )
-from ckstore.storage.schema import HIGHEST, ID, LOWEST, items, optional, plain_object, read_json, rows, text, whole
+from ckstore.storage.schema import (
+    HIGHEST,
+    ID,
+    LOWEST,
+    Schema,
+    items,
+    optional,
+    plain_object,
+    read_json,
+    rows,
+    text,
+    whole,
+)
 from ckstore.storage.version_names import resolve
 
 #: Row of `meta` with the time of the last change by `gc`.
 COLLECTED = "collected"
-#: Prefix of the rows of `meta` with policies; the run's name, if any, follows.
-POLICY = "policy:"
 
 _COLUMNS = (
     {"uid": "lower(hex(v.uid))", "run": "r.name", "pack": "p.name"}.get(name, f"v.{name}") for name in VERSION_COLUMNS
 )
-#: Query of all versions, without order.
-VERSIONS = f"SELECT {', '.join(_COLUMNS)} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
+#: Columns of a version and its checksum, and the tables of its names, whose rows may be lost.
+VERSION = f"{', '.join(_COLUMNS)}, v.seal"
+NAMES = "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack"
+#: Columns and checksum of a set's sum, and of a run with its sum.
+_SET = "s.name, s.rows, s.total, s.last, s.seal"
+_RUN = "o.id, o.name, o.versions, o.total, o.last, o.highest, o.seal"
+_OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 
+_PACK = "p.id, p.name, p.kind, p.bytes, p.seal"
 _GLOBS = items(text(1))
-_STEP_ROWS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
+_STEPS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
 _NAMES = rows(PACK_NAME)
 _OFFSETS = rows(PACK_NAME, whole())
 _DESCRIBED = rows(whole(), ID, PACK_NAME, whole())
-_SIZE_ROWS = rows(whole())
 _NUMBER_ROWS = rows(whole(), whole())
+
+
+class _Sum(NamedTuple):
+    """The number of rows in a set, the sum of their checksums, and the numbers of its last and highest version."""
+
+    rows: int
+    total: int
+    last: int
+    highest: int = 0
 
 
 class CatalogReader:
@@ -89,11 +114,19 @@ class CatalogReader:
     def versions(self, run: str | None = None) -> list[VersionRow]:
         """Return all versions by number, or those of one run; raise `NotFoundError` for an unknown run."""
         if run is None:
-            return self._select("ORDER BY v.number")
-        found = self._select("WHERE r.name = ? ORDER BY v.number", run)
-        if not found and not self._connection.rows("SELECT 1 FROM runs WHERE name = ?", [run]):
+            return self._versions(self._set("versions", VERSION, f"versions v ON 1 {NAMES}", "v.number"))
+        found = self._connection.rows(
+            f"SELECT {VERSION}, {_RUN} FROM runs o LEFT JOIN versions v ON v.run = o.id {NAMES} WHERE o.name = ?"
+            " ORDER BY v.number",
+            [run],
+        )
+        if not found:
             raise NotFoundError(f"Unknown run {run}; `ckstore log` lists the runs.")
-        return found
+        return self._versions(self._whole(found, _OF_RUN, run))
+
+    def hot(self) -> list[VersionRow]:
+        """Return the hot versions of all runs, by number."""
+        return self._versions(self._set("hot", VERSION, f"versions v ON v.hot {NAMES}", "v.number"))
 
     def described(self) -> list[tuple[int, str, str, int]]:
         """Return number, id, pack and manifest offset of every version."""
@@ -120,20 +153,19 @@ class CatalogReader:
 
     def latest(self, run: str | None = None) -> VersionRow | None:
         """Return the latest version of the store or of one run; None if there are none."""
-        tail = "ORDER BY v.number DESC LIMIT 1"
-        found = self._select(tail) if run is None else self._select(f"WHERE r.name = ? {tail}", run)
-        return found[0] if found else None
+        if run is not None:
+            return self._of_run(run, "last")
+        query = f"SELECT {VERSION}, {_SET} FROM seals s LEFT JOIN versions v ON v.number = s.last {NAMES}"
+        return self._owned(self._connection.rows(f"{query} WHERE s.name = 'versions'"), _OF_SET, "last")
 
     def highest(self, run: str) -> VersionRow | None:
         """Return the version of a run with the highest step; without steps, the latest."""
-        # NULL sorts below all values.
-        found = self._select("WHERE r.name = ? ORDER BY v.step DESC, v.number DESC LIMIT 1", run)
-        return found[0] if found else None
+        return self._of_run(run, "highest")
 
     def at_step(self, run: str, step: int) -> VersionRow | None:
         """Return the version of a run at a step, or None."""
         found = self._select("WHERE r.name = ? AND v.step = ?", run, step)
-        return found[0] if found else None
+        return self._meant(found, lambda row: (row.run, row.step) == (run, step))
 
     def without_step(self, run: str, nbytes: int) -> list[VersionRow]:
         """Return the versions of a run that have no step and this original size, newest first."""
@@ -143,8 +175,9 @@ class CatalogReader:
 
     def hot_versions(self, run: str, keep: int = 0) -> list[VersionRow]:
         """Return the hot versions of a run by number, without its `keep` latest versions."""
-        latest = "SELECT number FROM versions WHERE run = v.run ORDER BY number DESC LIMIT ?"
-        return self._select(f"WHERE r.name = ? AND v.hot AND v.number NOT IN ({latest}) ORDER BY v.number", run, keep)
+        query = "SELECT v.number FROM versions v JOIN runs r ON r.id = v.run WHERE r.name = ? ORDER BY 1 DESC LIMIT ?"
+        latest = {number for (number,) in self._connection.rows(query, [run, keep])}
+        return [row for row in self.hot() if row.run == run and row.number not in latest]
 
     def with_uid(self, prefix: str) -> list[VersionRow]:
         """Return the versions whose id has this hexadecimal prefix, by number."""
@@ -157,27 +190,24 @@ class CatalogReader:
 
     def runs(self) -> list[RunRow]:
         """Return all runs in order of creation."""
-        found = self._connection.rows(
-            "SELECT r.name, COUNT(v.number), MAX(v.number) FROM runs r"
-            " LEFT JOIN versions v ON v.run = r.id GROUP BY r.id ORDER BY r.id",
-            schema=RUN_ROWS,
-        )
-        steps = dict(self._connection.rows("SELECT number, step FROM versions", schema=_STEP_ROWS))
-        return [RunRow(name, count, latest, steps.get(latest)) for name, count, latest in found]
+        found = self._set("runs", _RUN, "runs o ON 1", "o.id", RUN_ROWS)
+        numbers = [row[4] for row in found]
+        steps = dict(self._connection.rows_of("SELECT number, step FROM versions WHERE number", numbers, _STEPS))
+        return [RunRow(name, count, last or None, steps.get(last)) for _, name, count, _, last, _ in found]
 
     def tags(self) -> dict[str, int]:
         """Return version numbers by tag, sorted by tag."""
-        return dict(self._connection.rows("SELECT name, version FROM tags ORDER BY name", schema=TAG_ROWS))
+        return dict(self._set("tags", "t.name, t.version, t.seal", "tags t ON 1", "t.name", TAG_ROWS))
 
     def packs(self) -> list[PackInfo]:
         """Return all packs in order of commit."""
-        found = self._connection.rows("SELECT name, bytes, kind FROM packs ORDER BY id", schema=PACK_ROWS)
-        return [PackInfo(*row) for row in found]
+        found = self._set("packs", _PACK, "packs p ON 1", "p.id", PACK_ROWS)
+        return [PackInfo(name, nbytes, kind) for _, name, kind, nbytes in found]
 
     def pack_bytes(self, name: str) -> int | None:
         """Return the size of a pack; None if the catalog does not have it."""
-        found = self._connection.rows("SELECT bytes FROM packs WHERE name = ?", [name], _SIZE_ROWS)
-        return int(found[0][0]) if found else None
+        found = self._connection.sealed(f"SELECT {_PACK} FROM packs p WHERE name = ?", [name], PACK_ROWS)
+        return int(found[0][3]) if found else None
 
     def raw_packs(self) -> list[str]:
         """Return the names of the packs with raw objects."""
@@ -203,9 +233,10 @@ class CatalogReader:
     def moved_packs(self, names: Iterable[str] | None) -> dict[str, str]:
         """Return the new names of packs that `gc` has rewritten; None asks for all."""
         if names is None:
-            query = "SELECT key, value FROM meta WHERE key NOT IN ('store', ?) AND instr(key, ':') = 0"
-            return dict(self._connection.rows(query, [COLLECTED], META_ROWS))
-        return dict(self._connection.rows_of("SELECT key, value FROM meta WHERE key", names, META_ROWS))
+            query = "SELECT key, value, seal FROM meta WHERE key NOT IN ('store', ?) AND instr(key, ':') = 0"
+            return dict(self._connection.sealed(query, [COLLECTED], META_ROWS))
+        found = self._connection.rows_of("SELECT key, value, seal FROM meta WHERE key", names)
+        return dict(self._connection.unsealed(found, META_ROWS))
 
     def references(self, number: int) -> set[str]:
         """Return the names of the packs with a version's manifest and blobs."""
@@ -241,8 +272,7 @@ class CatalogReader:
 
     def identity(self) -> str:
         """Return the random id of this catalog; a rebuilt catalog has another."""
-        found = self._connection.rows("SELECT value FROM meta WHERE key = 'store'", schema=rows(text()))
-        return str(found[0][0]) if found else ""
+        return self.moved_packs(["store"]).get("store", "")
 
     def collected(self) -> str:
         """Return the time at which `gc` last moved or removed an object; empty if never."""
@@ -254,20 +284,16 @@ class CatalogReader:
 
     def policies(self) -> dict[str, str]:
         """Return the policies as text, by run; the store's under the empty name."""
-        found = self._connection.rows(
-            "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?", [len(POLICY), POLICY], META_ROWS
-        )
-        return {key.removeprefix(POLICY): value for key, value in found}
+        return dict(self._set("policies", "t.run, t.policy, t.seal", "policies t ON 1", "t.run", META_ROWS))
 
     def unreferenced_packs(self) -> list[PackInfo]:
         """Return the packs without live data: no manifest, blob or object."""
-        found = self._connection.rows(
-            "SELECT name, bytes, kind FROM packs WHERE id NOT IN"
-            " (SELECT pack FROM versions UNION SELECT pack FROM version_packs"
-            " UNION SELECT pack FROM objects) ORDER BY id",
+        found = self._connection.sealed(
+            f"SELECT {_PACK} FROM packs p WHERE p.id NOT IN (SELECT pack FROM versions"
+            " UNION SELECT pack FROM version_packs UNION SELECT pack FROM objects) ORDER BY p.id",
             schema=PACK_ROWS,
         )
-        return [PackInfo(*row) for row in found]
+        return [PackInfo(name, nbytes, kind) for _, name, kind, nbytes in found]
 
     def last_number(self) -> int:
         """Return the highest version number that this catalog has assigned."""
@@ -310,10 +336,88 @@ class CatalogReader:
         )
         return [Claim(*row) for row in found]
 
+    def prove(self) -> None:
+        """Raise `IntegrityError` unless every row of versions, runs, packs, tags, policies and `meta` is as written.
+
+        Changed, lost and repeated rows are found. Reads these tables whole.
+        """
+        self.versions()
+        self.hot()
+        self.runs()
+        self.packs()
+        self.tags()
+        self.policies()
+        self._set("meta", "t.key, t.value, t.seal", "meta t ON 1", "t.key", META_ROWS)
+        for run, count, total, last in self._connection.rows(
+            "SELECT o.name, o.versions, o.total, o.last FROM runs o LEFT JOIN versions v ON v.run = o.id GROUP BY o.id"
+            " HAVING o.versions <> COUNT(v.number) OR o.total <> coalesce(SUM(v.seal), 0)"
+            " OR o.last <> coalesce(MAX(v.number), 0)"
+        ):
+            raise damaged(self._path, f"run {run} has not the {count} versions up to {last} that sum up to {total}")
+        for (name,) in self._connection.rows(
+            "SELECT p.name FROM packs p LEFT JOIN version_packs r ON r.pack = p.id GROUP BY p.id"
+            " HAVING p.referrers <> COUNT(r.version)"
+        ):
+            raise damaged(self._path, f"a reference to pack {name} is missing")
+
     def _select(self, tail: str, *parameters: Any) -> list[VersionRow]:
-        found = self._connection.rows(f"{VERSIONS} {tail}", parameters, VERSION_ROWS)
+        return self._versions(self._connection.sealed(f"SELECT {VERSION} FROM versions v {NAMES} {tail}", parameters))
+
+    def _versions(self, found: Sequence[Sequence[Any]]) -> list[VersionRow]:
         with believed(self._path):
+            VERSION_ROWS([found])
             return [_version(row) for row in found]
+
+    def _of_run(self, run: str, which: str) -> VersionRow | None:
+        """Return the version that is the last or the highest one of a run."""
+        query = f"SELECT {VERSION}, {_RUN} FROM runs o LEFT JOIN versions v ON v.number = o.{which} {NAMES}"
+        found = self._owned(self._connection.rows(f"{query} WHERE o.name = ?", [run]), _OF_RUN, which)
+        return self._meant([] if found is None else [found], lambda row: row.run == run)
+
+    def _owned(self, found: Sequence[Sequence[Any]], owner: int, which: str) -> VersionRow | None:
+        """Return the version in the row of a query, whose last columns name it as their last or highest one."""
+        if not found:
+            return None
+        [row] = found
+        if number := getattr(self._sum(row[-owner:]), which):
+            if row[0] != number:
+                raise damaged(self._path, f"version {number} is missing")
+            return self._versions(self._connection.unsealed([row[:-owner]]))[0]
+        return None
+
+    def _meant(self, found: Sequence[VersionRow], is_meant: Callable[[VersionRow], bool]) -> VersionRow | None:
+        """Return the row that an index found, if any; raise `IntegrityError` if it is not the one that was meant."""
+        for row in found:
+            if not is_meant(row):
+                raise damaged(self._path, f"an index names version {row.number} in place of another")
+            return row
+        return None
+
+    def _set(self, name: str, columns: str, source: str, order: str, schema: Schema | None = None) -> list[Any]:
+        """Return all rows of a set with a sum in `seals`; the last of the columns is their checksum."""
+        query = f"SELECT {columns}, {_SET} FROM seals s LEFT JOIN {source} WHERE s.name = '{name}' ORDER BY {order}"
+        found = self._connection.rows(query)
+        if not found:
+            raise damaged(self._path, f"the sum of {name} is missing")
+        contents = self._whole(found, _OF_SET, name)
+        with believed(self._path):
+            if schema is not None:
+                schema([contents])
+        return contents
+
+    def _whole(self, found: Sequence[Sequence[Any]], owner: int, name: str) -> list[Any]:
+        """Return the members in the rows of a query, without checksums; raise `IntegrityError` unless all are there."""
+        expected = self._sum(found[0][-owner:])
+        members = [row[:-owner] for row in found if row[0] is not None]
+        contents = self._connection.unsealed(members)
+        if (len(members), sum(row[-1] for row in members)) != (expected.rows, expected.total):
+            raise damaged(self._path, f"rows of {name} are missing or repeated")
+        return contents
+
+    def _sum(self, row: Sequence[Any]) -> _Sum:
+        """Return the sum in a row of `seals`, or of `runs`."""
+        [values] = self._connection.unsealed([row], SEAL_ROWS if len(row) == _OF_SET else RUN_ROWS)
+        return _Sum(*values[1 if len(row) == _OF_SET else 2 :])
 
 
 def _version(row: Sequence[Any]) -> VersionRow:

@@ -1,24 +1,69 @@
-"""The catalog's tables, as SQL; released tables are changed only by migrations."""
+"""The catalog's tables, as SQL; released tables are changed only by migrations.
+
+Every row that states a fact has a checksum of its columns (`seal`), and the number of rows and the sum of their
+checksums stand in `seals`, those of a run's versions in `runs`: a changed, lost or repeated row is found when it is
+read. Triggers keep them; they refuse to change a damaged row. A version's checksum includes the names of its run and
+pack. Places of objects are checked against the packs' manifests; claims state nothing about versions.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-# `slot` is the position of the object in its pack's manifest. `key` is the first 63 bits of an id (`catalog.key`).
-# Keys are spread evenly, so that every new row of a large table touches a page of its own. They are inserted into a
-# small table, and moved on by the tens of thousands; a row of the small table takes precedence over one in the large
-# table.
-# `version_packs` holds the packs that a version's manifest and blobs are in.
+from ckstore.runtime.checksum import crc32
+
+#: Columns of a version, with the names of its run and pack, for a row named by `{0}`.
+_VERSION = (
+    "{0}number", "lower(hex({0}uid))", "(SELECT name FROM runs WHERE id = {0}run)", "{0}step", "{0}parent",
+    "{0}created", "(SELECT name FROM packs WHERE id = {0}pack)", "{0}manifest_offset", "{0}manifest_length",
+    "{0}original_bytes", "{0}stored_bytes", "{0}elements", "{0}tensors", "{0}files", "{0}depth", "{0}cost", "{0}base",
+    "{0}fidelity", "{0}hot", "{0}dropped", "{0}metrics", "{0}source",
+)  # fmt: skip
+
+#: The columns under each table's checksum, in the order of the tables; the first one is the key.
+SEALED: Mapping[str, tuple[str, ...]] = {
+    "seals": ("{0}name", "{0}rows", "{0}total", "{0}last"),
+    "meta": ("{0}key", "{0}value"),
+    "policies": ("{0}run", "{0}policy"),
+    "runs": ("{0}id", "{0}name", "{0}versions", "{0}total", "{0}last", "{0}highest"),
+    "packs": ("{0}id", "{0}name", "{0}kind", "{0}bytes"),
+    "versions": _VERSION,
+    "tags": ("{0}name", "{0}version"),
+}
+
+# `last` is the largest number of a version. `highest` is the version of a run with the highest step. `slot` is the
+# position of the object in its pack's manifest. `key` is the first 63 bits of an id (`catalog.key`). Keys are spread
+# evenly, so that every new row of a large table touches a page of its own. They are inserted into a small table, and
+# moved on by the tens of thousands; a row of the small table takes precedence over one in the large table.
+# `version_packs` holds the packs that a version's manifest and blobs are in; `packs.referrers` counts them.
 # `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
-FORMAT_1 = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE runs (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+_TABLES = """
+CREATE TABLE seals (
+    name TEXT PRIMARY KEY,
+    rows INTEGER NOT NULL DEFAULT 0,
+    total INTEGER NOT NULL DEFAULT 0,
+    last INTEGER NOT NULL DEFAULT 0,
+    seal INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, seal INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE policies (run TEXT PRIMARY KEY, policy TEXT NOT NULL, seal INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    versions INTEGER NOT NULL DEFAULT 0,
+    total INTEGER NOT NULL DEFAULT 0,
+    last INTEGER NOT NULL DEFAULT 0,
+    highest INTEGER NOT NULL DEFAULT 0,
+    seal INTEGER NOT NULL DEFAULT 0
+);
 CREATE TABLE packs (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
     kind TEXT NOT NULL,
-    bytes INTEGER NOT NULL
+    bytes INTEGER NOT NULL,
+    referrers INTEGER NOT NULL DEFAULT 0,
+    seal INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,
@@ -42,18 +87,23 @@ CREATE TABLE versions (
     hot INTEGER NOT NULL,
     dropped TEXT NOT NULL,
     metrics TEXT NOT NULL,
-    source TEXT
+    source TEXT,
+    seal INTEGER NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX versions_run_step ON versions (run, step);
+CREATE INDEX versions_run ON versions (run, number);
 CREATE INDEX versions_parent ON versions (parent);
 CREATE INDEX versions_pack ON versions (pack);
+CREATE INDEX versions_hot ON versions (number) WHERE hot;
 CREATE TABLE version_packs (
     version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,
     pack INTEGER NOT NULL REFERENCES packs,
     PRIMARY KEY (version, pack)
 ) WITHOUT ROWID;
 CREATE INDEX version_packs_pack ON version_packs (pack);
-CREATE TABLE tags (name TEXT PRIMARY KEY, version INTEGER NOT NULL REFERENCES versions) WITHOUT ROWID;
+CREATE TABLE tags (
+    name TEXT PRIMARY KEY, version INTEGER NOT NULL REFERENCES versions, seal INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
 CREATE TABLE settled_objects (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
 CREATE TABLE recent_objects (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
 CREATE VIEW objects AS
@@ -75,9 +125,95 @@ CREATE TABLE leases (
 )
 """
 
+_LAST_OF_RUN = "(SELECT MAX(number) FROM versions WHERE run = {0}run)"
+_HIGHEST_OF_RUN = "(SELECT number FROM versions WHERE run = {0}run ORDER BY step DESC, number DESC LIMIT 1)"
+_HOT = "UPDATE seals SET rows = rows {0} 1, total = total {0} {1} WHERE name = 'hot' AND {2}hot"
+
+#: Effects of an added, a removed and a resealed row on the sums, by table. Those of the hot versions are apart, since
+#: their set changes with a column.
+_COUNTED = {
+    table: (
+        f"UPDATE seals SET rows = rows + 1 WHERE name = '{table}'",
+        f"UPDATE seals SET rows = rows - 1, total = total - OLD.seal WHERE name = '{table}'",
+        f"UPDATE seals SET total = total + NEW.seal - OLD.seal WHERE name = '{table}'",
+    )
+    for table in ("meta", "policies", "runs", "packs", "tags")
+}
+_COUNTED["versions"] = (
+    "UPDATE runs SET versions = versions + 1, last = max(last, NEW.number),"
+    f" highest = {_HIGHEST_OF_RUN.format('NEW.')} WHERE id = NEW.run;"
+    " UPDATE seals SET rows = rows + 1, last = max(last, NEW.number) WHERE name = 'versions'; "
+    + _HOT.format("+", "(SELECT seal FROM versions WHERE number = NEW.number)", "NEW."),
+    "UPDATE runs SET versions = versions - 1, total = total - OLD.seal,"
+    f" last = coalesce({_LAST_OF_RUN.format('OLD.')}, 0), highest = coalesce({_HIGHEST_OF_RUN.format('OLD.')}, 0)"
+    " WHERE id = OLD.run;"
+    " UPDATE seals SET rows = rows - 1, total = total - OLD.seal, last = coalesce((SELECT MAX(number) FROM versions),"
+    " 0) WHERE name = 'versions'; " + _HOT.format("-", "OLD.seal", "OLD."),
+    "UPDATE runs SET total = total + NEW.seal - OLD.seal WHERE id = NEW.run;"
+    " UPDATE seals SET total = total + NEW.seal - OLD.seal WHERE name = 'versions'",
+)
+
+
+def _triggers(table: str, columns: tuple[str, ...]) -> Iterable[str]:
+    """Yield the triggers that keep the checksums of a table, and the sums of all its rows.
+
+    An update that leaves the checksum as it is changes other columns.
+    """
+    key = columns[0].format("")
+    reseal = f"UPDATE {table} SET seal = seal({', '.join(columns).format('')}) WHERE {key} = NEW.{key}"
+    counted = _COUNTED.get(table)
+    added, changed = [reseal], [reseal]
+    if counted:
+        added.append(counted[0])
+    if table == "versions":
+        changed.insert(0, _HOT.format("-", "OLD.seal", "OLD."))
+        changed += [
+            _HOT.format("+", "(SELECT seal FROM versions WHERE number = NEW.number)", "NEW."),
+            f"UPDATE runs SET highest = {_HIGHEST_OF_RUN.format('NEW.')} WHERE id = NEW.run",
+        ]
+    yield (
+        f"CREATE TRIGGER {table}_guard BEFORE UPDATE ON {table} WHEN NEW.seal = OLD.seal"
+        f" AND OLD.seal <> seal({', '.join(columns).format('OLD.')})"
+        f" BEGIN SELECT RAISE(ABORT, 'a row of {table} does not match its checksum'); END"
+    )
+    yield f"CREATE TRIGGER {table}_added AFTER INSERT ON {table} BEGIN {'; '.join(added)}; END"
+    yield (
+        f"CREATE TRIGGER {table}_changed AFTER UPDATE ON {table} WHEN NEW.seal = OLD.seal"
+        f" BEGIN {'; '.join(changed)}; END"
+    )
+    if counted:
+        yield f"CREATE TRIGGER {table}_removed AFTER DELETE ON {table} BEGIN {counted[1]}; END"
+        yield f"CREATE TRIGGER {table}_resealed AFTER UPDATE OF seal ON {table} BEGIN {counted[2]}; END"
+
+
+_REFERRERS = (
+    "CREATE TRIGGER version_packs_added AFTER INSERT ON version_packs"
+    " BEGIN UPDATE packs SET referrers = referrers + 1 WHERE id = NEW.pack; END",
+    "CREATE TRIGGER version_packs_removed AFTER DELETE ON version_packs"
+    " BEGIN UPDATE packs SET referrers = referrers - 1 WHERE id = OLD.pack; END",
+)
+
+#: All statements that create format 1, in order.
+FORMAT_1 = (
+    *(statement.strip() for statement in _TABLES.split(";")),
+    *(trigger for table, columns in SEALED.items() for trigger in _triggers(table, columns)),
+    *_REFERRERS,
+)
+#: The sets of rows that have a sum in `seals`.
+SETS = (*_COUNTED, "hot")
+
 #: Statements of the catalog by the name of their object, without the tables of `sqlite_utils` and SQLite.
-STATEMENTS = {match[1]: match[0] for match in re.finditer(r"CREATE (?:UNIQUE )?[A-Z]+ (\w+)[^;]*(?<!\s)", FORMAT_1)}
+STATEMENTS = {
+    match[1]: statement
+    for statement in FORMAT_1
+    if (match := re.match(r"CREATE (?:UNIQUE )?[A-Z]+ (\w+)", statement)) is not None
+}
 _OTHERS = re.compile(r"sqlite_\w+|(?:idx_)?_sqlite_migrations\w*")
+
+
+def seal(*values: object) -> int:
+    """Return the checksum of a row: the CRC-32 of its values as a tuple in Python's ASCII notation."""
+    return crc32(ascii(values).encode())
 
 
 def odd_one(found: Iterable[tuple[object, object, object]]) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from blake3 import blake3
@@ -19,6 +20,7 @@ from ckstore.storage.schema import (
     canonical_json,
     fields,
     items,
+    matching,
     optional,
     plain_object,
     read_json,
@@ -54,44 +56,97 @@ RECORD = by(
         "renumber": fields({"uid": ID, "from": _VERSION, "version": _VERSION}),
     },
 )
-_OWN = fields({"format": whole(), "sequence": whole(1, _LAST), "created": TIME, "digest": ID})
+_FOLLOWS = matching(re.compile(r"(\d{12}-[0-9a-f]{16})?"), "a record's name, or empty")
+_OWN = fields(
+    {
+        "format": whole(),
+        "sequence": whole(1, _LAST),
+        "follows": _FOLLOWS,
+        "part": whole(),
+        "created": TIME,
+        "digest": ID,
+    }
+)
+#: Changes that take something away: they count only if they were committed.
+_TAKING = ("forget", "gc", "policy", "untag")
 _NAME = re.compile(r"(\d{12})-([0-9a-f]{16})\.json")
 #: Possible losses with a damaged or missing log.
 LOSS = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
 
 
-def append(storage: Storage, record: Mapping[str, Any], last: str = "") -> str:
-    """Write a record durably. Call it inside the catalog transaction that makes the change.
+def append(storage: Storage, record: Mapping[str, Any], follows: str = "", part: int = 0) -> str:
+    """Write a record durably; return its name. Call it inside the catalog transaction that makes the change.
 
     The transaction's lock makes the sequence number unique. The record is on disk before the commit, so that `recover`
-    can repeat every change that became visible. Return its name. Records before the known one `last` are not listed.
+    can repeat every change that became visible. `follows` names the last record of the transaction that was committed
+    last: records between the two belong to transactions that were not. `part` counts the records of one transaction.
+    Raise `IntegrityError` if the log shows that transactions were committed after `follows`.
     """
-    names = [last, *(item.name for _, _, item in _listed(storage, last))]
-    sequence = 1 + int(max(names).removeprefix(PREFIX)[:12] or 0)
+    later = _listed(storage, f"{PREFIX}{follows}.json" if follows else "")
+    for sequence, identifier, item in later:
+        before = follows
+        with suppress(IntegrityError, OSError):
+            before = _read(storage, sequence, identifier, item)["follows"]
+        if before > follows:
+            raise IntegrityError("The catalog lacks changes that are in the log; run `ckstore recover`.")
+    sequence = 1 + int(max([follows, *(item.name.removeprefix(PREFIX) for _, _, item in later)])[:12] or 0)
     if sequence > _LAST:
         raise IntegrityError(f"The log has record {_LAST}, which nothing could have written; remove it.")
-    content = {**record, "format": FORMAT, "sequence": sequence, "created": durable.timestamp()}
+    order = {"format": FORMAT, "sequence": sequence, "follows": follows, "part": part}
+    content = {**record, **order, "created": durable.timestamp()}
     digest = blake3(canonical_json(content)).hexdigest(length=20)
-    name = f"{PREFIX}{sequence:012d}-{digest[:16]}.json"
-    storage.put_absent(name, canonical_json({**content, "digest": digest}))
+    name = _name(sequence, digest)
+    storage.put_absent(f"{PREFIX}{name}.json", canonical_json({**content, "digest": digest}))
     durable.checkpoint("log-written")
     return name
 
 
-def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the undamaged records, in order, and a sentence for each damaged or missing one.
+def withdraw(storage: Storage, names: Iterable[str]) -> None:
+    """Delete the records of a transaction that failed, while it still holds the lock."""
+    with suppress(OSError):  # The next record says that they do not count.
+        storage.delete([f"{PREFIX}{name}.json" for name in names])
 
-    Raise `FormatVersionError` if a later version of ckstore wrote one.
+
+def name_of(record: Mapping[str, Any]) -> str:
+    """Return the name of a record that was read."""
+    return _name(record["sequence"], record["digest"])
+
+
+def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the records of committed transactions, in order, and a sentence for each damaged or missing record.
+
+    The last transaction may have been interrupted before its commit. Of earlier ones that were, the records that take
+    something away are left out. Raise `FormatVersionError` if a later version of ckstore wrote a record.
     """
-    records, problems = [], []
-    listed = _listed(storage)
-    for sequence, identifier, item in listed:
+    intact: list[dict[str, Any]] = []
+    problems = []
+    for sequence, identifier, item in _listed(storage):
         try:
-            records.append(_read(storage, sequence, identifier, item))
+            intact.append(_read(storage, sequence, identifier, item))
         except (IntegrityError, OSError):
             problems.append(f"Log record {item.name} is damaged; {LOSS}.")
-    problems += [f"Log record {named} is missing; {LOSS}." for named in gaps(sequence for sequence, _, _ in listed)]
-    return records, problems
+    damaged = {problem.split()[2].removeprefix(PREFIX)[:12] for problem in problems}
+    records: list[dict[str, Any]] = []
+    while intact:
+        last = intact.pop()
+        records.append(last)
+        part = last["part"]
+        while part > 0 and intact and (intact[-1]["follows"], intact[-1]["part"]) == (last["follows"], part - 1):
+            records.append(intact.pop())
+            part -= 1
+        while intact and name_of(intact[-1]) > last["follows"]:
+            if intact[-1]["change"] in _TAKING:
+                intact.pop()
+            else:
+                records.append(intact.pop())
+        found = name_of(intact[-1]) if intact else ""
+        if found != last["follows"] and last["follows"][:12] not in damaged:
+            problems.append(f"Log record {int(last['follows'][:12])} is missing; {LOSS}.")
+    return records[::-1], problems
+
+
+def _name(sequence: int, digest: str) -> str:
+    return f"{sequence:012d}-{digest[:16]}"
 
 
 def contradictions(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +59,7 @@ class Connection:
         self._timeout = timeout
         self._lock = forks.Lock()
         self._depth = 0
+        self._ends: list[Callable[[bool], None]] = []
         self._is_inherited = False
         self._size = 0
         self._steps = -1
@@ -93,6 +94,25 @@ class Connection:
                 if schema is not None:
                     schema([found])
             return found
+
+    def sealed(self, query: str, parameters: Sequence[Any] = (), schema: Schema | None = None) -> list[Any]:
+        """Return all rows of a query without their last column, the checksum of the others.
+
+        Raise `IntegrityError` for a row that does not match its checksum, or an invalid one.
+        """
+        return self.unsealed(self.rows(query, parameters), schema)
+
+    def unsealed(self, found: Iterable[Sequence[Any]], schema: Schema | None = None) -> list[Any]:
+        """Return rows without their last column, the checksum of the others; raise `IntegrityError`."""
+        contents = []
+        for *values, checksum in found:
+            if catalog_tables.seal(*values) != checksum:
+                raise damaged(self.path, f"the row of {values[0]!r} does not match its checksum")
+            contents.append(tuple(values))
+        with believed(self.path):
+            if schema is not None:
+                schema([contents])
+        return contents
 
     def rows_of(self, query: str, values: Iterable[Any], schema: Schema | None = None) -> list[Any]:
         """Return the rows of a query, which ends with a column's name, for many values of that column, in any order."""
@@ -163,12 +183,23 @@ class Connection:
                 with explained(self.path):
                     self._database.execute("COMMIT")
                 durable.checkpoint("after-commit")
+                self._end(is_committed=True)
             except BaseException:
                 if self._depth and self._database.in_transaction:  # else a parent's
+                    self._end(is_committed=False)
                     self._database.execute("ROLLBACK")
                 raise
             finally:
                 self._depth = 0
+                self._ends.clear()
+
+    def at_end(self, call: Callable[[bool], None]) -> None:
+        """Call a function at the end of the present transaction, before the lock is released if it failed."""
+        self._ends.append(call)
+
+    def _end(self, *, is_committed: bool) -> None:
+        while self._ends:
+            self._ends.pop()(is_committed)
 
     def _begin(self) -> None:
         begun = time.monotonic()
@@ -261,6 +292,7 @@ class Connection:
             check_same_thread=False,
         )
         database.set_progress_handler(self._step, _STEPS_AT_ONCE)
+        add_seal(database)
         try:
             # SQLite opens the file at the first statement that needs it.
             database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
@@ -322,6 +354,11 @@ def place_lock(directory: Path, *, exclusive: bool = False) -> Iterator[None]:
         forks.close_unshared(descriptor)
 
 
+def add_seal(database: sqlite3.Connection) -> None:
+    """Add the function that the triggers of the tables call."""
+    database.create_function("seal", -1, catalog_tables.seal, deterministic=True)
+
+
 def create_file(path: Path) -> None:
     """Create an empty catalog at a free path, durably."""
     from ckstore.storage.migrations import migrate
@@ -329,6 +366,7 @@ def create_file(path: Path) -> None:
     forks.check()
     with forks.Lock(), closing(sqlite3.connect(path, isolation_level=None)) as database, explained(path):
         database.execute("PRAGMA page_size = 512")
+        add_seal(database)
         database.execute(f"PRAGMA application_id = {APPLICATION}")
         database.execute("BEGIN IMMEDIATE")
         migrate(database, FORMAT)
@@ -340,13 +378,18 @@ def closed_error() -> ClosedError:
     return ClosedError("The store is closed; open it again, and read from it before it is closed.")
 
 
+def damaged(path: Path, reason: object) -> IntegrityError:
+    """Return the error for a damaged catalog."""
+    return IntegrityError(f"{path} is damaged ({reason}); run `ckstore recover` to rebuild it.")
+
+
 @contextmanager
 def believed(path: Path) -> Iterator[None]:
     """Turn the error of a schema into one sentence with the remedy."""
     try:
         yield
     except ValueError as error:
-        raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+        raise damaged(path, error) from error
 
 
 @contextmanager
@@ -355,7 +398,7 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:  # in SQLite's own message, which quotes the schema
-        raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+        raise damaged(path, error) from error
     except sqlite3.ProgrammingError as error:
         if "closed database" not in str(error):
             raise
@@ -368,7 +411,7 @@ def explained(path: Path) -> Iterator[None]:
         # the file is damaged.
         odd = isinstance(error, sqlite3.OperationalError) and code in (0, sqlite3.SQLITE_ERROR)
         if odd or code in _DAMAGED:
-            raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+            raise damaged(path, error) from error
         if code == sqlite3.SQLITE_FULL:
             raise durable.full_error(path.parent, 1 << 20) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):

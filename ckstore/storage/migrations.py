@@ -16,10 +16,11 @@ migrations = Migrations("ckstore")
 @migrations(name="0001_tables")
 def create_tables(db: Database) -> None:
     """Format 1."""
-    for statement in catalog_tables.FORMAT_1.split(";"):
-        if statement.strip():
-            db.execute(statement)
-    db.execute("INSERT INTO meta VALUES ('store', ?)", [secrets.token_hex(16)])
+    for statement in catalog_tables.FORMAT_1:
+        db.execute(statement)
+    for name in catalog_tables.SETS:
+        db.execute("INSERT INTO seals (name) VALUES (?)", [name])
+    db.execute("INSERT INTO meta (key, value) VALUES ('store', ?)", [secrets.token_hex(16)])
 
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:

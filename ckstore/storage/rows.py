@@ -133,11 +133,14 @@ class RunRow:
     step: int | None
 
 
-RUN_ROWS = rows(text(1), whole(), optional(whole(1)))
+#: Columns of a run and its sums in `runs`: id, name, number of versions, sum of their checksums, last and highest.
+RUN_ROWS = rows(whole(), text(1), whole(), whole(0, HIGHEST), whole(), whole())
+#: Columns of a set and its sums in `seals`.
+SEAL_ROWS = rows(text(1), whole(), whole(0, HIGHEST), whole())
 
 
 #: Columns of a `PackInfo`.
-PACK_ROWS = rows(PACK_NAME, whole(), one_of("encoded", "raw"))
+PACK_ROWS = rows(whole(), PACK_NAME, one_of("encoded", "raw"), whole())
 
 
 @dataclass(frozen=True, slots=True)

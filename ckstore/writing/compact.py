@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ckstore.checking.verify import check_restores
 from ckstore.commit.change import Change, RawPacks
 from ckstore.commit.naming import policy_of
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError
 from ckstore.objects.documents import VersionDocument
-from ckstore.objects.resolver import Manifest
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
 from ckstore.runtime.collector import collection_seldom
@@ -120,7 +120,7 @@ def _compact_once(repository: Repository, row: VersionRow, progress: Progress | 
         try:
             return _compact(repository, row, progress)
         except CkstoreError as error:
-            present = [now for now in repository.catalog.versions() if now.hot and now.uid == row.uid]
+            present = [now for now in repository.catalog.hot() if now.uid == row.uid]
             if not present:
                 return None  # Its raw packs may have been removed.
             [row] = present
@@ -146,6 +146,8 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
                 change.check_unencoded()
                 document, blobs = describe_encoded(stored, request, [objects[content] for content in values.contents])
                 change.finish(document, blobs, again=True)
+                with change.version() as encoded:  # The raw objects may be the only ones.
+                    check_restores(encoded)
                 change.commit_encoded(row, lease, partial(_raw_packs, stored, document))
     return within_budget(repository, catalog.version(row.number), before.hot.budget)
 
@@ -157,37 +159,30 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
     `recover` may have added those of a version that is not committed yet; they stay. Content that is encoded exactly is
     not needed raw. The objects of a version that becomes coarse exist only raw.
     """
-    repository, resolver = version.repository, version.repository.resolver
+    catalog, resolver = version.repository.catalog, version.repository.resolver
     exact = {identity for unit, identity in enumerate(encoded.objects) if unit not in encoded.coarse_units}
-    hot: set[tuple[int, str]] = set()
     needed: set[str] = set()
-    rows = repository.catalog.versions()
-    committed = {row.number for row in rows}
-    for row in rows:
-        if row.hot and row.number != version.row.number:
+    for row in catalog.hot():
+        if row.number != version.row.number:
             try:
-                hot.add(_commit(resolver.manifest(row.pack)))
                 needed |= set(resolver.document(row).objects)
             except IntegrityError:
                 return RawPacks({}, ())  # The needs of a damaged version are unknown; `gc` frees the packs later.
     packs: dict[str, Collection[int]] = {version.row.pack: ()}
-    for name in repository.catalog.raw_packs():
+    for name in catalog.raw_packs():
         with suppress(IntegrityError):
-            manifest = resolver.manifest(name)
-            if _commit(manifest) in hot:
-                continue
-            if manifest.document["number"] not in committed:
-                committed |= _forgotten(repository)
-            if manifest.document["number"] in committed:
-                packs[name] = [key(record["id"]) for record in manifest.document["records"]]
+            manifest = resolver.manifest(name).document
+            if manifest["number"] == version.row.number or _is_superseded(version.repository, manifest["number"]):
+                packs[name] = [key(record["id"]) for record in manifest["records"]]
     return RawPacks(packs, {*map(key, needed - exact)})
 
 
-def _forgotten(repository: Repository) -> set[int]:
-    records = repository.catalog.records()
-    return {number for record in records if record["change"] == "forget" for number in record["versions"]}
-
-
-def _commit(manifest: Manifest) -> tuple[int, str]:
-    """Return the number and time of a pack's commit."""
-    return manifest.document["number"], manifest.document["created"]
+def _is_superseded(repository: Repository, number: int) -> bool:
+    """Return whether a version is encoded, by its own manifest, or was forgotten, by the log."""
+    try:
+        row = repository.catalog.version(number)
+    except NotFoundError:
+        return any(
+            record["change"] == "forget" and number in record["versions"] for record in repository.catalog.records()
+        )
+    return repository.resolver.document(row).hot is None

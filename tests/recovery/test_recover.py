@@ -190,6 +190,7 @@ def test_recover_takes_in_leftovers_of_a_crash(
     monkeypatch.setattr(durable, "checkpoint", crash)
     # A process that dies cleans nothing up.
     monkeypatch.setattr("ckstore.commit.change.remove_uncommitted", lambda *arguments: None)
+    monkeypatch.setattr("ckstore.storage.change_log.withdraw", lambda *arguments: None)
     with pytest.raises(Crash):
         store.ingest(paths[1], run="c", step=9)
     tagging = True

@@ -7,11 +7,25 @@ import json
 import pytest
 from blake3 import blake3
 
-from ckstore.errors import FormatVersionError
+from ckstore.errors import FormatVersionError, IntegrityError
 from ckstore.storage import change_log, durable, root
 from ckstore.storage.directory_storage import DirectoryStorage
 
 UNTAG = {"change": "untag", "tag": "a"}
+
+
+def append(store, *records):
+    """Append records, each of a transaction of its own."""
+    names = []
+    for record in records:
+        known, _ = change_log.read_all(DirectoryStorage(store))
+        follows = change_log.name_of(known[-1]) if known else ""
+        names.append(change_log.append(DirectoryStorage(store), record, follows))
+    return names
+
+
+def path_of(store, name):
+    return store / root.LOG / f"{name}.json"
 
 
 def records_of(store):
@@ -28,42 +42,38 @@ def assert_refused(store, path):
 
 def test_records_come_back_in_order(store):
     records = [{"change": "tag", "tag": "ä", "version": number, "extra": [None, 1.5]} for number in range(1, 13)]
-    names = [change_log.append(DirectoryStorage(store), record) for record in records]
-    assert [name.removeprefix(change_log.PREFIX).partition("-")[0] for name in names] == [
-        f"{number:012d}" for number in range(1, 13)
-    ]
+    names = append(store, *records)
+    assert [name.partition("-")[0] for name in names] == [f"{number:012d}" for number in range(1, 13)]
     read = records_of(store)
     assert [record["sequence"] for record in read] == list(range(1, 13))
     assert [{name: record[name] for name in records[0]} for record in read] == records
     assert all(record["format"] == 1 for record in read)
     (store / root.LOG / ".tmp-1-00").write_bytes(b"left over")
     assert records_of(store) == read
-    assert change_log.append(DirectoryStorage(store), UNTAG).startswith("log/000000000013-")
+    assert append(store, UNTAG)[0].startswith("000000000013-")
 
 
 def test_intact_records_of_a_damaged_log_are_read(store):
-    paths = [
-        store / change_log.append(DirectoryStorage(store), {"change": "tag", "tag": "a", "version": number})
-        for number in range(1, 6)
-    ]
+    names = append(store, *({"change": "tag", "tag": "a", "version": number} for number in range(1, 6)))
+    paths = [path_of(store, name) for name in names]
     assert len(records_of(store)) == 5
     paths[1].write_bytes(paths[1].read_bytes()[:-1])
     paths[3].unlink()
     records, problems = change_log.read_all(DirectoryStorage(store))
     assert [record["version"] for record in records] == [1, 3, 5]
     assert [paths[1].name in problems[0], "record 4 is missing" in problems[1]] == [True, True]
-    assert change_log.append(DirectoryStorage(store), UNTAG).startswith("log/000000000006-")
+    assert append(store, UNTAG)[0].startswith("000000000006-")
 
 
 def test_a_missing_log_is_made(store):
     (store / root.LOG).rmdir()
     assert change_log.read_all(DirectoryStorage(store)) == ([], [])
-    change_log.append(DirectoryStorage(store), UNTAG)
+    append(store, UNTAG)
     assert len(records_of(store)) == 1
 
 
 def test_flips_and_truncations_are_found(store):
-    path = store / change_log.append(DirectoryStorage(store), {**UNTAG, "note": "\u00e4/"})
+    path = path_of(store, *append(store, {**UNTAG, "note": "\u00e4/"}))
     data = path.read_bytes()
     for place in range(len(data)):
         flipped = bytearray(data)
@@ -76,12 +86,38 @@ def test_flips_and_truncations_are_found(store):
 
 
 def test_a_renamed_record_is_found(store):
-    path = store / change_log.append(DirectoryStorage(store), UNTAG)
+    path = path_of(store, *append(store, UNTAG))
     assert_refused(store, path.rename(path.with_name("000000000002" + path.name[12:])))
 
 
+def test_a_record_of_a_transaction_that_failed_does_not_count(store):
+    """The next record names the one that it follows; a damaged disk may keep the failed one from being deleted."""
+    [first] = append(store, UNTAG)
+    storage = DirectoryStorage(store)
+    killed = change_log.append(storage, {"change": "forget", "versions": [7]}, first)
+    assert [record["change"] for record in records_of(store)] == ["untag", "forget"]  # It may have been committed.
+    other = change_log.append(storage, {"change": "tag", "tag": "a", "version": 1}, first)
+    more = change_log.append(storage, {"change": "tag", "tag": "b", "version": 1}, first, 1)
+    assert [record["change"] for record in records_of(store)] == ["untag", "tag", "tag"]
+    [last] = append(store, UNTAG)
+    assert [change_log.name_of(record) for record in records_of(store)] == [first, other, more, last]
+    tagged = change_log.append(storage, {"change": "tag", "tag": "c", "version": 1}, last)  # Nothing is lost by it.
+    after = change_log.append(storage, UNTAG, last)
+    assert [change_log.name_of(record) for record in records_of(store)] == [first, other, more, last, tagged, after]
+    change_log.withdraw(storage, [killed, tagged])
+    assert [change_log.name_of(record) for record in records_of(store)] == [first, other, more, last, after]
+
+
+def test_a_catalog_that_lacks_committed_records_writes_none(store):
+    names = append(store, UNTAG, UNTAG, UNTAG)
+    with pytest.raises(IntegrityError, match="run `ckstore recover`"):
+        change_log.append(DirectoryStorage(store), UNTAG, names[0])
+    assert len(records_of(store)) == 3
+
+
 def test_a_later_format_is_distinguished_from_damage(store):
-    record = {"format": change_log.FORMAT + 1, "sequence": 1, "created": durable.timestamp(), "what": "ever"}
+    order = {"sequence": 1, "follows": "", "part": 0}
+    record = {"format": change_log.FORMAT + 1, **order, "created": durable.timestamp(), "what": "ever"}
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
     digest = blake3(canonical).hexdigest(length=20)
     content = json.dumps({**record, "digest": digest}, sort_keys=True, separators=(",", ":"))

@@ -18,7 +18,7 @@ from ckstore.errors import CkstoreError, ConflictError, IntegrityError, ReadOnly
 from ckstore.runtime.lru import Lru
 from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog, recorded
-from ckstore.storage.catalog_reader import VERSIONS
+from ckstore.storage.catalog_reader import NAMES, VERSION
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote import retries
@@ -26,7 +26,7 @@ from ckstore.storage.remote.changes import call_again, plain_call
 from ckstore.storage.remote.mirror import EVERY, Mirror, put_snapshot
 from ckstore.storage.remote.remote_log import BehindError, Head, RemoteLog
 from ckstore.storage.rows import META_ROWS, VersionRow
-from ckstore.storage.schema import matching, rows
+from ckstore.storage.schema import matching, rows, text
 
 T = TypeVar("T")
 
@@ -34,17 +34,18 @@ T = TypeVar("T")
 HEAD = "mirror:head"
 #: Tables that are equal in all mirrors, except for the ids of rows.
 _TABLES = {
-    "versions": f"{VERSIONS} ORDER BY 1",
+    "versions": f"SELECT {VERSION} FROM versions v {NAMES} ORDER BY 1",
     "packs": "SELECT name, kind, bytes FROM packs ORDER BY 1",
     "references": "SELECT r.version, p.name FROM version_packs r JOIN packs p ON p.id = r.pack ORDER BY 1, 2",
     "tags": "SELECT name, version FROM tags ORDER BY 1",
     "runs": "SELECT name FROM runs ORDER BY 1",
     "objects": "SELECT o.key, p.name, o.slot FROM objects o JOIN packs p ON p.id = o.pack ORDER BY 1",
-    "policies and collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'mirror:head') ORDER BY 1",
+    "policies": "SELECT run, policy FROM policies ORDER BY 1",
+    "collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'mirror:head') ORDER BY 1",
 }
 #: Row of `meta` with the highest number of any committed version.
 HIGHEST = "mirror:highest"
-META_VALUES = rows(matching(re.compile("[0-9]{1,15}"), "a number"))
+META_VALUES = rows(text(), matching(re.compile("[0-9]{1,15}"), "a number"))
 #: Prefix of the rows of `meta` for removed packs; the pack's name follows.
 GONE = "gone:"
 
@@ -175,13 +176,13 @@ class RemoteCatalog(Catalog):
     def commit_version(self, row: VersionRow, *arguments: Any, **named: Any) -> None:
         """As for a local catalog; no mirror uses the number again, even after the version is forgotten."""
         super().commit_version(row, *arguments, **named)
-        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [HIGHEST, str(row.number)])
+        self._write(HIGHEST, str(row.number))
         self.skip_numbers(row.number)
 
     def free_number(self, number: int) -> int:
         """Return the number, or the next free one if others have committed it, or a later one."""
-        found = self._connection.rows("SELECT value FROM meta WHERE key = ?", [HIGHEST], META_VALUES)
-        highest = int(found[0][0]) if found else 0
+        found = self._connection.sealed("SELECT key, value, seal FROM meta WHERE key = ?", [HIGHEST], META_VALUES)
+        highest = int(found[0][1]) if found else 0
         if number > highest:
             return number
         self.release_number(number)
@@ -198,14 +199,12 @@ class RemoteCatalog(Catalog):
     def note_gone(self, names: Sequence[str]) -> None:
         """Forbid later records to refer to these packs."""
         for name in names:
-            self._connection.execute(
-                "INSERT OR REPLACE INTO meta VALUES (?, ?)", [GONE + name, str(self._head().number + 1)]
-            )
+            self._write(GONE + name, str(self._head().number + 1))
 
     def gone(self) -> dict[str, int]:
         """Return the removed packs, each with the number of its record."""
-        query = "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?"
-        found = self._connection.rows(query, [len(GONE), GONE], META_ROWS)
+        query = "SELECT key, value, seal FROM meta WHERE substr(key, 1, ?) = ?"
+        found = self._connection.sealed(query, [len(GONE), GONE], META_ROWS)
         return {name.removeprefix(GONE): int(number) for name, number in found if number.isdigit()}
 
     def _made(self, method: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
@@ -249,16 +248,16 @@ class RemoteCatalog(Catalog):
         return self._named.get(pack)
 
     def _head(self) -> Head:
-        found = self._connection.rows("SELECT value FROM meta WHERE key = ?", [HEAD])
+        found = self._connection.sealed("SELECT key, value, seal FROM meta WHERE key = ?", [HEAD], META_ROWS)
         if not found:
             return Head()
-        number, _, digest = str(found[0][0]).partition(" ")
+        number, _, digest = found[0][1].partition(" ")
         if re.fullmatch("[0-9]{1,12}", number) is None or len(digest) != 40:
             raise IntegrityError(f"{self._path} is damaged; run `ckstore recover` to rebuild it.")
         return Head(int(number), digest)
 
     def _set_head(self, head: Head) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [HEAD, f"{head.number} {head.digest}"])
+        self._write(HEAD, f"{head.number} {head.digest}")
 
 
 def _lasting(value: Any) -> Any:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote import remote_catalog as catalog_module
 from ckstore.storage.remote import retries as retries_module
 from ckstore.writing.drop import drop
+from tests.catalog_edits import sign, without_triggers
 from tests.checkpoints import draw
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
@@ -156,9 +155,10 @@ def test_recovery_follows_the_log_and_not_a_false_snapshot(
         for step in range(2):
             store.ingest(state(step), run="r", step=step, hot=0)
         with ckstore.open(URL, cache=directory / "liar") as liar:
-            with closing(sqlite3.connect(liar.path / "catalog.sqlite")) as database, database:
+            with without_triggers(liar.path / "catalog.sqlite") as database:
                 database.execute("UPDATE versions SET fidelity = 'coarse'")
                 database.execute("UPDATE meta SET value = ? WHERE key = 'mirror:head'", [f"2 {'0' * 40}"])
+                sign(database)
             mirror_module.put_snapshot(liar._catalog._mirror, 2)
         store.tag("r@0", "t")
         rows = store._catalog.versions()

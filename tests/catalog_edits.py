@@ -1,0 +1,62 @@
+"""Edits of a catalog past its triggers: as damage, which leaves the checksums, or signed again, as by an attacker."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ckstore.storage import catalog_tables
+from ckstore.storage.connection import add_seal
+
+
+@contextmanager
+def without_triggers(catalog: Path) -> Iterator[sqlite3.Connection]:
+    """Open a catalog whose triggers are gone during the block; afterwards they are there, and nothing else changed."""
+    with closing(sqlite3.connect(catalog)) as database, database:
+        add_seal(database)
+        triggers = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            database.execute(f"DROP TRIGGER {name}")
+        yield database
+        for _, statement in triggers:
+            with suppress(sqlite3.Error):  # Its table was dropped.
+                database.execute(statement)
+
+
+def edit(catalog: Path, statement: str, parameters: tuple[Any, ...] = ()) -> int:
+    """Edit rows and leave their checksums as they are; return the number of edited rows."""
+    with without_triggers(catalog) as database:
+        return database.execute(statement, parameters).rowcount
+
+
+def sign(database: sqlite3.Connection) -> None:
+    """Compute all checksums and sums anew."""
+    sums = {
+        **{table: f"SELECT COUNT(*), coalesce(SUM(seal), 0), 0 FROM {table}" for table in catalog_tables.SETS},
+        "versions": "SELECT COUNT(*), coalesce(SUM(seal), 0), coalesce(MAX(number), 0) FROM versions",
+        "hot": "SELECT COUNT(*), coalesce(SUM(seal), 0), 0 FROM versions WHERE hot",
+    }
+    highest = "(SELECT number FROM versions WHERE run = runs.id ORDER BY step DESC, number DESC LIMIT 1)"
+    sealed = dict(catalog_tables.SEALED)
+    with suppress(sqlite3.Error):
+        _seal(database, "packs", sealed["packs"])
+        _seal(database, "versions", sealed["versions"])
+        database.execute(
+            "UPDATE runs SET versions = (SELECT COUNT(*) FROM versions WHERE run = runs.id),"
+            " total = coalesce((SELECT SUM(seal) FROM versions WHERE run = runs.id), 0),"
+            " last = coalesce((SELECT MAX(number) FROM versions WHERE run = runs.id), 0),"
+            f" highest = coalesce({highest}, 0)"
+        )
+        database.execute("UPDATE packs SET referrers = (SELECT COUNT(*) FROM version_packs WHERE pack = packs.id)")
+        for table in ("runs", "meta", "policies", "tags"):
+            _seal(database, table, sealed[table])
+        for name, query in sums.items():
+            database.execute(f"UPDATE seals SET (rows, total, last) = (SELECT * FROM ({query})) WHERE name = ?", [name])
+        _seal(database, "seals", sealed["seals"])
+
+
+def _seal(database: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> None:
+    database.execute(f"UPDATE {table} SET seal = seal({', '.join(columns).format('')})")
