@@ -1245,6 +1245,7 @@ def _paths(paths: Any) -> list[Path]:
 def init(
     path: str | os.PathLike[str],
     *,
+    shared: bool = False,
     options: Mapping[str, str] | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> Store:
@@ -1254,15 +1255,17 @@ def init(
     ----------
     path
         A directory, or a URL: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
+    shared
+        Let the directory's group write to the store, whatever the umask of its members is.
     options, cache
         See `open`.
 
     Raises
     ------
     ConflictError
-        The directory is not empty, or the bucket has a store above or below the prefix.
+        The directory is not empty, belongs to another group, or the bucket has a store above or below the prefix.
     UsageError
-        The object store lacks conditional writes.
+        The object store lacks conditional writes, or is to be `shared`.
 
     Examples
     --------
@@ -1270,7 +1273,7 @@ def init(
     <ckstore.Store 'new'>
     """
     place = root.place(path)
-    create_store(place, options, None if cache is None else Path(cache))
+    create_store(place, options, None if cache is None else Path(cache), shared=shared)
     return open(place, options=options, cache=cache)
 
 
