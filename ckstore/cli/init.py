@@ -43,7 +43,9 @@ def command(ctx: click.Context, path: str | None, shared: bool, options: Sequenc
         raise UsageError("An option has a name and a value: --option endpoint=https://…")
     target = path or ctx.find_root().params.get("store") or root.DEFAULT_NAME
     place = root.place(target)
-    outer = None if isinstance(place, str) else root.nearest_store(place.absolute().parent)
+    outer = None
+    if not (isinstance(place, str) or os.environ.get(root.VARIABLE)):
+        outer = root.nearest_store(place.absolute().parent)
     init(target, shared=shared, options={name: value for name, _, value in given}).close()
     print_line(f"Made a store at {target}.")
     if outer is not None and not isinstance(place, str):

@@ -52,6 +52,9 @@ def test_a_store_below_another_says_so(ckstore, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path / "a" / "b")
     said = ckstore("init").out.splitlines()
     assert said == ["Made a store at .ckstore.", "Commands in its directory use it now, no longer ../../.ckstore."]
+    monkeypatch.setenv("CKSTORE", str(tmp_path / ".ckstore"))
+    assert ckstore("init", "named").out == "Made a store at named.\n"
+    monkeypatch.delenv("CKSTORE")
     monkeypatch.chdir(tmp_path / "backup" / "packs")
     said = ckstore("init", "inside").out.splitlines()
     assert said == ["Made a store at inside.", "Without --store, commands still use ..."]
