@@ -22,7 +22,7 @@ from ckstore.errors import CkstoreError, LockedError
 from ckstore.gc.collect import gc
 from ckstore.policy import Policy, Retention
 from ckstore.recovery.recover import recover
-from ckstore.storage import reserve
+from ckstore.storage import durable, reserve
 from tests.object_store import ObjectStore, object_store
 from tests.users import User, Users, other_users
 
@@ -111,9 +111,11 @@ def die_in_a_change(place: Path) -> None:
     catalog = store._repository.catalog
     catalog.lease("killed").__enter__()
     catalog.reserve_number()
+    catalog._connection.execute("PRAGMA cache_size = 1")  # Changed pages are written before the commit.
     with catalog.transaction():
-        catalog.set_policy("journal", "")
-        (store.path / "packs" / f".tmp-{os.getpid()}-00").touch()
+        for number in range(500):
+            catalog.set_policy(f"journal {number}", "")
+        durable.touch(store.path / "packs" / f".tmp-{os.getpid()}-00")
         os._exit(9)
 
 
@@ -208,13 +210,17 @@ def test_a_store_without_the_option_follows_the_umask(users: Users, project: Pat
 
 def test_members_wait_for_one_another_and_clean_up(users: Users, project: Path) -> None:
     store = project / "store"
-    users.call(ALICE, create, store, shared=True)
+    users.call(ALICE._replace(umask=0o022), create, store, shared=True)
     users.call(ALICE, everything, store, "alice")
     with ckstore.open(store) as opened, opened._repository.catalog.lease("test"):
         assert not users.call(BOB, collects_under_a_lease, store)
     for killed, other in [(ALICE, BOB), (BOB, ALICE)]:
         with pytest.raises(ChildProcessError):
             users.call(killed, die_in_a_change, store)
+        assert closed_to_the_group(store) == []
+        said = users.call(STRANGER, sentence, "--store", store, "log")
+        assert "in the middle of a change, and repairing it takes permission to write" in said
+        assert users.call(other, numbers, store)
         assert users.call(other, collects_under_a_lease, store)
         users.call(other, everything, store, f"after-{killed.uid}")
         assert list(store.rglob(".tmp-*")) == []

@@ -60,7 +60,8 @@ def share(made: Path) -> None:
         own = made.stat().st_mode
         wanted = stat.S_IMODE(own) | (0o2770 if stat.S_ISDIR(own) else 0o660)
         if wanted != stat.S_IMODE(own):
-            made.chmod(wanted)
+            with suppress(PermissionError):  # The file system has permissions of its own.
+                made.chmod(wanted)
 
 
 def new_file(path: Path, buffering: int = -1) -> BinaryIO:
