@@ -839,6 +839,7 @@ class Store(Mapping[str | int, "Version"]):
         run: str | None = None,
         dry_run: bool = False,
         verify: bool = False,
+        restore: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> TransferReport:
         """Send versions to another store, which receives only the bytes that it lacks.
@@ -851,6 +852,8 @@ class Store(Mapping[str | int, "Version"]):
             Change nothing; only report.
         verify
             Decode and compare everything before it becomes visible.
+        restore
+            Also send versions that the other store has forgotten.
         progress
             Called with numbers of bytes, which add up to the sum of `original_bytes`.
 
@@ -866,7 +869,10 @@ class Store(Mapping[str | int, "Version"]):
         if not dry_run:
             other._repository.require_writable()
         rows = self._rows(versions, run)
-        return transfer(self._repository, other._followed(), rows, dry_run=dry_run, verify=verify, progress=progress)
+        return transfer(
+            self._repository, other._followed(), rows, dry_run=dry_run, verify=verify, restore=restore,
+            progress=progress,
+        )  # fmt: skip
 
     def pull(
         self,
@@ -876,6 +882,7 @@ class Store(Mapping[str | int, "Version"]):
         run: str | None = None,
         dry_run: bool = False,
         verify: bool = False,
+        restore: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> TransferReport:
         """Fetch versions from another store, under the names that they have there; see `push`.
@@ -887,7 +894,7 @@ class Store(Mapping[str | int, "Version"]):
         ...     print(list(copy))
         [1, 2, 3]
         """
-        return other.push(self, versions, run=run, dry_run=dry_run, verify=verify, progress=progress)
+        return other.push(self, versions, run=run, dry_run=dry_run, verify=verify, restore=restore, progress=progress)
 
     def encode(
         self,
@@ -1245,6 +1252,7 @@ def _paths(paths: Any) -> list[Path]:
 def init(
     path: str | os.PathLike[str],
     *,
+    shared: bool = False,
     options: Mapping[str, str] | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> Store:
@@ -1254,15 +1262,17 @@ def init(
     ----------
     path
         A directory, or a URL: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
+    shared
+        Let the directory's group write to the store, whatever the umask of its members is.
     options, cache
         See `open`.
 
     Raises
     ------
     ConflictError
-        The directory is not empty, or the bucket has a store above or below the prefix.
+        The directory is not empty, belongs to another group, or the bucket has a store above or below the prefix.
     UsageError
-        The object store lacks conditional writes.
+        The object store lacks conditional writes, or is to be `shared`.
 
     Examples
     --------
@@ -1270,7 +1280,7 @@ def init(
     <ckstore.Store 'new'>
     """
     place = root.place(path)
-    create_store(place, options, None if cache is None else Path(cache))
+    create_store(place, options, None if cache is None else Path(cache), shared=shared)
     return open(place, options=options, cache=cache)
 
 

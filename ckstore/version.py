@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
-from ckstore.errors import NotFoundError, UsageError
+from ckstore.errors import IntegrityError, NotFoundError, UsageError
 from ckstore.objects.documents import Deviation
 from ckstore.policy import Fidelity
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion, stored_version
@@ -509,6 +509,30 @@ class Version(Mapping[str, "LazyTensor"]):
         from ckstore.reading.opaque import opaque_parts
 
         return opaque_parts(self._stored)
+
+    def fallback(self) -> Version | None:
+        """Return the newest sound version before this one in its run, to resume from if this one is damaged.
+
+        Follows parents, and reads all of a version to tell whether it is sound. None if there is no sound one.
+
+        Examples
+        --------
+        >>> store["gpt@300"].fallback()
+        <ckstore.Version 2 gpt@200>
+        """
+        from ckstore.reading.fallback import before
+
+        return next(filter(Version._is_sound, map(Version, before(self._stored))), None)
+
+    def _is_sound(self) -> bool:
+        """Return whether all files can be restored: neither damaged, nor without tensors that the version dropped."""
+        from ckstore.reading.fallback import read_all
+
+        try:
+            self._unchanged(lambda: read_all(self._stored))
+        except (IntegrityError, NotFoundError):
+            return False
+        return True
 
     def salvage(
         self, target: str | os.PathLike[str], *, force: bool = False, progress: Callable[[int], None] | None = None

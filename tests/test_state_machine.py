@@ -81,6 +81,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.other = self.directory / "other"
         ckstore.init(self.other).close()
         self.sent: dict[str, tuple[str, dict[str, torch.Tensor], Any, tuple[str, int]]] = {}
+        # Ids of the versions that the store has forgotten.
+        self.forgotten: set[str] = set()
         self.steps = 0
 
     def teardown(self) -> None:
@@ -261,12 +263,14 @@ class StoreMachine(RuleBasedStateMachine):
                 assert sha256(self.directory / "out") == digest
 
     @precondition(lambda self: self.sent)
-    @rule(data=st.data(), verify=st.booleans())
-    def pull(self, data: st.DataObject, verify: bool) -> None:
+    @rule(data=st.data(), verify=st.booleans(), restore=st.booleans())
+    def pull(self, data: st.DataObject, verify: bool, restore: bool) -> None:
         """Pull versions that were forgotten or replaced here, with their tags where these are free."""
         ids = data.draw(st.lists(st.sampled_from(sorted(self.sent)), min_size=1, max_size=4, unique=True))
         with ckstore.open(self.other, "r") as other:
-            report = self.store.pull(other, ids, verify=verify)
+            report = self.store.pull(other, ids, verify=verify, restore=restore)
+            assert {row.uid for row in report.forgotten} <= (set() if restore else self.forgotten)
+            assert restore or self.forgotten.isdisjoint(item.version.uid for item in report.versions)
             assert all(isinstance(item.error, ConflictError) for item in report.failed)
             for item in report.versions:
                 assert item.arrived is not None
@@ -286,7 +290,7 @@ class StoreMachine(RuleBasedStateMachine):
     def forget(self, data: st.DataObject) -> None:
         untagged = sorted(set(self.digests) - set(self.tags.values()))
         numbers = data.draw(st.lists(st.sampled_from(untagged), min_size=1, max_size=4, unique=True))
-        self.store.forget(numbers)
+        self.forgotten |= {row.uid for row in self.store.forget(numbers).versions}
         for number in numbers:
             self._remove(number)
 
@@ -307,6 +311,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.set_policy(None, run)
         assert [row.number for row in report.forgotten] == [row.number for row in expected.forgotten] == gone
         assert {row.number for row in expected.thinned} == may_thin
+        self.forgotten |= {row.uid for row in report.forgotten}
         thinned = {row.number for row in report.thinned}
         assert thinned <= may_thin
         for number in gone:

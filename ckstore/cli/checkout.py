@@ -55,6 +55,7 @@ _STDOUT = "-"
 @option("--exclude GLOB", "Skip matching tensors or files.", multiple=True)
 @option("--strip", "Write one subtree of tensors, under their names in it.")
 @option("--force", "Overwrite TARGET; a directory is replaced as a whole.")
+@option("--fallback", "If the version is damaged, write the newest sound one before it in the run.")
 @option("--salvage", "Recover a damaged version; exit code 4 if parts are lost.")
 @option("--require-exact", "Fail with exit code 4 if the version is coarse.")
 @click.pass_context
@@ -68,6 +69,7 @@ def command(
     strip: bool,
     force: bool,
     require_exact: bool,
+    fallback: bool,
     salvage: bool,
 ) -> None:
     """Write the files of a version.
@@ -83,11 +85,11 @@ def command(
 
     A coarse version is written with a warning; `ckstore show` prints its errors.
 
+    If the version is damaged, the error names the newest sound one before it, which --fallback writes in its place.
+
     --salvage restores intact files, and writes the intact tensors of a damaged file to a file with the suffix
     .salvaged.pt. stderr lists the losses.
     """
-    from ckstore.reading.subtree import format_for, left_out_text
-
     to_stdout = str(output) == _STDOUT
     if to_stdout and (strip or form not in (None, _ORIGINAL)):
         raise UsageError("Tensors need a file to write to; name one with -o.")
@@ -95,49 +97,84 @@ def command(
         raise UsageError("stdout is closed; redirect it, or name a file with -o.")
     if to_stdout and sys.stdout.isatty():
         raise UsageError("A checkpoint cannot be written to a terminal; redirect stdout, or name a file with -o.")
-    if salvage and (to_stdout or form or include or exclude or strip):
+    if to_stdout and fallback:
+        raise UsageError("--fallback needs a file, since stdout may have taken part of the version; name one with -o.")
+    if salvage and (to_stdout or form or include or exclude or strip or fallback):
         raise UsageError("--salvage writes all intact parts, and chooses the format; leave the other options out.")
     with open_store(ctx) as store:
         found = version_of(store, version) if to_stdout else store[version]
-        form = format_for(found._stored, output, form, globs=bool(include or exclude), strip=strip)
-        if require_exact and found.fidelity != "exact":
-            raise IntegrityError(
-                f"Version {found.number} is coarse: it has no exact values; choose another version, or leave"
-                " --require-exact out."
-            )
-        was_exact = found.fidelity == "exact"
-        if not was_exact:
-            print_line(f"ckstore: {_warning(found)}", err=True)
-        if to_stdout:
-            found.write(sys.stdout.buffer, include=include, exclude=exclude)
-            return
-        target = output or Path(_default_name(found, form))
+        _check_fidelity(found, require_exact=require_exact)
         if salvage:
-            _salvage(found, target, force=force)
+            _salvage(found, output or Path(_default_name(found, _ORIGINAL)), force=force)
             return
-        name = f"{found.name} (version {found.number})"
-        start = time.perf_counter()
-        if form == _ORIGINAL:
-            entries = _chosen_files(found, include, exclude)
-            size = sum(entry.size for entry in entries)
-            with progress_bar(name, size) as progress:
-                left_out = found.checkout(
-                    target, format=form, include=include, exclude=exclude, force=force, progress=progress
-                )
-            result = f"{_proof(found, entries)}  {speed_text(size, time.perf_counter() - start)}"
-            total, noun = len(found._stored.document.files) + len(found._stored.document.links), "file"
-        else:
-            with progress_bar(name, found.original_bytes) as progress:
-                left_out = found.checkout(
-                    target, format=form, include=include, exclude=exclude, strip=strip, force=force, progress=progress
-                )
-            total, noun = len(found), "tensor"
-            result = f"{size_text(target.stat().st_size)}  {counted(total - len(left_out), noun)}"
-        if was_exact and found.fidelity != "exact":  # Thinned, or encoded as coarse, by another process.
-            print_line(f"ckstore: {_warning(found)}", err=True)
-        print_line(f"{name} -> {target}  {result}")
-        if left_out:
-            print_line(f"ckstore: {left_out_text(left_out, total, noun)}", err=True)
+        try:
+            if to_stdout:
+                found.write(sys.stdout.buffer, include=include, exclude=exclude)
+            else:
+                _write(found, output, form, include, exclude, strip=strip, force=force)
+        except IntegrityError as error:
+            sound = found.fallback()
+            if sound is None:
+                raise
+            name = f"The newest sound version before it is {sound.name}"
+            if not fallback:
+                raise IntegrityError(f"{error} {name}; --fallback writes it.") from error
+            print_line(f"ckstore: {error} {name}.", err=True)
+            _check_fidelity(sound, require_exact=require_exact)
+            _write(sound, output, form, include, exclude, strip=strip, force=force)
+
+
+def _check_fidelity(version: Version, *, require_exact: bool) -> None:
+    """Warn of a coarse version, or refuse it."""
+    if version.fidelity == "exact":
+        return
+    if require_exact:
+        raise IntegrityError(
+            f"Version {version.number} is coarse: it has no exact values; choose another version, or leave"
+            " --require-exact out."
+        )
+    print_line(f"ckstore: {_warning(version)}", err=True)
+
+
+def _write(
+    found: Version,
+    output: Path | None,
+    form: Literal["original"] | Format | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    *,
+    strip: bool,
+    force: bool,
+) -> None:
+    """Write a version to a file or directory, and print the result."""
+    from ckstore.reading.subtree import format_for, left_out_text
+
+    form = format_for(found._stored, output, form, globs=bool(include or exclude), strip=strip)
+    was_exact = found.fidelity == "exact"
+    target = output or Path(_default_name(found, form))
+    name = f"{found.name} (version {found.number})"
+    start = time.perf_counter()
+    if form == _ORIGINAL:
+        entries = _chosen_files(found, include, exclude)
+        size = sum(entry.size for entry in entries)
+        with progress_bar(name, size) as progress:
+            left_out = found.checkout(
+                target, format=form, include=include, exclude=exclude, force=force, progress=progress
+            )
+        result = f"{_proof(found, entries)}  {speed_text(size, time.perf_counter() - start)}"
+        total, noun = len(found._stored.document.files) + len(found._stored.document.links), "file"
+    else:
+        with progress_bar(name, found.original_bytes) as progress:
+            left_out = found.checkout(
+                target, format=form, include=include, exclude=exclude, strip=strip, force=force, progress=progress
+            )
+        total, noun = len(found), "tensor"
+        result = f"{size_text(target.stat().st_size)}  {counted(total - len(left_out), noun)}"
+    if was_exact and found.fidelity != "exact":  # Thinned, or encoded as coarse, by another process.
+        print_line(f"ckstore: {_warning(found)}", err=True)
+    print_line(f"{name} -> {target}  {result}")
+    if left_out:
+        print_line(f"ckstore: {left_out_text(left_out, total, noun)}", err=True)
 
 
 def _salvage(version: Version, target: Path, *, force: bool) -> None:

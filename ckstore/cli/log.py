@@ -49,6 +49,8 @@ _TEXTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "created": lambda record: time_text(record["created"]),
     "dropped": lambda record: ", ".join(record["dropped"]) or None,
 }
+#: Headings that differ from the name of the column.
+_HEADINGS = {"created": "created (UTC)"}
 _LEFT = ("graph", "run", "kind", "tags", "created", "fidelity", "dropped")
 
 
@@ -125,7 +127,8 @@ def command(
         blank = [""] * len(names)
         rows = [[text, *(blank if number is None else cells[number])] for number, text in drawn(lineage)]
         names = ["graph", *names]
-    print_table(names, rows, right=[place for place, name in enumerate(names) if name not in _LEFT])
+    headings = [_HEADINGS.get(name, name) for name in names]
+    print_table(headings, rows, right=[place for place, name in enumerate(names) if name not in _LEFT])
     if garbage:
         print_line(
             f"ckstore: {size_text(garbage)} of the store are of no version in this list: `ckstore stats` says how many "

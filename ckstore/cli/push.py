@@ -27,6 +27,8 @@ def command(ctx: click.Context, /, other: Path | str, versions: tuple[str, ...],
     numbers. Bytes that OTHER has are not sent again. Versions needed only to restore others are sent too but stay
     hidden; the parent is the nearest ancestor in OTHER.
 
+    Versions that OTHER has forgotten are not sent, except with --restore.
+
     A version exists in OTHER if its id does, or the same content at its run and step; other content is a conflict.
     Damaged versions are skipped and reported. After an interrupt, repeat the command for the rest.
     """

@@ -30,6 +30,7 @@ transfer_options = with_all(
     named_options,
     option("--dry-run", "Change nothing; list versions and bytes."),
     option("--verify", "Decode and compare each version before it becomes visible."),
+    option("--restore", "Also send versions that the receiving store has forgotten."),
     json_option,
 )
 
@@ -40,11 +41,14 @@ def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, 
     chosen = source.select(versions or None, run=options["run"])
     total = 0 if dry_run else sum(version.original_bytes for version in chosen)
     with progress_bar(ctx.info_name or "", total, shown=not as_json) as progress:
-        report = source.push(target, chosen, dry_run=dry_run, verify=options["verify"], progress=progress)
+        report = source.push(
+            target, chosen, dry_run=dry_run, verify=options["verify"], restore=options["restore"], progress=progress
+        )
     if as_json:
         tags = tags_of(target)
         print_json([
             *(_object(item, tags) for item in report.versions),
+            *({"version": row.number, "run": row.run, "step": row.step, "forgotten": True} for row in report.forgotten),
             *({"version": item.version.number, "run": item.version.run, "step": item.version.step,
                "error": str(item.error), "kind": item.error.kind, "exit_code": item.error.exit_code}
               for item in report.failed),
@@ -58,6 +62,10 @@ def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, 
         said = "Would send" if dry_run else "Sent"
         there = f"; {counted(len(report.there), 'version')} there already" if report.there else ""
         print_line(f"{said} {counted(len(report.versions), 'version')}, {size_text(report.bytes)}{there}.")
+        if report.forgotten:
+            were, them = ("was", "it") if len(report.forgotten) == 1 else ("were", "them")
+            count = counted(len(report.forgotten), "version")
+            print_line(f"{count} {were} forgotten there; --restore sends {them} again.")
     exit_for_failures(ctx, [item.error for item in report.failed], len(chosen), "versions", "sent")
 
 

@@ -11,7 +11,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ckstore.integrations.names import found
+from ckstore.integrations.names import found, read_sound
 
 if TYPE_CHECKING:
     from ckstore.store import Store
@@ -84,6 +84,8 @@ def save_state(
 def load_state(accelerator: Any, store: Store, name: str, **options: Any) -> int | None:
     """Load a version as `Accelerator.load_state` loads a directory; all ranks call this.
 
+    If the latest version is damaged, a warning says so, and the newest sound one before it is loaded.
+
     Parameters
     ----------
     accelerator
@@ -116,11 +118,12 @@ def load_state(accelerator: Any, store: Store, name: str, **options: Any) -> int
     place = Path(gettempdir(), f"ckstore-{token}-{machine}")
     try:
         if accelerator.is_local_main_process:
-            version.checkout(place)
+            version, _ = read_sound(store, name, lambda sound: sound.checkout(place))
         accelerator.wait_for_everyone()
         accelerator.load_state(os.fspath(place), **options)
         accelerator.wait_for_everyone()
     finally:
         if accelerator.is_local_main_process:
             shutil.rmtree(place, ignore_errors=True)
-    return version.step
+    (step,) = broadcast_object_list([version.step])
+    return step  # type: ignore[no-any-return]

@@ -9,11 +9,13 @@ import numpy as np
 
 from ckstore.errors import UsageError
 from ckstore.formats.paths import path_to_text
+from ckstore.integrations.names import read_sound
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ckstore.store import Store
+    from ckstore.version import Version
     from ckstore.writing.ingest import IngestReport
 
 #: Path of a leaf.
@@ -68,6 +70,8 @@ def save(
 def load(store: Store, name: str, *, like: Any) -> Any:
     """Load a version as a pytree.
 
+    If the latest version is damaged, a warning says so, and the newest sound one before it is loaded.
+
     Parameters
     ----------
     store
@@ -88,13 +92,13 @@ def load(store: Store, name: str, *, like: Any) -> Any:
     """
     import jax
 
-    version = store[name]
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    made = []
-    for keys, leaf in leaves:
-        text = path_to_text(_path(keys))
-        made.append(_leaf(np.asarray(version[text][...]), leaf, text))
-    return jax.tree_util.tree_unflatten(structure, made)
+
+    def read(version: Version) -> list[Any]:
+        named = [(path_to_text(_path(keys)), leaf) for keys, leaf in leaves]
+        return [_leaf(np.asarray(version[text][...]), leaf, text) for text, leaf in named]
+
+    return jax.tree_util.tree_unflatten(structure, read_sound(store, name, read)[1])
 
 
 def _path(keys: tuple[Any, ...]) -> _Path:

@@ -6,14 +6,16 @@ import os
 import shutil
 import sys
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import ConflictError, UsageError
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.integrations.names import PREFIX, version_name
+from ckstore.integrations.names import PREFIX, read_sound, version_name
 from ckstore.integrations.torch import load, save
+from ckstore.integrations.torch_reading import read
 from ckstore.store import Store
 
 if TYPE_CHECKING:
@@ -115,6 +117,8 @@ class StoreIO:
     ) -> Any:
         """Load the checkpoint of a pointer, of a name such as `ckstore:lit@8`, or of a file that Lightning wrote.
 
+        If the latest version is damaged, a warning says so, and the newest sound one before it is loaded.
+
         Objects of your own classes need ``weights_only=False``, as without a store.
 
         Raises
@@ -124,11 +128,13 @@ class StoreIO:
         """
         name = path if version_name(path) is not None else _pointed_to(_local(path)) or path
         spec = version_name(name)
-        if spec is not None:
-            version = self.store[spec]
-            if version.run == self.run:
-                self._note(version.step)
-        return load(name, self.store, map_location=map_location or "cpu", weights_only=weights_only is not False)
+        options: dict[str, Any] = {"map_location": map_location or "cpu", "weights_only": weights_only is not False}
+        if spec is None:
+            return load(name, self.store, **options)
+        version, state = read_sound(self.store, spec, partial(read, **options))
+        if version.run == self.run:
+            self._note(version.step)
+        return state
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a pointer, or a checkpoint that Lightning wrote; the version stays in the store."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
-from ckstore.errors import UsageError
+from ckstore.errors import IntegrityError, UsageError
 from ckstore.store import Store, open
 from ckstore.version import Version
+
+Result = TypeVar("Result")
 
 #: Prefix that distinguishes the name of a version from a path.
 PREFIX = "ckstore:"
@@ -50,9 +54,32 @@ def run_and_step(name: str) -> tuple[str, int | None]:
 
 
 def found(store: Store, name: str) -> Version | None:
-    """Return the version of a name; None for `RUN@latest` of a run without versions."""
+    """Return the version of a name; None for `RUN@latest` of a run, or `latest` of a store, without versions."""
     run, _, step = name.rpartition("@")
-    return None if step == "latest" and store._catalog.latest(run) is None else store[name]
+    return None if step == "latest" and store._catalog.latest(run or None) is None else store[name]
+
+
+def read_sound(store: Store, name: str, read: Callable[[Version], Result]) -> tuple[Version, Result]:
+    """Read the version of a name; return it, and the result.
+
+    If it is damaged and named as the latest one, fall back to the newest sound one before it, with a warning.
+
+    Raises
+    ------
+    IntegrityError
+        The version is damaged, and it is named by itself, or none before it is sound.
+    """
+    version = store[name]
+    try:
+        return version, read(version)
+    except IntegrityError as error:
+        sound = version.fallback()
+        if sound is None:
+            raise
+        if name not in ("latest", version.run, f"{version.run}@latest"):
+            raise IntegrityError(f"{error} The newest sound version before {version.name} is {sound.name}.") from error
+        warnings.warn(f"{error} The training resumes from {sound.name}, the newest sound version.", stacklevel=3)
+    return sound, read(sound)
 
 
 @contextmanager

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import UsageError
-from ckstore.integrations.names import opened, run_and_step, version_name
+from ckstore.integrations.names import opened, read_sound, run_and_step, version_name
+from ckstore.integrations.torch_reading import read
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module, Parameter
 
     from ckstore.store import Store
-    from ckstore.version import Version
     from ckstore.writing.ingest import IngestReport
 
 #: Weights of the newest gradient and of the earlier mean (Agrawal et al., SoCC 2024).
 _NEW, _OLD = 0.9, 0.1
-
-#: Formats that `torch.load` reads.
-_TORCH_FILES = ("torch-zip", "torch-legacy")
 
 
 def save(
@@ -82,6 +78,8 @@ def load(
 ) -> Any:
     """Load a version like `torch.load`.
 
+    If the latest version is damaged, a warning says so, and the newest sound one before it is loaded.
+
     Parameters
     ----------
     name
@@ -106,42 +104,8 @@ def load(
     if spec is None:
         return torch.load(name, map_location=map_location, weights_only=weights_only)
     with opened(store) as found:
-        version = found[spec]
-        is_torch = not version._stored.document.is_directory and version._stored.layout.files[0].kind in _TORCH_FILES
-        if map_location is None or str(map_location) == "cpu":
-            state = version.state_dict()
-            if not is_torch or not _holds_unknown(state):
-                return state
-        elif not is_torch:
-            raise UsageError(f"{spec} is not a torch file; load it without `map_location`, then move its tensors.")
-        return _read_by_torch(version, map_location, weights_only=weights_only)
-
-
-def _read_by_torch(version: Version, map_location: Any, *, weights_only: bool) -> Any:
-    """Return the state that torch loads from the version's file."""
-    import torch
-
-    with TemporaryDirectory(prefix="ckstore-") as place:
-        file = Path(place, "state.pt")
-        # A file with dropped tensors cannot be restored; its remaining contents are written as a new file if possible.
-        is_left = version.dropped and not _holds_unknown(version.state_dict())
-        version.checkout(file, format="pt" if is_left else None)
-        return torch.load(file, map_location=map_location or "cpu", weights_only=weights_only)
-
-
-def _holds_unknown(state: Any) -> bool:
-    """Return whether a state contains an object that could not be rebuilt."""
-    from ckstore.formats.layout import Unknown
-
-    left, seen = [state], set()
-    while left:
-        node = left.pop()
-        if isinstance(node, Unknown):
-            return True
-        if isinstance(node, dict | list | tuple | set | frozenset) and id(node) not in seen:
-            seen.add(id(node))
-            left.extend([*node, *node.values()] if isinstance(node, dict) else node)
-    return False
+        reading = partial(read, map_location=map_location, weights_only=weights_only)
+        return read_sound(found, spec, reading)[1]
 
 
 class GradientAccumulator:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import ConflictError, UsageError
-from ckstore.integrations.names import found
+from ckstore.integrations.names import found, read_sound
 
 if TYPE_CHECKING:
     from ckstore.integrations.torch import GradientAccumulator
@@ -129,7 +129,8 @@ class StoreCallback:
 def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> str | None:
     """Restore a version's checkpoint directory and return its path, for `resume_from_checkpoint`.
 
-    All ranks call this; rank 0 writes.
+    All ranks call this; rank 0 writes. If the latest version is damaged, a warning says so, and the newest sound one
+    before it is restored.
 
     Parameters
     ----------
@@ -155,17 +156,24 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
     version = found(store, name)
     if version is None:
         return None
-    directory = Path(output_dir, f"checkpoint-{version.step}")
     distributed = _distributed()
     if distributed is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError(
             "torch.distributed is not initialised; create `TrainingArguments` before the call of `resume_path`."
         )
     if distributed is None or distributed.get_rank() == 0:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        version.checkout(directory, force=True)
-    _wait_for_all()
-    return str(directory)
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        version, _ = read_sound(
+            store, name, lambda sound: sound.checkout(_directory(output_dir, sound.step), force=True)
+        )
+    steps = [version.step]
+    if distributed is not None:
+        distributed.broadcast_object_list(steps)
+    return str(_directory(output_dir, steps[0]))
+
+
+def _directory(output_dir: str | os.PathLike[str], step: int | None) -> Path:
+    return Path(output_dir, f"checkpoint-{step}")
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:

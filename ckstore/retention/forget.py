@@ -55,7 +55,7 @@ def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: b
         def change() -> None:
             catalog.forget_versions(numbers)
             catalog.remove_empty_runs()
-            catalog.note({"change": "forget", "versions": numbers})
+            catalog.note({"change": "forget", "versions": numbers, "uids": [row.uid for row in versions]})
 
         with reserve.spent(repository.path):
             catalog.commit(change)

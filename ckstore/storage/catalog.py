@@ -52,12 +52,12 @@ class Catalog(CatalogClaims):
         self._follows = ""
 
     @classmethod
-    def create(cls, store: Path) -> Self:
-        """Create a store: its directories and an empty catalog, open for writing.
+    def create(cls, store: Path, *, shared: bool = False) -> Self:
+        """Create a store: its directories and an empty catalog, open for writing; with `shared`, for its group.
 
         Raise `ConflictError` if the path already has a store or other contents.
         """
-        root.create_layout(store)
+        root.create_layout(store, shared=shared)
         path = store / root.CATALOG
         temporary = durable.temporary_path(store)
         try:

@@ -25,7 +25,7 @@ def replace_catalog(store: Path, fill: Callable[[Path, Catalog | None], None]) -
         Another process is writing to the present catalog.
     """
     temporary = durable.temporary_path(store)
-    temporary.mkdir()
+    durable.new_directory(temporary)
     try:
         create_file(temporary / root.CATALOG)
         # Held before the packs are listed: the new catalog would lack a version committed after that.

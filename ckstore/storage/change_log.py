@@ -44,7 +44,7 @@ RECORD = by(
         "tag": fields({"tag": text(1), "version": _VERSION}),
         "untag": fields({"tag": text(1)}),
         "rebase": fields({"packs": _PACKS, "versions": items(_VERSION)}),
-        "forget": fields({"versions": items(_VERSION)}),
+        "forget": fields({"versions": items(_VERSION), "uids": items(ID)}),
         "thin": fields({"packs": _PACKS, "version": _VERSION}),
         "drop": fields({"packs": _PACKS, "version": _VERSION}),
         "compact": fields({"packs": _PACKS, "version": _VERSION}),

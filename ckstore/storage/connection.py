@@ -278,8 +278,8 @@ class Connection:
             return self._open("mode=ro")
         if self.path.with_name(self.path.name + "-journal").exists():
             raise CkstoreError(
-                f"{self.path} was left in the middle of a change and cannot be repaired on a read-only file system;"
-                " open the store once where it can be written."
+                f"{self.path} was left in the middle of a change, and repairing it takes permission to write; open the"
+                " store once where it can be written."
             ) from failure
         return self._open("immutable=1&mode=ro")
 
@@ -364,6 +364,7 @@ def create_file(path: Path) -> None:
     from ckstore.storage.migrations import migrate
 
     forks.check()
+    durable.new_file(path).close()  # SQLite would ignore the umask. Its journals get the permissions of this file.
     with forks.Lock(), closing(sqlite3.connect(path, isolation_level=None)) as database, explained(path):
         database.execute("PRAGMA page_size = 512")
         add_seal(database)

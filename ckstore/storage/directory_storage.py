@@ -72,5 +72,5 @@ class DirectoryStorage:
     def _made(self, name: str) -> Path:
         """Return the path of a file in a directory that exists."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.new_directory(path.parent)
         return path

@@ -1,4 +1,4 @@
-"""Durable files: temporary names, fsync, rename, and errors for a full disk."""
+"""Files: temporary names, permissions, fsync, rename, and errors for a full disk."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from ckstore.errors import CkstoreError, DiskFullError, IntegrityError
 
@@ -45,6 +46,56 @@ def sync_directory(directory: Path) -> None:
 def temporary_path(directory: Path) -> Path:
     """Return a unique name in `directory` that `sweep_temporaries` recognises."""
     return directory / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def is_shared(directory: Path) -> bool:
+    """Return whether a group shares a directory: it is writable by the group, and has the set-group-id bit."""
+    mode = directory.stat().st_mode
+    return bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
+
+
+def share(made: Path) -> None:
+    """Let the group read and write a new file or directory if the group shares its directory, whatever the umask is."""
+    if is_shared(made.parent):
+        own = made.stat().st_mode
+        wanted = stat.S_IMODE(own) | (0o2770 if stat.S_ISDIR(own) else 0o660)
+        if wanted != stat.S_IMODE(own):
+            with suppress(PermissionError):  # The file system has permissions of its own.
+                made.chmod(wanted)
+
+
+def new_file(path: Path, buffering: int = -1) -> BinaryIO:
+    """Create a file, and open it for writing."""
+    file = path.open("xb", buffering)
+    try:
+        share(path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def touch(path: Path) -> None:
+    """Create an empty file, or set the time of an existing one."""
+    try:
+        new_file(path).close()
+    except FileExistsError:
+        os.utime(path)
+
+
+def new_directory(path: Path, mode: int = 0o777) -> None:
+    """Create a directory, and those above it; an existing one stays as it is."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        new_directory(path.parent, mode)
+    try:
+        path.mkdir(mode)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        share(path)
 
 
 @contextmanager
@@ -95,7 +146,7 @@ def write_file(path: Path, data: bytes, *, absent: bool = False) -> bool:
     temporary = temporary_path(path.parent)
     try:
         with disk_full_explained(path.parent, len(data)):
-            with temporary.open("xb") as file:
+            with new_file(temporary) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -115,7 +166,8 @@ def write_cached(path: Path, data: bytes) -> None:
     """Write a file that can be fetched again: in full or not at all, but not durably."""
     temporary = temporary_path(path.parent)
     try:
-        temporary.write_bytes(data)
+        with new_file(temporary) as file:
+            file.write(data)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

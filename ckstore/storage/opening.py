@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ckstore.errors import ConflictError, IntegrityError, NoStoreError
+from ckstore.errors import ConflictError, IntegrityError, NoStoreError, UsageError
 from ckstore.storage import root
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.catalog_replacement import replace_catalog
@@ -55,14 +55,25 @@ def open_store(
     return OpenStore(place, mirror.path, catalog, packs, mirror.options, mirror.path.parent)
 
 
-def create_store(place: Path | str, options: Mapping[str, str] | None = None, cache: Path | None = None) -> None:
-    """Create a store at a path or URL; raise `ConflictError` if it holds something else."""
+def create_store(
+    place: Path | str,
+    options: Mapping[str, str] | None = None,
+    cache: Path | None = None,
+    *,
+    shared: bool = False,
+) -> None:
+    """Create a store at a path or URL; raise `ConflictError` if it holds something else.
+
+    With `shared`, the group of the directory may write to it.
+    """
     if isinstance(place, str):
+        if shared:
+            raise UsageError(f"A group shares a directory; rights to {place} are those of the bucket.")
         from ckstore.storage.remote.mirror import create
 
         create(place, options, cache)
     else:
-        Catalog.create(place).close()
+        Catalog.create(place, shared=shared).close()
 
 
 def ensure_store(place: Path | str, options: Mapping[str, str] | None = None, cache: Path | None = None) -> None:

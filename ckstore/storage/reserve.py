@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ckstore.storage import root
+from ckstore.storage import durable, root
 
 NAME = "reserve"
 
@@ -38,6 +38,7 @@ def keep(store: Path) -> None:
         if free > LITTLE:
             return
         wanted = SIZE + (store / root.CATALOG).stat().st_size
+        durable.touch(path)
         with path.open("ab", buffering=0) as file:
             while (size := file.tell()) < wanted:
                 # Random bytes: a file system with compression would reserve nothing for others.

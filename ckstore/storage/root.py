@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from ckstore.errors import ConflictError, NoStoreError, UsageError
@@ -13,6 +15,9 @@ from ckstore.storage import durable
 PACKS = "packs"
 LOG = "log"
 CATALOG = "catalog.sqlite"
+#: Keeps the store out of the Git repository around it.
+IGNORE = ".gitignore"
+_IGNORED = b"*\n"
 #: File that marks a directory as the mirror of a store in a bucket.
 MIRROR = durable.MIRROR
 #: Name of the directory that is searched upwards.
@@ -43,16 +48,17 @@ def check_no_mirror(path: Path) -> None:
         raise UsageError(f"{path} is the mirror of a store in a bucket; open that one by its URL.")
 
 
-def create_layout(root: Path) -> None:
+def create_layout(root: Path, *, shared: bool = False) -> None:
     """Create the directories of a store; `Catalog.create` creates the catalog.
 
-    Raise `ConflictError` for a file, a store (perhaps without its catalog), or a directory that is not empty.
+    With `shared`, its group may write to it. Raise `ConflictError` for a file, a store (perhaps without its catalog),
+    or a directory that is not empty.
     """
     local_path(root, _RULE)
     if root.exists():
         if not root.is_dir():
             raise ConflictError(f"{root} is a file; choose another path for the store.")
-        foreign = [name for name in os.listdir(root) if name not in (PACKS, LOG) and not name.startswith(".tmp-")]
+        foreign = [name for name in os.listdir(root) if not _is_own(root / name)]
         if (root / CATALOG).exists():
             raise ConflictError(f"{root} is already a store; choose another path or use it as it is.")
         if any((root / name).is_dir() and os.listdir(root / name) for name in (PACKS, LOG)):
@@ -60,9 +66,30 @@ def create_layout(root: Path) -> None:
         if foreign:
             raise ConflictError(f"{root} is not empty (it has {sorted(foreign)[0]}); choose an empty directory.")
     for directory in (root, root / PACKS, root / LOG):
-        directory.mkdir(parents=True, exist_ok=True)
+        durable.new_directory(directory)
+        if shared:
+            _share(directory)
         durable.sync_directory(directory.parent)
-    durable.sync_directory(root)
+    durable.write_file(root / IGNORE, _IGNORED)
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether an interrupted `create_layout` may have left a file or directory."""
+    if path.name == IGNORE:
+        return path.read_bytes() == _IGNORED
+    return path.name in (PACKS, LOG) or path.name.startswith(".tmp-")
+
+
+def _share(directory: Path) -> None:
+    """Share a directory with its group; new files and directories in it follow."""
+    with suppress(PermissionError):
+        directory.chmod(stat.S_IMODE(directory.stat().st_mode) | 0o2770)
+    # The system leaves the bit out, without an error, if this user is not in the group.
+    if not durable.is_shared(directory):
+        raise ConflictError(
+            f"{directory} cannot be shared: it belongs to another user or group; run `chgrp` with a group of yours, and"
+            " `chmod g+rwxs`, as its owner."
+        )
 
 
 def find_store(start: Path | None = None) -> Path | str:
@@ -77,14 +104,19 @@ def find_store(start: Path | None = None) -> Path | str:
             raise NoStoreError(f"${VARIABLE} names {named}, which is not a store; correct it or run `ckstore init`.")
         return found
     begin = (start or Path.cwd()).absolute()
-    for directory in (begin, *begin.parents):
-        for path in (directory, directory / DEFAULT_NAME):
-            if is_store(path):
-                return path
+    nearest = nearest_store(begin)
+    if nearest is not None:
+        return nearest
     raise NoStoreError(
         f"No {DEFAULT_NAME} found in {begin} or above it; run `ckstore init`, or name a store"
         f" (`store`, or ${VARIABLE})."
     )
+
+
+def nearest_store(start: Path) -> Path | None:
+    """Return the nearest `.ckstore` in an absolute path or above it, or the store around it."""
+    stores = (path for directory in (start, *start.parents) for path in (directory, directory / DEFAULT_NAME))
+    return next(filter(is_store, stores), None)
 
 
 def find_temporaries(root: Path, grace: float = 3600.0) -> list[Path]:

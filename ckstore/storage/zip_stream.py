@@ -34,6 +34,7 @@ from ckstore.runtime.zip_records import (
     padding,
     read_local,
 )
+from ckstore.storage import durable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -57,7 +58,7 @@ class ZipStream:
     """A new zip file with stored and deflated members; `size` bytes are written."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("xb", buffering=0)
+        self._file = durable.new_file(path, buffering=0)
         self._digest = blake3()
         self._buffer = bytearray()
         self._central = bytearray()

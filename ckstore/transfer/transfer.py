@@ -7,7 +7,7 @@ Change.finish(document)                        # the packs are durable
 Change.commit_version()                        # after checking the copied objects
 
 A version is skipped if the target has it, by its id or by its content at its run and step. So repeating an interrupted
-transfer sends the rest.
+transfer sends the rest. A version that the target has forgotten, by its log, is sent only on demand.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ckstore.errors import (
 )
 from ckstore.objects.documents import VersionDocument
 from ckstore.reading.stored_version import StoredVersion
+from ckstore.runtime.cached import cached_property
 from ckstore.storage import reserve
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.durable import sweep_temporaries
@@ -87,6 +88,8 @@ class TransferReport:
         The versions that were sent.
     there
         Rows, in the source, of the versions that the target already had.
+    forgotten
+        Rows, in the source, of the versions that the target has forgotten, and that were not sent.
     failed
         The versions that could not be sent: damaged, stored against damaged objects, or in conflict.
 
@@ -100,6 +103,7 @@ class TransferReport:
 
     versions: list[Transferred] = field(default_factory=list)
     there: list[VersionRow] = field(default_factory=list)
+    forgotten: list[VersionRow] = field(default_factory=list)
     failed: list[NotTransferred] = field(default_factory=list)
 
     @property
@@ -115,15 +119,17 @@ def transfer(
     *,
     dry_run: bool = False,
     verify: bool = False,
+    restore: bool = False,
     progress: Progress | None = None,
 ) -> TransferReport:
     """Copy versions into another store, with all objects that restoring them takes and the target lacks.
 
-    The rows are ordered by number, so that ancestors come first. With `verify`, every received version is decoded and
+    The rows are ordered by number, so that ancestors come first. With `restore`, versions that the target has forgotten
+    are sent, too. With `verify`, every received version is decoded and
     compared with its digests before it becomes visible. `progress` gets bytes of processed versions, as in
     `original_bytes`. After a `DiskFullError` or `LockedError`, the next transfer sends the rest.
     """
-    work = _Transfer(source, target, verify=verify, progress=progress)
+    work = _Transfer(source, target, verify=verify, restore=restore, progress=progress)
     if dry_run:
         return work.run(rows, dry_run=True)
     target.require_writable()
@@ -134,10 +140,13 @@ def transfer(
 
 
 class _Transfer:
-    def __init__(self, source: Repository, target: Repository, *, verify: bool, progress: Progress | None) -> None:
+    def __init__(
+        self, source: Repository, target: Repository, *, verify: bool, restore: bool, progress: Progress | None
+    ) -> None:
         self._source = source
         self._target = target
         self._verify = verify
+        self._restore = restore
         self._progress = progress or (lambda count: None)
         self._rows = {row.number: row for row in source.catalog.versions()}
         self._tags = source.catalog.tags()
@@ -158,6 +167,10 @@ class _Transfer:
         for row in rows:
             try:
                 there, sent = self._existing(row), 0
+                if there is None and not self._restore and row.uid in self._forgotten:
+                    report.forgotten.append(row)
+                    self._progress(row.original_bytes)
+                    continue
                 if there is None and dry_run:
                     missing = find_missing(StoredVersion(self._source, row), self._target, planned, verify=self._verify)
                     sent = missing.nbytes
@@ -175,6 +188,12 @@ class _Transfer:
             except CkstoreError as error:
                 report.failed.append(NotTransferred(row, error))
         return report
+
+    @cached_property
+    def _forgotten(self) -> set[str]:
+        """Ids of the versions that the target has forgotten, since its log began."""
+        forgets = (record for record in self._target.catalog.records() if record["change"] == "forget")
+        return {uid for record in forgets for uid in record["uids"]}
 
     def _existing(self, row: VersionRow) -> VersionRow | None:
         """Find a version in the target, by its id or by its content; raise `ConflictError` if its step has another."""

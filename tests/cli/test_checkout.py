@@ -261,3 +261,26 @@ def test_salvage(ckstore, filled: Path) -> None:
 @pytest.mark.parametrize("option", [("--include", "model/*"), ("--format", "npz"), ("--strip",), ("-o", "-")])
 def test_salvage_takes_no_choice(ckstore, filled: Path, option: tuple[str, ...]) -> None:
     assert "--salvage writes all intact parts" in ckstore("checkout", "best", "--salvage", *option, code=2).sentence
+
+
+def test_a_damaged_version_names_the_newest_sound_one(ckstore, filled: Path) -> None:
+    """Its own pack is damaged; then that of the version before it, too."""
+    ckstore("ingest", "in/step20.pt", "--run", "other", "--step", "5")
+    for damaged, sound in [(3, "gpt@10"), (2, "gpt@0")]:
+        with library.open(".ckstore", "r") as store:
+            pack = store[damaged]._stored.row.pack
+        flip(filled / ".ckstore", pack, lambda size: size // 2)
+        said = ckstore("checkout", "gpt", "-o", "out.pt", code=4).sentence
+        assert said.endswith(f" The newest sound version before it is {sound}; --fallback writes it."), said
+        assert not (filled / "out.pt").exists()
+        done = ckstore("checkout", "gpt", "-o", "out.pt", "--fallback")
+        assert done.out.startswith(f"{sound} (version ")
+        assert done.sentence.endswith(f" The newest sound version before it is {sound}.")
+        assert (filled / "out.pt").read_bytes() == (filled / "in" / f"step{sound[4:]}.pt").read_bytes()
+        (filled / "out.pt").unlink()
+    with library.open(".ckstore", "r") as store:
+        flip(filled / ".ckstore", store[1]._stored.row.pack, lambda size: size // 2)
+    for options in ([], ["--fallback"]):
+        assert "sound" not in ckstore("checkout", "gpt", "-o", "out.pt", *options, code=4).sentence
+    assert "stdout may have taken" in ckstore("checkout", "gpt", "-o", "-", "--fallback", code=2).sentence
+    ckstore("checkout", "gpt", "--salvage", "--fallback", code=2)

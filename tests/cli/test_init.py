@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,40 @@ def test_nothing_is_overwritten(ckstore, tmp_path: Path) -> None:
     assert "not empty" in ckstore("init", "full", code=12).sentence
     (tmp_path / "file").touch()
     assert "is a file" in ckstore("init", "file", code=12).sentence
+
+
+@pytest.mark.local
+def test_a_store_below_another_says_so(ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ckstore("init").out == "Made a store at .ckstore.\n"
+    said = ckstore("init", "backup").out.splitlines()
+    assert said == ["Made a store at backup.", "Without --store, commands still use .ckstore."]
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    said = ckstore("init").out.splitlines()
+    assert said == ["Made a store at .ckstore.", "Commands in its directory use it now, no longer ../../.ckstore."]
+    monkeypatch.setenv("CKSTORE", str(tmp_path / ".ckstore"))
+    assert ckstore("init", "named").out == "Made a store at named.\n"
+    monkeypatch.delenv("CKSTORE")
+    monkeypatch.chdir(tmp_path / "backup" / "packs")
+    said = ckstore("init", "inside").out.splitlines()
+    assert said == ["Made a store at inside.", "Without --store, commands still use ..."]
+    assert ckstore("init", "--shared", "s3://bucket/store", code=2).sentence.endswith("are those of the bucket.")
+
+
+@pytest.mark.local
+def test_git_ignores_a_store(ckstore, tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    ckstore("init")
+    (tmp_path / "mine").touch()
+    git("add", "-A")
+    assert git("ls-files") == "mine\n"
+    # An interrupted `init` leaves this file, whose author is known by its content.
+    (tmp_path / "begun").mkdir()
+    shutil.copy(".ckstore/.gitignore", "begun/.gitignore")
+    ckstore("init", "begun")
+    (tmp_path / "yours").mkdir()
+    (tmp_path / "yours" / ".gitignore").write_text("*.pt\n")
+    assert "not empty (it has .gitignore)" in ckstore("init", "yours", code=12).sentence

@@ -29,7 +29,7 @@ def test_table(ckstore, filled: Path) -> None:
     heading, *lines = ckstore("log").out.splitlines()
     names = heading.lower().split()
     assert names[:6] == ["version", "run", "step", "parent", "kind", "depth"]
-    assert names[6:] == ["size", "stored", "ratio", "cost", "tags", "created"]
+    assert names[6:] == ["size", "stored", "ratio", "cost", "tags", "created", "(utc)"]
     assert [line.split()[:4] for line in lines] == [
         ["1", "gpt", "0", "-"],
         ["2", "gpt", "10", "1"],

@@ -85,3 +85,23 @@ def test_damage(ckstore, filled: Path, other: Path) -> None:
     assert len(result.err.splitlines()) == 3
     assert "does not match its name; restore it from a copy" in result.err
     assert ckstore("--store", other, "log", "--json").json == []
+
+
+def test_forgotten_versions_are_counted_and_sent_on_demand(ckstore, filled: Path, other: Path) -> None:
+    ckstore("push", other)
+    ckstore("--store", other, "tag", "--delete", "best")
+    ckstore("--store", other, "forget", "gpt@20")
+    assert ckstore("push", other).out.splitlines() == [
+        "Sent 0 versions, 0 B; 2 versions there already.",
+        "1 version was forgotten there; --restore sends it again.",
+    ]
+    ckstore("--store", other, "forget", "gpt@0..gpt@10")
+    for verb in (["push", other], ["--store", other, "pull", ".ckstore"]):
+        assert ckstore(*verb, "--dry-run").out.splitlines() == [
+            "Would send 0 versions, 0 B.",
+            "3 versions were forgotten there; --restore sends them again.",
+        ]
+    said = ckstore("push", other, "gpt@0", "--json").json
+    assert said == [{"version": 1, "run": "gpt", "step": 0, "forgotten": True}]
+    assert ckstore("push", other, "--restore").out.splitlines()[-1].startswith("Sent 3 versions, ")
+    assert len(ckstore("--store", other, "log", "--json").json) == 3

@@ -730,11 +730,12 @@ def test_readers_while_versions_are_forgotten(path: Path, series: list[Path]) ->
 
 
 def test_the_log(store: ckstore.Store) -> None:
+    uids = [store["a@0"].id, store["b"].id]
     store.forget(["a@0", "b"])
     rows = {pack.name for pack in store._catalog.packs()}
     store.gc()
     forgot, again, collected = store._catalog.records()[-3:]
-    assert (forgot["change"], forgot["versions"]) == ("forget", [1, 7])
+    assert (forgot["change"], forgot["versions"], forgot["uids"]) == ("forget", [1, 7], uids)
     assert (again["change"], again["versions"]) == ("rebase", [2, 5])
     assert collected["change"] == "gc"
     assert set(collected["removed"]) == rows - {pack.name for pack in store._catalog.packs()}

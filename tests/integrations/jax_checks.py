@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore.errors import ConflictError, NotFoundError, UsageError
+from ckstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.integrations.jax import load, save
+from tests.checkpoints import flip
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -71,6 +72,19 @@ def test_a_tree_comes_back_as_it_was(store: ckstore.Store) -> None:
     save(store, tree(), run="flax", step=3, metrics={"loss": 0.5})
     assert store["flax@3"].metrics == {"loss": 0.5}
     assert_same(load(store, "flax@latest", like=tree(1)), tree())
+
+
+def test_a_damaged_latest_tree_falls_back(store: ckstore.Store) -> None:
+    for step in (1, 2):
+        save(store, {"w": jax.random.normal(jax.random.key(step), (300, 200))}, run="flax", step=step)
+    store.encode()
+    first = load(store, "flax@1", like={"w": jnp.zeros((300, 200))})
+    flip(store.place, store["flax@2"]._stored.row.pack, lambda size: size // 2)
+    with ckstore.open(store.place, "r") as again:
+        with pytest.warns(UserWarning, match="The training resumes from flax@1"):
+            assert_same(load(again, "flax@latest", like={"w": jnp.zeros((300, 200))}), first)
+        with pytest.raises(IntegrityError, match="before flax@2 is flax@1"):
+            load(again, "flax@2", like={"w": jnp.zeros((300, 200))})
 
 
 def test_shapes_alone_are_enough(store: ckstore.Store) -> None:

@@ -8,11 +8,12 @@ from tests.forked import of_ranks
 from tests.integrations.programs import run_with
 
 HEAD = """
-    import os, sys
+    import os, sys, warnings
     import accelerate, torch
     import ckstore
     from ckstore.errors import ConflictError, NotFoundError
     from ckstore.integrations.accelerate import load_state, save_state
+    from tests.checkpoints import flip
 
     def prepared(**options):
         accelerator = accelerate.Accelerator(cpu=True, **options)
@@ -123,6 +124,18 @@ RANKS = """
         assert {"random_states_0.pkl", "random_states_1.pkl"} <= files
         assert not set(os.listdir()) - {"store"}
         assert not any(name.startswith("ckstore") for name in os.listdir(os.environ["TMPDIR"]))
+
+    save_state(accelerator, store, run="acc", step=2)
+    if accelerator.is_main_process:
+        flip("store", store["acc@2"]._stored.row.pack, lambda size: size // 2)
+    store.close()
+    accelerator.wait_for_everyone()
+    store = ckstore.open("store", "r")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert load_state(accelerator, store, "acc@latest") == 1, "on each rank"
+    told = any("The training resumes from acc@1" in str(warning.message) for warning in said)
+    assert told == accelerator.is_local_main_process
     store.close()
     accelerator.end_training()
     """

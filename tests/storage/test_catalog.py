@@ -458,7 +458,7 @@ def test_replacing_the_catalog(filled, store):
         assert catalog.tags() == {"kept": 1}
         assert [pack.name for pack in catalog.packs()] == [pack.name for pack in packs[:2]]
         assert catalog.reserve_number() == 3
-    assert sorted(os.listdir(store)) == [root.CATALOG, root.LOG, root.PACKS]
+    assert sorted(os.listdir(store)) == [root.IGNORE, root.CATALOG, root.LOG, root.PACKS]
 
 
 def test_a_failed_replacement_changes_nothing(filled, store):
@@ -470,7 +470,7 @@ def test_a_failed_replacement_changes_nothing(filled, store):
     with pytest.raises(ZeroDivisionError):
         replace_catalog(store, fail)
     assert len(filled.versions()) == 3
-    assert sorted(os.listdir(store)) == [root.CATALOG, root.LOG, root.PACKS]
+    assert sorted(os.listdir(store)) == [root.IGNORE, root.CATALOG, root.LOG, root.PACKS]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x" * 5000])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,18 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
         durable.write_file(target, b"after")
     assert os.listdir(tmp_path) == ["file"]
     assert target.read_bytes() == b"before"
+
+
+def test_a_shared_directory_on_a_file_system_with_permissions_of_its_own(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    tmp_path.chmod(0o2775)
+    durable.write_file(tmp_path / "before", b"shared")
+    assert (tmp_path / "before").stat().st_mode & 0o060 == 0o060
+    monkeypatch.setattr(Path, "chmod", refuse)
+    durable.write_file(tmp_path / "file", b"written")
+    assert (tmp_path / "file").read_bytes() == b"written"
 
 
 def test_times_sort_as_text():

@@ -439,8 +439,37 @@ def test_tags_are_taken_where_they_are_free(origin: Path, directory: Path) -> No
         assert store.verify().problems == []
 
 
+def test_a_push_brings_back_nothing_that_was_forgotten(origin: Path, directory: Path) -> None:
+    """By name, by a policy, after `gc`, and without the catalog that did so; another ingest is not held back."""
+    target = directory / "store"
+    with ckstore.init(target) as store:
+        pushed(origin / "store", target, run="gpt")
+        store.forget(["gpt@1"])
+        store.set_policy(Policy(retention=ckstore.Retention(keep_last=5)), "gpt")
+        assert [row.step for row in store.retain().forgotten] == [0, 2]
+        store.gc(grace=0)
+    for dry_run in (True, False):
+        report = pushed(origin / "store", target, run="gpt", dry_run=dry_run)
+        assert [row.step for row in report.forgotten] == [0, 1, 2]
+        assert ([row.step for row in report.there], report.versions) == ([3, 4, 5, 6, 7, 8], [])
+    lose_catalog(target)
+    recover(target)
+    counted: list[int] = []
+    with ckstore.open(origin / "store", "r") as source, ckstore.open(target) as store:
+        report = store.pull(source, run="gpt", progress=counted.append)
+        assert [row.step for row in report.forgotten] == [0, 1, 2]
+        assert sum(counted) == sum(version.original_bytes for version in source.versions("gpt"))
+        store.ingest(origin / "in" / "gpt@0", run="gpt", step=0, hot=0)
+        store.set_policy(None, "gpt")
+        assert [row.step for row in store.pull(source, "gpt@0..gpt@2").there] == [0]
+        sent = store.pull(source, run="gpt", restore=True)
+        assert ([item.version.step for item in sent.versions], sent.forgotten) == ([1, 2], [])
+        assert store.verify().problems == []
+        assert sorted(version.step or 0 for version in store.versions("gpt")) == list(range(9))
+
+
 @pytest.mark.parametrize("collected", [False, True])
-def test_a_version_that_was_forgotten_comes_again(origin: Path, directory: Path, collected: bool) -> None:
+def test_a_version_that_was_forgotten_comes_again_on_demand(origin: Path, directory: Path, collected: bool) -> None:
     target = directory / "store"
     ckstore.init(target).close()
     pushed(origin / "store", target, ["gpt@0", "gpt@1"])
@@ -448,7 +477,9 @@ def test_a_version_that_was_forgotten_comes_again(origin: Path, directory: Path,
         store.forget(["gpt@1"])
         if collected:
             store.gc(grace=0)
-    pushed(origin / "store", target, ["gpt@1"])
+    held = pushed(origin / "store", target, ["gpt@0", "gpt@1"])
+    assert ([row.step for row in held.forgotten], held.versions, held.failed) == ([1], [], [])
+    pushed(origin / "store", target, ["gpt@1"], restore=True)
     expected = restored(target, directory / "out")
     assert [said[1] for said in expected.values()] == [0, 1]
     with ckstore.open(target) as store:

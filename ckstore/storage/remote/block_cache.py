@@ -213,7 +213,7 @@ class BlockCache:
         """Write a block to the cache; on a full disk, it is not cached."""
         path = self._path(pack, number)
         with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            durable.new_directory(path.parent)
             durable.write_cached(path, block + crc32c(block).to_bytes(4, "little"))
 
     def _trim(self, written: int) -> None:

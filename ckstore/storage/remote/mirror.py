@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import sqlite3
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ VARIABLE = "CKSTORE_CACHE"
 #: Number of records between two snapshots of the catalog.
 EVERY = 256
 _LEVEL = 6
+#: Largest permissions of the directories of mirrors: all processes that use a mirror write to it.
+_MODE = 0o770
 #: Number of names in one response to a list.
 _LISTED = 1000
 
@@ -79,7 +82,8 @@ def create(url: str, options: Mapping[str, str] | None = None, cache: Path | Non
     _check_alone(bucket, url)
     prove(bucket, url)
     with _usable(cache) as directory:
-        directory.mkdir(parents=True, exist_ok=True)
+        durable.new_directory(directory, _MODE)
+        _check_closed(directory)
         TemporaryDirectory(dir=directory).cleanup()
     store = secrets.token_hex(16)
     data = canonical_json({"format": FORMAT, "store": store})
@@ -96,6 +100,8 @@ def find(
     With `from_log` it starts empty, under the id that the store has now. Raise `NoStoreError` if the URL has no store.
     """
     url = url.rstrip("/")
+    with _usable(cache) as directory:
+        _check_closed(directory, _note(url, cache).parent)
     remembered = _remembered(url, cache)
     options = {**(remembered[1] if remembered else {}), **(options or {})}
     storage = RetryingStorage(ObstoreBucket(url, options))
@@ -123,6 +129,7 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
     """Put the mirror's catalog as a snapshot at record `number`, for new mirrors."""
     temporary = durable.temporary_path(mirror.path)
     try:
+        durable.new_file(temporary).close()
         with forks.Lock(), closing(sqlite3.connect(mirror.path / root.CATALOG)) as database:
             database.execute("VACUUM INTO ?", [str(temporary)])
         with forks.Lock(), closing(sqlite3.connect(temporary, isolation_level=None)) as database:
@@ -151,9 +158,10 @@ def _mirror(
     log = RemoteLog(storage, store, lines)
     with _usable(cache):
         for directory in (path, lines, path / root.PACKS):
-            directory.mkdir(parents=True, exist_ok=True)
+            durable.new_directory(directory, _MODE)
+        _check_closed(path.parent, path, *(entry for entry in path.iterdir() if entry.is_dir()))
         if not (path / root.MIRROR).exists():
-            (path / root.MIRROR).touch()
+            durable.touch(path / root.MIRROR)
         if not (path / root.CATALOG).is_file():
             temporary = durable.temporary_path(path)
             if snapshot is not None:
@@ -194,6 +202,17 @@ def _check_alone(bucket: ObstoreBucket, url: str) -> None:
             raise ConflictError(f"The store {below} lies inside {url}; choose another prefix.")
 
 
+def _check_closed(*directories: Path) -> None:
+    """Raise `CkstoreError` if everyone may write to a directory of the cache: mirrors are believed."""
+    for directory in directories if os.name == "posix" else ():
+        with suppress(FileNotFoundError):
+            if directory.stat().st_mode & stat.S_IWOTH:
+                raise CkstoreError(
+                    f"Everyone may write to the cache {directory}; run `chmod o-w {directory}`, or name another"
+                    f" directory with ${VARIABLE} or cache=."
+                )
+
+
 @contextmanager
 def _usable(cache: Path | None) -> Iterator[Path]:
     """Yield the directory of mirrors; turn errors of its use into one sentence with the remedy."""
@@ -219,7 +238,9 @@ def _fetch(storage: Storage, name: str, path: Path) -> bool:
     if blake3(data).hexdigest(length=20) != name.rpartition("-")[2] or length > expanded_limit(len(data)):
         return False
     with suppress(ValueError, RuntimeError):
-        path.write_bytes(zstd.expand(data[8:], length))
+        catalog = zstd.expand(data[8:], length)
+        with durable.new_file(path) as file:
+            file.write(catalog)
         return True
     return False
 
@@ -239,7 +260,7 @@ def _remember(url: str, store: str, options: Mapping[str, str], cache: Path | No
     with suppress(OSError):
         if path.exists() and path.read_bytes() == data:
             return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    durable.new_directory(path.parent, _MODE)
     durable.write_cached(path, data)
 
 

@@ -141,7 +141,7 @@ class RemotePacks(PackReader):
         try:
             if not _is_pack(path, pack):
                 path = temporary
-                with path.open("wb") as file:
+                with durable.new_file(path) as file:
                     for start in range(0, size, BLOCK):
                         block = self._cache.at_hand(pack, start // BLOCK, min(BLOCK, size - start))
                         if block is None:
@@ -226,7 +226,7 @@ class RemotePacks(PackReader):
         with suppress(OSError):
             if 0 <= time.time() - path.stat().st_mtime < pause:
                 return False
-        path.touch()
+        durable.touch(path)
         return True
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ class RemotePacks(PackReader):
         if not isinstance(opened, OpenFile):
             size, temporary = opened.size, durable.temporary_path(self._directory)
             try:
-                with durable.disk_full_explained(self._directory, size), temporary.open("wb") as file:
+                with durable.disk_full_explained(self._directory, size), durable.new_file(temporary) as file:
                     for offset in range(0, size, _PIECE):
                         file.write(self._fetch(pack, offset, min(_PIECE, size - offset)))
                     # Mapped bytes are not checked: after a power cut, the file must be complete or missing.

@@ -237,6 +237,16 @@ def test_versions_go_into_a_remote_store_and_out_of_it(server: SimulatedServer, 
         for step in range(4):
             assert same(store[f"r@{step}"].state_dict(), step)
         assert store.verify().problems == []
+        store.untag("best")
+        store.forget(["r@1", "r@2"])
+    # Another mirror, which did not exist then, learns it from the log.
+    with opened(before) as source:
+        kept = opened(after) if after == "local" else ckstore.open(places[way][1], cache=directory / "b")
+        with kept as target:
+            assert [row.step for row in source.push(target).forgotten] == [1, 2]
+            assert [version.step for version in target.versions()] == [0, 3]
+            assert [item.version.step for item in source.push(target, restore=True).versions] == [1, 2]
+            assert target.verify().problems == []
 
 
 def test_packs_that_were_written_here_long_ago_take_no_place(server: SimulatedServer, directory: Path) -> None:
