@@ -15,7 +15,7 @@ from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping, json_mapping
 from ckstore.formats.layout import Checked, FileLayout, Path, Source, TensorRef
 from ckstore.formats.sources import PartSource
-from ckstore.formats.trees import replace_tensors
+from ckstore.formats.trees import renumber_tensors
 from ckstore.formats.zip_directory import (
     FIRST_RECORD,
     NoDirectoryError,
@@ -95,7 +95,9 @@ def embed(layout: FileLayout, inner: FileLayout, start: int, path: Path, name: s
     for one in inner.checked:
         positions = tuple(start + position for position in one.positions)
         layout.checked.append(Checked(f"{name}/{one.name}", start + one.start, start + one.stop, positions))
-    return replace_tensors(inner.tree, lambda number: TensorRef(tensors + number))
+    tree, shared = renumber_tensors(inner.tree, lambda number: TensorRef(tensors + number), inner.shared)
+    layout.shared += shared
+    return tree
 
 
 def _short(name: str) -> str:
