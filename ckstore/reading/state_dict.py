@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
 
 #: Kinds of files whose tensors may share a storage.
-_SHARED = ("torch-zip", "torch-legacy", "dcp", "zip")
+_SHARED = ("torch-zip", "torch-legacy", "dcp", "zip", "tar")
 
 
 def build(
