@@ -43,7 +43,7 @@ from ckstore.objects import units
 from ckstore.policy import Policy
 from tests.checkpoints import scratch, sha256
 from tests.crafted import CraftedStore, everything, limits
-from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, keras_bytes, learner_bytes
+from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, keras_bytes, learner_bytes, tar_bytes
 
 #: Values to put in the place of others; longer ones are made when they are drawn.
 JUNK: list[Any] = [
@@ -298,6 +298,9 @@ def make_files(directory: Path) -> dict[str, bytes]:
     state = {"params": {"w": np.arange(6, dtype="f4").reshape(2, 3)}, "n": [1, 2.5, "a", b"b", None], "step": 3}
     (directory / "flax").write_bytes(flax_bytes(state))
     (directory / "learner").write_bytes(learner_bytes(model, {"state": {0: model["w"]}}))
+    (directory / "tar").write_bytes(
+        tar_bytes({"a.npy": (directory / "npy").read_bytes(), "m": (directory / "zip").read_bytes()})
+    )
     if find_spec("h5py"):
         weights = {"layers": {"dense": {"vars": {"0": np.ones((3, 4), "f4"), "1": np.arange(3, dtype="i2")}}}}
         (directory / "hdf5").write_bytes(hdf5_bytes(weights))

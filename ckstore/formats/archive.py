@@ -1,4 +1,4 @@
-"""Zip archives of files with tensors: npz, and those of Stable-Baselines 3 and Keras.
+"""Archives of files with tensors: npz, zips such as those of Stable-Baselines 3 and Keras, and tars such as `.nemo`.
 
 A stored entry is a file in a file: it is parsed like any other, and its tensors are named after it.
 """
@@ -6,16 +6,17 @@ A stored entry is a file in a file: it is parsed like any other, and its tensors
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping, json_mapping
-from ckstore.formats.layout import Checked, FileLayout, Path, Source, TensorRef
+from ckstore.formats.layout import LARGE_BYTES, Checked, FileLayout, Path, Source, TensorRef
 from ckstore.formats.sources import PartSource
-from ckstore.formats.trees import replace_tensors
+from ckstore.formats.tar_headers import BLOCK, TarEntry, read_headers
+from ckstore.formats.trees import renumber_tensors
 from ckstore.formats.zip_directory import (
     FIRST_RECORD,
     NoDirectoryError,
@@ -30,6 +31,10 @@ _ATTRIBUTES = "data"
 _STEPS = "num_timesteps"
 #: The first entries that Stable-Baselines 3 and Keras write; they identify a truncated archive.
 _FIRST_NAMES = (_ATTRIBUTES, "metadata.json")
+#: The files of a tar by torch before 0.1.10, in a format that is not read.
+_OF_OLD_TORCH = {"sys_info", "pickle", "storages", "tensors"}
+#: Maximal bytes of a tar's headers and small files without tensors, which are read as one.
+_MAX_SMALL_BYTES = 1 << 26
 
 
 def parse_archive(source: Source, kind: str, parse_entry: Callable[[Source], FileLayout | None]) -> FileLayout | None:
@@ -47,21 +52,10 @@ def parse_archive(source: Source, kind: str, parse_entry: Callable[[Source], Fil
             raise
         return None
     layout = FileLayout(kind, source.size, tree={})
-    short = Counter(_short(entry.name) for entry in entries)
-    for entry in entries:
+    for entry, name in zip(entries, _names(entries), strict=True):
         extents = len(layout.extents)
         inner, why = _parsed(source, entry, kind, parse_entry)
-        if inner is not None and (inner.tensors or inner.bytes_for):
-            name = _short(entry.name) if short[_short(entry.name)] == 1 else entry.name
-            tree = embed(layout, inner, entry.start, (name,), entry.name)
-            layout.tree |= {name: tree} if inner.tensors else {}
-            layout.facts = inner.facts | layout.facts
-        else:
-            layout.add_bytes(("__entry__", entry.name), entry.start, entry.stop)
-        if inner is not None:
-            layout.bytes_for |= {
-                f"{entry.name}/{part}" if part else entry.name: at for part, at in inner.bytes_for.items()
-            }
+        _add(layout, entry, name, inner)
         if why:
             layout.bytes_for[entry.name] = why
         if not entry.plain:
@@ -77,6 +71,52 @@ def parse_archive(source: Source, kind: str, parse_entry: Callable[[Source], Fil
         return layout
     layout.tree = None
     return layout if layout.kind == "npz" else None
+
+
+def parse_tar(source: Source, parse_entry: Callable[[Source], FileLayout | None]) -> FileLayout | None:
+    """Return the layout of a tar archive; None if no file in it holds tensors, or if it is too unusual to be read.
+
+    Paths of tensors are those of `parse_archive`. Raises `InputError` if a file with tensors is damaged, or the archive
+    of one is.
+    """
+    headers = read_headers(source)
+    if headers is None or {entry.name for entry in headers.entries} >= _OF_OLD_TORCH:
+        return None
+    layout = FileLayout("tar", source.size, tree={})
+    small = 0
+    for entry, name in zip(headers.entries, _names(headers.entries), strict=True):
+        try:
+            inner = parse_entry(PartSource(source, entry.start, entry.size))
+        except InputError as error:
+            raise InputError(f"{entry.name}: {error}") from error
+        small += BLOCK + (entry.size if entry.size < LARGE_BYTES and (inner is None or not inner.tensors) else 0)
+        if small > _MAX_SMALL_BYTES:
+            return None
+        _add(layout, entry, name, inner)
+    if not layout.tensors:
+        return None
+    if headers.problem:
+        raise InputError(headers.problem)
+    layout.add_bytes(("__trailer__",), headers.stop, source.size)
+    return layout
+
+
+def _names(entries: Sequence[ZipEntry] | Sequence[TarEntry]) -> list[str]:
+    """Return the first segments of the paths of entries: names without endings where these are distinct."""
+    short = Counter(_short(entry.name) for entry in entries)
+    return [_short(entry.name) if short[_short(entry.name)] == 1 else entry.name for entry in entries]
+
+
+def _add(layout: FileLayout, entry: ZipEntry | TarEntry, name: str, inner: FileLayout | None) -> None:
+    """Add an entry's tensors below `name`, or its bytes."""
+    if inner is not None and (inner.tensors or inner.bytes_for):
+        tree = embed(layout, inner, entry.start, (name,), entry.name)
+        layout.tree |= {name: tree} if inner.tensors else {}
+        layout.facts = inner.facts | layout.facts
+    else:
+        layout.add_bytes(("__entry__", entry.name), entry.start, entry.stop)
+    if inner is not None:
+        layout.bytes_for |= {f"{entry.name}/{part}" if part else entry.name: at for part, at in inner.bytes_for.items()}
 
 
 def embed(layout: FileLayout, inner: FileLayout, start: int, path: Path, name: str) -> Any:
@@ -95,7 +135,9 @@ def embed(layout: FileLayout, inner: FileLayout, start: int, path: Path, name: s
     for one in inner.checked:
         positions = tuple(start + position for position in one.positions)
         layout.checked.append(Checked(f"{name}/{one.name}", start + one.start, start + one.stop, positions))
-    return replace_tensors(inner.tree, lambda number: TensorRef(tensors + number))
+    tree, shared = renumber_tensors(inner.tree, lambda number: TensorRef(tensors + number), inner.shared)
+    layout.shared += shared
+    return tree
 
 
 def _short(name: str) -> str:

@@ -11,10 +11,11 @@ from functools import cache, partial
 
 from ckstore.errors import CkstoreError, InputError
 from ckstore.formats import dcp
-from ckstore.formats.archive import parse_archive
+from ckstore.formats.archive import parse_archive, parse_tar
 from ckstore.formats.containers import gguf, hdf5, msgpack, npy, safetensors
 from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.layout import FileLayout, Format, Source, opaque
+from ckstore.formats.tar_headers import starts_like_tar
 from ckstore.formats.torch import legacy
 from ckstore.formats.torch import zip as torch_zip
 from ckstore.formats.trees import tensor_numbers
@@ -31,7 +32,7 @@ _UNREAD = (
     (0, b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, the store compresses better"),
     (0, b"\xfd7zXZ\0", "compressed with xz: unpack it, the store compresses better"),
     (0, b"BZh", "compressed with bzip2: unpack it, the store compresses better"),
-    (257, b"ustar", "a tar archive: unpack it"),
+    (257, b"ustar", "a tar archive in which no file holds tensors, or one of a form that is not read: unpack it"),
     (0, b"\x80\2", "a pickle that was not written by torch"),
     (0, b"\x80\3", "a pickle that was not written by torch"),
     (0, b"\x80\4", "a pickle that was not written by torch"),
@@ -49,8 +50,15 @@ def _parse_npz(source: Source) -> FileLayout | None:
 
 
 def _parse_zip(source: Source) -> FileLayout | None:
-    formats = [one for one in (*_OWN, *_others()) if one.in_archives]
-    return parse_archive(source, "zip", partial(_parse_entry, formats))
+    return parse_archive(source, "zip", partial(_parse_entry, _in_archives()))
+
+
+def _parse_tar(source: Source) -> FileLayout | None:
+    return parse_tar(source, partial(_parse_entry, _in_archives()))
+
+
+def _in_archives() -> list[Format]:
+    return [one for one in (*_OWN, *_others()) if one.in_archives]
 
 
 def _parse_entry(formats: Sequence[Format], source: Source) -> FileLayout | None:
@@ -69,6 +77,7 @@ _OWN = (
     dcp.FORMAT,
     torch_zip.FORMAT,
     Format("zip", starts_like_zip, _parse_zip, in_archives=False),
+    Format("tar", starts_like_tar, _parse_tar, in_archives=False),
     legacy.FORMAT,
     dcp.METADATA_FORMAT,
     safetensors.FORMAT,

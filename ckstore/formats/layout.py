@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from operator import mul
@@ -13,6 +13,8 @@ from ckstore.dtypes import ITEM_SIZES
 
 Segment = str | int
 Path = tuple[Segment, ...]
+#: Pairs of nodes of a tree: one that is shown at a further place, and the first one, which it equals.
+Shared = Sequence[tuple[Any, Any]]
 
 #: Further properties of a tensor: its values are the complex conjugates or the negatives of the stored ones, it is a
 #: `torch.nn.Parameter`, it requires a gradient, it was a NumPy array. `Tensor.marks` keeps this order.
@@ -242,6 +244,9 @@ class FileLayout:
         The file's own facts: `step`, `epoch` (integers), if its top level or its metadata has them.
     bytes_for
         Why parts of the file, by name, are bytes rather than tensors.
+    shared
+        Pairs of nodes of the tree, (later, first), that are one object of the file: its tensors have a path for each
+        place, so that the tree has a node for each.
     """
 
     kind: str
@@ -252,6 +257,7 @@ class FileLayout:
     tree: Any = None
     facts: dict[str, Any] = field(default_factory=dict)
     bytes_for: dict[str, str] = field(default_factory=dict)
+    shared: list[tuple[Any, Any]] = field(default_factory=list, compare=False, repr=False)
 
     def add(
         self, path: Path, dtype: str, shape: tuple[int, ...], start: int, strides: tuple[int, ...] | None = None

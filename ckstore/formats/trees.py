@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from ckstore.formats.layout import TensorRef, Unknown, like
+from ckstore.formats.layout import Shared, TensorRef, Unknown, like
 
 #: Attributes of `torch.nn.Module` whose entries are accessed as attributes of the module.
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
@@ -19,6 +19,15 @@ _NUMBERS = {
     "f2": "e", "f4": "f", "f8": "d", "c8": "ff", "c16": "dd",
 }  # fmt: skip
 _GONE = object()
+#: Name of the object for a tensor with attributes: its argument is the tensor, its state the attributes.
+ATTRIBUTED = "torch.Tensor"
+
+
+def tensor_of(node: Any) -> TensorRef | None:
+    """Return the tensor of a node that is one, with attributes or without; None for any other."""
+    if isinstance(node, Unknown) and node.name == ATTRIBUTED and node.args is not None and len(node.args) == 1:
+        node = node.args[0]
+    return node if isinstance(node, TensorRef) else None
 
 
 def tensor_numbers(tree: Any) -> Iterator[int]:
@@ -83,20 +92,42 @@ def select_tensors(tree: Any, keep: Collection[int]) -> Any:
     return None if selected is _GONE else selected
 
 
-def replace_tensors(tree: Any, replacement: Callable[[int], Any], build: Callable[[Unknown], Any] | None = None) -> Any:
+def replace_tensors(
+    tree: Any,
+    replacement: Callable[[int], Any],
+    build: Callable[[Unknown], Any] | None = None,
+    shared: Shared = (),
+) -> Any:
     """Return the tree with ``replacement(n)`` in place of tensor n; a container at several places stays shared.
 
-    `build` replaces an unknown object whose parts are already replaced.
+    `build` replaces an unknown object whose parts are already replaced. With the pairs of `FileLayout.shared`, an
+    object at several places becomes one.
     """
+    return _replaced(tree, replacement, build, {id(later): first for later, first in shared}, {})
+
+
+def renumber_tensors(tree: Any, replacement: Callable[[int], Any], shared: Shared) -> tuple[Any, Shared]:
+    """Return `replace_tensors` of a tree, and the pairs of its nodes in place of the pairs of `FileLayout.shared`."""
     done: dict[int, Any] = {}
+    made = _replaced(tree, replacement, None, {}, done)
+    return made, [(done[id(later)], done[id(first)]) for later, first in shared]
+
+
+def _replaced(
+    tree: Any,
+    replacement: Callable[[int], Any],
+    build: Callable[[Unknown], Any] | None,
+    firsts: dict[int, Any],
+    done: dict[int, Any],
+) -> Any:
+    """Return `replace_tensors`; `done` gets the results by the identities of nodes."""
 
     def visit(node: Any) -> Any:
-        if isinstance(node, TensorRef):
-            return replacement(node.index)
-        if not isinstance(node, dict | list | tuple | Unknown):
+        node = firsts.get(id(node), node)
+        if not isinstance(node, dict | list | tuple | Unknown | TensorRef):
             return node
         if id(node) not in done:
-            done[id(node)] = convert(node)
+            done[id(node)] = replacement(node.index) if isinstance(node, TensorRef) else convert(node)
         return done[id(node)]
 
     def convert(node: dict[Any, Any] | list[Any] | tuple[Any, ...] | Unknown) -> Any:
@@ -119,8 +150,8 @@ def plain_tree(tree: Any) -> Any:
     """Return the tree without `Unknown` nodes, which can be written without naming a class.
 
     A `torch.nn.Module` becomes its state dict: a flat dictionary with dotted names. NumPy's numbers become Python's,
-    `torch.Size` a tuple, every kind of dictionary `dict`, every kind of set `set`. Any other object becomes a
-    dictionary with `__class__` and, if present, `args`, `state` and `items`.
+    `torch.Size` a tuple, every kind of dictionary `dict`, every kind of set `set`. Tensors lose their attributes. Any
+    other object becomes a dictionary with `__class__` and, if present, `args`, `state` and `items`.
     """
     done: dict[int, Any] = {}
 
@@ -134,6 +165,9 @@ def plain_tree(tree: Any) -> Any:
         return done[id(node)]
 
     def convert(node: Any) -> Any:
+        tensor = tensor_of(node)
+        if tensor is not None:
+            return tensor
         number = numpy_number(node)
         if number is not None:
             return number
@@ -185,8 +219,9 @@ def _module_state(module: Unknown, prefix: str, state_dict: dict[str, Any], barr
     for group in MODULE_GROUPS:
         members = module.state.get(group)
         for name, member in members.items() if isinstance(members, dict) else ():
-            if isinstance(member, TensorRef):
-                state_dict[f"{prefix}{name}"] = member
+            tensor = tensor_of(member)
+            if tensor is not None:
+                state_dict[f"{prefix}{name}"] = tensor
             elif is_module(member) and id(member) not in barren:
                 _module_state(member, f"{prefix}{name}.", state_dict, barren)
     if len(state_dict) == before:

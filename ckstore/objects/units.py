@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from ckstore.codecs.lattice import PARTS, chunk_length, part_dtype
@@ -153,14 +155,21 @@ class _Piece:
         return tuple(found)
 
 
-def plan_units(files: Sequence[tuple[str, FileLayout]]) -> list[Unit]:
+def plan_units(
+    files: Sequence[tuple[str, FileLayout]], cuts: Mapping[tuple[int, int], Sequence[int]] = MappingProxyType({})
+) -> list[Unit]:
     """Return the units of a version's files, given as (prefix, layout); the prefix distinguishes a directory's files.
 
-    Shards that are contiguous in their tensor are stored as the whole tensor, however it is sharded.
+    Shards that are contiguous in their tensor are stored as the whole tensor, however it is sharded. Extents with
+    `cuts`, by file and extent, are cut before these elements.
     """
     units: list[Unit] = []
     small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]] = {}
     for piece in _pieces(files):
+        firsts = cuts.get((piece.members[0].file, piece.members[0].extent))
+        if firsts is not None:
+            units.extend(_cut_parts(piece, firsts))
+            continue
         if piece.count >= SMALL:
             units.extend(_parts(piece))
             continue
@@ -230,6 +239,21 @@ def _parts(piece: _Piece) -> Iterable[Unit]:
         shape = (count // width, width * scale) if width > 1 else (count * scale,)
         signature = _signature(piece.dtype, [(name, piece.shape), (str(part), (count,))])
         yield Unit(f"{name}#{part}", signature, dtype, shape, piece.members_of(first, count), role)
+
+
+def _cut_parts(piece: _Piece, firsts: Sequence[int]) -> Iterable[Unit]:
+    """Yield the parts of bytes that begin at given elements; a part may follow one of its length in another size."""
+    name = f"{piece.prefix}{piece.name}"
+    for part, (first, stop) in enumerate(pairwise([*firsts, piece.count])):
+        key, shape = f"{name}#{part}", (stop - first,)
+        yield Unit(
+            key,
+            _signature(piece.dtype, [(key, shape)]),
+            piece.dtype,
+            shape,
+            piece.members_of(first, stop - first),
+            "other",
+        )
 
 
 def _bundles(small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]]) -> Iterable[Unit]:

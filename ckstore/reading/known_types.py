@@ -25,11 +25,11 @@ import torch
 
 from ckstore.errors import InputError, UsageError
 from ckstore.formats.layout import Unknown
-from ckstore.formats.torch.objects import CLASSES, reduce
+from ckstore.formats.torch.objects import CLASSES, MAX_FIELD_DEPTH, MAX_FIELDS, reduce
 from ckstore.formats.torch.pickle_reader import read_pickle
 from ckstore.formats.torch.pickle_writer import OPAQUE
 from ckstore.formats.torch.tree_reader import TreeReader
-from ckstore.formats.trees import NUMPY_CORES, replace_tensors
+from ckstore.formats.trees import ATTRIBUTED, NUMPY_CORES, replace_tensors
 
 #: Bytes that objects may take in addition to a multiple of the pickle's size.
 _FREE_BYTES = 1 << 28
@@ -72,12 +72,29 @@ def _with_state(cls: Callable[[], Any]) -> _Make:
     return make
 
 
-def _mapping(cls: Callable[..., Any]) -> _Make:
-    def make(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
-        _require(state is None and not args)
-        return cls((_fair(key), value) for key, value in items)
+def _dict(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(state is None and not args)
+    return {_fair(key): value for key, value in items}
 
-    return make
+
+def _ordered_dict(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(not args)
+    made = collections.OrderedDict((_fair(key), value) for key, value in items)
+    _set_attributes(made, state or {})
+    return made
+
+
+def _tensor(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    """Return a tensor with its attributes; see `ckstore.formats.trees.ATTRIBUTED`."""
+    _require(len(args) == 1 and isinstance(args[0], torch.Tensor) and not items)
+    _set_attributes(args[0], state or {})
+    return args[0]
+
+
+def _set_attributes(made: Any, attributes: Any) -> None:
+    """Set the attributes that hide none of the type's."""
+    _require(all(isinstance(name, str) for name in attributes))
+    vars(made).update({name: value for name, value in attributes.items() if not hasattr(type(made), name)})
 
 
 def _elements(cls: Callable[..., Any]) -> _Make:
@@ -102,7 +119,7 @@ def _deque(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
 
 def _uuid(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
     _require(not args and not items and type(state["int"]) is int)
-    return uuid.UUID(int=state["int"])
+    return uuid.UUID(int=state["int"], is_safe=uuid.SafeUUID(state.get("is_safe", uuid.SafeUUID.unknown.value)))
 
 
 def _fraction(*args: Any) -> Any:
@@ -122,28 +139,44 @@ def _bytearray(*args: Any) -> Any:
 def _dtype(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
     """`numpy.dtype(code, align, copy)` with (version, order, subarray, names, fields, size, alignment, flags, …)."""
     code = args[0]
-    _require(isinstance(code, str) and _DTYPE.fullmatch(code) is not None and not items)
+    is_record = code is np.record and state is not None and state[3] is not None
+    _require(is_record or (isinstance(code, str) and _DTYPE.fullmatch(code) is not None and not items))
     if state is None:
         return np.dtype(code)
     order, subarray, names, fields, size = state[1:6]
     _require(order in ("<", ">", "|", "="))
     if subarray is not None:
         base, shape = subarray
-        _require(isinstance(base, np.dtype) and base.fields is None)
+        _require(isinstance(base, np.dtype))
         return np.dtype((base, shape))
     if names is not None:
         parts = [fields[name] for name in names]
-        # Nested fields could double at every level.
-        _require(all(isinstance(part[0], np.dtype) and part[0].base.fields is None for part in parts))
+        number = 0
+        for part in parts:
+            _require(isinstance(part[0], np.dtype))
+            number += _fields(part[0])
+            _require(number <= MAX_FIELDS)
         offsets = [part[1] for part in parts]
         aligned = len(state) > 7 and bool(state[7] & 0x80)
         wanted = {"names": list(names), "formats": [part[0] for part in parts], "offsets": offsets, "itemsize": size}
-        return np.dtype(wanted, align=aligned)  # type: ignore[call-overload]
+        titles = [part[2] if len(part) > 2 else None for part in parts]
+        _require(all(isinstance(title, str | None) for title in titles))
+        if any(title is not None for title in titles):
+            wanted["titles"] = titles
+        made = np.dtype(wanted, align=aligned)  # type: ignore[call-overload]
+        return np.dtype((np.record, made)) if is_record else made
     if code in ("M8", "m8"):
         unit, number = state[8][1][:2]
         _require(unit in _TIME_UNITS and type(number) is int)
         code += "" if unit == b"generic" else f"[{number}{unit.decode()}]"
     return np.dtype(f"{order}{code}")
+
+
+def _fields(dtype: np.dtype[Any], depth: int = 0) -> int:
+    """Return the number of fields of a dtype and of those within."""
+    _require(depth <= MAX_FIELD_DEPTH)
+    fields = dtype.base.fields
+    return 1 if not fields else sum(_fields(fields[name][0], depth + 1) for name in dtype.base.names or ())
 
 
 def _array(shape: Any, dtype: Any, data: Any, order: Any) -> Any:
@@ -170,6 +203,8 @@ def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> Any:
 
 
 def _scalar(dtype: Any, data: Any) -> Any:
+    if data == b"" and isinstance(dtype, np.dtype) and dtype.kind in "SU" and not dtype.itemsize:
+        return dtype.type()
     return _array((1,), dtype, data, "C")[0]
 
 
@@ -177,6 +212,7 @@ def _scalar(dtype: Any, data: Any) -> Any:
 NAMED: dict[str, Any] = {
     **CLASSES,
     "numpy.ndarray": np.ndarray,
+    "numpy.record": np.record,
     **{f"numpy.{one.__name__}": one for one in set(np.sctypeDict.values()) if one is not np.object_},
     **{
         f"torch.{name}": value
@@ -189,13 +225,13 @@ NAMED: dict[str, Any] = {
 MAKERS: dict[str, _Make] = {
     "argparse.Namespace": _with_state(argparse.Namespace),
     "builtins.bytearray": _called(_bytearray),
-    "builtins.dict": _mapping(dict),
+    "builtins.dict": _dict,
     "builtins.frozenset": _elements(frozenset),
     "builtins.range": _called(range, int),
     "builtins.set": _elements(set),
     "builtins.slice": _called(slice),
     "collections.Counter": _called(collections.Counter, dict),
-    "collections.OrderedDict": _mapping(collections.OrderedDict),
+    "collections.OrderedDict": _ordered_dict,
     "collections.defaultdict": _default_dict,
     "collections.deque": _deque,
     "datetime.date": _called(dt.date, int, bytes),
@@ -214,6 +250,7 @@ MAKERS: dict[str, _Make] = {
         for module in ("pathlib", "pathlib._local")
         for kind in (type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath)
     },
+    ATTRIBUTED: _tensor,
     "torch.Size": _called(torch.Size, tuple),
     "torch.device": _called(torch.device, str, int),
     "torch.serialization._get_layout": _called(NAMED.__getitem__, str),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
 
 #: Kinds of files whose tensors may share a storage.
-_SHARED = ("torch-zip", "torch-legacy", "dcp", "zip")
+_SHARED = ("torch-zip", "torch-legacy", "dcp", "zip", "tar")
 
 
 def build(
@@ -73,7 +73,7 @@ def build(
     tree, kept = _left(version, file, parsed)
     tensors = {number: storages.tensor(parsed.tensors[number]) for number in kept}
     skeleton_bytes = layout.size - sum(extent.nbytes for extent in layout.extents)
-    return replace_tensors(tree, tensors.__getitem__, ObjectBuilder(skeleton_bytes, allow))
+    return replace_tensors(tree, tensors.__getitem__, ObjectBuilder(skeleton_bytes, allow), parsed.shared)
 
 
 def _mapped(version: StoredVersion, file: int, *, checked: bool) -> dict[int, memoryview]:

@@ -54,7 +54,7 @@ class Packed:
             (one.path, one.dtype, one.shape, one.strides, one.extent, one.offset, one.marks) for one in state.tensors
         ]
         extents = [(one.start, one.dtype, one.shape, one.path) for one in state.extents]
-        self.text = pickle.dumps((state.tree, tensors, extents, self.offsets), pickle.HIGHEST_PROTOCOL)
+        self.text = pickle.dumps((state.tree, state.shared, tensors, extents, self.offsets), pickle.HIGHEST_PROTOCOL)
         self.stop = self.start + len(self.text)
 
 
@@ -149,8 +149,10 @@ class StagedStates:
         if stop > len(self._memory):
             size = os.fstat(self._descriptor).st_size
             self._memory = memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ))
-        tree, tensors, extents, offsets = pickle.loads(self._memory[start:stop])
-        state = LiveState(tree, [Tensor(*one) for one in tensors], [Extent(*one) for one in extents], is_still=True)
+        tree, pairs, tensors, extents, offsets = pickle.loads(self._memory[start:stop])
+        state = LiveState(
+            tree, [Tensor(*one) for one in tensors], [Extent(*one) for one in extents], shared=pairs, is_still=True
+        )
         state.memories += [
             _StagedBytes(self._memory[offset : offset + extent.nbytes])
             for extent, offset in zip(state.extents, offsets, strict=True)

@@ -23,6 +23,7 @@ from ckstore.formats.skeleton import Checks, fill_crcs, pieces, stored_crcs
 from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.objects.identity import content_id
 from ckstore.objects.units import Member, plan_units
+from ckstore.scanning.content_cuts import plan_cuts
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Bytes that are read at once.
@@ -106,7 +107,8 @@ class _Reading:
     def __init__(self, version: ScannedVersion, progress: Progress | None, *, window: int) -> None:
         self._version = version
         self._progress = progress
-        version.units = plan_units([(version.prefix(file), file.layout) for file in version.files])
+        files = [(version.prefix(file), file.layout) for file in version.files]
+        version.units = plan_units(files, plan_cuts(version))
         self._held = _Held(version, window) if window else None
         version.contents = [""] * len(version.units)
         #: Unit, and first byte in it, of each stretch of an extent.

@@ -11,8 +11,8 @@ from typing import Any
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.formats.facts import json_mapping
-from ckstore.formats.layout import FileLayout, Source, TensorRef
-from ckstore.formats.trees import numpy_number
+from ckstore.formats.layout import FileLayout, Source
+from ckstore.formats.trees import numpy_number, tensor_of
 from ckstore.scanning.scanned import ScannedVersion
 
 _NAME = re.compile(
@@ -77,8 +77,9 @@ def _numbers(
 
 
 def _number(value: Any, layout: FileLayout, source: Source) -> int | float | None:
-    if isinstance(value, TensorRef):
-        tensor = layout.tensors[value.index]
+    reference = tensor_of(value)
+    if reference is not None:
+        tensor = layout.tensors[reference.index]
         form = _FORMATS.get(tensor.dtype)
         if form is None or tensor.shape not in ((), (1,)):
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from blake3 import blake3
 from ckstore.codecs.lattice import PARTS, Bits
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import FileLayout, Source
+from ckstore.formats.layout import FileLayout, Path, Source
 from ckstore.objects.units import Member, Unit
 
 
@@ -56,7 +56,8 @@ class ScannedVersion:
     Its links are (path, target), its directories (path, mode). `contents` are the content ids of the units, known with
     all digests once `is_hashed`. `held` has the values of units that are in memory, by their first members: keys may be
     equal. `name` is its origin as text, empty for a state dict; `step` comes from the contents of the files, or else
-    from the name.
+    from the name. `cuts_before` are of the parent: the size of each opaque extent in parts, and their first bytes, by
+    the prefix of the file and the path of the extent.
     """
 
     files: list[ScannedFile]
@@ -69,6 +70,7 @@ class ScannedVersion:
     held: dict[Member, Bits] = field(default_factory=dict)
     name: str = ""
     step: int | None = None
+    cuts_before: Mapping[tuple[str, Path], tuple[int, Sequence[int]]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:

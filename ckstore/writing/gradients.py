@@ -17,8 +17,9 @@ from ckstore.codecs.codebook import Floats
 from ckstore.codecs.lattice import FLOATS
 from ckstore.dtypes import ITEM_SIZES, bits_dtype, resolve_views
 from ckstore.errors import InputError, UsageError
-from ckstore.formats.layout import Tensor, TensorRef
+from ckstore.formats.layout import Tensor
 from ckstore.formats.paths import path_to_text
+from ckstore.formats.trees import tensor_of
 from ckstore.reading.gather import Array, gather
 from ckstore.reading.real_values import to_float64
 from ckstore.scanning.inputs import open_source
@@ -131,7 +132,7 @@ def _path_of(tensor: Tensor) -> str:
 
 def check_tree(node: Any, path: tuple[Any, ...] = ()) -> None:
     """Raise `UsageError` if there is anything but tensors in containers."""
-    if isinstance(node, TensorRef):
+    if tensor_of(node) is not None:
         return
     if not isinstance(node, dict | list | tuple):
         name = "/".join(map(str, path)) or "the tensors"

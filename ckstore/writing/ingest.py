@@ -29,6 +29,7 @@ from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import in_turn
+from ckstore.scanning.content_cuts import opaque_extents
 from ckstore.scanning.hashing import hash_version, held_windows
 from ckstore.scanning.inputs import open_source
 from ckstore.scanning.metrics import metrics_inside
@@ -44,6 +45,7 @@ from ckstore.writing.describe import describe
 from ckstore.writing.existing import in_place_of, is_there
 from ckstore.writing.gradients import Gradients
 from ckstore.writing.nearest import nearest_version
+from ckstore.writing.parents import cuts_of
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import AUTO, IngestOptions, Request, request_of
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
@@ -123,6 +125,8 @@ def _ingest(
 ) -> IngestReport:
     """Store a scanned version unless it exists. A new exact version is read once."""
     catalog = repository.catalog
+    if request.parent is not None and any(opaque_extents(layout) for layout in scanned.layouts):
+        scanned.cuts_before = cuts_of(repository, request.parent)
     existing = None if request.step is None else catalog.at_step(request.run, request.step)
     whole = existing is not None or request.force or request.policy.is_coarse or request.search is not None
     if whole and not scanned.is_hashed:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from ckstore.encoding.estimate import Parent
 from ckstore.encoding.estimator import parent_objects
 from ckstore.errors import IntegrityError
+from ckstore.formats.layout import Path
 from ckstore.objects.documents import CoarseUnit
 from ckstore.repository import Repository
 from ckstore.storage.catalog import VersionRow
@@ -46,6 +47,29 @@ def parents_of(
         found = {key: replace(item, other=others[key].id) if key in others else item for key, item in found.items()}
     identities = [identity for item in found.values() for identity in (item.id, item.other) if identity is not None]
     repository.resolver.prefetch(identities)
+    return found
+
+
+def cuts_of(repository: Repository, row: VersionRow) -> dict[tuple[str, Path], tuple[int, list[int]]]:
+    """Return the size and the parts of each extent in several parts, as for `ScannedVersion.cuts_before`.
+
+    None if the version's layout is lost.
+    """
+    document = repository.resolver.document(row)
+    try:
+        layout = repository.resolver.layout(document.layout, row.pack)
+    except IntegrityError:
+        return {}
+    firsts: dict[tuple[int, int], list[int]] = {}
+    for unit in layout.units:
+        if len(unit.members) == 1:
+            firsts.setdefault((unit.members[0].file, unit.members[0].extent), []).append(unit.members[0].first)
+    found = {}
+    for (file, number), parts in firsts.items():
+        extent = layout.files[file].extents[number]
+        prefix = f"{document.files[file].path}/" if document.is_directory else ""
+        if len(parts) > 1:
+            found[prefix, extent.path] = extent.count, sorted(parts)
     return found
 
 

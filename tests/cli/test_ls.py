@@ -86,7 +86,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("x.pt.gz", lambda data: gzip.compress(data), "compressed with gzip: unpack it"),
         ("x.zst", lambda data: bytes.fromhex("28b52ffd") + data, "compressed with zstd: unpack it"),
-        ("x.tar", lambda data: tarred(data), "a tar archive: unpack it"),
+        ("x.tar", lambda data: tarred(data), "a tar archive in which no file holds tensors"),
         ("x.pkl", lambda data: pickle.dumps({"a": 1}), "a pickle that was not written by torch"),
         ("x.zip", lambda data: zipped(data), "a zip archive in which no stored file holds tensors"),
         ("x.txt", lambda data: b"text", "of a kind whose tensors cannot be read"),

@@ -26,7 +26,7 @@ from ckstore.formats.skeleton import pieces
 from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.formats.torch.tree_reader import MAX_DEPTH
 from tests.formats.reading import in_memory, saved, split_skeleton, unzipped, zipped
-from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, learner_bytes
+from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, learner_bytes, tar_bytes
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
@@ -67,6 +67,7 @@ def small_files() -> dict[str, bytes]:
     np.save(array, np.arange(3.0).reshape(3, 1))
     np.save(text, np.array(["a", "b"]))
     arrays = {"a.npy": array.getvalue(), "b.npy": text.getvalue()}
+    tar = tar_bytes({"a.npy": arrays["a.npy"], "model.pt": saved(value | {"b": torch.ones(250)})})
     others = {}
     if find_spec("h5py"):
         others = {
@@ -85,6 +86,8 @@ def small_files() -> dict[str, bytes]:
         "flax": flax_bytes({"a": np.arange(20.0), "b": {"c": [1, None, "x"], "s": np.float32(2)}, "step": 3}),
         "learner": learner_bytes({"a": torch.arange(3.0)}, {"s": {0: torch.ones(2)[::2]}}),
         "gguf": gguf_bytes([("a", (2, 3), 0, 24), ("q", (1, 32), 2, 18)], 8),
+        # With the first one of the blocks of zeros at its end; the others may be missing.
+        "tar": tar[: (len(tar.rstrip(b"\0")) // 512 + 2) * 512],
     }
 
 

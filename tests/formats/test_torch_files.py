@@ -168,13 +168,18 @@ def test_a_tensor_alone(options: dict[str, Any]) -> None:
     assert layout.tensors[0].path == ("tensor",)
 
 
+class Marked(torch.Tensor):
+    def __init__(self, data: torch.Tensor) -> None:
+        self.mark = "lost with the type"
+
+
 @both
 def test_attributes_of_tensors_and_subclasses(options: dict[str, Any]) -> None:
     tensor = torch.nn.Parameter(torch.randn(3))
     tensor.mark = "kept by torch"  # type: ignore[attr-defined]
-    data = saved({"x": tensor}, **options)
+    data = saved({"x": tensor, "y": Marked(torch.ones(2))}, **options)
     layout = assert_comes_back(data)
-    assert layout.tree == {"x": TensorRef(0)}
+    assert layout.tree == {"x": Unknown("torch.Tensor", (TensorRef(0),), {"mark": "kept by torch"}), "y": TensorRef(1)}
 
 
 @both

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import tarfile
 import zipfile
 from collections.abc import Sequence
 from typing import Any
@@ -54,6 +55,17 @@ def learner_bytes(policy: Any, optimizer: Any, steps: int = 3, compression: int 
                 torch.save(value, entry)
         archive.writestr("_stable_baselines3_version", "2.7.0")
         archive.writestr("system_info.txt", "- OS: Linux")
+    return out.getvalue()
+
+
+def tar_bytes(files: dict[str, bytes], form: int = tarfile.GNU_FORMAT, mode: Any = "w") -> bytes:
+    """Return a tar archive of files, such as a `.nemo`."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode, format=form) as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
     return out.getvalue()
 
 

@@ -75,6 +75,8 @@ KNOWN: dict[str, Any] = {
     "torch.device": [torch.device("cpu"), torch.device("cuda", 1)],
     "torch.dtype": [torch.float16, torch.bool, torch.quint8],
     "types.SimpleNamespace": types.SimpleNamespace(a=1, b=np.arange(2)),
+    "torch.Tensor": [torch.ones(2).requires_grad_(), torch.tensor([1j]).conj(), torch.ones(2, 3).t()],
+    "torch.nn.Parameter": torch.nn.Parameter(torch.ones(2)),
     "uuid.UUID": uuid.UUID(int=2**100 + 1),
     "a class": [int, dict, np.float32, collections.OrderedDict],
     "dictionaries with such keys": {pathlib.Path("a"): 1, np.int64(3): 2, torch.float16: 3, (1, np.float32(2)): 4},

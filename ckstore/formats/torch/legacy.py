@@ -62,7 +62,7 @@ def _parse(source: Source) -> FileLayout | None:
         if position > source.size:
             raise InputError(f"the file ends within storage {key!r}")
         storages.append(StorageData(key, None if storage.untyped else storage.dtype, start, nbytes))
-    layout = assemble("torch-legacy", source.size, storages, reader.views, tree)
+    layout = assemble("torch-legacy", source.size, storages, reader.views, tree, reader.shared)
     layout.add_bytes(("__trailer__",), position, source.size)
     return layout
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import sys
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,6 +24,7 @@ from ckstore.formats.layout import (
     FileLayout,
     Path,
     Segment,
+    Shared,
     Tensor,
     TensorRef,
     Unknown,
@@ -34,13 +35,14 @@ from ckstore.formats.layout import (
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
 from ckstore.formats.sources import CompositeSource
-from ckstore.formats.torch.objects import CLASSES
+from ckstore.formats.torch.objects import CLASSES, MAX_FIELD_DEPTH, MAX_FIELDS
 from ckstore.formats.torch.pickle_reader import Identity, key_of
 from ckstore.formats.torch.pickle_writer import OPAQUE
 from ckstore.formats.torch.storages import StorageData
-from ckstore.formats.torch.tree_reader import PLAIN, ROOT, free, segment_of
+from ckstore.formats.torch.tree_reader import MAX_TENSORS, PLAIN, ROOT, free, segment_of
 from ckstore.formats.torch.zip import assemble
 from ckstore.formats.torch.zip_writer import TorchPlan, plan_torch
+from ckstore.formats.trees import ATTRIBUTED
 from ckstore.runtime.checksum import crc32
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 #: Below the depth that the reader accepts.
 _MAX_DEPTH = 100
+#: Maximal bits of an integer.
+_MAX_BITS = 2000
 _READ_BYTES = 1 << 22
 
 #: Types whose objects are written as they pickle themselves; `ckstore.reading.known_types` rebuilds them.
@@ -64,9 +68,17 @@ _REDUCED = frozenset(
 )  # fmt: skip
 #: Name prefixes of the types among them that a dictionary may have as keys.
 _KEYS = ("datetime.", "pathlib.", "torch.d")
-#: Maximal parts of a tuple that is a key.
+#: Maximal parts of a tuple that is a key, and its levels of tuples, if one is no plain value.
 _KEY_PARTS = 64
+_KEY_DEPTH = 2
 
+#: Among them the types that pickle themselves without attributes, though they may have some.
+_WITHOUT_ATTRIBUTES = (Counter,)
+#: Types of the elements of arrays with fields.
+_RECORDS = ("numpy.void", "numpy.record")
+
+#: A node, its tree, and whether that has tensors.
+_Seen = tuple[Any, Any, bool]
 #: Segments at a path, see `free`.
 _Taken = dict[Segment, int]
 
@@ -103,13 +115,15 @@ class Memory(Protocol):
 class LiveState:
     """The contents of a state dict: tree, tensors, extents, whose `start` is 0, and the bytes of each extent.
 
-    If it `is_still`, no one writes to them while the state is read, and they do not move.
+    For `shared` see `FileLayout`. If it `is_still`, no one writes to the bytes while the state is read, and they do not
+    move.
     """
 
     tree: Any
     tensors: list[Tensor] = field(default_factory=list)
     extents: list[Extent] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
+    shared: Shared = ()
     is_still: bool = False
     _versions: list[tuple[Any, int, Path]] = field(default_factory=list)
     _sampled: list[Any] = field(default_factory=list)
@@ -146,7 +160,7 @@ class StateDictSource:
     def __init__(self, state_dict: Any, on_unknown: OnUnknown = "raise") -> None:
         is_described = isinstance(state_dict, LiveState)
         self._state: LiveState = state_dict if is_described else describe_state_dict(state_dict, on_unknown)
-        plan = plan_torch(self._state.tree, self._state.tensors, self._state.extents)
+        plan = plan_torch(self._state.tree, self._state.tensors, self._state.extents, self._state.shared)
         self.layout = _layout_of(plan, self._state)
         self.skeleton = plan.skeleton
         self._numbers = plan.numbers
@@ -249,8 +263,8 @@ def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> Liv
     values and objects of the types that `Version.state_dict` rebuilds. With `pickle` as `on_unknown`, any other object
     is kept as the bytes of its pickle; else a `UsageError` names its place.
 
-    Tensors that share a storage stay tied: the part of it that they span becomes one extent. Any other tensor becomes
-    an extent of its own, in memory order if it is dense, else in C order.
+    An object held at several places stays one. Tensors that share a storage stay tied: the part of it that they span
+    becomes one extent. Any other tensor becomes an extent of its own, in memory order if it is dense, else in C order.
     """
     if on_unknown not in ("raise", "pickle"):
         raise UsageError(f"`on_unknown` is `raise` or `pickle`, not {on_unknown!r}.")
@@ -279,8 +293,13 @@ class _Describer:
         self._found: list[_Found] = []
         self._versions: list[tuple[Any, int, Path]] = []
         self._open: set[int] = set()
+        self._seen: dict[int, _Seen] = {}
+        self._shared: list[tuple[Any, Any]] = []
         self._torch: Any = _imported("torch")
         self._numpy: Any = _imported("numpy")
+        self._scalars = _scalar_types(self._numpy)
+        # Later versions of torch have no named axes.
+        self._has_names = getattr(getattr(self._torch, "Tensor", None), "has_names", None)
 
     def visit(self, node: Any, path: Path, depth: int, taken: _Taken | None = None) -> Any:
         """Return the tree of a node; tensors get the paths and the order that `TreeReader` gives them in the file.
@@ -289,17 +308,35 @@ class _Describer:
         """
         if type(node) in PLAIN:
             return _integer(node, path) if type(node) is int else node
+        seen = self._seen.get(id(node))
+        if seen is not None and not seen[2]:
+            return seen[1]
+        before = len(self._found)
+        tree = self._described(node, path, depth, taken)
+        if seen is None:
+            # The node is kept alive: the id of a deleted one may be reused.
+            self._seen[id(node)] = (node, tree, len(self._found) > before)
+        else:
+            self._shared.append((tree, seen[1]))
+        return tree
+
+    def _described(self, node: Any, path: Path, depth: int, taken: _Taken | None) -> Any:
         if self._torch is not None and isinstance(node, self._torch.Tensor):
             if type(node).__name__ == "DTensor" and type(node).__module__ == "torch.distributed.tensor":
                 return self.visit(_whole_of(node, path), path, depth)
             problem = self._problem_of(node)
             if problem:
                 return self._unknown(node, f"The tensor at {_shown(path)} {problem}")
-            return self._keep(self._torch_tensor(node, path))
+            path = path or ROOT
+            tensor = self._keep(self._torch_tensor(node, path))
+            return Unknown(ATTRIBUTED, (tensor,), self._attributes(node, path, depth)) if node.__dict__ else tensor
         if isinstance(node, type):
             return self._class(node, path)
         if id(node) in self._open or depth > _MAX_DEPTH:
-            raise UsageError(f"The state dict holds itself or nests too deeply at {_shown(path)}.")
+            raise UsageError(
+                f"The state dict holds itself or nests too deeply at {_shown(path)}, which cannot be stored; make it"
+                f" flatter, of at most {_MAX_DEPTH} levels."
+            )
         self._open.add(id(node))
         tree = self._container(node, path, depth, {} if taken is None else taken)
         self._open.discard(id(node))
@@ -327,12 +364,18 @@ class _Describer:
             return self._unknown(
                 node, f"The defaultdict at {_shown(path)} calls {node.default_factory}, which cannot be stored"
             )
+        attributes = vars(node) if isinstance(node, OrderedDict) else {}
+        for name in attributes:
+            if hasattr(OrderedDict, name):
+                raise UsageError(
+                    f"The dictionary at {_shown(path)} has an attribute {name}, which hides its method; delete it."
+                )
         tree = like(
             node, self._entries([(self._key(key, path), value) for key, value in node.items()], path, depth, taken)
         )
-        if isinstance(node, OrderedDict) and vars(node):
+        if attributes:
             before = len(self._found)
-            vars(tree).update(self.visit(dict(vars(node)), (*path, "__dict__"), depth + 1))
+            vars(tree).update(self.visit(attributes, (*path, "__dict__"), depth + 1))
             if len(self._found) > before:
                 raise UsageError(
                     f"The attributes of the dictionary at {_shown(path)} hold tensors; make them its items."
@@ -375,9 +418,10 @@ class _Describer:
 
     def _is_known_key(self, key: Any, depth: int = 0) -> bool:
         if type(key) is tuple:
-            fits = depth < 2 and len(key) <= _KEY_PARTS
+            fits = depth < _KEY_DEPTH and len(key) <= _KEY_PARTS
             return fits and all(
-                type(key_of(part)) is not Identity or self._is_known_key(part, depth + 1) for part in key
+                self._is_known_key(part, depth + 1) if type(part) is tuple or type(key_of(part)) is Identity else True
+                for part in key
             )
         if self._numpy is not None and isinstance(key, self._numpy.generic):
             return _is_own(key.dtype) and key.dtype.kind != "V"
@@ -385,13 +429,18 @@ class _Describer:
 
     def _class(self, node: type, path: Path) -> Any:
         name = _name(node)
-        if CLASSES.get(name) is node or (self._numpy is not None and issubclass(node, self._numpy.generic)):
+        if CLASSES.get(name) is node or node in self._scalars:
             return Unknown(name, None)
         return self._unknown(node, f"The state dict holds the class {name} at {_shown(path)}, which cannot be stored")
 
-    def _reduced(self, node: Any, path: Path, depth: int) -> Unknown:
+    def _reduced(self, node: Any, path: Path, depth: int) -> Any:
         """Return an object as its own pickle method describes it."""
-        made = node.__reduce_ex__(2)
+        if isinstance(node, _WITHOUT_ATTRIBUTES) and vars(node):
+            return self._unknown(
+                node, f"The {_name(type(node))} at {_shown(path)} has attributes, which cannot be stored"
+            )
+        # Below protocol 4 times lose their `fold`.
+        made = node.__reduce_ex__(4 if type(node).__module__ == "datetime" else 2)
         if isinstance(made, str):
             return Unknown(f"{type(node).__module__}.{made}", None)
         function, args, state, items = (*made, None, None)[:4]
@@ -424,6 +473,11 @@ class _Describer:
             raise UsageError(f"{problem}, and cannot be pickled ({error}); leave it out.") from error
 
     def _keep(self, found: _Found) -> TensorRef:
+        if len(self._found) >= MAX_TENSORS:
+            raise UsageError(
+                f"The state dict has more than {MAX_TENSORS:,} tensors, each place of a shared container counted;"
+                " split it."
+            )
         self._found.append(found)
         return TensorRef(len(self._found) - 1)
 
@@ -436,11 +490,32 @@ class _Describer:
         if not plain or nested or tensor.layout != torch.strided or tensor.is_quantized or dtype not in ITEM_SIZES:
             kind = f"{'nested ' * nested}{type(tensor).__qualname__}"
             return f"is a {kind} of dtype {dtype} and layout {tensor.layout}, which cannot be stored"
-        return "is on the meta device and has no values" if tensor.is_meta else ""
+        if tensor.is_meta:
+            return "is on the meta device and has no values"
+        if tensor._is_zerotensor():
+            return "is a zero tensor without memory, which cannot be stored"
+        is_named = self._has_names is not None and self._has_names(tensor)
+        return "has named axes, which cannot be stored" if is_named else ""
+
+    def _attributes(self, tensor: Any, path: Path, depth: int) -> Any:
+        """Return the attributes of a tensor or parameter besides those of its type, as a tree."""
+        for name in tensor.__dict__:
+            if hasattr(type(tensor), name):
+                raise UsageError(
+                    f"The tensor at {_shown(path)} has an attribute {name}, which hides that of its type; delete it, or"
+                    " give `tensor.detach()`, which has no attributes."
+                )
+        try:
+            return self.visit(tensor.__dict__, path, depth + 1)
+        except UsageError as error:
+            problem = str(error).rstrip(".")
+            raise UsageError(
+                f"An attribute of the tensor at {_shown(path)} cannot be stored ({problem}); delete it, or give"
+                " `tensor.detach()`, which has no attributes."
+            ) from error
 
     def _torch_tensor(self, tensor: Any, path: Path) -> _Found:
         torch = self._torch
-        path = path or ROOT
         is_conj, is_neg = tensor.is_conj(), tensor.is_neg()
         said = (is_conj, is_neg, isinstance(tensor, torch.nn.Parameter), tensor.requires_grad, False)
         marks = tuple(mark for mark, holds in zip(MARKS, said, strict=True) if holds) if any(said) else ()
@@ -470,7 +545,7 @@ class _Describer:
             )
         if dtype.name in ITEM_SIZES and dtype.fields is None:
             return self._keep(self._array(array, path or ROOT))
-        if _is_own(dtype):
+        if _is_own(dtype) and dtype.itemsize:
             return self._reduced(numpy.asarray(array), path, depth)
         return self._unknown(array, f"The array at {_shown(path)} has dtype {dtype}, which cannot be stored")
 
@@ -486,7 +561,7 @@ class _Describer:
         return _Found(path, base.dtype.name, array.shape, strides, 0, memory, base, marks)
 
     def finish(self, tree: Any) -> LiveState:
-        state = LiveState(tree, _versions=self._versions)
+        state = LiveState(tree, shared=self._shared, _versions=self._versions)
         groups: dict[Any, list[_Found]] = {}
         for found in self._found:
             if 0 not in found.shape:
@@ -710,13 +785,36 @@ def _name(one: Any) -> str:
 
 
 def _is_own(dtype: Any) -> bool:
-    """Return whether a dtype is one of NumPy's, with values in the array itself."""
-    return dtype.isbuiltin != 2 and not dtype.hasobject and dtype.kind in "biufcSUVmM"
+    """Return whether a dtype is one of NumPy's, with values in the array itself, and fields within the bounds."""
+    return 0 < _own_fields(dtype) <= MAX_FIELDS
+
+
+def _own_fields(dtype: Any, depth: int = 0) -> int:
+    """Return the number of fields of a dtype and of those within; 0 if one is not NumPy's."""
+    dtype = dtype.base
+    if dtype.isbuiltin == 2 or dtype.hasobject or dtype.kind not in "biufcSUVmM" or depth > MAX_FIELD_DEPTH:
+        return 0
+    if not dtype.names:
+        return int(dtype.type.__module__ == "numpy" and dtype.type.__name__ != "record")
+    parts = [dtype.fields[name] for name in dtype.names]
+    if _name(dtype.type) not in _RECORDS or not all(
+        isinstance(title, str) for _, _, *titles in parts for title in titles
+    ):
+        return 0
+    counts = [_own_fields(part[0], depth + 1) for part in parts]
+    return sum(counts) if all(counts) else 0
+
+
+def _scalar_types(numpy: Any) -> frozenset[type]:
+    """Return the classes of NumPy's numbers, texts and times; none if the program has not imported NumPy."""
+    return frozenset() if numpy is None else frozenset(numpy.sctypeDict.values()) - {numpy.object_}
 
 
 def _integer(value: int, path: Path) -> int:
-    if value.bit_length() > 2000:
-        raise UsageError(f"The integer at {_shown(path)} is too large to be stored.")
+    if value.bit_length() > _MAX_BITS:
+        raise UsageError(
+            f"The integer at {_shown(path)} has more than {_MAX_BITS:,} bits, too many to be stored; give it as text."
+        )
     return value
 
 

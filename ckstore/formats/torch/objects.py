@@ -35,6 +35,8 @@ STORAGE_DTYPES: dict[str, str] = {
 }
 #: Storage classes whose tensors have other shapes than their bytes.
 _PACKED = ("QUInt2x4Storage", "QUInt4x2Storage")
+#: Types whose tensors keep their attributes.
+_ATTRIBUTED = ("torch.Tensor", "torch.nn.parameter.Parameter")
 #: Marks that change values.
 _LAZY = ("conj", "neg")
 #: dtypes that NumPy has as well.
@@ -49,6 +51,10 @@ CLASSES: dict[str, type] = {
         Counter, OrderedDict, defaultdict, deque,
     )
 }  # fmt: skip
+#: Maximal fields of an array's dtype, with the fields within them, and their maximal nesting: few shared ones could
+#: multiply at every level.
+MAX_FIELDS = 4096
+MAX_FIELD_DEPTH = 16
 #: dtypes that torch cannot negate, and that have no negatives or several representations of them.
 _WITHOUT_NEGATIVES = frozenset(name for name in ITEM_SIZES if name == "bool" or name.startswith(("float8", "float4")))
 #: Names of dtypes in torch that have another name here.
@@ -80,7 +86,7 @@ class Storage:
 
 @dataclass(slots=True, eq=False)
 class StoredTensor:
-    """A tensor of a pickle: a storage, in elements of `dtype` the offset, shape and strides, and `MARKS`."""
+    """A tensor of a pickle: a storage, in elements of `dtype` the offset, shape and strides, `MARKS`, attributes."""
 
     storage: Storage
     offset: int
@@ -88,6 +94,7 @@ class StoredTensor:
     strides: tuple[int, ...]
     dtype: str
     marks: tuple[str, ...] = ()
+    attributes: dict[str, Any] | None = None
 
 
 class TorchPersistent:
@@ -194,7 +201,20 @@ def _parameter(args: tuple[Any, ...]) -> StoredTensor | None:
         return None
     grad = ("requires_grad",) if len(args) < 2 or args[1] is True else ()
     lazy = tuple(mark for mark in data.marks if mark in _LAZY)
-    return replace(data, marks=(*lazy, "parameter", *grad))
+    return replace(data, marks=(*lazy, "parameter", *grad), attributes=None)
+
+
+def _parameter_with_state(args: tuple[Any, ...]) -> StoredTensor | None:
+    """Interpret `_rebuild_parameter_with_state(data, requires_grad, backward_hooks, state)`."""
+    made = _parameter(args)
+    return None if made is None else replace(made, attributes=_attributes(args[3] if len(args) > 3 else None))
+
+
+def _attributes(state: Any) -> dict[str, Any] | None:
+    """Return the attributes in the state of a tensor: a dictionary, or (dictionary, slots); None without any."""
+    state = state[0] if type(state) is tuple and len(state) == 2 else state
+    is_named = isinstance(state, dict) and all(type(name) is str for name in state)
+    return state or None if is_named else None
 
 
 def _tensor_of_dtype(args: tuple[Any, ...]) -> StoredTensor | None:
@@ -220,12 +240,13 @@ def _first_tensor(args: tuple[Any, ...]) -> StoredTensor | None:
 def _from_type(args: tuple[Any, ...]) -> Any:
     """Interpret `_rebuild_from_type_v2(function, type, args, state)`: a tensor subclass or a tensor with attributes.
 
-    A `DTensor` becomes the part of the rank that saved it.
+    A `DTensor` becomes the part of the rank that saved it; other subclasses lose their attributes with their type.
     """
     if len(args) == 4 and type(args[0]) is Global and type(args[2]) is tuple:
         built = reduce(args[0].name, args[2])
         if type(built) is StoredTensor:
-            return built
+            is_plain = type(args[1]) is Global and args[1].name in _ATTRIBUTED
+            return replace(built, attributes=_attributes(args[3])) if is_plain else built
         if type(args[1]) is Global and args[1].name == "torch.distributed.tensor.DTensor":
             for attributes in args[3] if type(args[3]) is tuple else (args[3],):
                 local = attributes.get("_local_tensor") if isinstance(attributes, dict) else None
@@ -310,7 +331,7 @@ CONSTRUCTORS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first_tensor,
     "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter_with_state,
     "torch._utils._rebuild_qtensor": _quantised,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckstore.errors import UsageError
-from ckstore.formats.layout import TensorRef, Unknown
+from ckstore.formats.layout import Shared, TensorRef, Unknown
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, Identity
+from ckstore.formats.trees import tensor_of
 
 _BATCH = 1000
 _MAX_DEPTH = 300
@@ -47,14 +48,18 @@ DEFAULT_DICT = Reference(("collections", "defaultdict"))
 OPAQUE = "pickle.loads"
 
 
-def write_pickle(tree: Any, tensor: Callable[[int], Any]) -> bytes:
+#: Makes the call that builds a tensor of its number and its attributes, a tree; None without any.
+MakeTensor = Callable[[int, Any], Call]
+
+
+def write_pickle(tree: Any, tensor: MakeTensor, shared: Shared = ()) -> bytes:
     """Return the pickle of a tree; equal trees give equal bytes.
 
     It may hold plain containers, which are written once and shared, plain values, `Unknown`, `Identity` (of dictionary
-    keys and elements of sets), `Reference`, `Call`, `PersistentId`, and `TensorRef`, which `tensor` replaces by its
-    number.
+    keys and elements of sets), `Reference`, `Call`, `PersistentId`, and `TensorRef`, which `tensor` replaces. For
+    `shared` see `FileLayout`: the nodes of a pair are written as one object.
     """
-    writer = _Writer(tensor)
+    writer = _Writer(tensor, shared)
     writer.value(tree, 0)
     return b"".join((b"\x80\x02", *writer.parts, b"."))
 
@@ -70,9 +75,10 @@ def _rank(item: Any) -> tuple[str, str]:
 
 
 class _Writer:
-    def __init__(self, tensor: Callable[[int], Any]) -> None:
+    def __init__(self, tensor: MakeTensor, shared: Shared) -> None:
         self.parts: list[bytes] = []
         self._tensor = tensor
+        self._firsts = {id(later): first for later, first in shared}
         self._memo: dict[Any, int] = {}
         self._alive: list[Any] = []
 
@@ -92,7 +98,8 @@ class _Writer:
         elif kind is float:
             emit(b"G" + struct.pack(">d", node))
         elif kind is TensorRef:
-            self.value(self._tensor(node.index), depth)
+            first = self._firsts.get(id(node), node)
+            self._container(self._tensor(first.index, None), Call, depth)
         elif kind is Reference:
             if not self._known(node):
                 emit("c{}\n{}\n".format(*node).encode())
@@ -114,6 +121,7 @@ class _Writer:
             self._container(node, kind, depth)
 
     def _container(self, node: Any, kind: type, depth: int) -> None:
+        node = self._firsts.get(id(node), node)
         key = (kind, id(node))
         if self._known(key):
             return
@@ -152,6 +160,10 @@ class _Writer:
         elif kind is set or kind is frozenset:
             # A set is sorted rather than in hash order, so that equal trees give equal bytes.
             self._call(SET if kind is set else FROZENSET, (sorted(node, key=_rank),), depth)
+            self._remember(key)
+        elif kind is Unknown and (tensor := tensor_of(node)) is not None:
+            call = self._tensor(tensor.index, node.state)
+            self._call(call.function, call.args, depth)
             self._remember(key)
         elif kind is Unknown:
             self._call(_reference(node.name), node.args, depth)

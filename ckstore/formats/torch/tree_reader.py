@@ -11,7 +11,7 @@ from ckstore.formats.layout import Path, Segment, Tensor, TensorRef, Unknown, li
 from ckstore.formats.torch.objects import Storage, StoredTensor
 from ckstore.formats.torch.pickle_reader import Global, Identity, Object
 from ckstore.formats.torch.storages import View
-from ckstore.formats.trees import MODULE_GROUPS
+from ckstore.formats.trees import ATTRIBUTED, MODULE_GROUPS
 
 #: Deepest nesting of containers; walking a level takes up to four of the interpreter's 1000 frames.
 MAX_DEPTH = 128
@@ -37,11 +37,13 @@ class TreeReader:
     """Turns nodes into a tree of plain containers, plain values, `TensorRef` (which counts `views`) and `Unknown`.
 
     Containers without tensors keep their sharing. Those with tensors are expanded at each reference, since each place
-    gives the tensors other paths.
+    gives the tensors other paths; `shared` pairs these nodes, and those of a tensor, with the first ones.
     """
 
     def __init__(self) -> None:
         self.views: list[View] = []
+        self.shared: list[tuple[Any, Any]] = []
+        self._first: dict[int, Any] = {}
         self._nodes = 0
         self._open: set[int] = set()
         self._cycles = 0
@@ -55,8 +57,8 @@ class TreeReader:
         kind = type(node)
         if kind in PLAIN:
             return node
-        if kind is StoredTensor:
-            return self._tensor(node, path)
+        if kind is StoredTensor and node.attributes is None:
+            return self._again(node, self._tensor(node, path))
         if kind is Identity:
             return self._visit(node.value, path, depth, taken)
         if kind is Global:
@@ -77,6 +79,9 @@ class TreeReader:
             tree = self._dict(node, path, depth, taken)
         elif kind is Object:
             tree = self._object(node, path, depth, taken)
+        elif kind is StoredTensor:
+            tensor = self._tensor(node, path)
+            tree = Unknown(ATTRIBUTED, (tensor,), self._visit(node.attributes, path, depth + 1, {}))
         elif kind is set or kind is frozenset:
             tree = self._set(node, path, depth, taken)
         else:
@@ -85,6 +90,13 @@ class TreeReader:
         self._open.discard(identity)
         if len(self.views) == tensors and self._cycles == cycles:
             self._without_tensors[identity] = tree
+        return tree if len(self.views) == tensors else self._again(node, tree)
+
+    def _again(self, node: Any, tree: Any) -> Any:
+        """Return the tree of a node with tensors; note it if it is not the first one."""
+        first = self._first.setdefault(id(node), tree)
+        if first is not tree:
+            self.shared.append((tree, first))
         return tree
 
     def _count(self, nodes: int) -> None:
@@ -128,21 +140,27 @@ class TreeReader:
 
     def _dict(self, node: dict[Any, Any], path: Path, depth: int, taken: dict[Segment, int]) -> Any:
         pairs = self._entries(node.items(), path, depth, taken)
+        attributes = self._dict_attributes(node, path, depth) if isinstance(node, OrderedDict) and vars(node) else {}
         if any(type(key) is Identity for key in node):
             args: tuple[Any, ...] = ()
             if isinstance(node, defaultdict) and node.default_factory is not None:
                 args = (Unknown(f"{node.default_factory.__module__}.{node.default_factory.__name__}", None),)
-            return Unknown(_NAMES[type(node)], args, items=tuple(pairs))
+            return Unknown(_NAMES[type(node)], args, attributes or None, tuple(pairs))
         made = like(node, zip(node, (value for _, value in pairs), strict=True))
-        if isinstance(node, OrderedDict) and vars(node):
-            tensors = len(self.views)
-            attributes = self._visit(vars(node), (*path, "__dict__"), depth + 1, {})
-            if len(self.views) > tensors:
-                # No place of the tree leads to attributes.
-                del self.views[tensors:]
-            else:
-                vars(made).update(attributes)
+        if attributes:
+            vars(made).update(attributes)
         return made
+
+    def _dict_attributes(self, node: OrderedDict[Any, Any], path: Path, depth: int) -> dict[str, Any]:
+        """Return the attributes of a dictionary; none if there are tensors, as no place of the tree leads there."""
+        tensors, shared, first = len(self.views), len(self.shared), self._first
+        self._first = {}
+        attributes: dict[str, Any] = self._visit(vars(node), (*path, "__dict__"), depth + 1, {})
+        self._first = first
+        if len(self.views) == tensors:
+            return attributes
+        del self.views[tensors:], self.shared[shared:]
+        return {}
 
     def _set(self, node: Any, path: Path, depth: int, taken: dict[Segment, int]) -> Any:
         if any(type(item) is Identity for item in node):

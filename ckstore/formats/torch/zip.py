@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from ckstore.formats.layout import (
     FileLayout,
     Format,
     Path,
+    Shared,
     Source,
     Tensor,
     TensorRef,
@@ -24,7 +26,7 @@ from ckstore.formats.torch.objects import TorchPersistent, reduce
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, read_pickle
 from ckstore.formats.torch.storages import StorageData, View, cut
 from ckstore.formats.torch.tree_reader import TreeReader
-from ckstore.formats.trees import replace_tensors
+from ckstore.formats.trees import renumber_tensors
 from ckstore.formats.zip_directory import (
     FIRST_RECORD,
     NoDirectoryError,
@@ -83,7 +85,7 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
         known = persistent.storages.get(key)
         dtype = "uint8" if known is None else None if known.untyped else known.dtype
         placed.append(StorageData(key, dtype, entry.start, entry.size))
-    layout = assemble("torch-zip", source.size, placed, reader.views, tree)
+    layout = assemble("torch-zip", source.size, placed, reader.views, tree, reader.shared)
     for entry in others:
         layout.add_bytes(("__entry__", entry.name), entry.start, entry.stop)
     layout.sort()
@@ -94,15 +96,17 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
     return layout
 
 
-def assemble(kind: str, size: int, storages: list[StorageData], views: list[View], tree: Any) -> FileLayout:
-    """Return a layout of storages, views and the tree that refers to the views."""
+def assemble(
+    kind: str, size: int, storages: list[StorageData], views: list[View], tree: Any, shared: Shared = ()
+) -> FileLayout:
+    """Return a layout of storages, views and the tree that refers to the views; for `shared` see `FileLayout`."""
     extents, placed = cut(storages, views)
     tensors = [tensor for tensor in placed if tensor is not None]
     if len(tensors) < len(placed):
-        tree = _without_lost(tree, placed)
+        tree, shared = renumber_tensors(tree, _numbers_of(placed), shared)
     if len({extent.path for extent in extents}) < len(extents):
         extents = _with_distinct_paths(extents)
-    return FileLayout(kind, size, extents, tensors, tree=tree, facts=facts_of_mapping(tree))
+    return FileLayout(kind, size, extents, tensors, tree=tree, facts=facts_of_mapping(tree), shared=list(shared))
 
 
 def _with_distinct_paths(extents: list[Extent]) -> list[Extent]:
@@ -119,8 +123,8 @@ def _with_distinct_paths(extents: list[Extent]) -> list[Extent]:
     return distinct
 
 
-def _without_lost(tree: Any, placed: list[Tensor | None]) -> Any:
-    """Return the tree with consecutive numbers for the placed tensors, and `Unknown` for the others."""
+def _numbers_of(placed: list[Tensor | None]) -> Callable[[int], TensorRef | Unknown]:
+    """Return a function that numbers the placed tensors consecutively, and makes the others `Unknown`."""
     numbers: list[int] = []
     following = 0
     for tensor in placed:
@@ -130,7 +134,7 @@ def _without_lost(tree: Any, placed: list[Tensor | None]) -> Any:
     def renumbered(index: int) -> TensorRef | Unknown:
         return Unknown("torch.Tensor.view") if numbers[index] < 0 else TensorRef(numbers[index])
 
-    return replace_tensors(tree, renumbered)
+    return renumbered
 
 
 def _torch_prefix(entries: list[ZipEntry]) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
-from ckstore.formats.layout import Checked, Extent, FileLayout, Tensor
+from ckstore.formats.layout import Checked, Extent, FileLayout, Shared, Tensor
 from ckstore.formats.skeleton import crc_offsets
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES
 from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Reference, write_pickle
@@ -56,6 +56,9 @@ _STORAGE_CLASSES = {
 _REBUILD = Reference(("torch._utils", "_rebuild_tensor_v2"))
 _REBUILD_UNTYPED = Reference(("torch._utils", "_rebuild_tensor_v3"))
 _REBUILD_PARAMETER = Reference(("torch._utils", "_rebuild_parameter"))
+_REBUILD_PARAMETER_WITH_STATE = Reference(("torch._utils", "_rebuild_parameter_with_state"))
+_REBUILD_WITH_STATE = Reference(("torch._tensor", "_rebuild_from_type_v2"))
+_TENSOR = Reference(("torch", "Tensor"))
 _UNTYPED = Reference(("torch.storage", "UntypedStorage"))
 
 
@@ -89,11 +92,11 @@ class TorchPlan:
     untyped: Collection[int]
 
 
-def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent]) -> TorchPlan:
+def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], shared: Shared = ()) -> TorchPlan:
     """Lay out the torch zip of a tree, whose `TensorRef` index `tensors`; tensors without a reference are left out.
 
     Each extent of a tensor of the tree becomes one storage, so tensors that share an extent are tied again. The `start`
-    of extents is not used.
+    of extents is not used. For `shared` see `FileLayout`.
     """
     used = [tensors[index] for index in sorted(set(tensor_numbers(tree)))]
     numbers = sorted({tensor.extent for tensor in used if tensor.extent >= 0})
@@ -105,13 +108,13 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent]) 
     untyped |= {one.extent for one in used if one.extent >= 0 and one.dtype != extents[one.extent].dtype}
     calls: dict[int, Call] = {}
 
-    def rebuild(index: int) -> Call:
+    def rebuild(index: int, attributes: Any) -> Call:
         if index not in calls:
             calls[index] = _rebuild_call(tensors[index], extents, keys, untyped)
-        return calls[index]
+        return calls[index] if attributes is None else _with_state(calls[index], attributes)
 
     archive = _Archive()
-    data = write_pickle(tree, rebuild)
+    data = write_pickle(tree, rebuild, shared)
     if len(data) > MAX_PICKLE_BYTES:
         raise UsageError("The values of a torch file besides tensors must stay below 1 GiB; make tensors of them.")
     archive.add("data.pkl", data)
@@ -187,6 +190,13 @@ def _rebuild_call(
     metadata = (said,) if said else ()
     call = Call(_REBUILD_UNTYPED if by_dtype else _REBUILD, (*args, *of_dtype, *metadata))
     return Call(_REBUILD_PARAMETER, (call, grad, Call(ORDERED_DICT, ()))) if is_parameter else call
+
+
+def _with_state(call: Call, attributes: Any) -> Call:
+    """Return the call that makes torch rebuild a tensor with attributes."""
+    if call.function is _REBUILD_PARAMETER:
+        return Call(_REBUILD_PARAMETER_WITH_STATE, (*call.args, attributes))
+    return Call(_REBUILD_WITH_STATE, (call.function, _TENSOR, call.args, attributes))
 
 
 class _Archive:
