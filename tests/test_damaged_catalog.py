@@ -13,6 +13,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,15 +150,13 @@ def edits(path: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:
                     for new in dict.fromkeys(tried):
                         if new != value:
                             yield f"UPDATE OR IGNORE {table} SET {column} = ? WHERE {where}", (new, *chosen)
-                if len(keys) == 1 and isinstance(named[keys[0]], int):  # The row twice, under another key.
-                    left = [column for column in columns if column not in (*keys, "step", "uid", "name")]
-                    rest = ", ".join(f"hex({column}) || 'x'" if column == "name" else "randomblob(20)"
-                                     if column == "uid" else column for column in columns if column not in keys
-                                     and column != "step")  # fmt: skip
-                    into = ", ".join(column for column in columns if column not in keys and column != "step")
-                    del left
+                if column == keys[0] and isinstance(value, int):  # The row twice, under another key.
+                    copied = {name: name for name in columns if name not in (*keys, "step")}
+                    copied |= {"uid": "randomblob(20)"} if "uid" in copied else {}
+                    copied |= {"name": "'x' || name"} if "name" in copied else {}
                     yield (
-                        f"INSERT OR IGNORE INTO {table} ({keys[0]}, {into}) SELECT 99, {rest} FROM {table} WHERE {where}",
+                        f"INSERT OR IGNORE INTO {table} ({keys[0]}, {', '.join(copied)})"
+                        f" SELECT 99, {', '.join(copied.values())} FROM {table} WHERE {where}",
                         chosen,
                     )
 
@@ -211,7 +210,7 @@ def test_flipped_bits(made: tuple[Path, Facts]) -> None:
             counted["the same rows" if found == said else "found by SQLite"] += 1
             continue
         counted["other rows"] += 1
-        if problems := wrongs(path, before, lambda catalog: catalog.write_bytes(changed), list(VERBS)):  # noqa: B023
+        if problems := wrongs(path, before, partial(Path.write_bytes, data=bytes(changed)), list(VERBS)):
             wrong.append((bit, problems))
     print(dict(counted))
     assert counted["other rows"] > 10

@@ -124,7 +124,7 @@ class Change:
                 catalog.delete_tag(tag)
             replaced = catalog.at_step(row.run, row.step) if replaces and row.step is not None else None
             if replaced is not None:
-                catalog.note({"change": "forget", "versions": [replaced.number]})
+                catalog.note({"change": "forget", "versions": [replaced.number], "uids": [replaced.uid]})
             catalog.commit_version(
                 row,
                 self.packs,

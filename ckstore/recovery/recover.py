@@ -181,7 +181,8 @@ class _Builder:
             change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
             self._log(change)
         if versions.dropped:
-            self._log({"change": "forget", "versions": sorted(versions.dropped)})
+            # Without ids: nobody forgot them, and a transfer may send them.
+            self._log({"change": "forget", "versions": sorted(versions.dropped), "uids": []})
         # Parents have lower numbers.
         for version in sorted(versions.versions.values(), key=lambda version: version.written_as):
             self._insert(version, versions.parent(version))

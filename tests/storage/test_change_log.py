@@ -94,7 +94,7 @@ def test_a_record_of_a_transaction_that_failed_does_not_count(store):
     """The next record names the one that it follows; a damaged disk may keep the failed one from being deleted."""
     [first] = append(store, UNTAG)
     storage = DirectoryStorage(store)
-    killed = change_log.append(storage, {"change": "forget", "versions": [7]}, first)
+    killed = change_log.append(storage, {"change": "forget", "versions": [7], "uids": []}, first)
     assert [record["change"] for record in records_of(store)] == ["untag", "forget"]  # It may have been committed.
     other = change_log.append(storage, {"change": "tag", "tag": "a", "version": 1}, first)
     more = change_log.append(storage, {"change": "tag", "tag": "b", "version": 1}, first, 1)
