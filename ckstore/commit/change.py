@@ -93,6 +93,12 @@ class Change:
         self.packs, self._entry = self.writer.finish(document, dict(blobs or {}), again=again, trial=trial)
         self._hold(self.writer.placed(self.packs))
 
+    def read_back(self) -> None:
+        """Raise `IntegrityError` unless the finished packs hold the bytes that were written."""
+        for pack in self.packs:
+            if not self.repository.packs.is_intact(pack.name):
+                raise IntegrityError(f"Pack {pack.name} was not written as it should be; check the disk and try again.")
+
     @contextmanager
     def version(self) -> Iterator[StoredVersion]:
         """Yield the version in the finished packs, read from these alone."""
@@ -100,7 +106,6 @@ class Change:
         row = version_row(self._document, self.packs, self._entry)
         with self.repository.reopened("r") as uncommitted, uncommitted.resolver.under_way() as hold:
             hold(self.writer.placed(self.packs))
-            uncommitted.resolver.share_layouts(self.repository.resolver)
             yield StoredVersion(uncommitted, row, is_committed=False)
 
     def commit_version(self, needs: Iterable[str], lease: int, *, replaces: bool = False, heals: bool = False) -> int:

@@ -227,10 +227,6 @@ class CatalogResolver:
         found = self._layouts.get(data)
         return self._layouts.put(data, LayoutDocument.decode(data)) if found is None else found
 
-    def share_layouts(self, other: CatalogResolver) -> None:
-        """Use the layouts that another resolver has parsed; they are found by their bytes."""
-        self._layouts = other._layouts
-
     def add(self, records: Iterable[Record]) -> None:
         """Add records that the catalog does not have yet."""
         with self._lock:

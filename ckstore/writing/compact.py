@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.checking.verify import check_restores
 from ckstore.commit.change import Change, RawPacks
 from ckstore.commit.naming import policy_of
 from ckstore.encoding.object_writer import ObjectWriter
@@ -146,8 +145,7 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
                 change.check_unencoded()
                 document, blobs = describe_encoded(stored, request, [objects[content] for content in values.contents])
                 change.finish(document, blobs, again=True)
-                with change.version() as encoded:  # The raw objects may be the only ones.
-                    check_restores(encoded)
+                change.read_back()  # Before the raw objects go, which may be the only copy.
                 change.commit_encoded(row, lease, partial(_raw_packs, stored, document))
     return within_budget(repository, catalog.version(row.number), before.hot.budget)
 
