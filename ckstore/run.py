@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ckstore.errors import NotFoundError, UsageError
 from ckstore.runtime.cached import cached_property
+from ckstore.steps import step_of_value
 
 if TYPE_CHECKING:
     import zarr
@@ -84,19 +85,25 @@ class Run:
         """
         if isinstance(step, slice):
             return self._between(step)
-        if not isinstance(step, int):
+        asked = step_of_value(step)
+        if asked is None:
             raise UsageError(f"A run is indexed by step, an integer, not {step!r}.")
         for version in self.versions:
-            if version.step == step:
+            if version.step == asked:
                 return version
         steps = [at for at in self.steps if at is not None]
-        near = sorted(steps, key=lambda at: (abs(at - step), at))[:3]
+        near = sorted(steps, key=lambda at: (abs(at - asked), at))[:3]
         hint = f"the nearest are {', '.join(map(str, sorted(near)))}" if near else "its versions have no steps"
-        raise NotFoundError(f"Run {self.name} has no version at step {step}; {hint}.")
+        raise NotFoundError(f"Run {self.name} has no version at step {asked}; {hint}.")
 
     def _between(self, steps: slice) -> Run:
-        first, last = steps.start, steps.stop
-        if any(bound is not None and bound < 0 for bound in (first, last)):
+        bounds = [None if bound is None else step_of_value(bound) for bound in (steps.start, steps.stop)]
+        if any(
+            bound is None and given is not None for bound, given in zip(bounds, (steps.start, steps.stop), strict=True)
+        ):
+            raise UsageError(f"The bounds of a range of steps are integers, not {steps.start!r} and {steps.stop!r}.")
+        first, last = bounds
+        if any(bound is not None and bound < 0 for bound in bounds):
             raise UsageError("The bounds of a range of steps must be 0 or more; `tail(n)` returns the last n versions.")
         if first is None and last is None:
             return Run(self.name, self.versions[:: steps.step])

@@ -210,7 +210,7 @@ def _no_checkpoints(made: OldFolder) -> None:
 
 def _public(made: OldFolder, data: Path) -> None:
     """Copy public checkpoints; their names give run and step."""
-    from ckstore.formats.facts import step_of
+    from ckstore.steps import step_of_name
 
     for path in sorted(data.rglob("*")):
         where = path.relative_to(data)
@@ -218,7 +218,7 @@ def _public(made: OldFolder, data: Path) -> None:
             continue
         copied = f"others/{where.as_posix()}"
         made.file(copied, path.read_bytes())
-        step = step_of(where.parts[1])
+        step = step_of_name(where.parts[1]).step
         if where.parts[0] == _ODD:
             if "bitflip" in where.name:
                 made.flipped.add(copied)

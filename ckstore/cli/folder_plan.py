@@ -10,6 +10,7 @@ from pathlib import Path
 from ckstore.cli.output import counted, print_line
 from ckstore.errors import UsageError
 from ckstore.scanning.steps import Planned
+from ckstore.steps import step_of_text
 
 _COLUMNS = ("path", "run", "step", "note")
 
@@ -45,12 +46,13 @@ def read_plan(file: Path) -> list[Planned]:
 
 def _row(file: Path, line: int, row: dict[str, str | None]) -> Planned:
     step, path = (row["step"] or "").strip(), row["path"]
-    if step and not (step.isascii() and step.isdigit() and len(step) < 19):
+    number = step_of_text(step)
+    if step and (number is None or number < 0):
         raise UsageError(f"{file}, line {line}: {step!r} is not a step; write an integer from 0 on, or nothing.")
     if not path:
         raise UsageError(f"{file}, line {line}: the path is missing; write it, or delete the line.")
     run, note = (row["run"] or "").strip(), row.get("note") or ""
-    return Planned(Path(path), int(step) if step else None, run=run, note=note)
+    return Planned(Path(path), number, run=run, note=note)
 
 
 def print_totals(planned: Sequence[Planned]) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
-from click.types import StringParamType
+from click.types import IntParamType, StringParamType
 
 from ckstore.cli.verb import RunName, VersionName, option
 from ckstore.errors import UsageError
 from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Policy
+from ckstore.steps import step_of_value
 
 if TYPE_CHECKING:
     from ckstore.writing.request import IngestOptions
@@ -40,6 +41,17 @@ class _SchemeName(StringParamType):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names with this prefix."""
         return [CompletionItem(name) for name in SCHEMES if name.startswith(incomplete)]
+
+
+class _Step(IntParamType):
+    """A step: `400`, `1_000`, `10k`, `1e5`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        step = step_of_value(value)
+        if step is None:
+            self.fail(f"{value!r} is not a step: a whole number of at most 64 bits.", param, ctx)
+        return step
 
 
 STEP_SOURCES = ("name", "content", "order")
@@ -123,7 +135,9 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 ingest_options = with_all(
     option("--run NAME", "Run of the versions.  [default: main]", type=RunName()),
     option(
-        "--step N", "Step of the version, for a single PATH.  [default: the step in the file or its name]", type=int
+        "--step N",
+        "Step of the version, such as 400, 10k or 1e5, for a single PATH.  [default: the step in the file or its name]",
+        type=_Step(),
     ),
     option(
         "--parent VERSION",

@@ -66,6 +66,7 @@ def outcome_object(item: Ingested, tags: dict[int, list[str]]) -> dict[str, Any]
         "source": str(item.path),
         "new": item.is_new,
         "seconds": round(item.seconds, 6),
+        **({"note": item.note} if item.note else {}),
     }
 
 

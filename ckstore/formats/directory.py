@@ -11,10 +11,10 @@ from typing import Literal
 
 from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, is_pointer
-from ckstore.formats.facts import named_step
 from ckstore.formats.paths import listed
 from ckstore.formats.sources import PERMISSIONS, FileSource
 from ckstore.runtime.local_path import leads_out
+from ckstore.steps import named_step
 
 #: Files that accompany the tensors of one checkpoint.
 _COMPANIONS = {

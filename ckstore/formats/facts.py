@@ -1,43 +1,79 @@
-"""Facts of a checkpoint about itself: step and epoch, from its contents or from its name."""
+"""Facts of a checkpoint about itself: step and epoch in its contents."""
 
 from __future__ import annotations
 
 import json
-import re
+import struct
 from pathlib import PurePosixPath
+from reprlib import repr as shown
 from typing import Any
 
-from ckstore.formats.layout import Source
-from ckstore.formats.trees import numpy_number
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.formats.layout import FileLayout, Source, Tensor, Unknown
+from ckstore.formats.trees import NUMPY_CORES, numpy_number
+from ckstore.steps import EPOCH_KEY, STEP_KEYS, is_number, step_of_value
 
-_STEP_KEYS = ("global_step", "step", "iteration", "iter")
-_MAX_STEP = 2**63 - 1
 _MAX_JSON_BYTES = 1 << 26
-
-_SHARD = re.compile(r"-\d+-of-\d+$")
-_NAMED = tuple(
-    re.compile(rf"(?<![a-z]){word}s?[-_=. ]*(\d+)", re.IGNORECASE)
-    for word in ("step", "iter(?:ation)?", "checkpoint", "epoch")
-)
-_INTEGER = re.compile(r"\d+")
-#: A decimal, such as a loss; more than one point makes a date or a version.
-DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.])")
+_FACTS = {"step": STEP_KEYS, "epoch": (EPOCH_KEY,)}
+_ARRAYS = frozenset(f"{core}._reconstruct" for core in NUMPY_CORES)
+#: `struct` formats of dtypes; bfloat16 is the upper half of float32.
+_FORMATS = {
+    "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q",
+    "float16": "e", "float32": "f", "float64": "d",
+}  # fmt: skip
 
 
 def facts_of_mapping(mapping: Any) -> dict[str, Any]:
-    """Return `step` and `epoch` from the keys of a mapping, if their values are integers or decimal text."""
+    """Return `step` and `epoch` from the keys of a mapping, if their values are steps from 0 on.
+
+    Without a step, `unused` is the first number of these keys that is none, with its key.
+    """
     facts: dict[str, Any] = {}
     if not isinstance(mapping, dict):
         return facts
-    for key in _STEP_KEYS:
-        step = _count(mapping.get(key))
-        if step is not None:
-            facts["step"] = step
-            break
-    epoch = _count(mapping.get("epoch"))
-    if epoch is not None:
-        facts["epoch"] = epoch
+    wrong = ""
+    for fact, keys in _FACTS.items():
+        for key in keys:
+            value = plain(mapping.get(key))
+            step = step_of_value(value)
+            if step is not None and step >= 0:
+                facts[fact] = step
+                break
+            wrong = wrong or (f"{key} {shown(value)}" if is_number(value) else "")
+    if wrong and "step" not in facts:
+        facts["unused"] = wrong
     return facts
+
+
+def facts_of_tensors(layout: FileLayout, source: Source) -> dict[str, Any]:
+    """Return the facts in a file's tensors: numbers without axes at the top level; see `facts_of_mapping`."""
+    keys = {key for keys in _FACTS.values() for key in keys}
+    found = {tensor.path[0]: tensor for tensor in layout.tensors if len(tensor.path) == 1 and tensor.path[0] in keys}
+    return facts_of_mapping({key: number_of_tensor(tensor, layout, source) for key, tensor in found.items()})
+
+
+def number_of_tensor(tensor: Tensor, layout: FileLayout, source: Source) -> int | float | None:
+    """Return the number of a tensor of one element and at most one axis; None for any other."""
+    is_whole = tensor.box is None or tensor.box.whole == tensor.shape
+    if tensor.shape not in ((), (1,)) or tensor.extent < 0 or tensor.lazy or not is_whole:
+        return None
+    size = ITEM_SIZES[tensor.dtype]
+    data = source.pread(layout.extents[tensor.extent].start + size * tensor.offset, size)
+    form = "f" if tensor.dtype == "bfloat16" else _FORMATS.get(tensor.dtype)
+    if form is None or len(data) != size:
+        return None
+    number: int | float = struct.unpack(f"<{form}", b"\0\0" + data if tensor.dtype == "bfloat16" else data)[0]
+    return number
+
+
+def plain(value: Any) -> Any:
+    """Return the number of a NumPy scalar, or of an array without axes, as an unknown object; others unchanged."""
+    if isinstance(value, Unknown) and value.name in _ARRAYS:
+        match value.state:
+            case (_, (), Unknown() as dtype, _, bytes(data)):
+                value = Unknown(f"{NUMPY_CORES[0]}.scalar", (dtype, data))
+    number = numpy_number(value)
+    return value if number is None else number
 
 
 def facts_of_trainer_state(source: Source, name: str) -> dict[str, Any]:
@@ -54,53 +90,3 @@ def json_mapping(source: Source) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def step_of(name: str) -> int | None:
-    """Return the step in the name of a file or directory.
-
-    The number after `step`, else after `iter`, `checkpoint` or `epoch`, else the last integer of the name without its
-    endings and decimals. None without a number, and for shards (`-00001-of-00002`).
-
-    Examples
-    --------
-    >>> step_of("epoch=70-step=4331.ckpt"), step_of("checkpoint-1500"), step_of("last.ckpt")
-    (4331, 1500, None)
-    >>> step_of("weights.03-1.26.h5")
-    3
-    """
-    named = named_step(name)
-    if named is not None:
-        return named
-    integers = _INTEGER.findall(DECIMAL.sub("", _stem(name)))
-    return _count(integers[-1]) if integers else None
-
-
-def named_step(name: str) -> int | None:
-    """Return the number after `step`, `iter`, `checkpoint` or `epoch` in a name."""
-    stem = _stem(name)
-    for pattern in _NAMED:
-        found = pattern.findall(stem)
-        if found:
-            return _count(found[-1])
-    return None
-
-
-def _stem(name: str) -> str:
-    """Return a name without its endings and its number as a shard."""
-    stem = PurePosixPath(name.rstrip("/")).name
-    while True:
-        cut = stem.rpartition(".")
-        # An ending has a letter: `model.12` keeps its number.
-        if not cut[0] or not cut[2][:1].isalpha() or len(cut[2]) > 12:
-            break
-        stem = cut[0]
-    return _SHARD.sub("", stem)
-
-
-def _count(value: Any) -> int | None:
-    number = numpy_number(value)
-    value = value if number is None else number
-    if type(value) is str and value.isascii() and value.isdigit() and len(value) < 20:
-        value = int(value)
-    return value if type(value) is int and 0 <= value <= _MAX_STEP else None

@@ -57,7 +57,7 @@ class Ingested:
     error
         The error of an input that could not be stored.
     note
-        The reason for leaving an input out.
+        The reason for leaving an input out, or the note of its `IngestReport`.
 
     Examples
     --------
@@ -245,7 +245,7 @@ class Intake:
                 if row.fidelity != "exact" or (hot is not None and hot.asked.is_coarse):
                     raise UsageError(f"{_NOT_REMOVED} {path} is stored as version {row.number}, and was not removed.")
                 removable.remove()
-            return Ingested(path, row, report.is_new, seconds)
+            return Ingested(path, row, report.is_new, seconds, note=report.note)
         except (InputError, ConflictError) as error:
             return Ingested(path, error=error if str(path) in str(error) else type(error)(f"{path}: {error}"))
         except CkstoreError:

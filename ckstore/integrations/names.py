@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 from ckstore.errors import IntegrityError, UsageError
+from ckstore.steps import step_of_text
 from ckstore.store import Store, open
 from ckstore.version import Version
 
@@ -48,9 +49,10 @@ def run_and_step(name: str) -> tuple[str, int | None]:
     run, at, step = name.rpartition("@")
     if not at:
         return name, None
-    if not (step.isascii() and step.isdigit()):
+    number = step_of_text(step)
+    if number is None or number < 0:
         raise UsageError(f"{PREFIX}{name} has no valid step; write {PREFIX}RUN@STEP with a number, or {PREFIX}RUN.")
-    return run, int(step)
+    return run, number
 
 
 def found(store: Store, name: str) -> Version | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.errors import NotFoundError, UsageError
+from ckstore.steps import step_of_text
 
 if TYPE_CHECKING:
     from ckstore.storage.catalog import Catalog
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 #: Separator of the two ends of a range.
 _BETWEEN = ".."
-_STEP = re.compile(r"-?[0-9]{1,18}")
 
 
 def select_versions(
@@ -132,8 +131,9 @@ def _end(catalog: Catalog, text: str) -> _End:
         run, _, step = text.rpartition("@")
         if text.isascii() and text.isdecimal() and int(text) <= catalog.last_number():
             return _End(None, int(text), None)
-        if _STEP.fullmatch(step) and any(known.name == run for known in catalog.runs()):
-            return _End(run, None, int(step))
+        number = step_of_text(step)
+        if number is not None and any(known.name == run for known in catalog.runs()):
+            return _End(run, None, number)
         raise
     return _End(row.run, row.number, row.step)
 

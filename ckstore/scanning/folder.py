@@ -10,14 +10,12 @@ from pathlib import Path
 
 from ckstore.errors import InputError
 from ckstore.formats.directory import is_marked
-from ckstore.formats.facts import named_step
-from ckstore.scanning.inputs import are_alike, natural, open_path, tensor_names, without_numbers
+from ckstore.scanning.inputs import are_alike, open_path, tensor_names
 from ckstore.scanning.steps import Planned, plan_steps
+from ckstore.steps import named_step, natural, without_numbers, without_words
 from ckstore.storage.root import is_store
 from ckstore.storage.version_names import LONGEST_NAME
 
-#: Words that precede the number of a step, and separators of words.
-_STEP_WORDS = re.compile(r"\b(?:global[-_ ]?)?(?:steps?|iter(?:ation)?s?|checkpoints?|ckpts?|epochs?)\b", re.IGNORECASE)
 _ENDINGS = re.compile(r"(?:\.[A-Za-z][A-Za-z0-9]{0,11})+$")
 
 
@@ -155,7 +153,7 @@ def _named(
 
 def _common(template: str) -> str:
     """Return the common part of names, without numbers, endings and words for steps."""
-    words = _STEP_WORDS.sub(" ", re.sub(r"[#_=]+", " ", _ENDINGS.sub("", template)))
+    words = without_words(re.sub(r"[#_=]+", " ", _ENDINGS.sub("", template)))
     return "-".join(part for part in re.split(r"[^A-Za-z0-9]+", words) if part) or "checkpoints"
 
 

@@ -11,7 +11,7 @@ from ckstore.errors import InputError
 from ckstore.formats.dcp import METADATA, name_tensors, read_metadata
 from ckstore.formats.detect import parse
 from ckstore.formats.directory import is_marked, refuse_several, require_checkpoint, scan, several_error
-from ckstore.formats.facts import named_step, step_of
+from ckstore.formats.facts import facts_of_tensors
 from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.shards import directory_of
 from ckstore.formats.sources import FileSource, check_identity, file_identity
@@ -19,12 +19,12 @@ from ckstore.formats.torch.live_state import OnUnknown, StateDictSource
 from ckstore.runtime.local_path import local_path
 from ckstore.runtime.lru import Lru
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
+from ckstore.steps import named_step, natural, step_of_name, without_numbers
 
 #: Name of the file of a state dict.
 STATE_DICT = "state_dict.pt"
 #: Facts that are a step, in order.
 _STEPS = ("step", "epoch")
-_DIGITS = re.compile(r"([0-9]+)")
 #: Words for parts of one checkpoint, before their numbers.
 _PARTS = re.compile(
     r"(?<![a-z])(?:rank|shard|part|consolidated|rng|[dmpt]p|zero|fsdp|node|worker|device|gpu|layer|stage"
@@ -90,7 +90,7 @@ def open_source(
     """
     if not isinstance(source, str | os.PathLike):
         scanned = scan_state_dict(source, on_unknown)
-        scanned.step = step_inside(scanned)
+        _set_step(scanned)
         return scanned
     path = local_path(source)
     if path.is_dir() and store.resolve().is_relative_to(path.resolve()):
@@ -113,23 +113,43 @@ def open_path(path: Path, *, force: bool = False, is_one: bool = False) -> Scann
     """
     scanned = _open_directory(path, force=force, is_one=is_one) if path.is_dir() else _open_file(path, force=force)
     scanned.name = str(path).encode("utf-8", "backslashreplace").decode()
-    inside = step_inside(scanned)
-    scanned.step = step_of(path.name) if inside is None else inside
+    _set_step(scanned)
     return scanned
 
 
-def step_inside(scanned: ScannedVersion) -> int | None:
-    """Return the step from the files of a version; None without one."""
-    for fact in _STEPS:
-        for file in scanned.files:
-            value = file.layout.facts.get(fact)
-            if isinstance(value, int):
-                return value
-    return None
+def step_inside(scanned: ScannedVersion) -> tuple[int | None, str]:
+    """Return the step from the files of a version, None without one, and a number in its place that is no step."""
+    facts = [_facts(file) for file in scanned.files]
+    steps = {fact: next((one[fact] for one in facts if fact in one), None) for fact in _STEPS}
+    unused = next((one["unused"] for one in facts if "unused" in one), "") if steps["step"] is None else ""
+    return next((step for step in steps.values() if step is not None), None), unused
+
+
+def _facts(file: ScannedFile) -> dict[str, Any]:
+    facts = file.layout.facts
+    return facts if "step" in facts else facts | facts_of_tensors(file.layout, file.source)
+
+
+def _set_step(scanned: ScannedVersion) -> None:
+    """Set the step of a version from its contents, else from its name; note a number that is no step."""
+    scanned.step, inside = step_inside(scanned)
+    named = step_of_name(scanned.name and (Path(scanned.name).name or Path(scanned.name).resolve().name))
+    if scanned.step is None:
+        scanned.step = named.step
+    scanned.unused = unused_step(inside, named.unused if scanned.step is None else "")
+
+
+def unused_step(inside: str, named: str) -> str:
+    """Return the sentence on a number in the contents or the name that is no step; empty without one."""
+    for place, number in (("contents", inside), ("name", named)):
+        if number:
+            return f"{number} in the {place} is not used: a step is a whole number from 0 on, of at most 64 bits."
+    return ""
 
 
 def _step_of(file: ScannedFile) -> Any:
-    return next((file.layout.facts[fact] for fact in _STEPS if fact in file.layout.facts), None)
+    facts = _facts(file)
+    return next((facts[fact] for fact in _STEPS if fact in facts), None)
 
 
 def _open_file(path: Path, *, force: bool) -> ScannedVersion:
@@ -198,23 +218,6 @@ def tensor_names(file: ScannedFile) -> frozenset[str]:
 def are_alike(names: frozenset[str], others: frozenset[str]) -> bool:
     """Return whether the tensors of two inputs have the names of one model, for the most part."""
     return len(names & others) >= _SAME * len(names | others)
-
-
-def without_numbers(name: str) -> str:
-    """Return a name with # for each number."""
-    return _DIGITS.sub("#", name)
-
-
-def natural(name: str) -> list[tuple[bool, int, str]]:
-    """Return the sort key of a name that puts `step9` before `step10`.
-
-    Examples
-    --------
-    >>> sorted(["step10", "step9", "a"], key=natural)
-    ['a', 'step9', 'step10']
-    """
-    parts = _DIGITS.split(name)
-    return [(False, int(part), "") if index % 2 else (True, 0, part) for index, part in enumerate(parts)]
 
 
 def _name_shards(version: ScannedVersion, *, force: bool) -> None:

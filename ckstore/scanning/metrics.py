@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from pathlib import PurePosixPath
 from typing import Any
 
-from ckstore.dtypes import ITEM_SIZES
-from ckstore.formats.facts import json_mapping
+from ckstore.formats.facts import json_mapping, number_of_tensor, plain
 from ckstore.formats.layout import FileLayout, Source
-from ckstore.formats.trees import numpy_number, tensor_of
+from ckstore.formats.trees import tensor_of
 from ckstore.scanning.scanned import ScannedVersion
 
 _NAME = re.compile(
@@ -22,8 +20,6 @@ _NAME = re.compile(
 )
 #: Keys whose mappings hold metrics alone.
 _HOLDERS = ("metrics", "eval_metrics", "val_metrics", "logs")
-#: Formats of scalar tensors.
-_FORMATS = {"float16": "e", "float32": "f", "float64": "d"}
 
 #: Most metrics of a version, and characters of a name.
 _MOST, _LONGEST = 64, 100
@@ -79,19 +75,13 @@ def _numbers(
 def _number(value: Any, layout: FileLayout, source: Source) -> int | float | None:
     reference = tensor_of(value)
     if reference is not None:
-        tensor = layout.tensors[reference.index]
-        form = _FORMATS.get(tensor.dtype)
-        if form is None or tensor.shape not in ((), (1,)):
-            return None
-        size = ITEM_SIZES[tensor.dtype]
-        data = source.pread(layout.extents[tensor.extent].start + size * tensor.offset, size)
-        value = float(f"{struct.unpack(f'<{form}', data)[0]:.7g}") if len(data) == size else None
+        value = number_of_tensor(layout.tensors[reference.index], layout, source)
+        value = float(f"{value:.7g}") if isinstance(value, float) else value
     elif isinstance(value, str):
         try:
             value = float(value)
         except ValueError:
             return None
-    number = numpy_number(value)
-    value = value if number is None else number
+    value = plain(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and abs(value) < 1 << 53 and isfinite(value) else None

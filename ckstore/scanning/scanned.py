@@ -56,8 +56,8 @@ class ScannedVersion:
     Its links are (path, target), its directories (path, mode). `contents` are the content ids of the units, known with
     all digests once `is_hashed`. `held` has the values of units that are in memory, by their first members: keys may be
     equal. `name` is its origin as text, empty for a state dict; `step` comes from the contents of the files, or else
-    from the name. `cuts_before` are of the parent: the size of each opaque extent in parts, and their first bytes, by
-    the prefix of the file and the path of the extent.
+    from the name; `unused` is a sentence on a number there that is no step. `cuts_before` are of the parent: the size
+    of each opaque extent in parts, and their first bytes, by the prefix of the file and the path of the extent.
     """
 
     files: list[ScannedFile]
@@ -71,6 +71,7 @@ class ScannedVersion:
     name: str = ""
     step: int | None = None
     cuts_before: Mapping[tuple[str, Path], tuple[int, Sequence[int]]] = field(default_factory=dict)
+    unused: str = ""
 
     @property
     def size(self) -> int:

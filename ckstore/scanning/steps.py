@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,12 @@ from types import MappingProxyType
 from typing import Literal
 
 from ckstore.errors import InputError
-from ckstore.formats.facts import DECIMAL, step_of
 from ckstore.runtime.local_path import local_path
-from ckstore.scanning.inputs import natural, open_path, step_inside
+from ckstore.scanning.inputs import open_path, step_inside, unused_step
+from ckstore.steps import NamedStep, differ, natural, steps_of_names
 
 #: Sources of steps: names, contents, or the order of the names.
 StepSource = Literal["name", "content", "order"]
-
-_DIGITS = re.compile(r"([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,71 +70,39 @@ def plan_steps(
     if source == "order":
         return [Planned(path, first + index, "order") for index, path in enumerate(inputs)]
     errors: dict[Path, str] = {}
-    inferred = (
-        [None] * len(inputs) if source == "name" else [_infer(path, known, errors, force=force) for path in inputs]
-    )
-    named = [None] * len(inputs) if source == "content" else steps_of_names([_name(path) for path in inputs])
-    if source is None and not _differ(inferred) and _differ(named) and None not in named:
+    nothing = [(None, "")] * len(inputs)
+    inside = nothing if source == "name" else [_infer(path, known, errors, force=force) for path in inputs]
+    inferred = [step for step, _ in inside]
+    named = [NamedStep(None)] * len(inputs) if source == "content" else steps_of_names([_name(path) for path in inputs])
+    by_name = [found.step for found in named]
+    if source is None and not differ(inferred) and differ(by_name) and None not in by_name:
         inferred = [None] * len(inputs)
-    planned = [
-        Planned(
-            path,
-            named[index] if inferred[index] is None else inferred[index],
-            _source(inferred[index], named[index]),
-            note=errors.get(path, ""),
-            refused=path in errors,
-        )
-        for index, path in enumerate(inputs)
-    ]
+    planned = []
+    for path, step, (_, wrong), name in zip(inputs, inferred, inside, named, strict=True):
+        chosen = name.step if step is None else step
+        unused = unused_step(wrong, name.unused if chosen is None else "")
+        note = errors.get(path, unused)
+        planned.append(Planned(path, chosen, _source(step, name.step), note=note, refused=path in errors))
     return sorted(planned, key=lambda item: (item.step is None, item.step or 0))
-
-
-def steps_of_names(names: Sequence[str]) -> list[int | None]:
-    """Return the step in each of several names: the differing number, if they differ only in numbers.
-
-    Of several such numbers it is the one that is called a step (`step_of`), else the last one. Names that differ
-    otherwise are treated one by one.
-
-    Examples
-    --------
-    >>> steps_of_names(["checkpoint_50sims_1.pth.tar", "checkpoint_50sims_100.pth.tar"])
-    [1, 100]
-    >>> steps_of_names(["weights.01-1.53.h5", "weights.02-0.90.h5"])
-    [1, 2]
-    """
-    alone = [step_of(name) for name in names]
-    parts = [_DIGITS.split(DECIMAL.sub("", name)) for name in names]
-    if _differ(alone) or len({tuple(part[::2]) for part in parts}) > 1:
-        return alone
-    numbers = list(zip(*(part[1::2] for part in parts), strict=True))
-    for column in reversed(numbers):
-        steps = [int(number) for number in column]
-        if len(set(steps)) == len(names) and max(steps) < 1 << 63:
-            return list(steps)
-    return alone
 
 
 def _name(path: Path) -> str:
     return path.name or path.resolve().name
 
 
-def _infer(path: Path, known: Mapping[Path, int | None], errors: dict[Path, str], *, force: bool) -> int | None:
+def _infer(
+    path: Path, known: Mapping[Path, int | None], errors: dict[Path, str], *, force: bool
+) -> tuple[int | None, str]:
     if path in known:
-        return known[path]
+        return known[path], ""
     try:
         scanned = open_path(local_path(path), force=force, is_one=force)
         scanned.close()
         return step_inside(scanned)
     except (InputError, OSError) as error:
         errors[path] = str(error)
-        return None
+        return None, ""
 
 
 def _source(inferred: int | None, named: int | None) -> StepSource | None:
     return "content" if inferred is not None else "name" if named is not None else None
-
-
-def _differ(steps: Sequence[int | None]) -> bool:
-    """Return whether there are steps, and they are distinct."""
-    known = [step for step in steps if step is not None]
-    return bool(known) and len(set(known)) == len(known)

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from ckstore.errors import InputError
 from ckstore.formats.directory import has_checkpoint, scan
 from ckstore.scanning.inputs import open_path, step_inside
+from ckstore.steps import without_numbers
 from ckstore.storage.root import is_store
 
 #: Names that writers give to incomplete files.
@@ -31,8 +32,6 @@ _LONGER = 5
 
 #: Seconds after which a file that does not parse is reported: its writer is gone.
 _ABANDONED = 60.0
-
-_DIGITS = re.compile(r"[0-9]+")
 
 #: Path below the input, which is empty for a file, size, mtime in nanoseconds, inode.
 _File = tuple[str, int, int, int]
@@ -147,7 +146,7 @@ class Watched:
 
 def are_alike(one: Path, other: Path) -> bool:
     """Return whether two inputs of one directory have names that differ only in numbers."""
-    return one.parent == other.parent and _DIGITS.sub("#", one.name) == _DIGITS.sub("#", other.name)
+    return one.parent == other.parent and without_numbers(one.name) == without_numbers(other.name)
 
 
 def _signature(path: Path) -> Iterator[_File]:
@@ -188,7 +187,7 @@ def _look_into(path: Path, seen: _Seen) -> None:
     holds = any(file.layout.kind != "opaque" and file.layout.tensors for file in scanned.files)
     seen.is_complete = holds and not lacks
     seen.why = lacks if holds else ""
-    seen.step = step_inside(scanned)
+    seen.step, _ = step_inside(scanned)
 
 
 def _lacks(names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Protocol
 
 from ckstore.errors import NotFoundError, UsageError
+from ckstore.steps import step_of_text
 from ckstore.storage.rows import RunRow, VersionRow
 
 #: The name of the latest version.
@@ -107,10 +108,10 @@ def _of_run(catalog: Versions, text: str) -> VersionRow | None:
     if separator:
         if step == LATEST:
             return catalog.highest(run)
-        if re.fullmatch(r"-?[0-9]{1,18}", step):
-            found = catalog.at_step(run, int(step))
-            if found is not None:
-                return found
+        number = step_of_text(step)
+        found = None if number is None else catalog.at_step(run, number)
+        if found is not None:
+            return found
     return catalog.highest(text)
 
 
@@ -154,8 +155,10 @@ def _near(catalog: Versions, text: str) -> str:
     names = [*catalog.tags(), *(row.name for row in catalog.runs())]
     if separator and run in names:
         steps = [version.step for version in catalog.versions(run) if version.step is not None]
-        if step.isdecimal():
-            near = sorted(steps, key=lambda other: abs(other - int(step)))[:_SUGGESTIONS]
+        # A longer sequence of digits is no step, but has near ones.
+        asked = int(step) if step.isdecimal() else step_of_text(step)
+        if asked is not None and asked >= 0:
+            near = sorted(steps, key=lambda other: abs(other - asked))[:_SUGGESTIONS]
             names = [f"{run}@{other}" for other in near]
             return f" (near: {', '.join(names)})" if names else ""
         names = [f"{run}@{other}" for other in steps]

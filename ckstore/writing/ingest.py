@@ -10,6 +10,7 @@ Change.commit_version()                        # a trial is evaluated instead of
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
@@ -51,6 +52,8 @@ from ckstore.writing.request import AUTO, IngestOptions, Request, request_of
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
 from ckstore.writing.tuning import Search, Trials, last_choice, restored, search_space, weight
 
+_log = logging.getLogger("ckstore")
+
 Progress = Callable[[int], None]
 
 #: Bytes of an array's names and metadata in a pack; measured in `docs/decisions.md`.
@@ -67,15 +70,18 @@ class IngestReport:
         The stored version's row.
     is_new
         False if the same content already existed at this run and step.
+    note
+        A sentence on a number in the source that looks like its step and is none; it is logged, too.
 
     Examples
     --------
     >>> store.ingest({"weight": np.ones(8)}, run="toy", step=1)
-    IngestReport(version=<ckstore.VersionRow 4 toy@1>, is_new=True)
+    IngestReport(version=<ckstore.VersionRow 4 toy@1>, is_new=True, note='')
     """
 
     version: VersionRow
     is_new: bool
+    note: str = ""
 
 
 def ingest(
@@ -108,8 +114,10 @@ def ingest(
         )
         report = _ingest(repository, scanned, request, progress)
     if report.is_new:
-        return IngestReport(within_budget(repository, report.version, request.budget), is_new=True)
-    return report
+        report = IngestReport(within_budget(repository, report.version, request.budget), is_new=True)
+    if scanned.unused:
+        _log.warning("%s: %s", scanned.name or f"Run {request.run}", scanned.unused)
+    return replace(report, note=scanned.unused)
 
 
 def _parent(repository: Repository, spec: str | int | None, run: str, scanned: ScannedVersion) -> VersionRow | None:

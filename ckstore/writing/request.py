@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ckstore.encoding.budget import BUDGET, checked_budget
 from ckstore.errors import UsageError
 from ckstore.formats.torch.live_state import LiveState, OnUnknown
 from ckstore.policy import Fidelity, Policy, Retention
+from ckstore.steps import step_of_value
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, plain_object
 from ckstore.writing.gradients import Gradients
@@ -127,14 +128,10 @@ def checked_step(step: Any) -> int | None:
     """Return a step as a plain integer; raise `UsageError` unless it is an integer of at most 64 bits."""
     if step is None:
         return None
-    try:
-        number = operator.index(step)
-        fits = not isinstance(step, bool) and -(2**63) <= number < 2**63
-    except TypeError:
-        fits = False
-    if not fits:
-        raise UsageError(f"A step must be an integer of at most 64 bits, not {step}.")
-    return int(number)
+    number = step_of_value(step)
+    if number is None:
+        raise UsageError(f"A step must be an integer of at most 64 bits, not {shown(step)}.")
+    return number
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ckstore.cli.program import run
 from ckstore.commit.naming import set_policy
 from ckstore.intake.intake import Intake
 from ckstore.policy import Policy
-from ckstore.scanning.inputs import natural
+from ckstore.steps import natural
 from tests.checkpoints import listing, moving, sha256
 
 from .conftest import checkpoint
@@ -449,3 +449,14 @@ def test_a_source_of_a_hot_coarse_version_stays(tmp_path: Path) -> None:
         assert run(arguments) == 0
     assert not source.exists()
     assert sha256(tmp_path / "out") == digest
+
+
+def test_the_command_line_takes_the_same_steps_and_prints_the_sentence(ckstore, place: Path) -> None:
+    torch.save({"w": torch.zeros(3), "step": 2.5}, place / "a.pt")
+    for name in ("ckpt-900.pt", "ckpt-10k.pt", "ckpt-1e5.pt"):
+        torch.save({"w": torch.full((3,), float(len(name)))}, place / name)
+    assert "step 2.5 in the contents is not used" in ckstore("ingest", "a.pt", "--run", "a").err
+    assert ckstore("ingest", "a.pt", "--run", "a", "--step", "10k").out.startswith("a@10000 ->")
+    assert "is not a step" in ckstore("ingest", "a.pt", "--step", "2.5", code=2).err
+    ckstore("watch", ".", "--run", "w", "--once", "--settle", "0")
+    assert {row["step"] for row in ckstore("log", "--run", "w", "--json").json} == {900, 10_000, 100_000, None}

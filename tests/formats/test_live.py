@@ -134,7 +134,7 @@ def test_tensors_have_the_order_and_paths_of_the_file(value: Any) -> None:
 def test_facts() -> None:
     assert StateDictSource({"epoch": 2, "step": 3}).layout.facts == {"step": 3, "epoch": 2}
 
-    assert StateDictSource({"step": np.int32(3), "epoch": np.float32(2)}).layout.facts == {"step": 3}
+    assert StateDictSource({"step": np.int32(3), "epoch": np.float32(2)}).layout.facts == {"step": 3, "epoch": 2}
 
 
 class Text(str):

@@ -10,7 +10,8 @@ import torch
 
 import ckstore
 from ckstore.errors import InputError
-from ckstore.scanning.steps import StepSource, plan_steps, steps_of_names
+from ckstore.scanning.steps import StepSource, plan_steps
+from ckstore.steps import steps_of_names
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ from ckstore.scanning.steps import StepSource, plan_steps, steps_of_names
     ],
 )
 def test_of_names(names: list[str], steps: list[int | None]) -> None:
-    assert steps_of_names(names) == steps
+    assert [found.step for found in steps_of_names(names)] == steps
 
 
 def saved(directory: Path, inside: dict[str, int | None]) -> list[Path]:

@@ -1,0 +1,295 @@
+"""Steps: one grammar of numbers for names, contents and arguments.
+
+A number has digits, perhaps in groups of three (`1_000`, `1,000`), and perhaps an exponent (`1e5`) or a suffix (`10k`,
+`1M`). A step is a whole number of at most 64 bits: `3.0` and `2.5k` are steps, `2.5` is none. Dates, versions (`-v1`),
+ids and the numbers of shards in names are no steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import PurePosixPath
+from typing import Any
+
+#: Keys of steps in contents, in order.
+STEP_KEYS = ("global_step", "step", "iteration", "iter")
+EPOCH_KEY = "epoch"
+
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+#: Longest text of a step. Names have any number of digits; Python converts some thousands.
+_LONGEST, _MOST_DIGITS = 40, 1000
+_SUFFIXES: Mapping[str, int] = {"k": 1000, "K": 1000, "M": 1_000_000}
+
+#: Words for steps in names, in order; `_` separates groups of digits only after the first three.
+_WORDS = ("step", "iter(?:ation)?", "checkpoint|ckpt", "epoch")
+_ANY_WORD = rf"(?:global[-_ ]?)?(?:{'|'.join(_WORDS)})s?"
+_PLAIN = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9,])|[0-9]+)"
+_GROUPED = rf"(?:[1-9][0-9]{{0,2}}(?:_[0-9]{{3}})+(?!_?[0-9])|{_PLAIN})"
+_SCALE = rf"(?:[eE][-+]?[0-9]{{1,2}}(?!\.?[0-9])|[kKM])(?:(?![A-Za-z0-9])|(?=(?i:{_ANY_WORD})))"
+_REST = rf"(?:\.[0-9]+(?!\.?[0-9]))?(?:{_SCALE})?"
+_NUMBER = re.compile(rf"({_PLAIN}{_REST})")
+_DECIMAL = re.compile(r"[0-9,]+\.[0-9]+")
+#: For the order of names, in which points separate numbers.
+_ORDERED = re.compile(rf"({_PLAIN}(?:(?:\.[0-9]+)?{_SCALE})?)")
+_ARGUMENT = re.compile(rf"([-+]?)({_GROUPED}(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{{1,2}}|[kKM])?)")
+_AFTER = tuple(
+    re.compile(rf"(?<![A-Za-z])(?i:(?:{word})s?)(?:[-_=. ]*[_=])?(-?)[-_=. ]*({digits}{_REST})")
+    for word, digits in zip(_WORDS, (_GROUPED, _GROUPED, _GROUPED, _PLAIN), strict=True)
+)
+_BEFORE = tuple(re.compile(rf"({_PLAIN}{_REST})[-_ ]?(?i:(?:{word})s?(?![a-z]))") for word in _WORDS)
+#: Digits joined by `_` after a word: groups of one number, or several numbers.
+_JOINED = re.compile(rf"(?<![A-Za-z])(?i:{_ANY_WORD})[-_=. ]*([0-9]+(?:_[0-9]+)+)")
+_GROUPS = re.compile(r"[1-9][0-9]{0,2}(?:_[0-9]{3})+")
+_WORD = re.compile(rf"\b{_ANY_WORD}\b", re.IGNORECASE)
+
+_YEAR, _MONTH, _DAY = r"(?:19|20)[0-9]{2}", r"(?:0[1-9]|1[0-2])", r"(?:0[1-9]|[12][0-9]|3[01])"
+_HOUR, _SIXTY = r"(?:[01][0-9]|2[0-3])", r"[0-5][0-9]"
+_TIME = rf"{_HOUR}(?:{_SIXTY}{_SIXTY}|[-_:.h]{_SIXTY}(?:[-_:.m]{_SIXTY}s?)?)|(?<=[Tt]){_HOUR}{_SIXTY}"
+_MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+#: Numbers in names that are no steps: dates with times, versions, numbers with several points, ids, shards.
+_NO_STEPS = re.compile(
+    rf"(?<![0-9])(?:{_YEAR}([-_.]){_MONTH}\1{_DAY}|{_DAY}([-_.]){_MONTH}\2{_YEAR}|(?<![a-z]){_YEAR}{_MONTH}{_DAY}"
+    rf"|(?<![A-Za-z])(?:{_MONTHS})[-_]?{_DAY})(?:[-_ Tt]+(?:{_TIME})|[Tt]{_HOUR}{_SIXTY})?(?![0-9])"
+    r"|(?<![A-Za-z])[vV](?:er(?:sion)?[-_. ]?)?[0-9]+(?:\.[0-9]+)*(?![A-Za-z0-9])"
+    r"|(?<![0-9.])[0-9]+(?:\.[0-9]+){2,}(?![0-9])"
+    r"|(?<![0-9A-Za-z])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![0-9A-Za-z])"
+    r"|(?<![0-9A-Za-z])(?=[0-9]*[a-f])(?=[a-f]*[0-9])(?![0-9]+e[0-9]+(?![0-9a-f]))[0-9a-f]{7,64}(?![0-9A-Za-z])"
+    r"|-[0-9]+-of-[0-9]+$"
+)
+_FILLER = "~"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedStep:
+    """The step in a name, None without one; then `unused` is a number in its place that is no step, else empty."""
+
+    step: int | None
+    unused: str = ""
+
+
+def plain_number(value: Any) -> Any:
+    """Return the number of a NumPy scalar, or of an array or tensor without axes; any other value unchanged.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> plain_number(np.float32(0.5)), plain_number(np.array(3)), plain_number("3")
+    (0.5, 3, '3')
+    """
+    if isinstance(value, bool | int | float | str) and type(value).__module__ == "builtins":
+        return value
+    shape, item = getattr(value, "shape", None), getattr(value, "item", None)
+    if not callable(item) or isinstance(value, type) or not isinstance(shape, Sequence) or len(shape):
+        return value
+    try:
+        return item()
+    except (TypeError, ValueError, RuntimeError):  # A tensor without data.
+        return value
+
+
+def step_of_value(value: Any) -> int | None:
+    """Return the step that a value means: a whole number, or a text of one; None for any other value.
+
+    Examples
+    --------
+    >>> step_of_value(3.0), step_of_value("1,000"), step_of_value(2.5), step_of_value(True)
+    (3, 1000, None, None)
+    """
+    value = plain_number(value)
+    if isinstance(value, str):
+        return step_of_text(value)
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and _LOWEST <= value <= _HIGHEST else None
+    if not isinstance(value, int):
+        try:
+            value = value.__index__()
+        except (AttributeError, TypeError, ValueError):
+            return None
+    return int(value) if _LOWEST <= value <= _HIGHEST else None
+
+
+def step_of_text(text: str) -> int | None:
+    """Return the step that a text means as a whole; None for any other text.
+
+    Examples
+    --------
+    >>> step_of_text("10k"), step_of_text("1e5"), step_of_text("-3"), step_of_text("2.5"), step_of_text("v1")
+    (10000, 100000, -3, None, None)
+    """
+    found = _ARGUMENT.fullmatch(text.strip())
+    return None if found is None else _step(*found.groups())
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, or a text that begins like one."""
+    value = plain_number(value)
+    if isinstance(value, str):
+        return re.match(r"\s*[-+]?[0-9]", value) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def named_step(name: str) -> int | None:
+    """Return the step after a word such as `step`, `iter`, `checkpoint` or `epoch` in the name of a file or directory.
+
+    Examples
+    --------
+    >>> named_step("epoch=70-step=4331.ckpt"), named_step("ckpt-1e5"), named_step("checkpoint-2024-05-01")
+    (4331, 100000, None)
+    """
+    return _after_word(_blank(name), _AFTER).step
+
+
+def step_of_name(name: str) -> NamedStep:
+    """Return the step in the name of a file or directory.
+
+    It is the number after `step`, else after `iter`, `checkpoint` or `epoch`, else before one of these words, else the
+    last whole number of the name without its endings.
+
+    Examples
+    --------
+    >>> [step_of_name(name).step for name in ("seed1_step1000.pth", "weights.03-1.26.h5", "best-v1", "10k.pt")]
+    [1000, 3, None, 10000]
+    """
+    return _step_of(_blank(name), _AFTER)
+
+
+def steps_of_names(names: Sequence[str]) -> list[NamedStep]:
+    """Return the step in each of several names: the differing number, if they differ only in numbers.
+
+    Of several such numbers it is the one that `step_of_name` returns, else the last one. Names that differ otherwise
+    are treated one by one.
+
+    Examples
+    --------
+    >>> names = ["checkpoint_50sims_1.pth.tar", "checkpoint_50sims_100.pth.tar"]
+    >>> [found.step for found in steps_of_names(names)]
+    [1, 100]
+    """
+    plain = [_blank(name) for name in names]
+    joined = [digits for name in plain for digits in _JOINED.findall(name)]
+    # `4_7` beside `4_100`: the latter is two numbers, too.
+    is_grouped = all(_GROUPS.fullmatch(digits) for digits in joined)
+    alone = [_step_of(name, _AFTER if is_grouped else _AFTER_PLAIN) for name in plain]
+    if differ([found.step for found in alone]):
+        return alone
+    parts = [_NUMBER.split(name) for name in plain]
+    if len({tuple(part[::2]) for part in parts}) > 1:
+        return alone
+    for column in reversed(list(zip(*(part[1::2] for part in parts), strict=True))):
+        steps = [None if _DECIMAL.fullmatch(text) else _step("", text) for text in column]
+        if None not in steps and differ(steps):
+            return [NamedStep(step) for step in steps]
+    return alone
+
+
+def differ(steps: Sequence[int | None]) -> bool:
+    """Return whether there are steps, and they are distinct."""
+    known = [step for step in steps if step is not None]
+    return bool(known) and len(set(known)) == len(known)
+
+
+def without_numbers(name: str) -> str:
+    """Return a name with # for each number, date and version: names of one series have the same rest.
+
+    Examples
+    --------
+    >>> without_numbers("ckpt-900.pt"), without_numbers("ckpt-1e5.pt")
+    ('ckpt-#.pt', 'ckpt-#.pt')
+    """
+    return _NUMBER.sub("#", _NO_STEPS.sub("#", name))
+
+
+def without_words(name: str) -> str:
+    """Return a name without its words for steps."""
+    return _WORD.sub(" ", name)
+
+
+def natural(name: str) -> list[tuple[bool, Fraction, str]]:
+    """Return the sort key of a name that puts `step9` before `step10`, and `10k` before `1e5`.
+
+    Examples
+    --------
+    >>> sorted(["step1e5", "step10k", "step9", "a"], key=natural)
+    ['a', 'step9', 'step10k', 'step1e5']
+    """
+    parts = _ORDERED.split(name)
+    return [(False, _value(part), "") if index % 2 else (True, Fraction(0), part) for index, part in enumerate(parts)]
+
+
+_AFTER_PLAIN = tuple(re.compile(pattern.pattern.replace(_GROUPED, _PLAIN)) for pattern in _AFTER)
+
+
+def _step_of(plain: str, after: Sequence[re.Pattern[str]]) -> NamedStep:
+    """Return the step in a name without endings."""
+    found = _after_word(plain, after)
+    if found.step is not None:
+        return found
+    for pattern in _BEFORE:
+        if texts := pattern.findall(plain):
+            step = _step("", texts[-1])
+            if step is not None:
+                return NamedStep(step)
+    wrong = found.unused
+    for match in reversed(list(_NUMBER.finditer(plain))):
+        text = match[1]
+        if _goes_on(plain, match) or _DECIMAL.fullmatch(text) or text == wrong.removeprefix("-"):
+            continue
+        step = _step("", text)
+        if step is not None:
+            return NamedStep(step)
+        wrong = wrong or ("" if "e" in text.lower() else text)
+    if not wrong:  # `ckpt1000final` has no other number.
+        for pattern in after:
+            if texts := [match[2] for match in pattern.finditer(plain)]:
+                return NamedStep(_step("", texts[-1]))
+    return NamedStep(None, wrong)
+
+
+def _after_word(plain: str, after: Sequence[re.Pattern[str]]) -> NamedStep:
+    """Return the last number after the first word that has one."""
+    wrong = ""
+    for pattern in after:
+        found = [match for match in pattern.finditer(plain) if not _goes_on(plain, match)]
+        if found:
+            sign, text = found[-1].groups()
+            is_signed = sign and found[-1].start(1) and plain[found[-1].start(1) - 1] in "=_"
+            step = _step("-" if is_signed else "", text)
+            if step is not None and step >= 0:
+                return NamedStep(step)
+            wrong = wrong or f"{'-' if is_signed else ''}{text}"
+    return NamedStep(None, wrong)
+
+
+def _goes_on(plain: str, match: re.Match[str]) -> bool:
+    """Return whether a number is the beginning of a word, as in `50sims` and `7b`."""
+    rest = plain[match.end() :]
+    return rest[:1].isalpha() and re.match(rf"(?i:{_ANY_WORD})(?![a-z])", rest) is None
+
+
+def _blank(name: str) -> str:
+    """Return a name without its endings, and with a filler for the numbers that are no steps."""
+    stem = PurePosixPath(name.rstrip("/")).name
+    while True:
+        cut = stem.rpartition(".")
+        # An ending has a letter: `model.12` keeps its number.
+        if not cut[0] or not cut[2][:1].isalpha() or len(cut[2]) > 12:
+            return _NO_STEPS.sub(_FILLER, stem)
+        stem = cut[0]
+
+
+def _step(sign: str, text: str) -> int | None:
+    """Return a step of its sign and number; None for one that is not whole or has more than 64 bits."""
+    value = _value(text)
+    step = value.numerator * (-1 if sign == "-" else 1)
+    return step if value.denominator == 1 and len(text) <= _LONGEST and _LOWEST <= step <= _HIGHEST else None
+
+
+def _value(text: str) -> Fraction:
+    plain = text.replace(",", "").replace("_", "")
+    scale = _SUFFIXES.get(plain[-1], 1)
+    return Fraction(plain.rstrip("kKM")[:_MOST_DIGITS]) * scale
