@@ -1129,7 +1129,7 @@ class Store(Mapping[str | int, "Version"]):
         if options.hot is None and (follows or len(planned) > 1):
             # The latest of many is seldom resumed from at once: it is encoded with the others.
             options = replace(options, hot=0)
-        planned = [item for item in planned if item.run or not follows]
+        planned = [item for item in planned if item.run or item.refused or not follows]
         batch = Batch(replace(options, verify=options.verify or delete_source), delete_source, follows)
         outcomes = []
         for item in self._taking().ingest_many(planned, batch, name=tag, executor=executor, progress=progress):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.checking.verify import check_restores
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, check_tag_is_no_run, policy_of, tag
 from ckstore.errors import CkstoreError, ConflictError, InputError, NotFoundError, UsageError
+from ckstore.formats.directory import is_part
 from ckstore.intake.removable import Removable
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
@@ -157,11 +158,15 @@ class Intake:
     ) -> Iterator[Ingested]:
         """Store the inputs of a plan in order; yield each outcome. A failed input does not stop the others.
 
+        Inputs without a run are refused ones, whose errors come last.
+
         `name` is a tag for the last version. The workers of an `executor` store the versions, a task for each run;
         `progress` is then called once for each.
         """
         repository = self.repository
         repository.require_writable()
+        refused = [item for item in inputs if item.refused and not item.run]
+        inputs = [item for item in inputs if item.run or not item.refused]
         for run in sorted({item.run for item in inputs}):
             self.check_run(run, batch)
             if name is not None:
@@ -176,6 +181,7 @@ class Intake:
             if item.version is not None:
                 stored.append(item.version)
             yield item
+        yield from (Ingested(item.path, error=InputError(with_path(item.path, item.note))) for item in refused)
         repository.catalog.refresh()
         if name is not None and stored:
             tag(repository, stored[-1], name)
@@ -244,10 +250,14 @@ class Intake:
                 hot = self.repository.resolver.document(row).hot
                 if row.fidelity != "exact" or (hot is not None and hot.asked.is_coarse):
                     raise UsageError(f"{_NOT_REMOVED} {path} is stored as version {row.number}, and was not removed.")
+                if path.is_file() and is_part(path):
+                    raise InputError(
+                        f"{path} is stored, and was not removed: it is a part of the checkpoint {path.parent}."
+                    )
                 removable.remove()
             return Ingested(path, row, report.is_new, seconds)
         except (InputError, ConflictError) as error:
-            return Ingested(path, error=error if str(path) in str(error) else type(error)(f"{path}: {error}"))
+            return Ingested(path, error=type(error)(with_path(path, str(error))))
         except CkstoreError:
             raise
         except OSError as error:
@@ -259,6 +269,11 @@ class Intake:
             return self.repository.catalog.versions(run)
         except NotFoundError:
             return []
+
+
+def with_path(path: Path, message: str) -> str:
+    """Return a message about an input; it begins with the path, unless that is in it."""
+    return message if str(path) in message else f"{path}: {message}"
 
 
 def bytes_of(inputs: Iterable[Planned], options: IngestOptions) -> int:

@@ -18,6 +18,7 @@ from ckstore.formats.sources import FileSource, check_identity, file_identity
 from ckstore.formats.torch.live_state import OnUnknown, StateDictSource
 from ckstore.runtime.local_path import local_path
 from ckstore.runtime.lru import Lru
+from ckstore.scanning.completeness import require_complete
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Name of the file of a state dict.
@@ -160,6 +161,8 @@ def _open_directory(path: Path, *, force: bool, is_one: bool) -> ScannedVersion:
             source = InputFile(path / entry.path, opened)
             layout = _parse(source, entry.path, force=force, lone=False)
             version.files.append(ScannedFile(entry.path, source, layout, source.mode, source.mtime_ns))
+    if not force:
+        require_complete(path, version)
     _name_shards(version, force=force)
     if not is_one:
         _refuse_series(path, version)

@@ -11,20 +11,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ckstore.errors import InputError
 from ckstore.formats.directory import has_checkpoint, scan
+from ckstore.scanning.completeness import UNFINISHED
 from ckstore.scanning.inputs import open_path, step_inside
 from ckstore.storage.root import is_store
-
-#: Names that writers give to incomplete files.
-_UNFINISHED = re.compile(
-    r"^_?te?mp([-_.]|$)|[-_.]te?mp([-_.]|$)|\.(part|partial|incomplete|download|crdownload)$|~$", re.IGNORECASE
-)
-
-#: Of files that are written together, the last one.
-_LAST = {".distcp": ".metadata"}
 
 #: The files of a directory are written one after another, with pauses: their settling time is multiplied by this.
 _LONGER = 5
@@ -134,7 +127,9 @@ class Watched:
     def _present(self) -> Iterator[tuple[Path, Signature]]:
         for folder in self._folders:
             for path in sorted(folder.iterdir()):
-                if path.name.startswith((".", "~")) or _UNFINISHED.search(path.name) or path.is_symlink():
+                if path.name.startswith((".", "~")) or path.name.endswith("~") or UNFINISHED.search(path.name):
+                    continue
+                if path.is_symlink():
                     continue
                 with suppress(OSError):  # It has been deleted, or a part of it.
                     files = frozenset(_signature(path))
@@ -174,30 +169,13 @@ def _fact(path: str, status: os.stat_result) -> _File:
 
 def _look_into(path: Path, seen: _Seen) -> None:
     """Parse an input, and record the result."""
-    lacks = ""
     try:
-        if path.is_dir():
-            if not has_checkpoint(path, scan(path)):
-                return  # Logs, which are not reported.
-            lacks = _lacks(sorted(name for name, *_ in seen.signature))
+        if path.is_dir() and not has_checkpoint(path, scan(path)):
+            return  # Logs, which are not reported.
         scanned = open_path(path)
         scanned.close()
     except (InputError, OSError) as error:
         seen.why = str(error)
         return
-    holds = any(file.layout.kind != "opaque" and file.layout.tensors for file in scanned.files)
-    seen.is_complete = holds and not lacks
-    seen.why = lacks if holds else ""
+    seen.is_complete = any(file.layout.kind != "opaque" and file.layout.tensors for file in scanned.files)
     seen.step = step_inside(scanned)
-
-
-def _lacks(names: Sequence[str]) -> str:
-    """Return why a directory is incomplete; empty for no reason."""
-    for name in names:
-        path = PurePosixPath(name)
-        if _UNFINISHED.search(path.name):
-            return f"it holds {name}, which is not complete."
-        last = _LAST.get(path.suffix)
-        if last is not None and (path.parent / last).as_posix() not in names:
-            return f"it has no {last}, which is written last."
-    return ""

@@ -28,7 +28,9 @@ def test_a_complete_directory_is_one_version(tmp_path: Path) -> None:
     assert watched.look(4.9) == []
     assert watched.look(5.0) == []
     assert watched.look(9.9) == []
-    assert watched.abandoned(100.0) == [(hub, "it holds optimizer.safetensors.tmp, which is not complete.")]
+    [(path, why)] = watched.abandoned(100.0)
+    assert path == hub
+    assert why.startswith(f"{hub} is not a complete checkpoint: optimizer.safetensors.tmp is unfinished; ")
     save(hub / "optimizer.safetensors", 2)
     (hub / "optimizer.safetensors.tmp").unlink()
     assert watched.look(10.0) == []
@@ -58,7 +60,9 @@ def test_a_directory_of_shards_has_its_metadata_last(tmp_path: Path) -> None:
     (hub / "__0_0.distcp").write_bytes(b"shard")
     watched.look(0.0)
     assert watched.look(1.0) == []
-    assert watched.abandoned(100.0) == [(hub, "it has no .metadata, which is written last.")]
+    [(path, why)] = watched.abandoned(100.0)
+    assert path == hub
+    assert ".metadata is missing, which is written last" in why
     (hub / ".metadata").write_bytes(b"metadata")
     watched.look(2.0)
     assert watched.look(3.0) == [hub]
