@@ -106,9 +106,10 @@ class Intake:
         source: str | os.PathLike[str] | Any,
         options: IngestOptions,
         progress: Callable[[int], None] | None = None,
+        opened: Callable[[], None] | None = None,
     ) -> IngestReport:
         """Store one checkpoint; see `Store.ingest`."""
-        report = ingest(self.repository, source, options, progress)
+        report = ingest(self.repository, source, options, progress, opened)
         run = report.version.run
         policy = policy_of(self.repository.catalog, run)
         if report.version.hot or policy.retention:
@@ -232,13 +233,17 @@ class Intake:
         progress: Callable[[int], None] | None = None,
         *,
         deletes: bool = False,
+        opened: Callable[[], None] | None = None,
     ) -> Ingested:
-        """Store one input; return an error of the input, raise an error of the store."""
+        """Store one input; return an error of the input, raise an error of the store.
+
+        `opened` is called once the input is open: a later change of its files is an error.
+        """
         try:
             _check_name(path)
             start = time.perf_counter()
             removable = Removable(path) if deletes else None
-            report = self.ingest(path, options, progress)
+            report = self.ingest(path, options, progress, opened)
             seconds = time.perf_counter() - start
             row = report.version
             if deletes or (options.verify and not report.is_new):

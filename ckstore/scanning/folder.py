@@ -146,7 +146,7 @@ def _unread(path: Path, error: OSError) -> Planned:
 
 
 def _input(path: Path, *, force: bool) -> _Input:
-    scanned = open_path(path, force=force)
+    scanned = open_path(path, force=force, any_kind=True)
     scanned.close()
     names = frozenset().union(*map(tensor_names, scanned.files))
     why = next((why for layout in scanned.layouts for why in layout.bytes_for.values()), "")
