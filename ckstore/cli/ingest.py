@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     ),
     exit_codes=[3, 12, 13],
 )
-@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(path_type=Path, readable=False))
 @ingest_options
 @option(
     "--step-from",

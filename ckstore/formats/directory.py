@@ -15,6 +15,7 @@ from ckstore.formats.detect import holds_tensors, is_pointer
 from ckstore.formats.facts import named_step
 from ckstore.formats.paths import listed
 from ckstore.formats.sources import PERMISSIONS, FileSource
+from ckstore.runtime.access import DENIED, denied
 from ckstore.runtime.local_path import leads_out
 
 #: Files that accompany the tensors of one checkpoint.
@@ -70,9 +71,10 @@ def scan(root: str | os.PathLike[str]) -> list[Entry]:
             with os.scandir(os.path.join(base, folder)) as found:
                 children = list(found)
         except OSError as error:
-            raise InputError(
-                f"{os.path.join(base, folder)} cannot be listed ({error.strerror}); check its permissions."
-            ) from error
+            place = os.path.join(base, folder)
+            if error.errno in DENIED:
+                raise InputError(str(denied(place, error))) from error
+            raise InputError(f"{place} cannot be listed ({error.strerror}); name a directory that can.") from error
         for child in children:
             path = f"{folder}/{child.name}" if folder else child.name
             try:

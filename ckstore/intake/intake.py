@@ -25,6 +25,7 @@ from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Address, Repository
 from ckstore.retention.retain import note_changes, retain
+from ckstore.runtime.access import DENIED, denied
 from ckstore.scanning.folder import propose
 from ckstore.scanning.inputs import tree_size
 from ckstore.scanning.steps import Planned, StepSource, plan_steps
@@ -266,6 +267,8 @@ class Intake:
         except CkstoreError:
             raise
         except OSError as error:
+            if error.errno in DENIED:
+                return Ingested(path, error=denied(error.filename or path, error))
             return Ingested(path, error=CkstoreError(f"{error.filename or path}: {error.strerror or error}."))
 
     def versions(self, run: str) -> list[VersionRow]:
@@ -283,7 +286,7 @@ def with_path(path: Path, message: str) -> str:
 
 def bytes_of(inputs: Iterable[Planned], options: IngestOptions) -> int:
     """Return the number of bytes that the ingest of some inputs reports to its `progress` at most."""
-    sizes = sum(tree_size(item.path) for item in inputs if item.run and item.path.exists())
+    sizes = sum(tree_size(item.path) for item in inputs if item.run)
     return (3 if options.verify else 2) * sizes
 
 

@@ -1,4 +1,4 @@
-"""Finds what a checkpoint directory lacks: unfinished and empty files, and files that its indexes name."""
+"""Finds the faults of an incomplete checkpoint directory: unfinished, empty and missing files."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _fault(file: ScannedFile) -> str:
 def _named_by_indexes(version: ScannedVersion, there: set[str]) -> Iterator[tuple[str, str]]:
     """Yield missing files that an index of tensors names, and the index.
 
-    An index of which no file is present is left over if another one of the directory is complete.
+    An index without any of its files is left over if another one of the directory is complete.
     """
     indexes = {file.path: _indexed(file) for file in version.files if file.path.endswith(_INDEX)}
     whole = {directory_of(path) for path, named in indexes.items() if named and named <= there}

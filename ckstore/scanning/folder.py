@@ -121,9 +121,9 @@ def _candidates(directory: Path, folder: Path, left: list[Planned]) -> Iterator[
             left.append(_unread(path, error))
             continue
         if entry.is_dir(follow_symlinks=False):
-            if is_store(path):
-                continue
             try:
+                if is_store(path):
+                    continue
                 is_whole = is_one(path)
             except OSError as error:
                 left.append(_unread(path, error))
@@ -178,7 +178,7 @@ def _named(
 
 
 def _apart(planned: Sequence[Planned]) -> list[tuple[str, list[Planned]]]:
-    """Return runs of inputs of which several have one step, by a number in their names that tells runs apart.
+    """Return the runs of inputs that share steps, by a number in their names that tells runs apart.
 
     Such as `seed0_step100` and `seed1_step100`. Each run has the part of the names that its inputs share, with # for
     the step. No runs if no number of all names is the step, the other number is a step too, or two steps remain equal.

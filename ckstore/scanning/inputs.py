@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -293,6 +294,10 @@ def _parse(source: InputFile, name: str, *, force: bool, lone: bool) -> FileLayo
 
 
 def tree_size(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a directory."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file() and (file == path or not file.is_symlink()))
+    """Return the bytes of a file, or of all files below a directory, as far as they can be reached."""
+    total = 0
+    with suppress(OSError):
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            with suppress(OSError):
+                total += file.stat().st_size if file.is_file() and (file == path or not file.is_symlink()) else 0
+    return total

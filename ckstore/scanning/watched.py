@@ -53,7 +53,7 @@ class Complete(NamedTuple):
 
     @property
     def change(self) -> str:
-        """What happened to it since: empty for nothing, else `overwritten` or `deleted`."""
+        """Its change since: empty for none, else `overwritten` or `deleted`."""
         try:
             present = frozenset(_signature(self.path))
         except OSError:

@@ -260,8 +260,8 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
-def test_what_is_overwritten_while_another_is_stored_is_reported(place: Path) -> None:
-    """By rename and in place; what is there in the end is stored at its own step, and nothing at a wrong one."""
+def test_an_input_that_is_overwritten_before_its_turn_is_reported(place: Path) -> None:
+    """By rename and in place; the present content is stored at its own step, and nothing at a wrong one."""
     runs = place / "runs"
     first, second = (save(place / f"other{step}.safetensors", step) for step in (1, 2))
     watcher = subprocess.Popen(

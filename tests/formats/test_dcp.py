@@ -200,7 +200,7 @@ def test_a_missing_file_is_reported(saved: Path, store: ckstore.Store, tmp_path:
 
 @pytest.mark.parametrize("is_empty", [True, False])
 def test_a_shard_that_is_cut_off_is_reported(saved: Path, store: ckstore.Store, tmp_path: Path, is_empty: bool) -> None:
-    """Between two archives too, where what is left of the file is sound."""
+    """Between two archives too, where the rest of the file is sound."""
     shutil.copytree(saved / "cut-2", tmp_path / "step-9")
     data = (saved / "cut-2" / "__1_0.distcp").read_bytes()
     end = 0 if is_empty else data.index(b"PK\5\6") + 22

@@ -1,4 +1,4 @@
-"""Directories that are not whole: what killed savers and incomplete copies leave is refused by name."""
+"""Directories that are not whole: the remains of killed savers and incomplete copies are refused by name."""
 
 from __future__ import annotations
 
