@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckstore.checking.verify import VerifyReport
     from ckstore.errors import (
+        AccessError,
         CkstoreError,
         ClosedError,
         ConflictError,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccessError",
     "AverageReport",
     "CkstoreError",
     "ClosedError",

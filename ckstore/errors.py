@@ -44,6 +44,12 @@ class ClosedError(UsageError):
     kind = "closed"
 
 
+class AccessError(CkstoreError, PermissionError):
+    """The system denies access: permissions, or a file system that is mounted read-only. Nothing is damaged."""
+
+    kind = "access"
+
+
 class PartialError(CkstoreError):
     """Some of several inputs failed; the others are stored."""
 

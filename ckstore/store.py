@@ -939,6 +939,7 @@ class Store(Mapping[str | int, "Version"]):
         gradients: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         on_unknown: OnUnknown = "raise",
         hot: int | None = None,
+        allow_empty: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> IngestReport:
         """Store a checkpoint as the next version of a run.
@@ -963,7 +964,7 @@ class Store(Mapping[str | int, "Version"]):
         verify
             Decode and compare everything before it becomes visible.
         force
-            Accept damaged files, as opaque bytes.
+            Accept damaged files and files without tensors, as opaque bytes, and incomplete directories.
         max_restore_cost
             Largest restore cost, as a multiple of a full, exact copy's; 2 by default.
         policy
@@ -980,6 +981,8 @@ class Store(Mapping[str | int, "Version"]):
             Number of the run's latest versions that stay unencoded; a background thread encodes older ones. 0 encodes
             the version at once. By default the policy's number, else 1; 0 for a coarse `policy`, a `search` or
             `gradients`.
+        allow_empty
+            Accept a state dict, or a file, without tensors.
         progress
             Called with numbers of bytes, by one thread at a time. They add up to at most twice the size, or with
             `verify` three times.
@@ -992,12 +995,12 @@ class Store(Mapping[str | int, "Version"]):
         Raises
         ------
         InputError
-            The source is damaged, holds no checkpoint or changed while it was read.
+            The source is damaged or incomplete, holds no tensors, or changed while it was read.
         ConflictError
             The run has other content at this step.
         UsageError
-            An argument is invalid, `policy` and `search` contradict each other, or the state dict holds an object that
-            cannot be stored.
+            An argument is invalid, `policy` and `search` contradict each other, or the state dict holds no tensor, or
+            an object that cannot be stored.
 
         Examples
         --------
@@ -1012,7 +1015,7 @@ class Store(Mapping[str | int, "Version"]):
 
         options = IngestOptions(
             run, step, _name_of(parent), metrics or {}, replace, verify, force, max_restore_cost, policy, search,
-            gradients, on_unknown, hot,
+            gradients, on_unknown, hot, allow_empty,
         )  # fmt: skip
         return self._taking().ingest(source, options, progress)
 
@@ -1129,7 +1132,7 @@ class Store(Mapping[str | int, "Version"]):
         if options.hot is None and (follows or len(planned) > 1):
             # The latest of many is seldom resumed from at once: it is encoded with the others.
             options = replace(options, hot=0)
-        planned = [item for item in planned if item.run or not follows]
+        planned = [item for item in planned if item.run or item.refused or not follows]
         batch = Batch(replace(options, verify=options.verify or delete_source), delete_source, follows)
         outcomes = []
         for item in self._taking().ingest_many(planned, batch, name=tag, executor=executor, progress=progress):
@@ -1153,7 +1156,8 @@ class Store(Mapping[str | int, "Version"]):
         """Store checkpoints as they appear in directories; yield each outcome.
 
         A file or directory is stored once it is complete: it parses, holds tensors, and has not changed for a while.
-        Stored inputs and steps that the run's policy would forget are skipped. When the disk is full, it waits.
+        Stored inputs and steps that the run's policy would forget are skipped. When the disk is full, or a directory is
+        missing, it waits. The outcome of a checkpoint that was overwritten or deleted before its turn is a note.
 
         Parameters
         ----------
@@ -1177,7 +1181,8 @@ class Store(Mapping[str | int, "Version"]):
         Raises
         ------
         UsageError
-            The run is invalid, or `delete_source` is given for coarse versions.
+            The run is invalid, `delete_source` is given for coarse versions, or a directory is a file, or missing with
+            `once`.
 
         Examples
         --------

@@ -79,7 +79,7 @@ class _Comparison:
             self._compare_items(list(found), list(expected), place)
         elif isinstance(expected, slice):
             parts = [(one.start, one.stop, one.step) for one in (found, expected)]
-            self.compare(*parts, place)
+            self.compare(parts[0], parts[1], place)
         elif isinstance(expected, Decimal):
             assert str(found) == str(expected), place
         elif isinstance(expected, UUID):

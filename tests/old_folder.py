@@ -121,6 +121,10 @@ def _torch_runs(made: OldFolder, steps: range) -> None:
         made.torch(f"gan/netD_epoch_4_{epoch}.pth", state_at(CNN, step), "discriminator", epoch)
         tensors = {name: ("float32", array.shape, array) for name, array in arrays_at(GPT, step).items()}
         write_safetensors(made.file(f"gpt/lr1e-3/ckpt-{step}.safetensors", b"", "lr1e-3", step), tensors)
+    for step in steps[:3]:
+        # Two runs of one model, told apart by a number.
+        for seed in (0, 1):
+            made.torch(f"sweep/seed{seed}_step{step}.pt", state_at(GPT, step + seed), f"sweep, seed {seed}", step)
     # A file that exists twice: the last one under a name of its own.
     shutil.copy(
         made.root / f"cnn/lightning/epoch={steps[-1] // 100}-step={steps[-1]}.ckpt", made.root / "cnn/last.ckpt"
@@ -167,9 +171,6 @@ def _other_libraries(made: OldFolder, steps: range) -> None:
 def _meant_otherwise(made: OldFolder, steps: range) -> None:
     before = set(made.runs)
     for step in steps[:3]:
-        # Two runs of one model, told apart by a number: which of the numbers is the step?
-        for seed in (0, 1):
-            made.torch(f"sweep/seed{seed}_step{step}.pt", state_at(GPT, step + seed), f"sweep, seed {seed}", step)
         # Dates: several of their numbers vary, and the last is no step.
         made.torch(f"daily/cnn-2021-{step // 100:02}-{28 - step // 100}.pt", state_at(CNN, step), "daily", step // 100)
     made.file("llm/model-f16.gguf", gguf_bytes([("wte", (40, 30), 1, 2400)]), "half precision", 1)

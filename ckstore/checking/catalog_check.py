@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.commit.costs import restore_cost, stored_bytes
 from ckstore.encoding.object_writer import version_row
-from ckstore.errors import CkstoreError
+from ckstore.errors import AccessError, CkstoreError
 from ckstore.storage import manifest
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
@@ -30,6 +30,8 @@ def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) 
     try:
         records = repository.catalog.records()
         yield from repository.catalog.differences()
+    except AccessError:
+        raise
     except CkstoreError as error:
         yield str(error)
     yield from _packs(repository)

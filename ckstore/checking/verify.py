@@ -16,7 +16,7 @@ import numpy as np
 
 from ckstore.checking.catalog_check import catalog_problems
 from ckstore.codecs.lattice import Bits
-from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.errors import AccessError, CkstoreError, IntegrityError
 from ckstore.formats.paths import listed
 from ckstore.objects.identity import MemberHasher, digest, lattice_id
 from ckstore.objects.reader import ObjectReader
@@ -74,6 +74,8 @@ def verify(
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
     """Read the packs and decode the objects of `versions`, without changing the store.
+
+    Raise `AccessError` if a file may not be read: its bytes are neither proven nor damaged.
 
     Parameters
     ----------
@@ -166,6 +168,8 @@ def _objects(
                     report.damaged.setdefault(version.row.number, []).append(entry.path)
             for number in range(len(version.layout.units)):
                 objects.setdefault(_ids(version, number), []).append(_Place(version, number))
+        except AccessError:
+            raise
         except CkstoreError as error:
             problems.append((f"Version {version.row.number}: {error}", version.row.number))
             report.damaged[version.row.number] = [entry.path for entry in _files(version)]
@@ -306,6 +310,8 @@ def _check_pack(repository: Repository, name: str) -> str:
         try:
             if not repository.packs.is_intact(name):
                 return [f"Pack {name} does not match its name; restore it from a copy."]
+        except AccessError:
+            raise
         except CkstoreError as error:
             return [str(error)]
         return []
@@ -376,6 +382,8 @@ def _check_group(reader: ObjectReader, task: _Task) -> list[_Checked]:
 def _check_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
     try:
         return reader.resolver.settled(lambda: _decode_object(reader, ids, unit))
+    except AccessError:
+        raise
     except CkstoreError as error:
         return 0, 0, str(error)
 

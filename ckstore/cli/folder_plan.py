@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ckstore.cli.output import counted, print_line
 from ckstore.errors import UsageError
+from ckstore.runtime.access import DENIED, denied
 from ckstore.scanning.steps import Planned
 from ckstore.steps import step_of_text
 
@@ -27,7 +29,10 @@ def write_plan(file: Path, planned: Sequence[Planned]) -> None:
             )
         unfinished.replace(file)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        if error.errno in DENIED:
+            raise denied(file, error, writing=True) from error
         raise UsageError(f"The plan cannot be written to {file} ({error.strerror}); choose another file.") from error
 
 

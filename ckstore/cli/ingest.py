@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     ),
     exit_codes=[3, 12, 13],
 )
-@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(path_type=Path, readable=False))
 @ingest_options
 @option(
     "--step-from",
@@ -111,7 +111,8 @@ def command(
             )
         _show_plan(planned, plan_file if folder else None, as_json=as_json)
         refused = [InputError(item.note) for item in planned if item.refused]
-        exit_for_failures(ctx, refused, len(planned), "inputs", "stored")
+        count = sum(bool(item.run) or item.refused for item in planned)
+        exit_for_failures(ctx, refused, count, "inputs", "planned")
         return
     from ckstore.intake.intake import bytes_of
     from ckstore.scanning.steps import Planned
@@ -120,7 +121,7 @@ def command(
 
     def each(item: Ingested) -> None:
         outcomes.append(item)
-        if not as_json:
+        if not as_json and (item.version is not None or not folder):
             print_outcome(item)
 
     with warnings_printed(), open_store(ctx, "a") as store:
@@ -146,10 +147,12 @@ def command(
                 ordered = sorted(outcomes, key=lambda item: item.version is None)
                 print_json([outcome_object(item, tags) for item in ordered])
             else:
-                for left in (item for item in planned if not item.run):
+                for left in (item for item in planned if not item.run and not item.refused):
                     print_line(f"{left.path} left out: {left.note}")
                 if sum(item.version is not None for item in outcomes) > 1 or (folder and outcomes):
                     print_summary(outcomes)
+                for failed in (item for item in outcomes if folder and item.version is None):
+                    print_outcome(failed)
     exit_for_failures(ctx, [item.error for item in outcomes if item.error], len(outcomes), "inputs", "stored")
 
 
@@ -167,6 +170,7 @@ def _folder_plan(
 
 def _show_plan(planned: Sequence[Planned], plan_file: Path | None, *, as_json: bool) -> None:
     from ckstore.cli.folder_plan import print_totals, write_plan
+    from ckstore.intake.intake import with_path
 
     if plan_file is not None:
         write_plan(plan_file, planned)
@@ -189,4 +193,4 @@ def _show_plan(planned: Sequence[Planned], plan_file: Path | None, *, as_json: b
     print_totals(planned)
     for item in planned:
         if item.refused:
-            print_line(f"ckstore: {with_options(item.note)}", err=True)
+            print_line(f"ckstore: {with_path(item.path, with_options(item.note))}", err=True)

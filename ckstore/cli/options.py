@@ -149,7 +149,11 @@ ingest_options = with_all(
     ),
     option("--replace", "Replace the version at the same run and step."),
     option("--verify", "Decode each version and compare it with its input before it becomes visible."),
-    option("--force", "Store refused inputs: damaged files as opaque bytes, several checkpoints as one version."),
+    option(
+        "--force",
+        "Store refused inputs: damaged files and files without tensors as opaque bytes, incomplete directories, "
+        "several checkpoints as one version.",
+    ),
     option(
         "--max-restore-cost X",
         "Limit the cost of a restore, as a multiple of a full copy's; a higher limit saves bytes.  [default: 2]",

@@ -17,6 +17,7 @@ from ckstore.cli.output import print_failure, print_line
 from ckstore.cli.verb import VERSION_HELP, option, write_exit_codes
 from ckstore.errors import CkstoreError
 from ckstore.runtime import compiling
+from ckstore.runtime.access import DENIED, denied
 from ckstore.runtime.address_space import check, limit, too_little
 
 #: Every verb, in the order of the help. Its module `ckstore.cli.<name>`, with _ for -, defines `command` and is
@@ -94,7 +95,9 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 @click.command(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @option(
-    "--store PATH", "Store directory or URL.  [default: $CKSTORE, or the nearest .ckstore upwards]", type=click.Path()
+    "--store PATH",
+    "Store directory or URL.  [default: $CKSTORE, or the nearest .ckstore upwards]",
+    type=click.Path(readable=False),
 )
 @click.option(
     "--version",
@@ -189,6 +192,9 @@ def _usage(error: click.UsageError) -> str:
 
 
 def _system_error(error: OSError) -> str:
+    if error.errno in DENIED and isinstance(error.filename, str):
+        is_readable = os.access(error.filename, os.R_OK)
+        return str(denied(error.filename, error, writing=is_readable or not os.path.exists(error.filename)))
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or os.strerror(error.errno or 0)}."
 

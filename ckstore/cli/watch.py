@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     metavar="DIRECTORY...",
     nargs=-1,
     required=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, readable=False),
 )
 @option("--run NAME", "Run of the versions.  [default: main]", type=RunName())
 @option(
@@ -65,7 +65,8 @@ def command(
 
     Each file or directory in DIRECTORY becomes one version once it is complete: it parses, holds tensors, and has not
     changed for --settle. Temporary names (.tmp and the like), links, inputs without tensors, stored inputs (by size and
-    mtime, also after a restart) and steps that a policy would forget are skipped. When the disk is full, it waits.
+    mtime, also after a restart) and steps that a policy would forget are skipped. When the disk is full, or DIRECTORY
+    is missing, it waits. A checkpoint that is overwritten or deleted before its turn is reported.
 
     An interrupt stops it at once; SIGTERM lets it finish the current version. The next start continues.
     """

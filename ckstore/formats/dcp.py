@@ -16,6 +16,7 @@ from ckstore.errors import InputError
 from ckstore.formats.archive import embed
 from ckstore.formats.facts import facts_of_mapping
 from ckstore.formats.layout import Box, Extent, FileLayout, Format, Path, Source, Tensor, opaque
+from ckstore.formats.paths import listed
 from ckstore.formats.shards import fit_together
 from ckstore.formats.sources import PartSource
 from ckstore.formats.torch.objects import reduce
@@ -83,15 +84,18 @@ def name_tensors(layouts: dict[str, FileLayout], items: Sequence[Item], sources:
     """Give the tensors of a checkpoint's files, by their paths in the directory, the names and places of its metadata.
 
     Returns whether names were given: not if a file contains anything but archives, or is cut in another way than the
-    metadata describes. Only then the layouts are changed. Raises `InputError` if a file is missing, or the shards of a
-    tensor do not make up the tensor.
+    metadata describes. Only then the layouts are changed. Raises `InputError` if a file is missing or cut off, or the
+    shards of a tensor do not make up the tensor.
     """
     by_file: dict[str, list[Item]] = {}
     for item in items:
         by_file.setdefault(item.file, []).append(item)
     missing = sorted(by_file.keys() - layouts.keys())
     if missing:
-        raise InputError(f"it names {missing[0]}, which is missing: copy the whole checkpoint")
+        raise InputError(f"it names {listed(missing)}, which is missing: copy the whole checkpoint")
+    for file, members in by_file.items():
+        if any(one.start + one.nbytes > layouts[file].size for one in members):
+            raise InputError(f"it names {file}, which is cut off: copy the whole checkpoint")
     named: dict[str, FileLayout] = {}
     shards: dict[Path, list[Tensor]] = {}
     objects: dict[Any, Any] = {}

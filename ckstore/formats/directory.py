@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Literal
 
 from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, is_pointer
 from ckstore.formats.paths import listed
 from ckstore.formats.sources import PERMISSIONS, FileSource
+from ckstore.runtime.access import DENIED, denied
 from ckstore.runtime.local_path import leads_out
 from ckstore.steps import named_step
 
@@ -25,7 +27,20 @@ _COMPANIONS = {
     ".metadata",
     "zero_to_fp32.py",
     "manifest.ocdbt",
+    "_CHECKPOINT_METADATA",
 }
+#: Names of files that are parts of one checkpoint.
+_PART = re.compile(
+    r"\.index\.json$|\.distcp$|-\d+-of-\d+|^consolidated\.\d+|^random_states_\d+|(?<![a-z])(?:rank|shard|part)[-_]?\d+",
+    re.IGNORECASE,
+)
+#: Endings of files that hold tensors.
+_ENDINGS = {
+    ".bin", ".ckpt", ".distcp", ".gguf", ".h5", ".hdf5", ".keras", ".msgpack", ".npy", ".npz", ".ocdbt", ".pt", ".pth",
+    ".safetensors",
+}  # fmt: skip
+#: Endings that packers and compressors add.
+_PACKED = re.compile(r"(?:\.(?:tar|gz|zst|xz|bz2))+$")
 _UP_TO_NUMBER = re.compile(r"[^0-9]*")
 
 
@@ -56,9 +71,10 @@ def scan(root: str | os.PathLike[str]) -> list[Entry]:
             with os.scandir(os.path.join(base, folder)) as found:
                 children = list(found)
         except OSError as error:
-            raise InputError(
-                f"{os.path.join(base, folder)} cannot be listed ({error.strerror}); check its permissions."
-            ) from error
+            place = os.path.join(base, folder)
+            if error.errno in DENIED:
+                raise InputError(str(denied(place, error))) from error
+            raise InputError(f"{place} cannot be listed ({error.strerror}); name a directory that can.") from error
         for child in children:
             path = f"{folder}/{child.name}" if folder else child.name
             try:
@@ -74,13 +90,31 @@ def scan(root: str | os.PathLike[str]) -> list[Entry]:
 
 
 def has_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> bool:
-    """Return whether a file of a scanned directory is of a kind with tensors; reads heads and directories only."""
+    """Return whether a file of a scanned directory is of a kind with tensors; reads heads and directories only.
+
+    An unreadable file counts by its name.
+    """
     for entry in entries:
         if entry.kind == "file" and entry.size:
-            with FileSource(os.path.join(root, entry.path)) as source:
-                if holds_tensors(source):
+            try:
+                with FileSource(os.path.join(root, entry.path)) as source:
+                    if holds_tensors(source):
+                        return True
+            except InputError:
+                if is_named_as_tensors(entry.path):
                     return True
     return False
+
+
+def is_named_as_tensors(name: str) -> bool:
+    """Return whether a file's name has the ending of a format that holds tensors, packed or not.
+
+    Examples
+    --------
+    >>> is_named_as_tensors("step5.pth.tar"), is_named_as_tensors("notes.txt")
+    (True, False)
+    """
+    return PurePosixPath(_PACKED.sub("", name)).suffix.lower() in _ENDINGS
 
 
 def require_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> None:
@@ -101,7 +135,13 @@ def require_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -
 
 def refuse_several(root: str | os.PathLike[str], entries: Iterable[Entry]) -> None:
     """Raise `InputError` if a scanned directory holds checkpoints of several steps, which are separate versions."""
-    entries = list(entries)
+    several = _several(root, list(entries))
+    if len(several) > 1:
+        raise several_error(root, several)
+
+
+def _several(root: str | os.PathLike[str], entries: Sequence[Entry]) -> list[str]:
+    """Return the names in a directory that have different steps and are checkpoints, by step."""
     several: dict[int, str] = {}
     for entry in entries:
         step = None if "/" in entry.path else named_step(entry.path)
@@ -109,8 +149,7 @@ def refuse_several(root: str | os.PathLike[str], entries: Iterable[Entry]) -> No
             inside = [other for other in entries if other.path == entry.path or other.path.startswith(f"{entry.path}/")]
             if has_checkpoint(root, inside):
                 several[step] = entry.path
-    if len(several) > 1:
-        raise several_error(root, [name for _, name in sorted(several.items())])
+    return [name for _, name in sorted(several.items())]
 
 
 def several_error(root: str | os.PathLike[str], names: Sequence[str]) -> InputError:
@@ -123,8 +162,40 @@ def several_error(root: str | os.PathLike[str], names: Sequence[str]) -> InputEr
 
 
 def is_marked(names: Iterable[str]) -> bool:
-    """Return whether one of the files of a directory accompanies the tensors of one checkpoint."""
-    return any(name in _COMPANIONS or name.endswith(".index.json") for name in names)
+    """Return whether one of the files of a directory is a part of one checkpoint, or accompanies its tensors."""
+    return any(name in _COMPANIONS or _PART.search(name) for name in names)
+
+
+def is_one(directory: str | os.PathLike[str]) -> bool:
+    """Return whether a directory is one checkpoint, even a damaged or incomplete one.
+
+    It holds tensors, but not those of several steps, and either its name has a step or a file marks it.
+    """
+    with os.scandir(directory) as found:
+        inside = list(found)
+    named = named_step(os.path.basename(os.path.realpath(directory))) is not None and len(inside) > 1
+    if not named and not is_marked(entry.name for entry in inside if not entry.is_dir(follow_symlinks=False)):
+        return False
+    files = list(_files(directory))
+    return has_checkpoint(directory, files) and len(_several(directory, files)) < 2
+
+
+def is_part(file: str | os.PathLike[str]) -> bool:
+    """Return whether a file is a part of a checkpoint directory: files there mark one, and its name has no step."""
+    directory, name = os.path.split(os.path.abspath(file))
+    return named_step(name) is None and is_marked(os.listdir(directory))
+
+
+def _files(root: str | os.PathLike[str]) -> Iterator[Entry]:
+    """Yield the entries of a tree that can be listed, directories without their permissions; links are left out."""
+    for place, directories, names in os.walk(root):
+        inner = os.path.relpath(place, root)
+        prefix = "" if inner == "." else f"{inner}/"
+        yield from (Entry(f"{prefix}{name}", "directory", 0) for name in directories)
+        for name in names:
+            status = os.lstat(os.path.join(place, name))
+            if stat.S_ISREG(status.st_mode):
+                yield Entry(f"{prefix}{name}", "file", status.st_mode & PERMISSIONS, status.st_size)
 
 
 def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Entry:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
+from ckstore.runtime.access import DENIED, denied
 
 #: The bits of a mode that are kept and restored. With set-user-id and the like, a store from someone else could create
 #: a program that runs as another user.
@@ -48,7 +49,9 @@ class FileSource:
         try:
             self._descriptor = os.open(self.path, flags)
         except OSError as error:
-            raise InputError(f"{self.path} cannot be opened ({error.strerror}); check its permissions.") from error
+            if error.errno in DENIED:
+                raise InputError(str(denied(self.path, error))) from error
+            raise InputError(f"{self.path} cannot be opened ({error.strerror}); name a file that can.") from error
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 from ckstore.checking.verify import check_restores
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, check_tag_is_no_run, policy_of, tag
 from ckstore.errors import CkstoreError, ConflictError, InputError, NotFoundError, UsageError
+from ckstore.formats.directory import is_part
 from ckstore.intake.removable import Removable
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Address, Repository
 from ckstore.retention.retain import note_changes, retain
+from ckstore.runtime.access import DENIED, denied
 from ckstore.scanning.folder import propose
 from ckstore.scanning.inputs import tree_size
 from ckstore.scanning.steps import Planned, StepSource, plan_steps
@@ -105,9 +107,10 @@ class Intake:
         source: str | os.PathLike[str] | Any,
         options: IngestOptions,
         progress: Callable[[int], None] | None = None,
+        opened: Callable[[], None] | None = None,
     ) -> IngestReport:
         """Store one checkpoint; see `Store.ingest`."""
-        report = ingest(self.repository, source, options, progress)
+        report = ingest(self.repository, source, options, progress, opened)
         run = report.version.run
         policy = policy_of(self.repository.catalog, run)
         if report.version.hot or policy.retention:
@@ -157,11 +160,15 @@ class Intake:
     ) -> Iterator[Ingested]:
         """Store the inputs of a plan in order; yield each outcome. A failed input does not stop the others.
 
+        Inputs without a run are refused ones, whose errors come last.
+
         `name` is a tag for the last version. The workers of an `executor` store the versions, a task for each run;
         `progress` is then called once for each.
         """
         repository = self.repository
         repository.require_writable()
+        refused = [item for item in inputs if item.refused and not item.run]
+        inputs = [item for item in inputs if item.run or not item.refused]
         for run in sorted({item.run for item in inputs}):
             self.check_run(run, batch)
             if name is not None:
@@ -176,6 +183,7 @@ class Intake:
             if item.version is not None:
                 stored.append(item.version)
             yield item
+        yield from (Ingested(item.path, error=InputError(with_path(item.path, item.note))) for item in refused)
         repository.catalog.refresh()
         if name is not None and stored:
             tag(repository, stored[-1], name)
@@ -226,13 +234,17 @@ class Intake:
         progress: Callable[[int], None] | None = None,
         *,
         deletes: bool = False,
+        opened: Callable[[], None] | None = None,
     ) -> Ingested:
-        """Store one input; return an error of the input, raise an error of the store."""
+        """Store one input; return an error of the input, raise an error of the store.
+
+        `opened` is called once the input is open: a later change of its files is an error.
+        """
         try:
             _check_name(path)
             start = time.perf_counter()
             removable = Removable(path) if deletes else None
-            report = self.ingest(path, options, progress)
+            report = self.ingest(path, options, progress, opened)
             seconds = time.perf_counter() - start
             row = report.version
             if deletes or (options.verify and not report.is_new):
@@ -244,13 +256,19 @@ class Intake:
                 hot = self.repository.resolver.document(row).hot
                 if row.fidelity != "exact" or (hot is not None and hot.asked.is_coarse):
                     raise UsageError(f"{_NOT_REMOVED} {path} is stored as version {row.number}, and was not removed.")
+                if path.is_file() and is_part(path):
+                    raise InputError(
+                        f"{path} is stored, and was not removed: it is a part of the checkpoint {path.parent}."
+                    )
                 removable.remove()
             return Ingested(path, row, report.is_new, seconds, note=report.note)
         except (InputError, ConflictError) as error:
-            return Ingested(path, error=error if str(path) in str(error) else type(error)(f"{path}: {error}"))
+            return Ingested(path, error=type(error)(with_path(path, str(error))))
         except CkstoreError:
             raise
         except OSError as error:
+            if error.errno in DENIED:
+                return Ingested(path, error=denied(error.filename or path, error))
             return Ingested(path, error=CkstoreError(f"{error.filename or path}: {error.strerror or error}."))
 
     def versions(self, run: str) -> list[VersionRow]:
@@ -261,9 +279,14 @@ class Intake:
             return []
 
 
+def with_path(path: Path, message: str) -> str:
+    """Return a message about an input; it begins with the path, unless that is in it."""
+    return message if str(path) in message else f"{path}: {message}"
+
+
 def bytes_of(inputs: Iterable[Planned], options: IngestOptions) -> int:
     """Return the number of bytes that the ingest of some inputs reports to its `progress` at most."""
-    sizes = sum(tree_size(item.path) for item in inputs if item.run and item.path.exists())
+    sizes = sum(tree_size(item.path) for item in inputs if item.run)
     return (3 if options.verify else 2) * sizes
 
 

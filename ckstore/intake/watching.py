@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckstore.commit.naming import DEFAULT_RUN
-from ckstore.errors import DiskFullError, LockedError, UsageError
+from ckstore.errors import DiskFullError, InputError, LockedError, UsageError
 from ckstore.intake.intake import Batch, Ingested, Intake
 from ckstore.retention.retain import outlived
 from ckstore.scanning.steps import Planned, StepSource, plan_steps
-from ckstore.scanning.watched import Traits, Watched, are_alike
+from ckstore.scanning.watched import Complete, Traits, Watched, are_alike
 
 #: Seconds between looks, without and with notifications of changes.
 POLL, SELDOM = 1.0, 30.0
@@ -39,11 +40,20 @@ def watch(
 ) -> Iterator[Ingested]:
     """Store checkpoints as they appear; yield each outcome. See `Store.watch`."""
     watched = Watched(folders, settle)
-    watcher = _Watcher(intake, watched, batch, step_from)
+    watcher = _Watcher(intake, watched, batch, step_from, poll or POLL)
     has_stored = False
+    closed: dict[Path, str] = {}
     with _changes(() if once or poll is not None else folders) as changes:
         while True:
-            for item in watcher.store_all(watched.look(time.monotonic()), stop):
+            ready = watched.look(time.monotonic())
+            before, closed = closed, watched.closed
+            for folder, why in closed.items() - before.items():
+                if once:
+                    raise UsageError(f"{folder} is {why}; name a directory that can be read.")
+                yield Ingested(folder, note=f"{why}; waiting for it.")
+            for path, how in watched.lost():
+                yield _lost(path, how)
+            for item in watcher.store_all(ready, stop):
                 has_stored |= item.version is not None
                 yield item
             for path, why in watched.abandoned(time.monotonic()):
@@ -61,52 +71,69 @@ def watch(
             intake.retain([watcher.run])
 
 
+def _lost(path: Path, how: str) -> Ingested:
+    return Ingested(path, note=f"left: a complete checkpoint there was {how} before it could be stored.")
+
+
 class _Watcher:
     """Stores complete inputs in one run.
 
     `waits` tells whether the last attempt failed because the disk was full or the store locked.
     """
 
-    def __init__(self, intake: Intake, watched: Watched, batch: Batch, step_from: StepSource | None) -> None:
+    def __init__(
+        self, intake: Intake, watched: Watched, batch: Batch, step_from: StepSource | None, poll: float
+    ) -> None:
         self.run = batch.options.run or DEFAULT_RUN
         self._intake = intake
         self._watched = watched
         self._batch = batch
         self._step_from = step_from
+        self._poll = poll
         self._said = ""
         self.waits = False
         intake.check_run(self.run, batch)
         # An input to be deleted is always compared with its version first, even if size and mtime match.
         self._known = set() if batch.deletes else set(self._stored())
 
-    def store_all(self, ready: Sequence[Path], stop: threading.Event) -> Iterator[Ingested]:
-        """Store inputs in the order of their steps; yield their outcomes, and once why it has to wait."""
-        self.waits = False
-        planned = self._planned([path for path in ready if self._watched.traits(path) not in self._known])
-        for number, item in enumerate(planned):
-            if stop.is_set():
-                return
-            try:
-                outcome = self._store_one(item)
-            except (DiskFullError, LockedError) as error:
-                for waiting in planned[number:]:
-                    self._watched.again(waiting.path)
-                self.waits = True
-                if str(error) != self._said:
-                    self._said = str(error)
-                    yield Ingested(item.path, error=type(error)(f"{error} Waiting until {item.path} can be stored."))
-                return
-            self._said = ""
-            # An input that changed or vanished was not complete.
-            if outcome.error is None or self._watched.is_as_it_was(item.path):
-                yield outcome
+    def store_all(self, ready: Sequence[Complete], stop: threading.Event) -> Iterator[Ingested]:
+        """Store inputs in the order of their steps; yield their outcomes, and once why it has to wait.
 
-    def _store_one(self, item: Planned) -> Ingested:
+        Inputs that appear in the meantime are noticed, even if they are overwritten before their turn.
+        """
+        self.waits = False
+        found = {one.path: one for one in ready if one.traits not in self._known}
+        planned = self._planned(list(found))
+        with self._watched.looking(self._poll):
+            for number, item in enumerate(planned):
+                if stop.is_set():
+                    return
+                try:
+                    outcome = self._store_one(item, found[item.path])
+                except (DiskFullError, LockedError) as error:
+                    for waiting in planned[number:]:
+                        self._watched.again(waiting.path)
+                    self.waits = True
+                    if str(error) != self._said:
+                        self._said = str(error)
+                        yield Ingested(
+                            item.path, error=type(error)(f"{error} Waiting until {item.path} can be stored.")
+                        )
+                    return
+                self._said = ""
+                how = found[item.path].change if outcome.error is not None else ""
+                yield _lost(item.path, how) if how else outcome
+
+    def _store_one(self, item: Planned, found: Complete) -> Ingested:
+        def opened() -> None:
+            if how := found.change:
+                raise InputError(f"{item.path} was {how} before it was read; ingest it again.")
+
         if item.step is not None and outlived(self._intake.repository, self.run, item.step):
             return Ingested(item.path, note=f"left: the policy of run {self.run} keeps nothing so old.")
         options = replace(self._batch.options, run=self.run, step=item.step)
         try:
-            return self._intake.store_input(item.path, options, deletes=self._batch.deletes)
+            return self._intake.store_input(item.path, options, deletes=self._batch.deletes, opened=opened)
         except UsageError as error:
             return Ingested(item.path, error=error)
 
@@ -164,15 +191,27 @@ def _changes(folders: Sequence[Path]) -> Iterator[_Changes]:
 
 
 def _listen(folders: Sequence[Path], changes: _Changes, stop: threading.Event) -> None:
-    if not folders:
-        return
-    with suppress(ImportError, OSError, RuntimeError):
+    """Report changes; begin again after a directory was deleted and made again."""
+    with suppress(ImportError):
         from watchfiles import watch
 
-        for change in watch(
-            *folders, watch_filter=None, stop_event=stop, rust_timeout=200, yield_on_timeout=True, raise_interrupt=False
-        ):
-            changes.are_told = True
-            if change:
-                changes.event.set()
-    changes.are_told = False
+        while folders and not stop.is_set():
+            with suppress(OSError, RuntimeError):
+                places = _places(folders)
+                for change in watch(
+                    *folders, watch_filter=None, stop_event=stop, rust_timeout=200, yield_on_timeout=True,
+                    raise_interrupt=False,
+                ):  # fmt: skip
+                    changes.are_told = _places(folders) == places
+                    if not changes.are_told:
+                        break
+                    if change:
+                        changes.event.set()
+            changes.are_told = False
+            changes.event.set()
+            stop.wait(POLL)
+
+
+def _places(folders: Sequence[Path]) -> list[tuple[int, int]]:
+    """Return device and inode of each directory; raise `OSError` if one is missing."""
+    return [(status.st_dev, status.st_ino) for status in map(os.stat, folders)]

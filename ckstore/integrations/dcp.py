@@ -30,7 +30,7 @@ from ckstore.dtypes import torch_dtype
 from ckstore.errors import UsageError
 from ckstore.formats.dcp import nested
 from ckstore.integrations.names import opened
-from ckstore.storage.durable import disk_full_explained, temporary_path
+from ckstore.storage.durable import temporary_path, write_explained
 from ckstore.storage.root import PACKS, place
 from ckstore.store import Store
 
@@ -130,7 +130,7 @@ class StoreWriter(StorageWriter):
             path = temporary_path(store.path / PACKS)
         self._discard()
         self._removal = weakref.finalize(self, path.unlink, missing_ok=True)
-        with disk_full_explained(path.parent, nbytes):
+        with write_explained(path.parent, nbytes):
             _allocate(path, max(nbytes, 1))
         self._staged = _Staged(str(path), starts)
         return [dataclasses.replace(plan, storage_data=self._staged) for plan in plans]

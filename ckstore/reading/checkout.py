@@ -25,6 +25,7 @@ from ckstore.formats.paths import match_texts
 from ckstore.formats.skeleton import Checks, pieces
 from ckstore.formats.sources import PERMISSIONS
 from ckstore.reading import unfinished
+from ckstore.runtime.access import DENIED, denied
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.local_path import leads_out, local_path
@@ -136,6 +137,8 @@ def staged(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
     except CkstoreError:
         raise
     except OSError as error:
+        if error.errno in DENIED:
+            raise denied(target, error, writing=True) from error
         why = error.strerror or os.strerror(error.errno or 0)
         raise UsageError(f"No file can be written at {target} ({why}); choose another path.") from error
     with place as (made, former):

@@ -113,7 +113,7 @@ def serve(settings: Settings, connection: Connection) -> None:
                 try:
                     area = areas[save.area]
                     options = IngestOptions(
-                        settings.run, save.step, metrics=save.metrics, replace=save.replace, hot=keep,
+                        settings.run, save.step, metrics=save.metrics, replace=save.replace, hot=keep, allow_empty=True,
                         search=None if save.search is None else _unpickled(save.search),
                         gradients=None if save.gradients is None else area.read(*save.gradients),
                     )  # fmt: skip

@@ -20,6 +20,7 @@ from ckstore.runtime.collector import collection_seldom
 from ckstore.saving import termination
 from ckstore.saving.process import Save, Settings, start
 from ckstore.saving.staging import Area, Packed
+from ckstore.scanning.inputs import require_tensors
 from ckstore.writing.gradients import check_tree
 from ckstore.writing.request import checked_step, plain_metrics
 
@@ -149,13 +150,14 @@ class Saver:
         search: Search | None = None,
         gradients: Mapping[str, Any] | None = None,
         on_unknown: OnUnknown = "raise",
+        allow_empty: bool = False,
         busy: Literal["wait", "skip"] = "wait",
     ) -> Future[IngestReport]:
         """Copy a state dict, and store it as the run's next version in the background.
 
         Parameters
         ----------
-        state, step, metrics, replace, gradients, on_unknown
+        state, step, metrics, replace, gradients, on_unknown, allow_empty
             As for `Store.ingest`; the caller may change them once the call returns.
         search
             As for `Store.ingest`. The separate process imports the evaluation, from another module than the program's
@@ -174,8 +176,9 @@ class Saver:
             An earlier save failed; this one was not started, but the next will be, unless the process has died. After
             SIGTERM: this save or one of another saver failed.
         UsageError
-            An argument is invalid or holds an unsupported object, the process cannot import the evaluation, the saver
-            is closed, memory lacks room for a copy, or a future's callback saves. Nothing was staged.
+            An argument is invalid or holds an unsupported object, the state holds no tensor, the process cannot import
+            the evaluation, the saver is closed, memory lacks room for a copy, or a future's callback saves. Nothing was
+            staged.
         InputError
             Another thread changed the state dict during the copy.
 
@@ -192,7 +195,10 @@ class Saver:
         checked, kept, pickled = checked_step(step), plain_metrics(metrics or {}), _pickled(search)
         with self._saving:
             self._check()
-            packed = [Packed(describe_state_dict(state, on_unknown))]
+            described = describe_state_dict(state, on_unknown)
+            if not allow_empty:
+                require_tensors(state, described.tensors)
+            packed = [Packed(described)]
             if gradients is not None:
                 packed.append(Packed(_described(gradients), packed[0].stop))
             area = self._free_area(packed[-1].stop, wait=busy == "wait")

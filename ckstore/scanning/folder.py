@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import filecmp
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -9,14 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckstore.errors import InputError
-from ckstore.formats.directory import is_marked
+from ckstore.formats.detect import is_pointer
+from ckstore.formats.directory import is_named_as_tensors, is_one
+from ckstore.formats.sources import FileSource
 from ckstore.scanning.inputs import are_alike, open_path, tensor_names
 from ckstore.scanning.steps import Planned, plan_steps
-from ckstore.steps import named_step, natural, without_numbers, without_words
+from ckstore.steps import natural, without_numbers, without_words
 from ckstore.storage.root import is_store
 from ckstore.storage.version_names import LONGEST_NAME
 
 _ENDINGS = re.compile(r"(?:\.[A-Za-z][A-Za-z0-9]{0,11})+$")
+#: A word for steps before a number.
+_STEP_WORD = re.compile(r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoints?|ckpts?|epochs?)[-_=. ]*$", re.IGNORECASE)
+_DIGITS = re.compile(r"([0-9]+)")
 
 
 @dataclass(slots=True)
@@ -28,12 +35,15 @@ class _Input:
 
 
 def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
-    """Return everything in some folders: first the inputs to store, by run and step, then the others, by name.
+    """Return everything in some folders: the inputs to store, by run and step, then files without tensors, by name.
+
+    Last come checkpoints that are refused.
 
     Inputs of one directory whose names differ only in numbers, and whose tensors have mostly the same names, are a run.
     It is named after the directory and, if that has several runs, after the common part of the inputs' names. Inputs of
-    different folders never share a run. Stores and links to directories are left out, and so are links to files of the
-    folder. With `force`, damaged files count as opaque bytes. Raise `InputError` for a folder that is no directory.
+    different folders never share a run. A directory that is one checkpoint is one input, even a damaged or incomplete
+    one. Stores and links to directories are left out, and so are links to files of the folder. With `force`, damaged
+    files count as opaque bytes. Raise `InputError` for a folder that is no directory.
     """
     for folder in folders:
         if not folder.is_dir():
@@ -41,15 +51,15 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
     groups: dict[tuple[Path, str], list[list[_Input]]] = {}
     left: list[Planned] = []
     above: dict[Path, Path] = {}
-    for folder, path in _found(folders, left, force=force):
+    for folder, path in _found(folders, left):
         above.setdefault(path.parent, folder)
         try:
             found = _input(path, force=force)
         except (InputError, OSError) as error:
-            left.append(Planned(path, note=str(error)))
+            left.append(Planned(path, note=str(error), refused=_may_hold_tensors(path)))
             continue
         if not found.names:
-            left.append(Planned(path, note=f"holds no tensors: {found.why}" if found.why else "holds no tensors"))
+            left.append(_without_tensors(path, found.why))
             continue
         alike = groups.setdefault((path.parent, without_numbers(path.name)), [])
         for group in alike:
@@ -58,20 +68,41 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
                 break
         else:
             alike.append([found])
-    return _named(above, groups, force=force) + left
+    planned = _named(above, groups, force=force) + left
+    return sorted(planned, key=lambda item: (not item.run, item.refused))
 
 
-def _found(folders: Sequence[Path], left: list[Planned], *, force: bool) -> Iterator[tuple[Path, Path]]:
+def _may_hold_tensors(path: Path) -> bool:
+    """Return whether an input that cannot be read as a checkpoint may be one.
+
+    Empty files and Git LFS pointers may be, if their names are those of files with tensors.
+    """
+    if path.is_dir() or is_named_as_tensors(path.name):
+        return True
+    try:
+        with FileSource(path) as source:
+            return source.size > 0 and not is_pointer(source)
+    except InputError:
+        return False
+
+
+def _without_tensors(path: Path, why: str) -> Planned:
+    """Return an input without readable tensors; one that is named after a format of tensors is refused."""
+    note = f"holds no tensors: {why}" if why else "holds no tensors"
+    return Planned(path, note=note, refused=bool(why) and is_named_as_tensors(path.name))
+
+
+def _found(folders: Sequence[Path], left: list[Planned]) -> Iterator[tuple[Path, Path]]:
     """Yield each candidate once, after its folder."""
     seen: set[Path] = set()
     for folder in folders:
-        for path in _candidates(folder, folder.resolve(), left, force=force):
+        for path in _candidates(folder, folder.resolve(), left):
             if path.absolute() not in seen:
                 seen.add(path.absolute())
                 yield folder, path
 
 
-def _candidates(directory: Path, folder: Path, left: list[Planned], *, force: bool) -> Iterator[Path]:
+def _candidates(directory: Path, folder: Path, left: list[Planned]) -> Iterator[Path]:
     """Yield files and directories that may be a checkpoint each, by name; others are added to `left`.
 
     A link to a file in the `folder`, such as `latest.pt`, is no checkpoint of its own.
@@ -89,12 +120,17 @@ def _candidates(directory: Path, folder: Path, left: list[Planned], *, force: bo
             left.append(_unread(path, error))
             continue
         if entry.is_dir(follow_symlinks=False):
-            if is_store(path):
+            try:
+                if is_store(path):
+                    continue
+                is_whole = is_one(path)
+            except OSError as error:
+                left.append(_unread(path, error))
                 continue
-            if _is_one(path, force=force):
+            if is_whole:
                 yield path
             else:
-                yield from _candidates(path, folder, left, force=force)
+                yield from _candidates(path, folder, left)
         elif is_file and entry.is_symlink() and path.resolve().is_relative_to(folder):
             left.append(Planned(path, note=f"is a link to {os.readlink(path)}"))
         elif is_file:
@@ -102,25 +138,14 @@ def _candidates(directory: Path, folder: Path, left: list[Planned], *, force: bo
 
 
 def _unread(path: Path, error: OSError) -> Planned:
-    return Planned(path, note=f"cannot be read ({error.strerror})")
-
-
-def _is_one(directory: Path, *, force: bool) -> bool:
-    """Return whether a directory is one checkpoint: its name has a step, or a file accompanies its tensors."""
-    try:
-        inside = list(directory.iterdir())
-        files = [path.name for path in inside if path.is_file()]
-        if not is_marked(files) and (named_step(directory.name) is None or len(inside) < 2):
-            return False
-        scanned = open_path(directory, force=force)
-    except (InputError, OSError):
-        return False
-    scanned.close()
-    return True
+    """Return a path that cannot be read; only a link in a circle surely holds no checkpoint."""
+    if error.errno == errno.ELOOP:
+        return Planned(path, note=f"is a link that cannot be followed ({error.strerror})")
+    return Planned(path, note=f"cannot be read ({error.strerror}); check its permissions", refused=True)
 
 
 def _input(path: Path, *, force: bool) -> _Input:
-    scanned = open_path(path, force=force)
+    scanned = open_path(path, force=force, any_kind=True)
     scanned.close()
     names = frozenset().union(*map(tensor_names, scanned.files))
     why = next((why for layout in scanned.layouts for why in layout.bytes_for.values()), "")
@@ -131,24 +156,47 @@ def _named(
     above: dict[Path, Path], groups: dict[tuple[Path, str], list[list[_Input]]], *, force: bool
 ) -> list[Planned]:
     """Return groups with the names of their runs, and steps; `above` maps each directory to its folder."""
-    several: dict[Path, int] = {}
-    for (parent, _), alike in groups.items():
-        several[parent] = several.get(parent, 0) + len(alike)
-    proposed: list[Planned] = []
-    taken: set[str] = set()
+    runs: dict[Path, list[tuple[str, list[Planned]]]] = {}
     for (parent, template), alike in groups.items():
         for group in alike:
-            where = parent.relative_to(above[parent]).as_posix()
-            name = parent.resolve().name if where == "." else where
-            if several[parent] > 1:
-                name = f"{name}/{_common(template)}"
-            name = _free(_run_name(name), taken)
             planned = plan_steps([found.path for found in group], force=force)
+            runs.setdefault(parent, []).extend(_apart(planned) or [(template, planned)])
+    proposed: list[Planned] = []
+    taken: set[str] = set()
+    for parent, several in runs.items():
+        where = parent.relative_to(above[parent]).as_posix()
+        directory = parent.resolve().name if where == "." else where
+        for template, planned in several:
+            name = f"{directory}/{_common(template)}" if len(several) > 1 else directory
+            name = _free(_run_name(name), taken)
             proposed += [replace(item, run=name) for item in planned]
     first: dict[tuple[str, int | None], Planned] = {}
     for item in proposed:
         first.setdefault((item.run, item.step), item)
     return [_unique(item, first[item.run, item.step]) for item in proposed]
+
+
+def _apart(planned: Sequence[Planned]) -> list[tuple[str, list[Planned]]]:
+    """Return the runs of inputs that share steps, by a number in their names that tells runs apart.
+
+    Such as `seed0_step100` and `seed1_step100`. Each run has the part of the names that its inputs share, with # for
+    the step. No runs if no number of all names is the step, the other number is a step too, or two steps remain equal.
+    """
+    steps = [item.step for item in planned]
+    if None in steps or len(set(steps)) == len(steps):
+        return []
+    parts = [_DIGITS.split(item.path.name) for item in planned]
+    columns = [column for column in range(1, len(parts[0]), 2) if [int(part[column]) for part in parts] == steps]
+    varying = [column for column in range(1, len(parts[0]), 2) if len({part[column] for part in parts}) > 1]
+    if not columns or any(_STEP_WORD.search(parts[0][column - 1]) for column in varying if column not in columns):
+        return []
+    runs: dict[str, list[Planned]] = {}
+    for part, item in zip(parts, planned, strict=True):
+        shared = (text if index % 2 == 0 or (index in varying and index not in columns) else "#"
+                  for index, text in enumerate(part))  # fmt: skip
+        runs.setdefault("".join(shared), []).append(item)
+    is_apart = all(len({item.step for item in run}) == len(run) for run in runs.values())
+    return list(runs.items()) if is_apart else []
 
 
 def _common(template: str) -> str:
@@ -175,4 +223,16 @@ def _unique(item: Planned, first: Planned) -> Planned:
     """Return an input; an input at the step of another of its run is not stored, and has a note."""
     if item.step is None or first is item:
         return item
-    return replace(item, run="", note=f"is at the step of {first.path.name}")
+    if _is_copy(item.path, first.path):
+        return replace(item, run="", note=f"is a copy of {first.path.name}")
+    return replace(
+        item,
+        run="",
+        note=f"is at the step of {first.path.name}; write another run or step into the `plan`",
+        refused=True,
+    )
+
+
+def _is_copy(one: Path, other: Path) -> bool:
+    """Return whether two files have the same bytes."""
+    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ckstore.errors import InputError
+from ckstore.errors import InputError, UsageError
 from ckstore.formats.dcp import METADATA, name_tensors, read_metadata
 from ckstore.formats.detect import parse
 from ckstore.formats.directory import is_marked, refuse_several, require_checkpoint, scan, several_error
 from ckstore.formats.facts import facts_of_tensors
-from ckstore.formats.layout import FileLayout, opaque
+from ckstore.formats.layout import FileLayout, Tensor, opaque
 from ckstore.formats.shards import directory_of
 from ckstore.formats.sources import FileSource, check_identity, file_identity
 from ckstore.formats.torch.live_state import OnUnknown, StateDictSource
 from ckstore.runtime.local_path import local_path
 from ckstore.runtime.lru import Lru
+from ckstore.scanning.completeness import require_complete
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 from ckstore.steps import named_step, natural, step_of_name, without_numbers
 
@@ -80,16 +83,29 @@ class InputFile:
 
 
 def open_source(
-    source: str | os.PathLike[str] | Any, store: Path, *, force: bool, on_unknown: OnUnknown = "raise"
+    source: str | os.PathLike[str] | Any,
+    store: Path,
+    *,
+    force: bool,
+    on_unknown: OnUnknown = "raise",
+    allow_empty: bool = False,
 ) -> ScannedVersion:
     """Parse a checkpoint, without reading its tensors.
 
     `source` is the path of a file or directory, which does not contain the directory `store`, or a state dict. With
-    `force` damaged files are opaque bytes; for `on_unknown` see `describe_state_dict`. Raises `InputError` if the path
-    does not exist, is damaged, holds no checkpoint, or holds the store.
+    `force` damaged files are opaque bytes; for `on_unknown` see `describe_state_dict`.
+
+    Raises
+    ------
+    InputError
+        The path does not exist, is damaged, or holds the store; or a file holds no tensors, without `allow_empty`.
+    UsageError
+        The state dict holds no tensor, without `allow_empty`.
     """
     if not isinstance(source, str | os.PathLike):
         scanned = scan_state_dict(source, on_unknown)
+        if not allow_empty:
+            require_tensors(source, scanned.files[0].layout.tensors)
         _set_step(scanned)
         return scanned
     path = local_path(source)
@@ -97,7 +113,25 @@ def open_source(
         raise InputError(f"{path} contains the store itself; name a directory that does not.")
     if not path.exists():
         raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
-    return open_path(path, force=force, is_one=force)
+    return open_path(path, force=force, is_one=force, any_kind=allow_empty)
+
+
+def require_tensors(state: Any, tensors: Sequence[Tensor]) -> None:
+    """Raise `UsageError` if a state has no tensors: a function that forgets to return it gives None."""
+    if not tensors:
+        shown = repr(state) if isinstance(state, bool | int | float | None) else f"a {type(state).__name__} without one"
+        raise UsageError(
+            f"The state holds no tensor, it is {shown}; give the state dict, or `allow_empty` to store it as it is."
+        )
+
+
+def _require_tensors_in(path: Path, layout: FileLayout) -> None:
+    """Raise `InputError` if a file holds no tensors, or none that can be read."""
+    if not layout.tensors:
+        why = next(iter(layout.bytes_for.values()), "")
+        raise InputError(
+            f"{path} holds no tensors{f' ({why})' if why else ''}; name a checkpoint, or store the file with `force`."
+        )
 
 
 def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> ScannedVersion:
@@ -106,12 +140,18 @@ def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> Scanned
     return ScannedVersion([ScannedFile(STATE_DICT, source, source.layout)])
 
 
-def open_path(path: Path, *, force: bool = False, is_one: bool = False) -> ScannedVersion:
+def open_path(path: Path, *, force: bool = False, is_one: bool = False, any_kind: bool = False) -> ScannedVersion:
     """Parse a file or directory; with `force`, damaged files are opaque bytes.
 
-    Raise `InputError` for a directory of several checkpoints, unless it `is_one`.
+    Raise `InputError` for a directory of several checkpoints, unless it `is_one`, and for a file without tensors,
+    unless it may be of `any_kind`.
     """
-    scanned = _open_directory(path, force=force, is_one=is_one) if path.is_dir() else _open_file(path, force=force)
+    if path.is_dir():
+        scanned = _open_directory(path, force=force, is_one=is_one)
+    else:
+        scanned = _open_file(path, force=force)
+        if not force and not any_kind:
+            _require_tensors_in(path, scanned.files[0].layout)
     scanned.name = str(path).encode("utf-8", "backslashreplace").decode()
     _set_step(scanned)
     return scanned
@@ -180,6 +220,8 @@ def _open_directory(path: Path, *, force: bool, is_one: bool) -> ScannedVersion:
             source = InputFile(path / entry.path, opened)
             layout = _parse(source, entry.path, force=force, lone=False)
             version.files.append(ScannedFile(entry.path, source, layout, source.mode, source.mtime_ns))
+    if not force:
+        require_complete(path, version)
     _name_shards(version, force=force)
     if not is_one:
         _refuse_series(path, version)
@@ -255,6 +297,10 @@ def _parse(source: InputFile, name: str, *, force: bool, lone: bool) -> FileLayo
 
 
 def tree_size(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a directory."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file() and (file == path or not file.is_symlink()))
+    """Return the bytes of a file, or of all files below a directory, as far as they can be reached."""
+    total = 0
+    with suppress(OSError):
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            with suppress(OSError):
+                total += file.stat().st_size if file.is_file() and (file == path or not file.is_symlink()) else 0
+    return total

@@ -7,25 +7,20 @@ writer stopped halfway does not parse.
 from __future__ import annotations
 
 import os
-import re
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import NamedTuple
 
-from ckstore.errors import InputError
+from ckstore.errors import CkstoreError, InputError, UsageError
 from ckstore.formats.directory import has_checkpoint, scan
+from ckstore.scanning.completeness import UNFINISHED
 from ckstore.scanning.inputs import open_path, step_inside
 from ckstore.steps import without_numbers
 from ckstore.storage.root import is_store
-
-#: Names that writers give to incomplete files.
-_UNFINISHED = re.compile(
-    r"^_?te?mp([-_.]|$)|[-_.]te?mp([-_.]|$)|\.(part|partial|incomplete|download|crdownload)$|~$", re.IGNORECASE
-)
-
-#: Of files that are written together, the last one.
-_LAST = {".distcp": ".metadata"}
 
 #: The files of a directory are written one after another, with pauses: their settling time is multiplied by this.
 _LONGER = 5
@@ -43,12 +38,35 @@ Signature = frozenset[_File]
 Traits = tuple[str, frozenset[tuple[str, int, int]]]
 
 
+class Complete(NamedTuple):
+    """A complete input at the time when it was looked into."""
+
+    path: Path
+    signature: Signature
+
+    @property
+    def traits(self) -> Traits:
+        """Traits that identify it, in another process too: name, and path, size and mtime of its files."""
+        return self.path.name, frozenset((name, size, mtime) for name, size, mtime, _ in self.signature)
+
+    @property
+    def change(self) -> str:
+        """Its change since: empty for none, else `overwritten` or `deleted`."""
+        try:
+            present = frozenset(_signature(self.path))
+        except OSError:
+            present = frozenset()
+        if present == self.signature:
+            return ""
+        return "overwritten" if present else "deleted"
+
+
 @dataclass(slots=True)
 class _Seen:
     """The state of an input at the last look, with the time when its files were first seen in this state.
 
     `why` tells why it is not complete: empty for a complete one, and if there is nothing to report. `step` comes from
-    its contents.
+    its contents. A complete input is returned once, which `is_taken` then.
     """
 
     signature: Signature
@@ -56,6 +74,7 @@ class _Seen:
     changes: int = 0
     is_looked_into: bool = False
     is_complete: bool = False
+    is_taken: bool = False
     why: str = ""
     step: int | None = None
 
@@ -63,33 +82,81 @@ class _Seen:
 class Watched:
     """The files and directories in some directories: each is one input; links do not count.
 
-    A file counts as complete after `settle` seconds without change, a directory after five times as many.
+    A file counts as complete after `settle` seconds without change, a directory after five times as many. Directories
+    need not exist: their inputs are those of the last look. `now` is a time of `time.monotonic`.
     """
 
     def __init__(self, folders: Sequence[Path], settle: float) -> None:
+        for folder in folders:
+            if os.path.isfile(folder):
+                raise UsageError(f"{folder} is a file; name the directory to watch.")
         self._folders = folders
         self._settle = settle
         self._seen: dict[Path, _Seen] = {}
+        self._lost: list[tuple[Path, str]] = []
+        self._closed: dict[Path, str] = {}
+        self._lock = threading.RLock()
 
-    def look(self, now: float) -> list[Path]:
-        """Return the inputs that have become complete since the last look; `now` is in seconds, from any origin.
+    def look(self, now: float) -> list[Complete]:
+        """Return the inputs that have become complete and were not returned before."""
+        with self._lock:
+            self._update(now)
+            ready = [path for path, seen in self._seen.items() if seen.is_complete and not seen.is_taken]
+            for path in ready:
+                self._seen[path].is_taken = True
+            return [Complete(path, self._seen[path].signature) for path in ready]
 
-        Raises `OSError` if one of the directories cannot be read.
-        """
+    @contextmanager
+    def looking(self, seconds: float) -> Iterator[None]:
+        """Look every few seconds in another thread during the block, so that no complete input is missed."""
+        stop = threading.Event()
+
+        def look() -> None:
+            with suppress(CkstoreError):  # The next look in the caller's thread raises it again.
+                while not stop.wait(seconds):
+                    with self._lock:
+                        self._update(time.monotonic())
+
+        thread = threading.Thread(target=look, name="ckstore-watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _update(self, now: float) -> None:
         there = dict(self._present())
         for path in self._seen.keys() - there.keys():
-            del self._seen[path]
-        ready = []
+            if path.parent not in self._closed:
+                self._lose(path, "deleted")
+                del self._seen[path]
         for path, signature in there.items():
             seen = self._seen.get(path)
             if seen is None or seen.signature != signature:
+                self._lose(path, "overwritten")
                 self._seen[path] = _Seen(signature, now, 0 if seen is None else seen.changes + 1)
             elif not seen.is_looked_into and now - seen.since >= self._quiet(path):
                 seen.is_looked_into = True
                 _look_into(path, seen)
-                if seen.is_complete:
-                    ready.append(path)
-        return ready
+
+    def _lose(self, path: Path, how: str) -> None:
+        """Note that a complete input, if it is one, has changed before `look` returned it."""
+        seen = self._seen.get(path)
+        if seen is not None and seen.is_complete and not seen.is_taken:
+            self._lost.append((path, how))
+
+    def lost(self) -> list[tuple[Path, str]]:
+        """Return the complete inputs that were overwritten or deleted before `look` returned them, each once."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+            return lost
+
+    @property
+    def closed(self) -> dict[Path, str]:
+        """The directories that could not be listed at the last look: `missing`, or `unreadable` with the reason."""
+        with self._lock:
+            return dict(self._closed)
 
     @property
     def settling(self) -> list[Path]:
@@ -98,7 +165,7 @@ class Watched:
 
     @property
     def growing(self) -> list[Path]:
-        """The those of them that changed between looks."""
+        """Those of them that changed between looks."""
         return [path for path in self.settling if self._seen[path].changes]
 
     def abandoned(self, now: float, after: float = _ABANDONED) -> list[tuple[Path, str]]:
@@ -111,29 +178,31 @@ class Watched:
         return found
 
     def again(self, path: Path) -> None:
-        """Report an input as complete once more at the next look, if it has not changed."""
-        if path in self._seen:
-            self._seen[path].is_looked_into = False
-
-    def traits(self, path: Path) -> Traits:
-        """Return traits that identify an input, in another process too: name, and path, size and mtime of its files."""
-        return path.name, frozenset((name, size, mtime) for name, size, mtime, _ in self._seen[path].signature)
-
-    def is_as_it_was(self, path: Path) -> bool:
-        """Return whether an input has not changed since the last look."""
-        try:
-            return path in self._seen and frozenset(_signature(path)) == self._seen[path].signature
-        except OSError:
-            return False
+        """Return an input from the next look once more, if it has not changed."""
+        with self._lock:
+            if path in self._seen:
+                self._seen[path].is_taken = False
 
     def alike(self, path: Path) -> dict[Path, int | None]:
         """Return complete inputs whose names differ from this one's only in numbers, and their steps by contents."""
-        return {other: seen.step for other, seen in self._seen.items() if seen.is_complete and are_alike(other, path)}
+        with self._lock:
+            return {
+                other: seen.step for other, seen in self._seen.items() if seen.is_complete and are_alike(other, path)
+            }
 
     def _present(self) -> Iterator[tuple[Path, Signature]]:
+        self._closed = {}
         for folder in self._folders:
-            for path in sorted(folder.iterdir()):
-                if path.name.startswith((".", "~")) or _UNFINISHED.search(path.name) or path.is_symlink():
+            try:
+                inside = sorted(folder.iterdir())
+            except FileNotFoundError:
+                self._closed[folder] = "missing"
+                continue
+            except OSError as error:
+                self._closed[folder] = f"unreadable ({error.strerror})"
+                continue
+            for path in inside:
+                if path.name.startswith((".", "~")) or path.name.endswith("~") or UNFINISHED.search(path.name):
                     continue
                 with suppress(OSError):  # It has been deleted, or a part of it.
                     files = frozenset(_signature(path))
@@ -150,7 +219,9 @@ def are_alike(one: Path, other: Path) -> bool:
 
 
 def _signature(path: Path) -> Iterator[_File]:
-    """Yield the files of an input; nothing for other entries."""
+    """Yield the files of an input; nothing for links and other entries."""
+    if path.is_symlink():
+        return
     if path.is_dir():
         if not is_store(path):
             yield from _files(path, path)
@@ -173,30 +244,13 @@ def _fact(path: str, status: os.stat_result) -> _File:
 
 def _look_into(path: Path, seen: _Seen) -> None:
     """Parse an input, and record the result."""
-    lacks = ""
     try:
-        if path.is_dir():
-            if not has_checkpoint(path, scan(path)):
-                return  # Logs, which are not reported.
-            lacks = _lacks(sorted(name for name, *_ in seen.signature))
-        scanned = open_path(path)
+        if path.is_dir() and not has_checkpoint(path, scan(path)):
+            return  # Logs, which are not reported.
+        scanned = open_path(path, any_kind=True)
         scanned.close()
     except (InputError, OSError) as error:
         seen.why = str(error)
         return
-    holds = any(file.layout.kind != "opaque" and file.layout.tensors for file in scanned.files)
-    seen.is_complete = holds and not lacks
-    seen.why = lacks if holds else ""
+    seen.is_complete = any(file.layout.kind != "opaque" and file.layout.tensors for file in scanned.files)
     seen.step, _ = step_inside(scanned)
-
-
-def _lacks(names: Sequence[str]) -> str:
-    """Return why a directory is incomplete; empty for no reason."""
-    for name in names:
-        path = PurePosixPath(name)
-        if _UNFINISHED.search(path.name):
-            return f"it holds {name}, which is not complete."
-        last = _LAST.get(path.suffix)
-        if last is not None and (path.parent / last).as_posix() not in names:
-            return f"it has no {last}, which is written last."
-    return ""

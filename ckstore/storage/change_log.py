@@ -9,7 +9,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from ckstore.errors import FormatVersionError, IntegrityError
+from ckstore.errors import AccessError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, root
 from ckstore.storage.interface import Listed, Storage
 from ckstore.storage.pack import PACK_NAME
@@ -123,6 +123,8 @@ def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
     for sequence, identifier, item in _listed(storage):
         try:
             intact.append(_read(storage, sequence, identifier, item))
+        except AccessError:
+            raise
         except (IntegrityError, OSError):
             problems.append(f"Log record {item.name} is damaged; {LOSS}.")
     damaged = {problem.split()[2].removeprefix(PREFIX)[:12] for problem in problems}

@@ -20,7 +20,7 @@ from ckstore.errors import (
     NoStoreError,
     ReadOnlyError,
 )
-from ckstore.runtime import forks
+from ckstore.runtime import access, forks
 from ckstore.storage import catalog_tables, durable
 from ckstore.storage.schema import Schema, optional, rows, text
 
@@ -63,8 +63,9 @@ class Connection:
         self._is_inherited = False
         self._size = 0
         self._steps = -1
-        if not path.is_file():
-            raise NoStoreError(f"Catalog {path} is missing; run `ckstore recover` to rebuild it.")
+        with access.access_explained(path):
+            if not path.is_file():
+                raise NoStoreError(f"Catalog {path} is missing; run `ckstore recover` to rebuild it.")
         with self._lock:
             self._database = self._connect()
             forks.in_child(self._begin_child)
@@ -416,5 +417,7 @@ def explained(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_FULL:
             raise durable.full_error(path.parent, 1 << 20) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
+            if code != sqlite3.SQLITE_IOERR and (problem := access.unusable(path)) is not None:
+                raise problem from error
             raise CkstoreError(f"{path} cannot be used ({error}); check its permissions and the disk.") from error
         raise

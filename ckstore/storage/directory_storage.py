@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import starmap
 from pathlib import Path
 
+from ckstore.runtime.access import access_explained
 from ckstore.storage import durable
 from ckstore.storage.interface import Listed
 
@@ -58,7 +59,9 @@ class DirectoryStorage:
 
     def _entries(self, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Yield everything below a prefix, in any order."""
-        with suppress(FileNotFoundError), os.scandir(self.path / prefix) as entries:
+        with access_explained(self.path / prefix), suppress(FileNotFoundError):
+            with os.scandir(self.path / prefix) as found:
+                entries = list(found)
             for entry in entries:
                 yield prefix + entry.name, entry
                 if entry.is_dir(follow_symlinks=False):
@@ -67,10 +70,13 @@ class DirectoryStorage:
     def delete(self, names: Sequence[str]) -> None:
         """Delete files."""
         for name in names:
-            (self.path / name).unlink(missing_ok=True)
+            path = self.path / name
+            with access_explained(path.parent, writing=True):
+                path.unlink(missing_ok=True)
 
     def _made(self, name: str) -> Path:
         """Return the path of a file in a directory that exists."""
         path = self.path / name
-        durable.new_directory(path.parent)
+        with access_explained(path.parent, writing=True):
+            durable.new_directory(path.parent)
         return path

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ckstore.errors import CkstoreError, DiskFullError, IntegrityError
+from ckstore.runtime.access import DENIED, access_explained, denied
 
 _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]+")
 #: Name of a file that marks a directory as the mirror of a store in a bucket.
@@ -99,10 +100,16 @@ def new_directory(path: Path, mode: int = 0o777) -> None:
 
 
 @contextmanager
-def disk_full_explained(directory: Path, needed: int) -> Iterator[None]:
-    """Turn "no space left", or a file beyond its limit, into one sentence with the number of bytes that are needed."""
+def write_explained(directory: Path, needed: int) -> Iterator[None]:
+    """Turn "no space left", or a file beyond its limit, into one sentence with the number of bytes that are needed.
+
+    Turn missing permission to write in the directory into `AccessError`.
+    """
     try:
-        yield
+        with access_explained(directory, writing=True):
+            yield
+    except CkstoreError:
+        raise
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise CkstoreError(
@@ -145,7 +152,7 @@ def write_file(path: Path, data: bytes, *, absent: bool = False) -> bool:
     """
     temporary = temporary_path(path.parent)
     try:
-        with disk_full_explained(path.parent, len(data)):
+        with write_explained(path.parent, len(data)):
             with new_file(temporary) as file:
                 file.write(data)
                 file.flush()
@@ -194,8 +201,10 @@ def open_file(path: Path) -> tuple[int, int]:
     ------
     IntegrityError
         The path is not a regular file.
+    AccessError
+        The user may not read the file.
     CkstoreError
-        The file cannot be read.
+        The file cannot be read for another reason.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -203,6 +212,8 @@ def open_file(path: Path) -> tuple[int, int]:
     except FileNotFoundError:
         raise
     except OSError as error:
+        if error.errno in DENIED:
+            raise denied(path, error) from error
         raise CkstoreError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk.") from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):

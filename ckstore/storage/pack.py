@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from ckstore.errors import CkstoreError, UsageError
+from ckstore.runtime.access import DENIED, denied
 from ckstore.runtime.checksum import crc32c
 from ckstore.storage import durable, manifest, root
 from ckstore.storage.schema import matching
@@ -85,6 +86,8 @@ class PackWriter:
             self._zip = ZipStream(self._path)
             self._writeback = Writeback(self._zip.fileno())
         except OSError as error:
+            if error.errno in DENIED:
+                raise denied(self._directory, error, writing=True) from error
             reason = f"{self._directory}: {error.strerror}"
             raise CkstoreError(f"No pack can be created in {reason}; check that it is writable.") from error
 
@@ -205,7 +208,7 @@ class PackWriter:
             raise UsageError("This pack has small arrays; gather them first.")
         if not self._digest:
             metadata = json.dumps(_group_metadata(self.kind, self._arrays), separators=(",", ":")).encode()
-            with durable.disk_full_explained(self._directory, self._zip.size):
+            with durable.write_explained(self._directory, self._zip.size):
                 if self._arrays:
                     self._zip.add_deflated("zarr.json", metadata)
                 self._digest = self._zip.finish()
@@ -216,7 +219,7 @@ class PackWriter:
         """Make the pack durable under its name; leave no file if the disk is full."""
         self.seal()
         size = self._zip.size
-        with durable.disk_full_explained(self._directory, size):
+        with durable.write_explained(self._directory, size):
             self._writeback.finish()
             self._zip.close()
         name = self._digest + _SUFFIXES[self.kind]
@@ -277,7 +280,7 @@ class PackWriter:
         self, name: str, views: Sequence[memoryview], digest: bytes | None = None, crc: int | None = None
     ) -> PackEntry:
         size = sum(view.nbytes for view in views)
-        with durable.disk_full_explained(self._directory, size):
+        with durable.write_explained(self._directory, size):
             align = _ALIGNMENT if self.kind == "raw" else 1
             entry = PackEntry(*self._zip.add_stored(name, views, align=align, digest=digest, crc=crc))
             self._writeback.wrote(size)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckstore.errors import FormatVersionError, IntegrityError
+from ckstore.errors import AccessError, FormatVersionError, IntegrityError
 from ckstore.storage import manifest, root
 from ckstore.storage.pack import PackEntry, PackInfo
 from ckstore.storage.pack_reader import MissingPackError, PackReader
@@ -64,13 +64,16 @@ def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPa
 
 
 def scan_pack(reader: PackReader, info: PackInfo, schema: Schema = plain_object) -> ScannedPack | DamagedPack:
-    """Read every byte of one pack; raise `FormatVersionError` if a later version of ckstore wrote its manifest."""
+    """Read every byte of one pack.
+
+    Raise `FormatVersionError` if a later version of ckstore wrote its manifest, `AccessError` if it may not be read.
+    """
     try:
         if not reader.is_intact(info.name):
             raise IntegrityError("its bytes do not match the digest in its name")
         found = _scan(reader, info, schema)
         _place(found)
-    except FormatVersionError:
+    except (FormatVersionError, AccessError):
         raise
     except (IntegrityError, OSError, ValueError, TypeError) as error:
         return DamagedPack(info, str(error))

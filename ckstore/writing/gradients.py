@@ -50,7 +50,9 @@ class Gradients:
 
     def __init__(self, source: Any, store: Path) -> None:
         # Pickles of other objects are refused below, by a message that names gradients.
-        self._scanned = open_source({} if source is None else source, store, force=False, on_unknown="pickle")
+        self._scanned = open_source(
+            {} if source is None else source, store, force=False, on_unknown="pickle", allow_empty=True
+        )
         self._lock = Lock()
         try:
             if self._scanned.is_directory:

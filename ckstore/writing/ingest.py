@@ -89,8 +89,9 @@ def ingest(
     source: str | os.PathLike[str] | Any,
     options: IngestOptions,
     progress: Progress | None = None,
+    opened: Callable[[], None] | None = None,
 ) -> IngestReport:
-    """Store a checkpoint as the next version of a run; see `Store.ingest`."""
+    """Store a checkpoint as the next version of a run; see `Store.ingest`. Once its files are open, call `opened`."""
     repository.require_writable()
     repository.catalog.refresh()
     with suppress(OSError):  # Files that a killed ingest left only take space.
@@ -100,9 +101,19 @@ def ingest(
     with (
         collection_seldom() if request.search is None else nullcontext(),
         reserve.kept(repository.path),
-        closing(open_source(source, repository.path, force=request.force, on_unknown=options.on_unknown)) as scanned,
+        closing(
+            open_source(
+                source,
+                repository.path,
+                force=request.force,
+                on_unknown=options.on_unknown,
+                allow_empty=options.allow_empty,
+            )
+        ) as scanned,
         nullcontext() if options.gradients is None else Gradients(options.gradients, repository.path) as gradients,
     ):
+        if opened is not None:
+            opened()
         if options.parent == AUTO:
             hash_version(scanned, force=request.force, progress=progress)
         request = replace(

@@ -48,6 +48,7 @@ class IngestOptions:
     gradients: Mapping[str, Any] | LiveState | str | os.PathLike[str] | None = None
     on_unknown: OnUnknown = "raise"
     hot: int | None = None
+    allow_empty: bool = False
 
     @property
     def asked(self) -> Policy | None:

@@ -361,7 +361,8 @@ def test_no_code_of_a_pickle_runs(ckstore, place: Path) -> None:
     torch.save({"w": torch.ones(3), "evil": Planter()}, place / "evil.pt")
     torch.save({"w": torch.ones(3), "evil": Planter()}, place / "old.pt", _use_new_zipfile_serialization=False)
     (place / "plain.pkl").write_bytes(pickle.dumps(Planter()))
-    ckstore("ingest", "evil.pt", "old.pt", "plain.pkl")
+    assert "not written by torch" in ckstore("ingest", "plain.pkl", code=1).sentence
+    ckstore("ingest", "evil.pt", "old.pt", "plain.pkl", "--force")
     ckstore("checkout", "2", "-o", "again.pt")
     assert not (place / "planted").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import ckstore as library
 from ckstore.policy import Policy, Retention
@@ -243,6 +245,99 @@ def test_files_that_vanish_or_are_written_over(place: Path) -> None:
         assert watcher.returncode == 0
     with library.open(place / ".ckstore", "r") as store:
         assert store.verify().problems == []
+
+
+SLOW = """
+import sys, time
+from ckstore.cli.program import run
+from ckstore.intake import intake
+ingest = intake.ingest
+def slowly(repository, source, *given):
+    if "slow" in str(source): time.sleep(4)
+    return ingest(repository, source, *given)
+intake.ingest = slowly
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_an_input_that_is_overwritten_before_its_turn_is_reported(place: Path) -> None:
+    """By rename and in place; the present content is stored at its own step, and nothing at a wrong one."""
+    runs = place / "runs"
+    first, second = (save(place / f"other{step}.safetensors", step) for step in (1, 2))
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", SLOW, "--store", str(place / ".ckstore"), "watch", str(runs), "--run", "gpt", *QUICK],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        save(runs / "a-slow-step1.safetensors", 9)
+        torch.save({"w": torch.zeros(90), "step": 50}, runs / "last.pt")  # Ready with the slow one, later in order.
+        wait_for(lambda: "a-slow" in str(list(runs.iterdir())), "the first")
+        time.sleep(2.0)
+        # While the slow one is stored: one that is complete, overwritten by rename, and one in place.
+        shutil.copy(first, runs / "best.safetensors")
+        torch.save({"w": torch.ones(90), "step": 60}, runs / "next.pt")
+        os.replace(runs / "next.pt", runs / "last.pt")
+        save(runs / "gone-step3.safetensors", 3)
+        time.sleep(1.0)
+        (runs / "best.safetensors").write_bytes(second.read_bytes())
+        (runs / "gone-step3.safetensors").unlink()
+        wait_for(lambda: 60 in steps(place), "the present content")
+        wait_for(lambda: len(steps(place)) == 3, "all")
+        watcher.send_signal(signal.SIGTERM)
+        out, err = watcher.communicate(timeout=60)
+    finally:
+        watcher.kill()
+        watcher.communicate()
+    assert watcher.returncode == 0, err
+    assert sorted(line.split()[0] for line in out.splitlines()) == ["gpt", "gpt@1", "gpt@60"]
+    said = sorted(line.removeprefix(f"ckstore: {runs}/") for line in err.splitlines() if "compiling" not in line)
+    assert said == [
+        "best.safetensors is left: a complete checkpoint there was overwritten before it could be stored.",
+        "gone-step3.safetensors is left: a complete checkpoint there was deleted before it could be stored.",
+        "last.pt is left: a complete checkpoint there was overwritten before it could be stored.",
+    ]
+    with library.open(place / ".ckstore", "r") as store:
+        versions = {row.step: store[row.number] for row in store._catalog.versions()}
+        assert float(versions[60]["w"].numpy()[0]) == 1.0
+        versions[None].checkout(place / "best")
+        assert sha256(place / "best") == sha256(second)
+
+
+@pytest.mark.parametrize("polling", [True, False])
+def test_a_directory_that_is_missing_is_waited_for(place: Path, polling: bool) -> None:
+    """Before it exists, and after it was deleted and made again; it is said once each time."""
+    runs = place / "runs"
+    command = [sys.executable, "-m", "ckstore", "--store", str(place / ".ckstore"), "watch", str(runs), "--run", "gpt"]
+    watcher = subprocess.Popen(
+        [*command, *(QUICK if polling else QUICK[:2])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert watcher.stderr is not None
+        assert watcher.stderr.readline() == f"ckstore: {runs} is missing; waiting for it.\n"
+        for step in (1, 2, 3):
+            save(runs / f"step{step}.safetensors", step)
+            wait_for_steps(place, list(range(1, step + 1)))
+            shutil.rmtree(runs)
+            if step == 2:
+                runs.mkdir()  # At once: the watcher may miss that it was gone.
+            time.sleep(1.5)
+            assert watcher.poll() is None
+        watcher.send_signal(signal.SIGTERM)
+        out, err = watcher.communicate(timeout=60)
+    finally:
+        watcher.kill()
+        watcher.communicate()
+    assert watcher.returncode == 0, err
+    assert [line.split()[0] for line in out.splitlines()] == ["gpt@1", "gpt@2", "gpt@3"]
+    said = [line for line in err.splitlines() if "compiling" not in line]
+    assert set(said) == {f"ckstore: {runs} is missing; waiting for it."}
+    assert len(said) in (2, 3)
+
+
+def test_a_missing_directory_is_an_error_where_nothing_waits(ckstore, place: Path) -> None:
+    said = ckstore("watch", "runs", "--once", *QUICK, code=2).sentence
+    assert said == "runs is missing; name a directory that can be read."
+    assert "is a file" in ckstore("watch", "in/step0.pt", *QUICK, code=2).sentence
 
 
 _FULL = """

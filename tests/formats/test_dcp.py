@@ -125,7 +125,9 @@ def test_deltas_when_the_number_of_ranks_changes(saved: Path, store: ckstore.Sto
 def test_without_metadata_tensors_have_numbers(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
     shutil.copytree(saved / "cut-2", tmp_path / "step-9")
     (tmp_path / "step-9" / ".metadata").unlink()
-    store.ingest(tmp_path / "step-9", run="a")
+    with pytest.raises(InputError, match=r"\.metadata is missing, which is written last"):
+        store.ingest(tmp_path / "step-9", run="a")
+    store.ingest(tmp_path / "step-9", run="a", force=True)
     version = store["a@9"]
     state = version.state_dict()
     assert state.keys() == {"__0_0.distcp", "__1_0.distcp"}
@@ -194,6 +196,17 @@ def test_a_missing_file_is_reported(saved: Path, store: ckstore.Store, tmp_path:
         store.ingest(tmp_path / "step-9", run="a")
     store.ingest(tmp_path / "step-9", run="a", force=True)
     assert all(path.startswith("%5F_0_0.distcp/") for path in store["a@9"])
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_shard_that_is_cut_off_is_reported(saved: Path, store: ckstore.Store, tmp_path: Path, is_empty: bool) -> None:
+    """Between two archives too, where the rest of the file is sound."""
+    shutil.copytree(saved / "cut-2", tmp_path / "step-9")
+    data = (saved / "cut-2" / "__1_0.distcp").read_bytes()
+    end = 0 if is_empty else data.index(b"PK\5\6") + 22
+    (tmp_path / "step-9" / "__1_0.distcp").write_bytes(data[:end])
+    with pytest.raises(InputError, match=r"it names __1_0\.distcp, which is cut off"):
+        store.ingest(tmp_path / "step-9", run="a")
 
 
 def test_a_file_of_an_earlier_save(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:

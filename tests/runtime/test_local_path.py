@@ -29,7 +29,7 @@ def test_a_url_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with ckstore.init("store") as store:
-        store.ingest({"step": 1})
+        store.ingest({"step": 1}, allow_empty=True)
     assert run([word.format(url) for word in verb]) == UsageError.exit_code
     said = capsys.readouterr().err
     assert ("a store is a path, or a URL that begins with s3://" in said) == (verb in STORE)

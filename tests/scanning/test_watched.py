@@ -18,25 +18,31 @@ def save(path: Path, seed: int) -> Path:
     return path
 
 
+def look(watched: Watched, now: float) -> list[Path]:
+    return [found.path for found in watched.look(now)]
+
+
 def test_a_complete_directory_is_one_version(tmp_path: Path) -> None:
     watched = Watched([tmp_path], 1.0)
     hub = tmp_path / "checkpoint-5"
     save(hub / "model.safetensors", 1)
-    assert watched.look(0.0) == []
-    assert watched.look(2.0) == []
+    assert look(watched, 0.0) == []
+    assert look(watched, 2.0) == []
     (hub / "optimizer.safetensors.tmp").write_bytes(b"half")
-    assert watched.look(4.9) == []
-    assert watched.look(5.0) == []
-    assert watched.look(9.9) == []
-    assert watched.abandoned(100.0) == [(hub, "it holds optimizer.safetensors.tmp, which is not complete.")]
+    assert look(watched, 4.9) == []
+    assert look(watched, 5.0) == []
+    assert look(watched, 9.9) == []
+    [(path, why)] = watched.abandoned(100.0)
+    assert path == hub
+    assert why.startswith(f"{hub} is not a complete checkpoint: optimizer.safetensors.tmp is unfinished; ")
     save(hub / "optimizer.safetensors", 2)
     (hub / "optimizer.safetensors.tmp").unlink()
-    assert watched.look(10.0) == []
+    assert look(watched, 10.0) == []
     assert watched.settling == watched.growing == [hub]
-    assert watched.look(15.0) == [hub]
-    assert watched.look(30.0) == []
+    assert look(watched, 15.0) == [hub]
+    assert look(watched, 30.0) == []
     watched.again(hub)
-    assert watched.look(31.0) == [hub]
+    assert look(watched, 31.0) == [hub]
 
 
 def test_files_without_tensors_are_passed_over_silently(tmp_path: Path) -> None:
@@ -45,8 +51,8 @@ def test_files_without_tensors_are_passed_over_silently(tmp_path: Path) -> None:
     (tmp_path / "logs" / "events.out").write_bytes(b"\0" * 5000)
     (tmp_path / "notes.txt").write_text("nothing")
     (tmp_path / "empty").touch()
-    watched.look(0.0)
-    assert watched.look(1.0) == []
+    look(watched, 0.0)
+    assert look(watched, 1.0) == []
     assert [path.name for path, _ in watched.abandoned(100.0)] == ["empty"]
 
 
@@ -56,12 +62,14 @@ def test_a_directory_of_shards_has_its_metadata_last(tmp_path: Path) -> None:
     save(hub / "model.safetensors", 1)
     (hub / ".gitattributes").write_text("*.bin filter=lfs")
     (hub / "__0_0.distcp").write_bytes(b"shard")
-    watched.look(0.0)
-    assert watched.look(1.0) == []
-    assert watched.abandoned(100.0) == [(hub, "it has no .metadata, which is written last.")]
+    look(watched, 0.0)
+    assert look(watched, 1.0) == []
+    [(path, why)] = watched.abandoned(100.0)
+    assert path == hub
+    assert ".metadata is missing, which is written last" in why
     (hub / ".metadata").write_bytes(b"metadata")
-    watched.look(2.0)
-    assert watched.look(3.0) == [hub]
+    look(watched, 2.0)
+    assert look(watched, 3.0) == [hub]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +82,13 @@ def test_a_directory_of_shards_has_its_metadata_last(tmp_path: Path) -> None:
 def test_names_of_unfinished_files(tmp_path: Path, name: str) -> None:
     save(tmp_path / name, 1)
     watched = Watched([tmp_path], 0.0)
-    watched.look(0.0)
-    assert watched.look(1.0) == []
+    look(watched, 0.0)
+    assert look(watched, 1.0) == []
 
 
 @pytest.mark.parametrize("name", ["attempt-5.pt", "template.pt", "temperature_5.pt", "parts.pt", "step5.pt"])
 def test_names_that_only_look_like_it(tmp_path: Path, name: str) -> None:
     path = save(tmp_path / name, 1)
     watched = Watched([tmp_path], 0.0)
-    watched.look(0.0)
-    assert watched.look(1.0) == [path]
+    look(watched, 0.0)
+    assert look(watched, 1.0) == [path]

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ckstore.errors import (
+    AccessError,
     CkstoreError,
     ConflictError,
     FormatVersionError,
@@ -414,7 +415,10 @@ def test_a_read_only_directory(filled, store, read_only):
     with read_only(store):
         with Catalog.open(store) as catalog:
             assert len(catalog.versions()) == 3
-        with pytest.raises(CkstoreError, match="cannot be used"), Catalog.open(store, "a") as catalog:
+        with (
+            pytest.raises(AccessError, match=r"mounted read-only|cannot be written"),
+            Catalog.open(store, "a") as catalog,
+        ):
             catalog.set_tag("best", 1)
 
 

@@ -535,7 +535,7 @@ def test_files_of_every_kind(directory: Path) -> None:
     torch.save({"norm": torch.ones(70)}, directory / "small.pt")
     with ckstore.init(directory / "store") as store:
         for name in ("tree", "legacy.pt", "opaque.bin", "small.pt"):
-            store.ingest(directory / name, run=name)
+            store.ingest(directory / name, run=name, allow_empty=True)
         report = store.thin(["tree", "legacy.pt", "opaque.bin", "small.pt"])
         assert ([item.version.run for item in report.versions], report.skipped) == (["tree", "legacy.pt"], [3, 4])
         store.gc(grace=0)

@@ -259,7 +259,7 @@ class RemotePacks(PackReader):
         if not isinstance(opened, OpenFile):
             size, temporary = opened.size, durable.temporary_path(self._directory)
             try:
-                with durable.disk_full_explained(self._directory, size), durable.new_file(temporary) as file:
+                with durable.write_explained(self._directory, size), durable.new_file(temporary) as file:
                     for offset in range(0, size, _PIECE):
                         file.write(self._fetch(pack, offset, min(_PIECE, size - offset)))
                     # Mapped bytes are not checked: after a power cut, the file must be complete or missing.

@@ -1,0 +1,94 @@
+"""Sentences for denied access: the owner of the path, and the remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ckstore.errors import AccessError
+
+#: Numbers of the errors by which a system denies access.
+DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def denied(path: str | os.PathLike[str], error: OSError | None = None, *, writing: bool = False) -> AccessError:
+    """Return the error for a path that may not be read or, with `writing`, not be written."""
+    place = Path(os.path.abspath(path))
+    if (error is not None and error.errno == errno.EROFS) or (writing and is_read_only(place)):
+        return AccessError(
+            f"{place} is on a file system that is mounted read-only; mount it for writing, or write elsewhere."
+        )
+    closed = next((one for one in reversed(place.parents) if not os.access(one, os.X_OK)), None)
+    verb = "reached" if closed is not None else "written" if writing else "read"
+    cannot = f"{place} cannot be {verb} by {_name(_user())}"
+    if closed is None:
+        closed = _unwritable(place) if writing else place
+    try:
+        status = os.stat(closed)
+    except OSError:
+        return AccessError(f"{cannot}; check the permissions of the directories above it.")
+    it = "it" if closed == place else str(closed)
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    if status.st_uid == _user():
+        return AccessError(f"{cannot}: {it} has mode {mode}; allow it with `chmod`.")
+    owner = _name(status.st_uid)
+    return AccessError(
+        f"{cannot}: {it} belongs to {owner}, with mode {mode}; work as {owner}, or let {owner} allow it with `chmod`."
+    )
+
+
+@contextmanager
+def access_explained(path: str | os.PathLike[str], *, writing: bool = False) -> Iterator[None]:
+    """Turn the system's refusal to read or write a path into `AccessError`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, AccessError) or error.errno not in DENIED:
+            raise
+        raise denied(path, error, writing=writing) from error
+
+
+def unusable(path: Path) -> AccessError | None:
+    """Return the error for a file that may not be read, or not be written with a file next to it; else None."""
+    if not os.access(path, os.R_OK):
+        return denied(path)
+    if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
+        return denied(path, writing=True)
+    return None
+
+
+def is_read_only(path: Path) -> bool:
+    """Return whether a path, or where it would be created, is on a file system that is mounted read-only."""
+    for place in (path, *path.parents):
+        try:
+            return bool(os.statvfs(place).f_flag & os.ST_RDONLY)
+        except FileNotFoundError:
+            continue
+        except (OSError, AttributeError):  # Windows has neither.
+            return False
+    return False
+
+
+def _unwritable(path: Path) -> Path:
+    """Return the obstacle to writing a path: itself, or the directory in which it would be made."""
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        return path
+    return next((place for place in path.parents if os.path.exists(place)), path)
+
+
+def _user() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def _name(user: int) -> str:
+    """Return the name of a user."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(user).pw_name
+    except (ImportError, KeyError):
+        return f"user {user}"
