@@ -71,7 +71,7 @@ def stored(place: Path, files: list[bytes], **options: int) -> list[int]:
     with ckstore.init(place / "store") as store:
         for step, data in enumerate(files):
             (place / f"{step}.bin").write_bytes(data)
-            store.ingest(place / f"{step}.bin", run="run", step=step, **options)  # type: ignore[arg-type]
+            store.ingest(place / f"{step}.bin", run="run", step=step, force=True, **options)  # type: ignore[arg-type]
         store.encode()
         for step, data in enumerate(files):
             out = io.BytesIO()
@@ -94,7 +94,7 @@ def test_files_of_two_runs_share_bytes(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         for name, content in (("a", data), ("b", noise(3 * MB, 1) + data + noise(3 * MB, 2))):
             (tmp_path / name).write_bytes(content)
-            store.ingest(tmp_path / name, run=name, step=0, hot=0)
+            store.ingest(tmp_path / name, run=name, step=0, hot=0, force=True)
         assert store["b"].stored_bytes < 10 * MB
 
 
@@ -136,5 +136,5 @@ def test_huge_files_stay_in_large_parts(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(module, "_MOST_BYTES", 5 * MB)
     (tmp_path / "a.bin").write_bytes(noise(6 * MB))
     with ckstore.init(tmp_path / "store") as store:
-        store.ingest(tmp_path / "a.bin", hot=0)
+        store.ingest(tmp_path / "a.bin", hot=0, force=True)
         assert len(store[1]._stored.layout.units) == 2
