@@ -125,6 +125,8 @@ def test_the_log_follows_the_format(written: Path):
     assert {key: value for key, value in tagged.items() if key != "created"} == {
         "format": 1,
         "sequence": 1,
+        "follows": "",
+        "part": 0,
         "change": "tag",
         "tag": "mittlere",
         "version": 3,

@@ -126,7 +126,7 @@ def test_one_change_after_the_other_on_a_disk_that_stays_full(tmp_path: Path) ->
 
 def test_a_quota_is_named(tmp_path: Path) -> None:
     full = pytest.raises(ckstore.DiskFullError, match=r"The quota for .* is used up")
-    with full, durable.disk_full_explained(tmp_path, 7):
+    with full, durable.write_explained(tmp_path, 7):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
 

@@ -118,7 +118,7 @@ def test_ls_names_files_without_tensors(
     assert run(["init"]) == 0
     assert run(["ingest", str(folder), "--run", "a"]) == 0
     capfd.readouterr()
-    assert run(["ls", "a@5"]) == 0
+    assert run(["ls", "a@7"]) == 0
     out, err = capfd.readouterr()
     assert [line.split()[-1] for line in out.splitlines()[1:]] == ["w.npz/w", "w.npz/f", "w.npz/step"]
     assert err.splitlines() == [
@@ -127,7 +127,7 @@ def test_ls_names_files_without_tensors(
         "ckstore: o.npy is bytes: dtype |O.",
     ]
     shutil.rmtree(folder)
-    assert run(["checkout", "a@5", "-o", "out"]) == 0
+    assert run(["checkout", "a@7", "-o", "out"]) == 0
     with np.load(tmp_path / "out" / "w.npz") as found:
         np.testing.assert_array_equal(found["big"], arrays["big"], strict=True)
 
