@@ -90,7 +90,7 @@ def test_an_end_of_a_range_may_have_been_forgotten(ckstore, filled: Path) -> Non
 
 def test_nothing_to_do(ckstore, filled: Path) -> None:
     (filled / "opaque.bin").write_bytes(bytes(range(256)) * 300)
-    ckstore("ingest", "opaque.bin", "--run", "bytes")
+    ckstore("ingest", "opaque.bin", "--run", "bytes", "--force")
     assert ckstore("thin", "bytes").out.splitlines() == [
         "1 version had no exact values to drop.",
         "Nothing to do: every version that is named is kept or coarse already.",
