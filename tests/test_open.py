@@ -23,7 +23,7 @@ def test_a_store_is_made_where_there_is_none_and_opened_where_there_is_one(tmp_p
     for count in range(2):
         with ckstore.open(place, create=True) as store:
             assert len(store._catalog.versions()) == count
-            store.ingest(source, step=count)
+            store.ingest(source, step=count, force=True)
     with pytest.raises(ckstore.ConflictError):
         ckstore.init(place)
 
@@ -43,7 +43,7 @@ def test_nothing_else_is_taken_for_a_store(tmp_path: Path) -> None:
         ckstore.open(tmp_path / "mine", create=True)
     lost = tmp_path / "lost"
     with ckstore.init(lost) as store:
-        store.ingest(tmp_path / "mine")
+        store.ingest(tmp_path / "mine", force=True)
     (lost / "catalog.sqlite").unlink()
     with pytest.raises(ckstore.ConflictError, match="recover"):
         ckstore.open(lost, create=True)

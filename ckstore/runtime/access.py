@@ -27,6 +27,9 @@ def denied(path: str | os.PathLike[str], error: OSError | None = None, *, writin
     cannot = f"{place} cannot be {verb} by {_name(_user())}"
     if closed is None:
         closed = _unwritable(place) if writing else place
+        if os.access(closed, os.W_OK if writing else os.R_OK):
+            why = "" if error is None else f" ({error.strerror})"
+            return AccessError(f"{cannot}{why}, though its mode allows it; look for access control lists, or a flag.")
     try:
         status = os.stat(closed)
     except OSError:

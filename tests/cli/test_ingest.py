@@ -385,7 +385,9 @@ def test_an_unreadable_file_is_one_sentence(ckstore, place: Path, monkeypatch: p
         raise PermissionError(13, "Permission denied", "in/step0.pt")
 
     monkeypatch.setattr("ckstore.intake.intake.Intake.ingest", refused)
-    assert "step0.pt cannot be read by " in ckstore("ingest", "in/step0.pt", code=1).sentence
+    said = ckstore("ingest", "in/step0.pt", code=1).sentence
+    assert said.startswith(f"{place}/in/step0.pt cannot be read by ")
+    assert said.endswith(" (Permission denied), though its mode allows it; look for access control lists, or a flag.")
 
 
 def test_names_that_are_not_text(ckstore, place: Path) -> None:
