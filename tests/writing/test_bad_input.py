@@ -251,10 +251,15 @@ def test_runs_that_could_not_be_named(store: ckstore.Store, directory: Path, nam
 
 
 @pytest.mark.parametrize(
-    "step", [1 << 63, -(1 << 63) - 1, True, 1.5, 3.0, "3", np.float64(3), np.True_, np.uint64(1 << 63)]
+    "step", [1 << 63, -(1 << 63) - 1, True, 1.5, "x", np.float64(1.5), np.True_, np.uint64(1 << 63)]
 )
 def test_steps_that_are_no_numbers(store: ckstore.Store, directory: Path, step: int) -> None:
     refused(store, lambda: store.ingest(directory / "good.pt", run="b", step=step), UsageError)
+
+
+@pytest.mark.parametrize("step", [3.0, "3", np.float64(3), np.array(3), torch.tensor(3)])
+def test_steps_in_other_notations(store: ckstore.Store, directory: Path, step: int) -> None:
+    assert store.ingest(directory / "good.pt", run="b", step=step).version.step == 3
 
 
 def test_steps_in_files_that_are_out_of_bounds(store: ckstore.Store, directory: Path) -> None:
