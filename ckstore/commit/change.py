@@ -20,8 +20,11 @@ from ckstore.errors import CkstoreError, ConflictError, IntegrityError
 from ckstore.objects.documents import VersionDocument
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
+from ckstore.storage import root
 from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import PackInfo
+from ckstore.storage.pack_reader import is_named
+from ckstore.storage.zip_stream import digest_file
 
 T = TypeVar("T")
 
@@ -96,7 +99,9 @@ class Change:
     def read_back(self) -> None:
         """Raise `IntegrityError` unless the finished packs hold the bytes that were written."""
         for pack in self.packs:
-            if not self.repository.packs.is_intact(pack.name):
+            with open(self.repository.path / root.PACKS / pack.name, "rb") as file:
+                is_intact = is_named(pack.name, digest_file(file))
+            if not is_intact:
                 raise IntegrityError(f"Pack {pack.name} was not written as it should be; check the disk and try again.")
 
     @contextmanager

@@ -2,8 +2,9 @@
 
 Every row that states a fact has a checksum of its columns (`seal`), and the number of rows and the sum of their
 checksums stand in `seals`, those of a run's versions in `runs`: a changed, lost or repeated row is found when it is
-read. Triggers keep them; they refuse to change a damaged row. A version's checksum includes the names of its run and
-pack. Places of objects are checked against the packs' manifests; claims state nothing about versions.
+read. Triggers of each connection that writes keep them; they refuse to change a damaged row. A version's checksum
+includes the names of its run and pack. Places of objects are checked against the packs' manifests; claims state nothing
+about versions.
 """
 
 from __future__ import annotations
@@ -172,33 +173,34 @@ def _triggers(table: str, columns: tuple[str, ...]) -> Iterable[str]:
             f"UPDATE runs SET highest = {_HIGHEST_OF_RUN.format('NEW.')} WHERE id = NEW.run",
         ]
     yield (
-        f"CREATE TRIGGER {table}_guard BEFORE UPDATE ON {table} WHEN NEW.seal = OLD.seal"
+        f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_guard BEFORE UPDATE ON {table} WHEN NEW.seal = OLD.seal"
         f" AND OLD.seal <> seal({', '.join(columns).format('OLD.')})"
         f" BEGIN SELECT RAISE(ABORT, 'a row of {table} does not match its checksum'); END"
     )
-    yield f"CREATE TRIGGER {table}_added AFTER INSERT ON {table} BEGIN {'; '.join(added)}; END"
+    yield f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_added AFTER INSERT ON {table} BEGIN {'; '.join(added)}; END"
     yield (
-        f"CREATE TRIGGER {table}_changed AFTER UPDATE ON {table} WHEN NEW.seal = OLD.seal"
+        f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_changed AFTER UPDATE ON {table} WHEN NEW.seal = OLD.seal"
         f" BEGIN {'; '.join(changed)}; END"
     )
     if counted:
-        yield f"CREATE TRIGGER {table}_removed AFTER DELETE ON {table} BEGIN {counted[1]}; END"
-        yield f"CREATE TRIGGER {table}_resealed AFTER UPDATE OF seal ON {table} BEGIN {counted[2]}; END"
+        yield f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_removed AFTER DELETE ON {table} BEGIN {counted[1]}; END"
+        yield (
+            f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_resealed AFTER UPDATE OF seal ON {table}"
+            f" BEGIN {counted[2]}; END"
+        )
 
 
 _REFERRERS = (
-    "CREATE TRIGGER version_packs_added AFTER INSERT ON version_packs"
+    "CREATE TEMP TRIGGER IF NOT EXISTS version_packs_added AFTER INSERT ON version_packs"
     " BEGIN UPDATE packs SET referrers = referrers + 1 WHERE id = NEW.pack; END",
-    "CREATE TRIGGER version_packs_removed AFTER DELETE ON version_packs"
+    "CREATE TEMP TRIGGER IF NOT EXISTS version_packs_removed AFTER DELETE ON version_packs"
     " BEGIN UPDATE packs SET referrers = referrers - 1 WHERE id = OLD.pack; END",
 )
 
-#: All statements that create format 1, in order.
-FORMAT_1 = (
-    *(statement.strip() for statement in _TABLES.split(";")),
-    *(trigger for table, columns in SEALED.items() for trigger in _triggers(table, columns)),
-    *_REFERRERS,
-)
+#: The statements that create the tables of format 1, in order.
+FORMAT_1 = tuple(statement.strip() for statement in _TABLES.split(";"))
+#: The triggers of a connection that writes; the file does not hold them.
+TRIGGERS = (*(trigger for table, columns in SEALED.items() for trigger in _triggers(table, columns)), *_REFERRERS)
 #: The sets of rows that have a sum in `seals`.
 SETS = (*_COUNTED, "hot")
 

@@ -264,6 +264,7 @@ class Connection:
         # A commit of many objects touches one page for each. With SQLite's default of 2 MB, these pages would be
         # written and synced twice: before the commit, and with it.
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        database.execute("PRAGMA temp_store = MEMORY")
         return database
 
     def _connect_read_only(self) -> sqlite3.Connection:
@@ -323,6 +324,10 @@ class Connection:
         odd = catalog_tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER))
         if odd is not None:
             raise IntegrityError(f"{self.path} has an unexpected {odd!r}; run `ckstore recover` to rebuild it.")
+        if self.mode == "a":
+            with explained(self.path):
+                for trigger in catalog_tables.TRIGGERS:
+                    self._database.execute(trigger)
 
     def _upgrade(self) -> None:
         if self.mode == "r":

@@ -16,7 +16,7 @@ migrations = Migrations("ckstore")
 @migrations(name="0001_tables")
 def create_tables(db: Database) -> None:
     """Format 1."""
-    for statement in catalog_tables.FORMAT_1:
+    for statement in (*catalog_tables.FORMAT_1, *catalog_tables.TRIGGERS):
         db.execute(statement)
     for name in catalog_tables.SETS:
         db.execute("INSERT INTO seals (name) VALUES (?)", [name])
