@@ -172,7 +172,7 @@ def steps_of_names(names: Sequence[str]) -> list[NamedStep]:
     """
     plain = [_blank(name) for name in names]
     joined = [digits for name in plain for digits in _JOINED.findall(name)]
-    # `4_7` beside `4_100`: the latter is two numbers, too.
+    # `4_7` next to `4_100`: the latter is two numbers, too.
     is_grouped = all(_GROUPS.fullmatch(digits) for digits in joined)
     alone = [_step_of(name, _AFTER if is_grouped else _AFTER_PLAIN) for name in plain]
     if differ([found.step for found in alone]):

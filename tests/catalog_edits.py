@@ -27,7 +27,7 @@ def edit(catalog: Path, statement: str, parameters: tuple[Any, ...] = ()) -> int
 
 
 def sign(database: sqlite3.Connection) -> None:
-    """Compute all checksums and sums anew."""
+    """Compute all checksums and sums again."""
     sums = {
         **{table: f"SELECT COUNT(*), coalesce(SUM(seal), 0), 0 FROM {table}" for table in catalog_tables.SETS},
         "versions": "SELECT COUNT(*), coalesce(SUM(seal), 0), coalesce(MAX(number), 0) FROM versions",

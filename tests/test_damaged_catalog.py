@@ -1,7 +1,7 @@
 """Destructive verbs on a damaged catalog: nothing is lost that `recover` cannot bring back, and nothing is wrong.
 
 A row of the catalog is changed, lost or repeated, or a bit is flipped; then every verb that deletes or supersedes runs,
-then `recover`. `CKSTORE_FLIPS=1` tries every edit, and every flip that changes what SQLite reads.
+then `recover`. `CKSTORE_FLIPS=1` tries every edit, and every flip that changes the rows that SQLite reads.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ VERBS: dict[str, Callable[[ckstore.Store], Any]] = {
     "ingest": lambda store: store.ingest(state(31), run="c", step=9, hot=0),
     "gc again": lambda store: store.gc(grace=0.0),
 }
-#: Versions that the verbs change by themselves, and what is left of them.
+#: Versions that the verbs forget and thin by themselves.
 FORGOTTEN, THINNED = "d@0", "a@2"
 
 
 def facts(path: Path) -> Facts:
-    """Return what a store says of each version, and its tags."""
+    """Return the facts and values of each version, and the tags."""
     with ckstore.open(path, "r") as store:
         found: Facts = {"tags": store._catalog.tags()}
         for row in store._catalog.versions():

@@ -233,13 +233,13 @@ def test_others_read_where_the_modes_allow_it(users: Users, project: Path) -> No
     assert users.call(STRANGER, numbers, store) == users.call(ALICE, numbers, store)
     for verb in (["tag", "alice@3", "best"], ["rebase", "alice@3"], ["forget", "alice@3"], ["gc"]):
         said = users.call(STRANGER, sentence, "--store", store, *verb)
-        assert re.search("check its permissions|check that it is writable", said), said
+        assert "cannot be written by user" in said, said
     for closed in (store / "packs", store / "catalog.sqlite", store):
         mode = closed.stat().st_mode
         closed.chmod(stat.S_IMODE(mode) & ~0o007)
         verb = ["ls", "alice@3"] if closed.name == "packs" else ["log"]
         said = users.call(STRANGER, sentence, "--store", store, *verb)
-        assert re.search("[Pp]ermission|not readable", said), said
+        assert re.search("cannot be re(ad|ached) by user|not readable", said), said
         assert str(closed) in said
         closed.chmod(mode)
 

@@ -47,13 +47,14 @@ class FoundVersions:
     stay if two versions claim one number or one step of a run; the earlier one keeps it. Of several copies with one id,
     transferred from another store, one stays.
 
-    A record of a collection does not remove a version that was committed: it says what the catalog of the time lacked.
+    A record of a collection does not remove a version that was committed: it lists the versions that the catalog of the
+    time lacked.
 
     `found` has all versions in packs, in the order in which they were written; `present` the rows of the current
     catalog by id, None if it is damaged or older than the log; `is_whole` tells whether a version has all its objects.
     `gone` has the numbers of replaced or forgotten versions, each with its parent's if that is known; `renumbered` the
-    versions that this recovery renumbered; `dropped` the numbers of those that it leaves out and the log does not
-    explain.
+    versions that this recovery renumbered; `dropped` the numbers of versions that it leaves out without a
+    reason in the log.
     """
 
     found: Sequence[FoundVersion]

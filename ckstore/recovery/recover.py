@@ -142,7 +142,7 @@ class _Builder:
         self.objects = FoundObjects()
         self.last_number = 0
         self.rebased = False
-        # The log's last record, and those that this recovery adds.
+        # The log's last record, and the records that this recovery adds.
         self.last = ""
         self.logged: list[str] = []
 

@@ -1,7 +1,7 @@
 """The catalog's tables, as SQL; released tables are changed only by migrations.
 
 Every row that states a fact has a checksum of its columns (`seal`), and the number of rows and the sum of their
-checksums stand in `seals`, those of a run's versions in `runs`: a changed, lost or repeated row is found when it is
+checksums are in `seals`, those of a run's versions in `runs`: a changed, lost or repeated row is found when it is
 read. Triggers of each connection that writes keep them; they refuse to change a damaged row. A version's checksum
 includes the names of its run and pack. Places of objects are checked against the packs' manifests; claims state nothing
 about versions.

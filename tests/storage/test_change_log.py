@@ -117,7 +117,7 @@ def test_a_catalog_that_lacks_committed_records_writes_none(store):
 
 def test_a_later_format_is_distinguished_from_damage(store):
     order = {"sequence": 1, "follows": "", "part": 0}
-    record = {"format": change_log.FORMAT + 1, **order, "created": durable.timestamp(), "what": "ever"}
+    record = {"format": change_log.FORMAT + 1, **order, "created": durable.timestamp(), "other": "field"}
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
     digest = blake3(canonical).hexdigest(length=20)
     content = json.dumps({**record, "digest": digest}, sort_keys=True, separators=(",", ":"))
