@@ -111,7 +111,7 @@ def test_safetensors_are_a_flat_dictionary(tmp_path: Path) -> None:
 def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.bin"
     path.write_bytes(b"anything" * 20)
-    with pytest.raises(UsageError, match=r"notes\.bin has no readable tensors"):
+    with pytest.raises(InputError, match=r"notes\.bin holds no tensors"):
         ingested(path, tmp_path / "store")
 
 
