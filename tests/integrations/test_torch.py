@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import IntegrityError, UsageError
+from ckstore.errors import InputError, IntegrityError, UsageError
 from ckstore.formats.layout import Unknown
 from tests.equality import assert_same, storage_of
 
