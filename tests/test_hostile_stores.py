@@ -380,17 +380,22 @@ def test_a_store_that_had_every_number(crafted: CraftedStore, small: Path) -> No
 
 
 def test_values_of_any_type_in_the_catalog(crafted: CraftedStore) -> None:
-    """Every column of every table, of another type or out of range: the catalog is refused, or is built again."""
+    """Every column of every table, of another type or out of range: the catalog is refused, or is built again.
+
+    Each column takes half of the values, or all with `CKSTORE_FLIPS=1`.
+    """
     columns = {
         table: [row[1] for row in crafted.sql(f"PRAGMA table_info({table})")]
         for table in ("runs", "packs", "versions", "tags", "meta", "recent_objects")
     }
     assert all(columns.values()), "there is no such table"
     whole = (crafted.path / "catalog.sqlite").read_bytes()
+    values = ("x'00ff'", "-1", "1 << 62", "1.5", "'\x01'", "char(0)", "'x'", "9e999")
+    every = 1 if os.environ.get("CKSTORE_FLIPS") else 2
     tried = refused = 0
     for table, names in columns.items():
-        for column in names:
-            for value in ("x'00ff'", "-1", "1 << 62", "1.5", "'\x01'", "char(0)", "'x'", "9e999"):
+        for index, column in enumerate(names):
+            for value in values[index % every :: every]:
                 (crafted.path / "catalog.sqlite").write_bytes(whole)
                 try:
                     where = "" if table in ("tags", "meta") else " WHERE rowid = 1"
