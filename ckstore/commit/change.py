@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from ckstore.commit.costs import Costs, write_costs
 from ckstore.encoding.object_writer import ObjectWriter, version_row
-from ckstore.errors import CkstoreError, ConflictError, IntegrityError
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError
 from ckstore.objects.documents import VersionDocument
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
@@ -247,12 +247,16 @@ class Change:
 
     def _lost_pack(self, replaced: int | None) -> str | None:
         """Return the pack of the replaced version if its manifest, the list of its contents, is lost."""
-        for row in self.repository.catalog.versions():
-            if row.number == replaced:
-                try:
-                    self.repository.resolver.manifest(row.pack)
-                except IntegrityError:
-                    return row.pack
+        if replaced is None:
+            return None
+        try:
+            row = self.repository.catalog.version(replaced)
+        except NotFoundError:
+            return None
+        try:
+            self.repository.resolver.manifest(row.pack)
+        except IntegrityError:
+            return row.pack
         return None
 
 
@@ -262,7 +266,7 @@ def remove_files(repository: Repository, names: Sequence[str]) -> None:
         return
     # Under the lock: a `recover` since the commit may have re-added them.
     with repository.catalog.transaction():
-        known = {pack.name for pack in repository.catalog.packs()}
+        known = repository.catalog.known_packs(names)
         for name in names:
             if name not in known:
                 repository.packs.remove(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.objects.restore_cost import relative_cost
@@ -55,10 +56,10 @@ def write_costs(catalog: Catalog, costs: Costs) -> None:
         return
 
     def change() -> None:
-        present = {row.number: cost_in(row) for row in catalog.versions()}
         for number, ((cost, depth, stored), former) in costs.items():
-            if present.get(number) == former:
-                catalog.update_version(number, cost=cost, depth=depth, base=depth == 0, stored_bytes=stored)
+            with suppress(NotFoundError):  # It was forgotten since.
+                if cost_in(catalog.version(number)) == former:
+                    catalog.update_version(number, cost=cost, depth=depth, base=depth == 0, stored_bytes=stored)
 
     catalog.commit(change)
 

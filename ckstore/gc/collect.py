@@ -277,7 +277,7 @@ class _Collection:
         self._copies.clear()
         # Under the lock again: a `recover` may have re-added packs in between.
         with catalog.transaction():
-            known = {pack.name for pack in catalog.packs()}
+            known = catalog.known_packs(going)
             self._unlink(name for name in going if name not in known)
         return report
 

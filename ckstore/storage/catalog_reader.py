@@ -213,10 +213,9 @@ class CatalogReader:
         """Return the names of the packs with raw objects."""
         return [name for (name,) in self._connection.rows("SELECT name FROM packs WHERE kind = 'raw'", schema=_NAMES)]
 
-    def has_packs(self, names: Iterable[str]) -> bool:
-        """Return whether the catalog has all of these packs."""
-        wanted = set(names)
-        return len(self._connection.rows_of("SELECT name FROM packs WHERE name", wanted)) == len(wanted)
+    def known_packs(self, names: Iterable[str]) -> set[str]:
+        """Return the names of those packs that the catalog has."""
+        return {name for (name,) in self._connection.rows_of("SELECT name FROM packs WHERE name", names, _NAMES)}
 
     def find_objects(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Return pack name and slot of each known object, by key."""

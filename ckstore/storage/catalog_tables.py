@@ -66,6 +66,7 @@ CREATE TABLE packs (
     referrers INTEGER NOT NULL DEFAULT 0,
     seal INTEGER NOT NULL DEFAULT 0
 );
+CREATE INDEX packs_raw ON packs (name) WHERE kind = 'raw';
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,
     uid BLOB NOT NULL UNIQUE,

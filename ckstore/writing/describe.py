@@ -214,7 +214,8 @@ class Blobs:
         ref = blob.within(pack)
         reference = ref if ref.against is None else ref.against
         # Parts of a damaged pack may be readable, but must not become bases.
-        if not repository.catalog.has_packs(blob.pack for blob in ref.chain if blob.pack is not None):
+        packs = {blob.pack for blob in ref.chain if blob.pack is not None}
+        if not repository.catalog.known_packs(packs) >= packs:
             return None
         try:
             return ref, repository.resolver.blob(ref, pack), reference, repository.resolver.blob(reference, pack)

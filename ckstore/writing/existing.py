@@ -94,6 +94,7 @@ def _is_whole(repository: Repository, row: VersionRow) -> bool:
     version = StoredVersion(repository, row)
     try:
         version.check_present()
-        return repository.catalog.has_packs(version.document.blob_packs())
+        packs = version.document.blob_packs()
+        return repository.catalog.known_packs(packs) >= packs
     except (IntegrityError, ChangedVersionError):
         return False

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ckstore.encoding.estimate import Parent
 from ckstore.encoding.estimator import parent_objects
-from ckstore.errors import IntegrityError
+from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.formats.layout import Path
 from ckstore.objects.documents import CoarseUnit
 from ckstore.repository import Repository
@@ -38,16 +38,23 @@ def parents_of(
         return {}
     found = _objects(repository, parent, thinned)
     if is_other(parent):
-        rows = {row.number: row for row in repository.catalog.versions()}
-        nearest = rows.get(parent.number)
+        nearest: VersionRow | None = parent
         # A hot version's raw objects go when it is compacted.
         while nearest is not None and (nearest.hot or is_other(nearest)):
-            nearest = None if nearest.parent is None else rows.get(nearest.parent)
+            nearest = _parent_of(repository, nearest)
         others = {} if nearest is None else _objects(repository, nearest, thinned)
         found = {key: replace(item, other=others[key].id) if key in others else item for key, item in found.items()}
     identities = [identity for item in found.values() for identity in (item.id, item.other) if identity is not None]
     repository.resolver.prefetch(identities)
     return found
+
+
+def _parent_of(repository: Repository, row: VersionRow) -> VersionRow | None:
+    """Return the parent of a version; None if it has none, or was forgotten since."""
+    try:
+        return None if row.parent is None else repository.catalog.version(row.parent)
+    except NotFoundError:
+        return None
 
 
 def cuts_of(repository: Repository, row: VersionRow) -> dict[tuple[str, Path], tuple[int, list[int]]]:
