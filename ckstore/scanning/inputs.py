@@ -38,7 +38,7 @@ _PARTS = re.compile(
 _SAME = 0.5
 
 #: Files that stay open. Directories may hold more files than a process may open.
-_MOST_OPEN = 64
+_MOST_OPEN = 12
 
 
 class InputFile:

@@ -132,7 +132,7 @@ class PackReader:
     `path` is the directory in which packs are written: the store's own, or a mirror. At most `limit` files stay open.
     """
 
-    def __init__(self, storage: Storage, path: Path, limit: int = 64) -> None:
+    def __init__(self, storage: Storage, path: Path, limit: int = 12) -> None:
         self._storage = storage
         self._directory = path / root.PACKS
         self._open: Lru[str, OpenPack] = Lru(limit)
