@@ -10,7 +10,7 @@ from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
-from ckstore.storage.version_names import LATEST, check_length, check_tag
+from ckstore.storage.names import check_name
 
 #: The default run.
 DEFAULT_RUN = "main"
@@ -25,14 +25,7 @@ def policy_of(catalog: Catalog, run: str | None) -> Policy:
 
 def check_run(run: str) -> None:
     """Raise `UsageError` for an invalid name of a run."""
-    if not isinstance(run, str):
-        raise UsageError(f"The name of a run is text, not {run!r}; write run={str(run)!r}.")
-    check_length(run)
-    if not run or not run.isprintable() or run != run.strip() or "@" in run or run == LATEST:
-        raise UsageError(
-            f"{run!r} cannot name a run: it is empty or {LATEST}, has an @, blanks at its ends or unprintable"
-            " characters; choose another."
-        )
+    check_name(run, "run")
 
 
 def check_run_is_no_tag(catalog: Catalog, run: str) -> None:
@@ -43,7 +36,7 @@ def check_run_is_no_tag(catalog: Catalog, run: str) -> None:
 
 def check_tag_is_no_run(catalog: Catalog, name: str, run: str | None = None) -> None:
     """Raise `UsageError` if a tag's name is invalid, or is the name of an existing or new run."""
-    check_tag(name)
+    check_name(name, "tag")
     if name == run or any(known.name == name for known in catalog.runs()):
         raise UsageError(f"{name} is a run, which a tag of that name would hide; choose another tag.")
 
