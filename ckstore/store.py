@@ -1235,18 +1235,24 @@ class Store(Mapping[str | int, "Version"]):
         >>> saving.result().version.number
         4
         """
-        from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
         from ckstore.saving.saver import Saver
 
         self._repository.require_writable()
-        name = DEFAULT_RUN if run is None else run
-        check_run(name)
-        check_run_is_no_tag(self._catalog, name)
+        name = self._checked_run(run)
         if workers < 1:
             raise UsageError(f"`workers` must be 1 or more, not {workers}.")
         latest = self._catalog.latest(name)
         known = 0 if latest is None else latest.original_bytes
         return Saver(self._repository.address, name, workers, known if nbytes is None else nbytes)
+
+    def _checked_run(self, run: str | None) -> str:
+        """Return the run to ingest into; raise `UsageError` for an invalid one, before a training begins."""
+        from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
+
+        name = DEFAULT_RUN if run is None else run
+        check_run(name)
+        check_run_is_no_tag(self._catalog, name)
+        return name
 
 
 def _paths(paths: Any) -> list[Path]:
