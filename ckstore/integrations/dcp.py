@@ -210,8 +210,6 @@ class StoreReader(StorageReader):
     ) -> None:
         super().__init__()
         self._store = store if isinstance(store, Store) else place(store)
-        if isinstance(store, Store):
-            store._checked_run(run)
         self._named = version
         self._allow = allow
         self._uid = ""

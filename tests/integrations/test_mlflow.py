@@ -81,7 +81,7 @@ except mlflow.MlflowException:
 else:
     raise AssertionError("an artifact that does not exist")
 with ckstore.open(place) as store:
-    assert store.run(f"{id}/checkpoints").steps == [100, 200]
+    assert store.run(f"mlflow/{id}/checkpoints").steps == [100, 200]
     assert store.verify().problems == []
 
 class Doubles(mlflow.pyfunc.PythonModel):
