@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ckstore.errors import NotFoundError, UsageError
+from ckstore.runtime.arguments import checked
 from ckstore.runtime.cached import cached_property
 from ckstore.steps import step_of_value
 
@@ -102,11 +103,14 @@ class Run:
             bound is None and given is not None for bound, given in zip(bounds, (steps.start, steps.stop), strict=True)
         ):
             raise UsageError(f"The bounds of a range of steps are integers, not {steps.start!r} and {steps.stop!r}.")
+        every = None if steps.step is None else step_of_value(steps.step)
+        if steps.step is not None and not every:
+            raise UsageError(f"A range of steps takes every nth version, not every {steps.step!r}.")
         first, last = bounds
         if any(bound is not None and bound < 0 for bound in bounds):
             raise UsageError("The bounds of a range of steps must be 0 or more; `tail(n)` returns the last n versions.")
         if first is None and last is None:
-            return Run(self.name, self.versions[:: steps.step])
+            return Run(self.name, self.versions[::every])
         chosen = [
             version
             for version in self.versions
@@ -114,8 +118,9 @@ class Run:
             and (first is None or version.step >= first)
             and (last is None or version.step < last)
         ]
-        return Run(self.name, chosen[:: steps.step])
+        return Run(self.name, chosen[::every])
 
+    @checked()
     def tail(self, count: int) -> Run:
         """Return the run of the last `count` versions, by number.
 
@@ -146,6 +151,7 @@ class Run:
             raise NotFoundError(f"No version of run {self.name} is chosen; choose more steps.")
         return max(self.versions, key=lambda version: (version.step is not None, version.step or 0, version.number))
 
+    @checked()
     def statistics(
         self, measures: Sequence[str] | None = None, globs: Sequence[str] = (), *, sample: int = 1 << 20
     ) -> Table:

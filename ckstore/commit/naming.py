@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from reprlib import repr as shown
 from typing import Any
 
 from ckstore.errors import NotFoundError, UsageError
-from ckstore.policy import Policy
+from ckstore.policy import Policy, Retention
 from ckstore.repository import Repository
 from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.names import check_name
+
+_log = logging.getLogger("ckstore")
 
 #: The default run.
 DEFAULT_RUN = "main"
@@ -90,11 +95,24 @@ def set_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, A
     catalog.commit(change)
 
 
+def checked_policy(policy: object) -> Policy | None:
+    """Return a policy, or None; raise `UsageError` for anything else, also for a part of one."""
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    hint = ""
+    if isinstance(policy, str):
+        hint = f"; write ckstore.Policy({policy!r})"
+    elif isinstance(policy, Retention):
+        hint = "; write ckstore.Policy(retention=…)"
+    raise UsageError(f"`policy` takes a ckstore.Policy, not {shown(policy)}{hint}.")
+
+
 def set_policy(repository: Repository, policy: Policy | None, run: str | None) -> None:
     """Set the policy of a run, or of the store, for its next versions; see `Store.set_policy`."""
     repository.require_writable()
     if run is not None:
         check_run(run)
+    policy = checked_policy(policy)
     text = None if policy is None else policy.to_text()
     catalog = repository.catalog
 
@@ -103,3 +121,7 @@ def set_policy(repository: Repository, policy: Policy | None, run: str | None) -
         catalog.note({"change": "policy", "run": run or "", "policy": text})
 
     catalog.commit(change)
+    if run is not None and text is not None and catalog.latest(run) is None:
+        near = get_close_matches(run, [known.name for known in catalog.runs()], 3)
+        hint = f" (near: {', '.join(near)})" if near else ""
+        _log.warning("Run %s has no version yet%s; its policy counts from the first one.", run, hint)

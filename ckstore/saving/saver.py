@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.torch.live_state import LiveState, OnUnknown, describe_state_dict
+from ckstore.runtime.arguments import checked
 from ckstore.runtime.collector import collection_seldom
 from ckstore.saving import termination
 from ckstore.saving.process import Save, Settings, start
@@ -140,6 +141,7 @@ class Saver:
     # A collection over all of a training's objects takes a tenth of a second and finds nothing here. Objects of this
     # call are freed when it returns, and trigger none.
     @collection_seldom()
+    @checked()
     def save(
         self,
         state: Any,

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 from reprlib import repr as shown
 from typing import Any
 
-import numpy as np
-
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
 from ckstore.encoding.budget import BUDGET, checked_budget
 from ckstore.errors import UsageError
 from ckstore.formats.torch.live_state import LiveState, OnUnknown
 from ckstore.policy import Fidelity, Policy, Retention
-from ckstore.steps import step_of_value
+from ckstore.runtime.arguments import plain_fields
+from ckstore.steps import plain_number, step_of_value
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, plain_object
 from ckstore.writing.gradients import Gradients
@@ -49,6 +48,10 @@ class IngestOptions:
     on_unknown: OnUnknown = "raise"
     hot: int | None = None
     allow_empty: bool = False
+
+    def __post_init__(self) -> None:
+        # The run and the step have rules of their own.
+        plain_fields(self, run=None, metrics=None)
 
     @property
     def asked(self) -> Policy | None:
@@ -136,14 +139,14 @@ def checked_step(step: Any) -> int | None:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as plain JSON values: NumPy scalars as plain ones, NaN and infinities as text.
+    """Return metrics as plain JSON values, NaN and infinities as text.
 
-    Raise `UsageError` for any other value.
+    NumPy scalars, and arrays and tensors without axes, are their numbers. Raise `UsageError` for any other value.
     """
 
     def item(value: Any) -> Any:
-        if isinstance(value, np.generic):
-            return value.item()
+        if (number := plain_number(value)) is not value:
+            return number
         raise TypeError(f"{type(value).__name__} is not a plain value")
 
     try:
@@ -152,5 +155,6 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     except RecursionError:
         raise UsageError(f"Metrics must not be nested more than {DEPTH} levels deep.") from None
     except (TypeError, ValueError) as error:
-        raise UsageError(f"Metrics must be plain numbers and strings ({error}).") from error
+        reason = "an integer has thousands of digits" if "integer string conversion" in str(error) else error
+        raise UsageError(f"Metrics must be plain numbers and strings ({reason}).") from error
     return kept
