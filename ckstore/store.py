@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from ckstore.errors import NotFoundError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Retention
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
-from ckstore.runtime.arguments import NAME, PATH, TEXT, checked
+from ckstore.runtime.arguments import NAME, PATH, PATHS, TEXT, WHOLE, checked, plain, shown
 from ckstore.storage import root
 from ckstore.storage.catalog import RECENT, Catalog, VersionRow
 from ckstore.storage.opening import create_store, ensure_store
@@ -66,6 +66,15 @@ def _name_of(version: Any) -> Any:
 def _names_of(versions: Any) -> list[str | int]:
     """Return names of versions, which are checked: of a single one, or of several."""
     return versions if isinstance(versions, list) else [versions]
+
+
+def _store(value: Any) -> Store:
+    if not isinstance(value, Store):
+        raise TypeError
+    return value
+
+
+_STORE = (_store, "a ckstore.Store")
 
 
 class Store(Mapping[str | int, "Version"]):
@@ -168,8 +177,8 @@ class Store(Mapping[str | int, "Version"]):
 
     def __contains__(self, name: object) -> bool:
         try:
-            self._catalog.resolve(_name_of(name))
-        except (NotFoundError, TypeError, UsageError):
+            self._catalog.resolve(plain("name", name, NAME))
+        except (NotFoundError, UsageError):
             return False
         return True
 
@@ -256,7 +265,7 @@ class Store(Mapping[str | int, "Version"]):
             tags.setdefault(number, []).append(tag)
         return Table(version_record(row, tags.get(row.number, [])) for row in self._catalog.versions(run))
 
-    @checked()
+    @checked(sample=WHOLE)
     def report(
         self,
         *runs: str | Run,
@@ -852,7 +861,7 @@ class Store(Mapping[str | int, "Version"]):
             compact(self._repository, [row for row in rows if row.hot])
         return thin(self._repository, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
 
-    @checked()
+    @checked(other=_STORE)
     def push(
         self,
         other: Store,
@@ -896,7 +905,7 @@ class Store(Mapping[str | int, "Version"]):
             progress=progress,
         )  # fmt: skip
 
-    @checked()
+    @checked(other=_STORE)
     def pull(
         self,
         other: Store,
@@ -1142,13 +1151,16 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.scanning.steps import Planned
         from ckstore.writing.request import IngestOptions
 
+        if not isinstance(options, IngestOptions | None):
+            raise UsageError(f"`options` takes ckstore.IngestOptions, not {shown(options)}.")
         options = options or IngestOptions()
         run = next((name for name in (run, options.run) if name is not None), DEFAULT_RUN)
-        given = [] if isinstance(inputs, str | os.PathLike) else list(inputs)
+        several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes | os.PathLike)
+        given: list[Any] = list(inputs) if several else [inputs]  # type: ignore[arg-type]
         planned = [item for item in given if isinstance(item, Planned)]
         follows = bool(planned)
         if not planned:
-            paths = _paths(inputs)
+            paths = _paths(plain("inputs", given, PATHS))
             if len(paths) > 1 or step_from is not None:
                 planned = self.plan(paths, run=run, step_from=step_from, force=options.force)
             else:  # The ingest reads the step of a single input itself.
@@ -1270,6 +1282,8 @@ class Store(Mapping[str | int, "Version"]):
         name = self._checked_run(run)
         if workers < 1:
             raise UsageError(f"`workers` must be 1 or more, not {workers}.")
+        if nbytes is not None and nbytes < 0:
+            raise UsageError(f"`nbytes` must be 0 or more, not {nbytes}.")
         latest = self._catalog.latest(name)
         known = 0 if latest is None else latest.original_bytes
         return Saver(self._repository.address, name, workers, known if nbytes is None else nbytes)

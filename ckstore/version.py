@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
-from ckstore.errors import IntegrityError, NotFoundError, UsageError
+from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.objects.documents import Deviation
 from ckstore.policy import Fidelity
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion, stored_version
@@ -272,7 +272,7 @@ class Version(Mapping[str, "LazyTensor"]):
         return len(self._stored.paths)
 
     def __contains__(self, path: object) -> bool:
-        return path in self._stored.paths
+        return isinstance(path, str) and path in self._stored.paths
 
     @checked(path=TEXT)
     def __getitem__(self, path: str) -> LazyTensor:
@@ -369,8 +369,6 @@ class Version(Mapping[str, "LazyTensor"]):
         >>> store["best"].state_dict()["model"]["bias"].shape
         (128,)
         """
-        if mmap not in (True, False, "checked"):
-            raise UsageError(f'`mmap` must be True, False or "checked", not {mmap!r}.')
         require_torch()
         return self._unchanged(lambda: self._state_dict(allow, mmap=mmap))
 

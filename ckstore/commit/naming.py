@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from reprlib import repr as shown
 from typing import Any
 
 from ckstore.errors import NotFoundError, UsageError
 from ckstore.policy import Policy, Retention
 from ckstore.repository import Repository
+from ckstore.runtime.arguments import shown
 from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.names import check_name

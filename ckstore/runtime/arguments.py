@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import wraps
 from operator import index
-from reprlib import repr as shown
+from reprlib import repr as short
 from typing import Any, ParamSpec, TypeVar
 
 from ckstore.errors import UsageError
@@ -28,7 +28,9 @@ def _flag(value: Any) -> bool:
 def _whole(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
-    return index(value)
+    if (number := index(value)).bit_length() > 63:
+        raise OverflowError
+    return number
 
 
 def _number(value: Any) -> int | float:
@@ -48,9 +50,16 @@ def _text(value: Any) -> str:
 
 
 def _path(value: Any) -> Any:
-    if "\0" in (text := os.fspath(value)) or not text:
+    if b"\0" in (text := os.fsencode(_text_or_path(value))) or not text:
         raise ValueError
     return value
+
+
+def _text_or_path(value: Any) -> str | os.PathLike[str]:
+    if isinstance(value, bytes):
+        raise TypeError
+    text: str | os.PathLike[str] = os.fspath(value)
+    return text
 
 
 def _one_or_several(kind: Kind) -> Kind:
@@ -91,6 +100,18 @@ def _with(method: str) -> Kind:
     return has
 
 
+def _one_of(*choices: Any) -> tuple[Kind, str]:
+    """Return the kind of some choices, of any types."""
+
+    def chosen(value: Any) -> Any:
+        if isinstance(value, bool | str) or type(value).__name__ == "bool_":
+            return choices[choices.index(value)]
+        raise TypeError
+
+    listed = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
+    return chosen, f"{', '.join(listed[:-1])} or {listed[-1]}"
+
+
 def _classes(value: Any) -> tuple[type, ...]:
     found = tuple(value)
     if not all(isinstance(item, type) for item in found):
@@ -103,10 +124,7 @@ def _version_name(value: Any) -> Any:
     value = getattr(value, "number", value)
     if isinstance(value, str):
         return _text(value)
-    number = _whole(value)
-    if number.bit_length() > 63:
-        raise OverflowError
-    return number
+    return _whole(value)
 
 
 FLAG, WHOLE, NUMBER = (_flag, "True or False"), (_whole, "a whole number"), (_number, "a number")
@@ -124,7 +142,7 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
     ),
     **dict.fromkeys(("cache_bytes", "count", "hot", "keep_every", "keep_last", "nbytes", "workers"), WHOLE),
     **dict.fromkeys(("ema", "grace", "max_restore_cost", "poll", "quality", "sample", "settle"), NUMBER),
-    **dict.fromkeys(("form", "metric", "mode", "on_unknown", "run", "sort", "step_from", "tag"), TEXT),
+    **dict.fromkeys(("format", "metric", "mode", "on_unknown", "run", "sort", "tag"), TEXT),
     **dict.fromkeys(("exclude", "globs", "include", "measures", "remove"), TEXTS),
     **dict.fromkeys(("each", "function", "progress"), FUNCTION),
     **dict.fromkeys(("after", "before", "parent", "version"), NAME),
@@ -134,6 +152,9 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
     "executor": (_with("submit"), "an executor"),
     "metrics": (_mapping, "a mapping of numbers by name"),
     "options": (_mapping, "a mapping of texts"),
+    "busy": _one_of("wait", "skip"),
+    "mmap": _one_of(True, False, "checked"),
+    "step_from": _one_of("name", "content", "order"),
     "out": (_with("write"), "a binary file"),
     "stop": (_with("is_set"), "a `threading.Event`"),
     "versions": NAMES,
@@ -153,12 +174,19 @@ def plain(name: str, value: Any, kind: tuple[Kind, str] | None = None) -> Any:
     try:
         return convert(value)
     except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"`{name}` takes {noun}, not {_shown(value)}.") from None
+        raise UsageError(f"`{name}` takes {noun}, not {shown(value)}.") from None
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a short text of any value, for errors.
+
+    Examples
+    --------
+    >>> shown(2.5), shown(10**5000)
+    ('2.5', 'an integer of thousands of digits')
+    """
     try:
-        return shown(value)
+        return short(value)
     except ValueError:
         return "an integer of thousands of digits"
 

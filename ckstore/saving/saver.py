@@ -192,8 +192,6 @@ class Saver:
         <ckstore.VersionRow 4 gpt@400>
         """
         self._check_thread()
-        if busy not in ("wait", "skip"):
-            raise UsageError(f"`busy` must be `wait` or `skip`, not {busy!r}.")
         checked, kept, pickled = checked_step(step), plain_metrics(metrics or {}), _pickled(search)
         with self._saving:
             self._check()

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from reprlib import repr as shown
 from typing import Any
 
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
@@ -14,7 +13,7 @@ from ckstore.encoding.budget import BUDGET, checked_budget
 from ckstore.errors import UsageError
 from ckstore.formats.torch.live_state import LiveState, OnUnknown
 from ckstore.policy import Fidelity, Policy, Retention
-from ckstore.runtime.arguments import plain_fields
+from ckstore.runtime.arguments import plain_fields, shown
 from ckstore.steps import plain_number, step_of_value
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, plain_object
@@ -95,9 +94,9 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     Raise `UsageError` for invalid ones.
     """
     if not isinstance(options.policy, Policy | str | None):
-        raise UsageError(f"policy takes a ckstore.Policy, `exact` or `coarse`, not {options.policy!r}.")
+        raise UsageError(f"policy takes a ckstore.Policy, `exact` or `coarse`, not {shown(options.policy)}.")
     if not isinstance(options.search, Search | None):
-        raise UsageError(f"search takes a ckstore.Search, not {options.search!r}.")
+        raise UsageError(f"search takes a ckstore.Search, not {shown(options.search)}.")
     run = DEFAULT_RUN if options.run is None else options.run
     current = policy_of(catalog, run)
     asked = options.asked

@@ -22,7 +22,7 @@ from ckstore.reading.checkout import checkout
 if TYPE_CHECKING:
     from ckstore.objects.documents import VersionDocument
     from ckstore.reading.stored_version import StoredVersion
-    from ckstore.runtime.arguments import FLAG, FUNCTION, NUMBER, WHOLE, plain_fields
+from ckstore.runtime.arguments import FLAG, FUNCTION, NUMBER, WHOLE, plain_fields
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Binary logarithm of the growth of a loss from one quality to the next: it rises by the square of the step.

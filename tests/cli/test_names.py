@@ -16,8 +16,8 @@ from ckstore.integrations.dcp import StoreWriter
 from ckstore.integrations.lightning import StoreIO
 from ckstore.integrations.torch import save
 from ckstore.integrations.transformers import StoreCallback
-from tests.cli.conftest import Ckstore
 from tests.checkpoints import listing
+from tests.cli.conftest import Ckstore
 
 BAD = ("17", "0c7a", "latest", "best:loss", "a..b", "gpt@3", "..", "-x")
 STATE = {"w": np.arange(8.0)}

@@ -64,13 +64,15 @@ class Everything:
 
 
 CHOSEN = ["gpt", "main", "a.b", "a/b", "lr=0.1,seed=3", "best", "last", "step-100", "2026-07-01T12:00:00", "v1.2",
-          "ü", "café", "ab", "ada", "gpt 2", "nan", "inf", "日本", "llama3:8b", "prod:v1", "r|<b>", "run#3", "0x", "e"]  # fmt: skip
+          "ü", "café", "ab", "ada", "gpt 2", "nan", "inf", "日本", "llama3:8b", "prod:v1", "r|<b>", "run#3", "0x",
+          "e"]  # fmt: skip
 REFUSED = {
     "": "is empty", "0": "is a number", "17": "is a number", "+3": "is a number", "1_000": "is a number",
     "10k": "is a number", "1e5": "is a number", "0.1": "is a number", "-3": "begins with -", "٣": "is a number",
     "１２": "is a number", "²": "is a number", "0c7a": "could be the beginning of an id",
     "FACE": "could be the beginning of an id", "deadbeef": "could be the beginning of an id",
-    "f" * 64: "could be the beginning of an id", "latest": "is latest", "Latest": "is latest", "ｌａｔｅｓｔ": "is latest",
+    "f" * 64: "could be the beginning of an id", "latest": "is latest", "Latest": "is latest",
+    "ｌａｔｅｓｔ": "is latest",
     "best:val_loss": "begins with best:", "least:x": "begins with least:", "most:x": "begins with most:",
     "Best:x": "begins with Best:", "id:3": "begins with id:", "ckstore:gpt": "begins with ckstore:", "a..b": "has ..",
     ".": "begins with .", "..": "has ..", ".hidden": "begins with .", "a.": "ends with .", "…": "has ...",
@@ -104,7 +106,7 @@ def test_names_with_another_meaning(name: str, kind: str) -> None:
     assert caught.value.exit_code == 2
     if len(name) < LONGEST // 2:
         assert f"cannot name a {kind}: it {REFUSED[name]}; choose another, such as " in sentence
-    with pytest.raises(ValueError, match="a text of 1|cannot name a run or a tag"):
+    with pytest.raises(ValueError, match=r"a text of 1|cannot name a run or a tag"):
         names(["fine", name])
 
 
