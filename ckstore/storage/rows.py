@@ -56,7 +56,7 @@ class VersionRow:
     depth : int
         Number of deltas back to a base.
     cost : float
-        Restore cost as a multiple of restoring an exact, full version.
+        Restore cost as a multiple of restoring an exact, full version; of a hot version, as it was stored.
     base : bool
         Whether it is stored without a delta.
     fidelity : str
