@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from operator import index
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ckstore.codecs.schemes import LATTICE, OWN, scheme_of
 from ckstore.errors import IntegrityError, UsageError
+from ckstore.runtime.arguments import NUMBER, TEXT, TEXTS, WHOLE, plain_fields
 from ckstore.storage import schema
 from ckstore.storage.schema import items, number, one_of, read_json, text, whole
 
@@ -29,14 +28,6 @@ HOT = 1
 
 #: Qualities beyond these are useless: steps of powers of two do not follow, or a model does not survive.
 _FINEST, _COARSEST = 0.125, 64.0
-
-#: Functions that turn the numbers of a policy, NumPy's too, into Python's, and nouns for errors.
-_NUMBERS: Mapping[str, tuple[Callable[[Any], int | float], str]] = {
-    "quality": (float, "a number"),
-    "max_abs_error": (float, "a number"),
-    "max_rel_error": (float, "a number"),
-    "hot": (index, "a whole number"),
-}
 
 _POLICY = schema.fields(
     {"fidelity": one_of(*FIDELITIES)},
@@ -97,6 +88,7 @@ class Retention:
     whole_last: int | None = None
 
     def __post_init__(self) -> None:
+        plain_fields(self, exact_last=WHOLE, exact_every=WHOLE, whole_last=WHOLE, exact_best=TEXTS, drop=TEXTS)
         for name in ("exact_last", "exact_every", "keep_last", "keep_every", "whole_last"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -142,6 +134,20 @@ class Retention:
         return {name: value for name, value in said.items() if value}
 
 
+def _retention(value: Any) -> Retention:
+    if not isinstance(value, Retention):
+        raise TypeError
+    return value
+
+
+def _settings(value: Any) -> DynaQuantSettings:
+    from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
+
+    if not isinstance(value, DynaQuantSettings):
+        raise TypeError
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The fidelity of a version, and the retention of its run.
@@ -181,16 +187,12 @@ class Policy:
     retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
+        own = {"retention": (_retention, "a ckstore.Retention"), "settings": (_settings, "`DynaQuantSettings`")}
+        plain_fields(self, fidelity=TEXT, scheme=TEXT, max_abs_error=NUMBER, max_rel_error=NUMBER, **own)
         if self.fidelity not in FIDELITIES:
             raise UsageError(f"Unknown fidelity {self.fidelity}; choose one of {', '.join(FIDELITIES)}.")
         if self.scheme not in SCHEMES:
             scheme_of(self.scheme)
-        for name, (kind, noun) in _NUMBERS.items():
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, value if value is None else kind(value))
-            except (TypeError, ValueError, OverflowError):
-                raise UsageError(f"{name} takes {noun}, not {value!r}.") from None
         if not _FINEST <= self.quality <= _COARSEST:
             raise UsageError(f"Quality must be between {_FINEST} and {_COARSEST:g}, not {self.quality}.")
         if self.hot is not None and not 0 <= self.hot < schema.LIMIT:

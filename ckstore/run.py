@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ckstore.errors import NotFoundError, UsageError
+from ckstore.runtime.arguments import WHOLE, checked, shown
 from ckstore.runtime.cached import cached_property
 from ckstore.steps import step_of_value
 
@@ -87,7 +88,7 @@ class Run:
             return self._between(step)
         asked = step_of_value(step)
         if asked is None:
-            raise UsageError(f"A run is indexed by step, an integer, not {step!r}.")
+            raise UsageError(f"A run is indexed by step, an integer, not {shown(step)}.")
         for version in self.versions:
             if version.step == asked:
                 return version
@@ -99,14 +100,19 @@ class Run:
     def _between(self, steps: slice) -> Run:
         bounds = [None if bound is None else step_of_value(bound) for bound in (steps.start, steps.stop)]
         if any(
-            bound is None and given is not None for bound, given in zip(bounds, (steps.start, steps.stop), strict=True)
+            bound is None and asked is not None for bound, asked in zip(bounds, (steps.start, steps.stop), strict=True)
         ):
-            raise UsageError(f"The bounds of a range of steps are integers, not {steps.start!r} and {steps.stop!r}.")
+            raise UsageError(
+                f"The bounds of a range of steps are integers, not {shown(steps.start)} and {shown(steps.stop)}."
+            )
+        every = None if steps.step is None else step_of_value(steps.step)
+        if steps.step is not None and not every:
+            raise UsageError(f"A range of steps takes every nth version, not every {shown(steps.step)}.")
         first, last = bounds
         if any(bound is not None and bound < 0 for bound in bounds):
             raise UsageError("The bounds of a range of steps must be 0 or more; `tail(n)` returns the last n versions.")
         if first is None and last is None:
-            return Run(self.name, self.versions[:: steps.step])
+            return Run(self.name, self.versions[::every])
         chosen = [
             version
             for version in self.versions
@@ -114,8 +120,9 @@ class Run:
             and (first is None or version.step >= first)
             and (last is None or version.step < last)
         ]
-        return Run(self.name, chosen[:: steps.step])
+        return Run(self.name, chosen[::every])
 
+    @checked()
     def tail(self, count: int) -> Run:
         """Return the run of the last `count` versions, by number.
 
@@ -146,6 +153,7 @@ class Run:
             raise NotFoundError(f"No version of run {self.name} is chosen; choose more steps.")
         return max(self.versions, key=lambda version: (version.step is not None, version.step or 0, version.number))
 
+    @checked(sample=WHOLE)
     def statistics(
         self, measures: Sequence[str] | None = None, globs: Sequence[str] = (), *, sample: int = 1 << 20
     ) -> Table:

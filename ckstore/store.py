@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from ckstore.errors import NotFoundError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Retention
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
+from ckstore.runtime.arguments import NAME, PATH, PATHS, TEXT, WHOLE, checked, plain, shown
 from ckstore.storage import root
 from ckstore.storage.catalog import RECENT, Catalog, VersionRow
 from ckstore.storage.opening import create_store, ensure_store
@@ -63,9 +64,17 @@ def _name_of(version: Any) -> Any:
 
 
 def _names_of(versions: Any) -> list[str | int]:
-    """Return names of versions: of a single one, or of several."""
-    several = not isinstance(versions, str | int) and not hasattr(versions, "number")
-    return [_name_of(version) for version in (versions if several else [versions])]
+    """Return names of versions, which are checked: of a single one, or of several."""
+    return versions if isinstance(versions, list) else [versions]
+
+
+def _store(value: Any) -> Store:
+    if not isinstance(value, Store):
+        raise TypeError
+    return value
+
+
+_STORE = (_store, "a ckstore.Store")
 
 
 class Store(Mapping[str | int, "Version"]):
@@ -159,6 +168,7 @@ class Store(Mapping[str | int, "Version"]):
         self._repository.catalog.refresh(within=RECENT)
         return self._repository
 
+    @checked(name=NAME)
     def __getitem__(self, name: str | int | Version) -> Version:
         """Return the version of a name; raise `NotFoundError` with near matches."""
         from ckstore.version import Version
@@ -167,8 +177,8 @@ class Store(Mapping[str | int, "Version"]):
 
     def __contains__(self, name: object) -> bool:
         try:
-            self._catalog.resolve(_name_of(name))
-        except (NotFoundError, TypeError, UsageError):
+            self._catalog.resolve(plain("name", name, NAME))
+        except (NotFoundError, UsageError):
             return False
         return True
 
@@ -187,6 +197,7 @@ class Store(Mapping[str | int, "Version"]):
     def __hash__(self) -> int:
         return hash(self._repository.address.place)
 
+    @checked(name=TEXT)
     def run(self, name: str) -> Run:
         """Return a run with its present versions; raise `NotFoundError` for an unknown name.
 
@@ -214,6 +225,7 @@ class Store(Mapping[str | int, "Version"]):
             found.setdefault(version.run, []).append(version)
         return [Run(name, versions) for name, versions in found.items()]
 
+    @checked()
     def versions(self, run: str | None = None) -> list[Version]:
         """Return all versions, or those of one run, by number; raise `NotFoundError` for an unknown run.
 
@@ -237,6 +249,7 @@ class Store(Mapping[str | int, "Version"]):
         versions = {version.number: version for version in self.versions()}
         return {tag: versions[number] for tag, number in self._catalog.tags().items() if number in versions}
 
+    @checked()
     def log(self, run: str | None = None) -> Table:
         """Return a table of all versions, or of one run's, by number, with the columns of `ckstore log --json`.
 
@@ -252,6 +265,7 @@ class Store(Mapping[str | int, "Version"]):
             tags.setdefault(number, []).append(tag)
         return Table(version_record(row, tags.get(row.number, [])) for row in self._catalog.versions(run))
 
+    @checked(sample=WHOLE)
     def report(
         self,
         *runs: str | Run,
@@ -306,6 +320,7 @@ class Store(Mapping[str | int, "Version"]):
         lines = [f"<p>{escape(run.name)}</p>{line}" for run in runs[:10] if (line := sparkline(run.metrics))]
         return f"<p>{escape(str(self.place))}</p>{rows._repr_html_()}{''.join(lines)}"
 
+    @checked()
     def diff(
         self,
         before: str | int | Version,
@@ -339,6 +354,7 @@ class Store(Mapping[str | int, "Version"]):
 
         return compare(self[before]._stored, self[after]._stored, globs, sort=sort)
 
+    @checked()
     def average(
         self,
         versions: Versions,
@@ -385,6 +401,7 @@ class Store(Mapping[str | int, "Version"]):
         chosen = [stored for name in _names_of(versions) for stored in self._chosen([name], None)]
         return average(chosen, Path(target), ema=ema, force=force, progress=progress)
 
+    @checked()
     def verify(
         self,
         versions: Versions | None = None,
@@ -418,6 +435,7 @@ class Store(Mapping[str | int, "Version"]):
         chosen = self._chosen(versions, run)
         return verify(self._repository, chosen, sample=sample, executor=executor, progress=progress)
 
+    @checked()
     def map(
         self,
         function: Callable[[Version], Result],
@@ -461,6 +479,7 @@ class Store(Mapping[str | int, "Version"]):
         items = [(version.id, version.number) for version in chosen]
         return spread(executor, partial(called, function, self._repository.address), items)
 
+    @checked()
     def rebase(
         self,
         versions: Versions | None = None,
@@ -492,6 +511,7 @@ class Store(Mapping[str | int, "Version"]):
             self._repository.require_writable()
         return rebase(self._followed(), self._chosen(versions, run), budget=max_restore_cost, dry_run=dry_run)
 
+    @checked()
     def policy(self, run: str | None = None) -> Policy:
         """Return the policy of a run: its own, else the store's, else the default (exact, keep everything).
 
@@ -504,6 +524,7 @@ class Store(Mapping[str | int, "Version"]):
 
         return policy_of(self._catalog, run)
 
+    @checked()
     def set_policy(self, policy: Policy | None, run: str | None = None) -> None:
         """Set the policy of a run, or of all runs without a policy of their own.
 
@@ -512,7 +533,8 @@ class Store(Mapping[str | int, "Version"]):
         policy
             None removes the policy.
         run
-            Name of the run; by default the whole store.
+            Name of the run; by default the whole store. A run without a version is named in a warning of the logger
+            `ckstore`: the policy counts from its first one.
 
         Examples
         --------
@@ -535,6 +557,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         return {name: Policy.from_text(text) for name, text in self._catalog.policies().items()}
 
+    @checked()
     def retain(
         self,
         run: str | None = None,
@@ -596,6 +619,7 @@ class Store(Mapping[str | int, "Version"]):
 
         return StoredVersion(self._repository, row)
 
+    @checked()
     def select(
         self,
         versions: Versions | None = None,
@@ -655,6 +679,7 @@ class Store(Mapping[str | int, "Version"]):
     def _chosen(self, versions: Versions | None, run: str | None) -> list[StoredVersion]:
         return [self._stored(row) for row in self._rows(versions, run)]
 
+    @checked(name=TEXT)
     def tag(self, version: str | int | Version, name: str) -> None:
         """Point a tag at a version; raise `UsageError` where a run has that name.
 
@@ -669,6 +694,7 @@ class Store(Mapping[str | int, "Version"]):
         self._repository.require_writable()
         tag(self._followed(), self._catalog.resolve(_name_of(version)), name)
 
+    @checked(name=TEXT)
     def untag(self, name: str) -> None:
         """Remove a tag.
 
@@ -683,6 +709,7 @@ class Store(Mapping[str | int, "Version"]):
         self._repository.require_writable()
         untag(self._followed(), name)
 
+    @checked()
     def set_metrics(
         self, version: str | int | Version, metrics: Mapping[str, Any] | None = None, *, remove: Sequence[str] = ()
     ) -> None:
@@ -713,6 +740,7 @@ class Store(Mapping[str | int, "Version"]):
         row = self._followed().catalog.resolve(_name_of(version))
         set_metrics(self._repository, row, plain_metrics(metrics or {}), remove)
 
+    @checked()
     def forget(
         self,
         versions: Versions | None = None,
@@ -753,6 +781,7 @@ class Store(Mapping[str | int, "Version"]):
         rows = self._rows(versions, run, keep_last, keep_every, keep_tagged, required=True)
         return forget(self._repository, rows, dry_run=dry_run)
 
+    @checked()
     def gc(self, *, grace: float = 3600.0, dry_run: bool = False) -> GcReport:
         """Collect garbage: delete bytes that no version needs.
 
@@ -782,6 +811,7 @@ class Store(Mapping[str | int, "Version"]):
             self._repository.require_writable()
         return gc(self._followed(), grace=grace, dry_run=dry_run)
 
+    @checked()
     def thin(
         self,
         versions: Versions | None = None,
@@ -831,6 +861,7 @@ class Store(Mapping[str | int, "Version"]):
             compact(self._repository, [row for row in rows if row.hot])
         return thin(self._repository, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
 
+    @checked(other=_STORE)
     def push(
         self,
         other: Store,
@@ -874,6 +905,7 @@ class Store(Mapping[str | int, "Version"]):
             progress=progress,
         )  # fmt: skip
 
+    @checked(other=_STORE)
     def pull(
         self,
         other: Store,
@@ -896,6 +928,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         return other.push(self, versions, run=run, dry_run=dry_run, verify=verify, restore=restore, progress=progress)
 
+    @checked()
     def encode(
         self,
         versions: Versions | None = None,
@@ -922,6 +955,7 @@ class Store(Mapping[str | int, "Version"]):
         self._repository.require_writable()
         return compact(self._repository, [row for row in self._rows(versions, run) if row.hot], progress=progress)
 
+    @checked()
     def ingest(
         self,
         source: str | os.PathLike[str] | Any,
@@ -1019,6 +1053,7 @@ class Store(Mapping[str | int, "Version"]):
         )  # fmt: skip
         return self._taking().ingest(source, options, progress)
 
+    @checked()
     def plan(
         self,
         paths: Paths,
@@ -1053,6 +1088,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         return self._taking().plan(_paths(paths), run=run, step_from=step_from, recursive=recursive, force=force)
 
+    @checked(options=None)
     def ingest_many(
         self,
         inputs: Inputs,
@@ -1115,13 +1151,16 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.scanning.steps import Planned
         from ckstore.writing.request import IngestOptions
 
+        if not isinstance(options, IngestOptions | None):
+            raise UsageError(f"`options` takes ckstore.IngestOptions, not {shown(options)}.")
         options = options or IngestOptions()
         run = next((name for name in (run, options.run) if name is not None), DEFAULT_RUN)
-        given = [] if isinstance(inputs, str | os.PathLike) else list(inputs)
+        several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes | os.PathLike)
+        given: list[Any] = list(inputs) if several else [inputs]  # type: ignore[arg-type]
         planned = [item for item in given if isinstance(item, Planned)]
         follows = bool(planned)
         if not planned:
-            paths = _paths(inputs)
+            paths = _paths(plain("inputs", given, PATHS))
             if len(paths) > 1 or step_from is not None:
                 planned = self.plan(paths, run=run, step_from=step_from, force=options.force)
             else:  # The ingest reads the step of a single input itself.
@@ -1141,6 +1180,7 @@ class Store(Mapping[str | int, "Version"]):
                 each(item)
         return outcomes
 
+    @checked()
     def watch(
         self,
         folders: Paths,
@@ -1210,6 +1250,7 @@ class Store(Mapping[str | int, "Version"]):
             self._intake = Intake(self._repository)
         return self._intake
 
+    @checked()
     def saver(self, run: str | None = None, *, workers: int = 1, nbytes: int | None = None) -> Saver:
         """Start a process that stores the states of a run while this program trains on.
 
@@ -1235,18 +1276,26 @@ class Store(Mapping[str | int, "Version"]):
         >>> saving.result().version.number
         4
         """
-        from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
         from ckstore.saving.saver import Saver
 
         self._repository.require_writable()
-        name = DEFAULT_RUN if run is None else run
-        check_run(name)
-        check_run_is_no_tag(self._catalog, name)
+        name = self._checked_run(run)
         if workers < 1:
             raise UsageError(f"`workers` must be 1 or more, not {workers}.")
+        if nbytes is not None and nbytes < 0:
+            raise UsageError(f"`nbytes` must be 0 or more, not {nbytes}.")
         latest = self._catalog.latest(name)
         known = 0 if latest is None else latest.original_bytes
         return Saver(self._repository.address, name, workers, known if nbytes is None else nbytes)
+
+    def _checked_run(self, run: str | None) -> str:
+        """Return the run to ingest into; raise `UsageError` for an invalid one, before a training begins."""
+        from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
+
+        name = DEFAULT_RUN if run is None else run
+        check_run(name)
+        check_run_is_no_tag(self._catalog, name)
+        return name
 
 
 def _paths(paths: Any) -> list[Path]:
@@ -1254,6 +1303,7 @@ def _paths(paths: Any) -> list[Path]:
     return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
+@checked(path=PATH)
 def init(
     path: str | os.PathLike[str],
     *,
@@ -1289,6 +1339,7 @@ def init(
     return open(place, options=options, cache=cache)
 
 
+@checked(path=PATH)
 def open(
     path: str | os.PathLike[str] | None = None,
     mode: Mode = "a",

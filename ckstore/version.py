@@ -10,11 +10,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
-from ckstore.errors import IntegrityError, NotFoundError, UsageError
+from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.objects.documents import Deviation
 from ckstore.policy import Fidelity
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion, stored_version
 from ckstore.repository import Address
+from ckstore.runtime.arguments import FLAG, TEXT, checked
 from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
 
@@ -174,6 +175,7 @@ class Version(Mapping[str, "LazyTensor"]):
 
         return tensor_deviations(self._stored)
 
+    @checked(path=TEXT)
     def storage(self, path: str | None = None) -> dict[str, Any]:
         """Return how the version, or the tensor at a path, is stored; nothing is decoded.
 
@@ -198,6 +200,7 @@ class Version(Mapping[str, "LazyTensor"]):
             return facts.summary()
         return tensor_storage(facts, *self._place(path))
 
+    @checked()
     def describe(self, globs: Sequence[str] = ()) -> dict[str, Any]:
         """Return the facts of `ckstore show --json`; nothing is decoded.
 
@@ -233,6 +236,7 @@ class Version(Mapping[str, "LazyTensor"]):
             "tensors": tensors,
         }  # fmt: skip
 
+    @checked()
     def match(self, globs: Sequence[str] = ()) -> list[str]:
         """Return the paths of the tensors that globs match, in the order of the files; all without globs.
 
@@ -268,8 +272,9 @@ class Version(Mapping[str, "LazyTensor"]):
         return len(self._stored.paths)
 
     def __contains__(self, path: object) -> bool:
-        return path in self._stored.paths
+        return isinstance(path, str) and path in self._stored.paths
 
+    @checked(path=TEXT)
     def __getitem__(self, path: str) -> LazyTensor:
         """Return the tensor at a path, such as `model/h.0.attn.weight`; nothing is read before it is sliced."""
         from ckstore.tensor import LazyTensor
@@ -331,6 +336,7 @@ class Version(Mapping[str, "LazyTensor"]):
                 self.__dict__.pop("arrays", None)
 
     @collection_seldom()
+    @checked()
     def state_dict(self, allow: Sequence[type] = (), *, mmap: bool | Literal["checked"] = False) -> Any:
         """Return the version as nested containers of torch tensors, on the CPU; needs torch.
 
@@ -363,8 +369,6 @@ class Version(Mapping[str, "LazyTensor"]):
         >>> store["best"].state_dict()["model"]["bias"].shape
         (128,)
         """
-        if mmap not in (True, False, "checked"):
-            raise UsageError(f'`mmap` must be True, False or "checked", not {mmap!r}.')
         require_torch()
         return self._unchanged(lambda: self._state_dict(allow, mmap=mmap))
 
@@ -388,6 +392,7 @@ class Version(Mapping[str, "LazyTensor"]):
         }
         return found | {path: tree for path, tree in trees.items() if tree is not None}
 
+    @checked(strip=FLAG)
     def checkout(
         self,
         target: str | os.PathLike[str],
@@ -453,6 +458,7 @@ class Version(Mapping[str, "LazyTensor"]):
             lambda: export(self._stored, place, form, include, exclude, strip=strip, force=force, progress=progress)
         )
 
+    @checked()
     def write(self, out: BinaryIO, *, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         """Write the bytes of a file to a binary stream, such as `sys.stdout.buffer`.
 
@@ -534,6 +540,7 @@ class Version(Mapping[str, "LazyTensor"]):
             return False
         return True
 
+    @checked()
     def salvage(
         self, target: str | os.PathLike[str], *, force: bool = False, progress: Callable[[int], None] | None = None
     ) -> SalvageReport:

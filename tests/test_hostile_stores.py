@@ -299,6 +299,20 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
             "INSERT INTO policies (run, policy) VALUES ('a', ?)", parameters=("[" * DEEP,)
         ), "policy",
     ),
+    "a run that is named like a version": (sql("UPDATE runs SET name = '2'"), "log"),
+    "a tag that is named like a version": (sql("INSERT INTO tags (name, version) VALUES ('2', 1)"), "log"),
+    "a tag that is named like the best version": (
+        sql("INSERT INTO tags (name, version) VALUES ('best:loss', 1)"), "log",
+    ),
+    "a policy of a run that is named like a range": (
+        sql("INSERT INTO policies (run, policy) VALUES ('a..b', '{\"fidelity\":\"exact\"}')"), "policy",
+    ),
+    "a manifest of a run that is named like an id": (
+        document(lambda said: said["version"].__setitem__("run", "0c7a")), "checkout verify recover",
+    ),
+    "a log record of a tag that is named like a version": (
+        lambda crafted: crafted.log({"change": "tag", "tag": "2", "version": 1}, 2), "verify recover",
+    ),
     "a log record of no change": (lambda crafted: crafted.log({"change": "party"}, 2), "verify recover"),
     "a collection in a circle": (
         lambda crafted: crafted.log(

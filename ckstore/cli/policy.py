@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.cli.options import policy_of, policy_options
+from ckstore.cli.outcomes import warnings_printed
 from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, print_table, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, open_store, option, verb
@@ -105,7 +106,7 @@ def command(
     if not (clear or sets or apply):
         _list(ctx, run, as_json)
         return
-    with open_store(ctx, "a") as store:
+    with warnings_printed(), open_store(ctx, "a") as store:
         if clear or sets:
             before = store.policy(run)
             asked = replace(

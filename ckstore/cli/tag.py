@@ -34,7 +34,8 @@ def command(
 ) -> None:
     """Point a tag at a version, remove a tag, or list tags.
 
-    An existing tag is moved. A tag cannot be a number, `latest` or the name of a run, and contains no @.
+    An existing tag is moved. A tag, like a run, has a name that means nothing else: no number, no beginning of an id
+    (four or more of 0-9 and a-f), not `latest`, `best:…` or `a..b`, without @, and not the name of a run.
     """
     if delete is not None or listing or version is None:
         if version is not None or (delete is not None and listing):

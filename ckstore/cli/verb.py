@@ -166,7 +166,7 @@ def tags_of(store: Store) -> dict[int, list[str]]:
 
 def version_of(store: Store, name: str) -> Version:
     """Return the version with a name; if the name moves with every ingest, stderr shows its present meaning."""
-    from ckstore.storage.version_names import LATEST
+    from ckstore.storage.names import LATEST
 
     version = store[name]
     run, _, step = name.strip().rpartition("@")

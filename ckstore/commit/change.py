@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 from ckstore.commit.costs import Costs, write_costs
+from ckstore.commit.naming import check_run_is_no_tag
 from ckstore.encoding.object_writer import ObjectWriter, version_row
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError
 from ckstore.objects.documents import VersionDocument
@@ -126,6 +127,8 @@ class Change:
 
         def change() -> int:
             row = self._under_free_number(document)
+            if catalog.latest(row.run) is None:
+                check_run_is_no_tag(catalog, row.run)  # Another process may have set the tag since.
             tags = []
             if heals:
                 self._check_unhealed(row, document.replaces)

@@ -21,7 +21,7 @@ _TRIES = 10
 
 
 def update_costs(repository: Repository) -> None:
-    """Write the current depth, restore cost and size of every version into the catalog.
+    """Write the current depth, restore cost and size of every encoded version into the catalog.
 
     Repeated until nothing differs: of two processes that store objects again at once, neither knows the other's.
     """
@@ -36,10 +36,13 @@ def update_costs(repository: Repository) -> None:
 def present_costs(repository: Repository, rows: Sequence[VersionRow]) -> Costs:
     """Return the restore costs, depths and sizes that differ from the catalog's.
 
-    It reads every manifest: call it outside of a transaction.
+    A hot version keeps those of its ingest until it is encoded. It reads every manifest: call it outside of a
+    transaction.
     """
     found: dict[int, tuple[Cost, Cost]] = {}
     for row in rows:
+        if row.hot:
+            continue
         try:
             version = StoredVersion(repository, row)
             current: Cost = (*restore_cost(version), stored_bytes(version))

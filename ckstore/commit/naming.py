@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from ckstore.errors import NotFoundError, UsageError
-from ckstore.policy import Policy
+from ckstore.policy import Policy, Retention
 from ckstore.repository import Repository
+from ckstore.runtime.arguments import shown
 from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
-from ckstore.storage.version_names import LATEST, check_length, check_tag
+from ckstore.storage.names import check_name
+
+_log = logging.getLogger("ckstore")
 
 #: The default run.
 DEFAULT_RUN = "main"
@@ -25,14 +30,7 @@ def policy_of(catalog: Catalog, run: str | None) -> Policy:
 
 def check_run(run: str) -> None:
     """Raise `UsageError` for an invalid name of a run."""
-    if not isinstance(run, str):
-        raise UsageError(f"The name of a run is text, not {run!r}; write run={str(run)!r}.")
-    check_length(run)
-    if not run or not run.isprintable() or run != run.strip() or "@" in run or run == LATEST:
-        raise UsageError(
-            f"{run!r} cannot name a run: it is empty or {LATEST}, has an @, blanks at its ends or unprintable"
-            " characters; choose another."
-        )
+    check_name(run, "run")
 
 
 def check_run_is_no_tag(catalog: Catalog, run: str) -> None:
@@ -43,7 +41,7 @@ def check_run_is_no_tag(catalog: Catalog, run: str) -> None:
 
 def check_tag_is_no_run(catalog: Catalog, name: str, run: str | None = None) -> None:
     """Raise `UsageError` if a tag's name is invalid, or is the name of an existing or new run."""
-    check_tag(name)
+    check_name(name, "tag")
     if name == run or any(known.name == name for known in catalog.runs()):
         raise UsageError(f"{name} is a run, which a tag of that name would hide; choose another tag.")
 
@@ -97,11 +95,24 @@ def set_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, A
     catalog.commit(change)
 
 
+def checked_policy(policy: object) -> Policy | None:
+    """Return a policy, or None; raise `UsageError` for anything else, also for a part of one."""
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    hint = ""
+    if isinstance(policy, str):
+        hint = f"; write ckstore.Policy({policy!r})"
+    elif isinstance(policy, Retention):
+        hint = "; write ckstore.Policy(retention=…)"
+    raise UsageError(f"`policy` takes a ckstore.Policy, not {shown(policy)}{hint}.")
+
+
 def set_policy(repository: Repository, policy: Policy | None, run: str | None) -> None:
     """Set the policy of a run, or of the store, for its next versions; see `Store.set_policy`."""
     repository.require_writable()
     if run is not None:
         check_run(run)
+    policy = checked_policy(policy)
     text = None if policy is None else policy.to_text()
     catalog = repository.catalog
 
@@ -110,3 +121,7 @@ def set_policy(repository: Repository, policy: Policy | None, run: str | None) -
         catalog.note({"change": "policy", "run": run or "", "policy": text})
 
     catalog.commit(change)
+    if run is not None and text is not None and catalog.latest(run) is None:
+        near = get_close_matches(run, [known.name for known in catalog.runs()], 3)
+        hint = f" (near: {', '.join(near)})" if near else ""
+        _log.warning("Run %s has no version yet%s; its policy counts from the first one.", run, hint)

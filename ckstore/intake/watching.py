@@ -84,7 +84,7 @@ class _Watcher:
     def __init__(
         self, intake: Intake, watched: Watched, batch: Batch, step_from: StepSource | None, poll: float
     ) -> None:
-        self.run = batch.options.run or DEFAULT_RUN
+        self.run = DEFAULT_RUN if batch.options.run is None else batch.options.run
         self._intake = intake
         self._watched = watched
         self._batch = batch

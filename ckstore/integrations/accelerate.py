@@ -59,6 +59,7 @@ def save_state(
     ConflictError
         The run has another version at that step, and `replace` is not set.
     """
+    run = store._checked_run(run)
     is_named = accelerator.project_configuration.automatic_checkpoint_naming
     # Reuses a name that a killed process has left.
     place = store.path.with_name(f"{store.path.name}.{quote(run, safe='')}.unfinished")

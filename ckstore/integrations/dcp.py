@@ -86,6 +86,8 @@ class StoreWriter(StorageWriter):
     ) -> None:
         super().__init__()
         self._store = store if isinstance(store, Store) else place(store)
+        if isinstance(store, Store):
+            store._checked_run(run)
         self._ingest = {"run": run, "step": step, **options}
         self._staged: _Staged | None = None
         self._removal: Any = None

@@ -59,7 +59,7 @@ class StoreIO:
             with suppress(ModuleNotFoundError):
                 import_module(f"{parent}.plugins").CheckpointIO.register(StoreIO)
         self.store = store
-        self.run = run
+        self.run = store._checked_run(run)
         self.gradients = gradients
         self.search = search
         self._first: int | None = None

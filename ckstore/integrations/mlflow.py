@@ -12,12 +12,15 @@ from urllib.parse import unquote, urlsplit
 import ckstore
 from ckstore.errors import ConflictError, InputError, NoStoreError, NotFoundError
 
+#: Begins the names of runs: the id of a run of MLflow alone could be the beginning of a version's id.
+_ABOVE = "mlflow"
+
 
 class Artifacts:
     """The artifacts of a run of MLflow: each call of `log_artifact` or `log_artifacts` stores a version.
 
-    The version's run in the store is the id of MLflow's run and the artifact path, as in ``4f0c…/checkpoints``, and its
-    step that of the file. Of two versions with a file at one path, MLflow sees the later one.
+    The version's run in the store has the id of MLflow's run and the artifact path, as in ``mlflow/4f0c…/checkpoints``,
+    and its step is that of the file. Of two versions with a file at one path, MLflow sees the later one.
     """
 
     def __init__(self, artifact_uri: str, *arguments: Any, **named: Any) -> None:
@@ -32,7 +35,7 @@ class Artifacts:
             self._store = ckstore.open(None, "r")
         if "artifacts" in parts:  # MLflow's directory between the id of a run and its artifact paths.
             parts.remove("artifacts")
-        self._root = "/".join(parts)
+        self._root = "/".join([_ABOVE, *parts])
 
     def log_artifact(self, local_file: str, artifact_path: str | None = None) -> None:
         """Store a file as a version."""
@@ -104,7 +107,8 @@ class Artifacts:
             is_chosen = f"{path}/".startswith(f"{place}/")
             if within.setdefault(version.number, is_chosen) != is_chosen:
                 raise ConflictError(
-                    f"{version.name} has files besides {artifact_path or place}, and keeps all; "
+                    f"{version.name} has files besides {artifact_path or place.removeprefix(f'{_ABOVE}/')}, and keeps"
+                    " all; "
                     "delete the directory of all."
                 )
         if chosen := [number for number, is_chosen in within.items() if is_chosen]:

@@ -50,7 +50,7 @@ class StoreCallback:
         search: Search | None = None,
     ) -> None:
         self.store = store
-        self.run = run
+        self.run = store._checked_run(run)
         self.remove = remove
         self.gradients = gradients
         self.search = search

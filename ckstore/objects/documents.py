@@ -20,6 +20,7 @@ from ckstore.objects.records import RECORDS
 from ckstore.objects.units import Unit
 from ckstore.policy import FIDELITIES, Policy
 from ckstore.runtime.local_path import is_relative
+from ckstore.storage.names import names
 from ckstore.storage.pack import PACK_NAME, PackKind
 from ckstore.storage.schema import (
     HIGHEST,
@@ -535,7 +536,7 @@ _ERROR = real(0)
 #: Schema of version documents; paths are checked separately.
 VERSION = fields(
     {
-        "number": whole(1), "run": text(1), "step": optional(_INTEGER), "parent": optional(whole(1)), "created": TIME,
+        "number": whole(1), "run": names, "step": optional(_INTEGER), "parent": optional(whole(1)), "created": TIME,
         "fidelity": one_of(*FIDELITIES), "directory": flag,
         "files": rows(anything, whole(), hexadecimal(64), optional(_MODE), optional(_NANOSECONDS), _BLOB),
         "links": rows(anything, anything), "directories": rows(anything, _MODE), "layout": _BLOB, "crcs": _BLOB,

@@ -16,6 +16,7 @@ from ckstore.recovery.found_objects import FoundObjects
 from ckstore.recovery.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.recovery.lost_packs import lost_packs
 from ckstore.repository import Repository
+from ckstore.runtime.arguments import PATH, checked
 from ckstore.storage import change_log, reserve, root
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.catalog_replacement import replace_catalog
@@ -50,6 +51,7 @@ class RecoverReport:
     problems: list[str] = field(default_factory=list)
 
 
+@checked(path=PATH)
 def recover(path: str | os.PathLike[str]) -> RecoverReport:
     """Rebuild the catalog of the store at `path` from its packs and log.
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import NotFoundError, UsageError
 from ckstore.steps import step_of_text
+from ckstore.storage.names import AT, BETWEEN
 
 if TYPE_CHECKING:
     from ckstore.storage.catalog import Catalog
     from ckstore.storage.rows import VersionRow
-
-#: Separator of the two ends of a range.
-_BETWEEN = ".."
 
 
 def select_versions(
@@ -78,10 +76,10 @@ def first_of_every(ordered: Iterable[VersionRow], steps: int | None) -> set[int]
 def _named(catalog: Catalog, spec: str | int) -> list[VersionRow]:
     """Return the versions of one name or range."""
     text = str(spec).strip()
-    if _BETWEEN not in text:
+    if BETWEEN not in text:
         return [catalog.resolve(spec)]
     try:
-        # The name of a run or tag may contain two dots.
+        # The name of a metric may contain two dots.
         return [catalog.resolve(text)]
     except NotFoundError:
         return _range(catalog, text)
@@ -116,19 +114,19 @@ def _range(catalog: Catalog, text: str) -> list[VersionRow]:
 
 def _cuts(text: str) -> Iterator[tuple[str, str]]:
     """Yield all ways to split a text into a range."""
-    place = text.find(_BETWEEN)
+    place = text.find(BETWEEN)
     while place >= 0:
-        left, right = text[:place].strip(), text[place + len(_BETWEEN) :].strip()
+        left, right = text[:place].strip(), text[place + len(BETWEEN) :].strip()
         if left and right:
             yield left, right
-        place = text.find(_BETWEEN, place + 1)
+        place = text.find(BETWEEN, place + 1)
 
 
 def _end(catalog: Catalog, text: str) -> _End:
     try:
         row = catalog.resolve(text)
     except NotFoundError:
-        run, _, step = text.rpartition("@")
+        run, _, step = text.rpartition(AT)
         if text.isascii() and text.isdecimal() and int(text) <= catalog.last_number():
             return _End(None, int(text), None)
         number = step_of_text(step)

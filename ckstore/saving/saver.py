@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.torch.live_state import LiveState, OnUnknown, describe_state_dict
+from ckstore.runtime.arguments import checked
 from ckstore.runtime.collector import collection_seldom
 from ckstore.saving import termination
 from ckstore.saving.process import Save, Settings, start
@@ -140,6 +141,7 @@ class Saver:
     # A collection over all of a training's objects takes a tenth of a second and finds nothing here. Objects of this
     # call are freed when it returns, and trigger none.
     @collection_seldom()
+    @checked()
     def save(
         self,
         state: Any,
@@ -190,8 +192,6 @@ class Saver:
         <ckstore.VersionRow 4 gpt@400>
         """
         self._check_thread()
-        if busy not in ("wait", "skip"):
-            raise UsageError(f"`busy` must be `wait` or `skip`, not {busy!r}.")
         checked, kept, pickled = checked_step(step), plain_metrics(metrics or {}), _pickled(search)
         with self._saving:
             self._check()

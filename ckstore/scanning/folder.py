@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import filecmp
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as shown
 
 from ckstore.errors import InputError
 from ckstore.formats.detect import is_pointer
@@ -17,8 +19,10 @@ from ckstore.formats.sources import FileSource
 from ckstore.scanning.inputs import are_alike, open_path, tensor_names
 from ckstore.scanning.steps import Planned, plan_steps
 from ckstore.steps import natural, without_numbers, without_words
+from ckstore.storage.names import objection, suggested
 from ckstore.storage.root import is_store
-from ckstore.storage.version_names import LONGEST_NAME
+
+_log = logging.getLogger("ckstore")
 
 _ENDINGS = re.compile(r"(?:\.[A-Za-z][A-Za-z0-9]{0,11})+$")
 #: A word for steps before a number.
@@ -168,8 +172,11 @@ def _named(
         directory = parent.resolve().name if where == "." else where
         for template, planned in several:
             name = f"{directory}/{_common(template)}" if len(several) > 1 else directory
-            name = _free(_run_name(name), taken)
-            proposed += [replace(item, run=name) for item in planned]
+            run = _free(suggested(name, "run" if where == "." else above[parent].resolve().name), taken)
+            if reason := objection(name):
+                _log.info("The run of %s is named %s: %s.", parent, run, _cannot(name, reason))
+                planned = [replace(item, note=item.note or _cannot(name, reason)) for item in planned]
+            proposed += [replace(item, run=run) for item in planned]
     first: dict[tuple[str, int | None], Planned] = {}
     for item in proposed:
         first.setdefault((item.run, item.step), item)
@@ -205,15 +212,14 @@ def _common(template: str) -> str:
     return "-".join(part for part in re.split(r"[^A-Za-z0-9]+", words) if part) or "checkpoints"
 
 
-def _run_name(text: str) -> str:
-    """Return the text as the name of a run: of a text that is too long, its end, with room for a number."""
-    plain = "".join(one if one.isprintable() and one != "@" else "-" for one in text)
-    return plain.encode()[8 - LONGEST_NAME :].decode(errors="ignore").strip()
+def _cannot(name: str, reason: str) -> str:
+    """Return the reason for another name of a run than the folder's."""
+    return f"{shown(name)} {reason} and cannot name a run"
 
 
 def _free(name: str, taken: set[str]) -> str:
     chosen, number = name, 2
-    while chosen in taken or chosen in ("", "latest"):
+    while chosen in taken or objection(chosen):
         chosen, number = f"{name}-{number}", number + 1
     taken.add(chosen)
     return chosen

@@ -14,9 +14,9 @@ from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file, damaged
 from ckstore.storage.directory_storage import DirectoryStorage
+from ckstore.storage.names import check_name
 from ckstore.storage.pack import RAW, PackEntry, PackInfo
 from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, key
-from ckstore.storage.version_names import check_tag
 
 C = TypeVar("C", bound="Catalog")
 P = ParamSpec("P")
@@ -373,7 +373,7 @@ class Catalog(CatalogClaims):
     @recorded
     def set_tag(self, name: str, number: int) -> None:
         """Point a tag at a version; raise `NotFoundError`, or `UsageError` for an invalid name."""
-        check_tag(name)
+        check_name(name, "tag")
         self.version(number)
         self._connection.execute(
             "INSERT INTO tags (name, version) VALUES (?, ?)"

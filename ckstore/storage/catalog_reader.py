@@ -17,6 +17,7 @@ from ckstore.storage.rows import (
     LEASE_ROWS,
     META_ROWS,
     PACK_ROWS,
+    POLICY_ROWS,
     RESERVATION_ROWS,
     RUN_ROWS,
     SEAL_ROWS,
@@ -283,7 +284,7 @@ class CatalogReader:
 
     def policies(self) -> dict[str, str]:
         """Return the policies as text, by run; the store's under the empty name."""
-        return dict(self._set("policies", "t.run, t.policy, t.seal", "policies t ON 1", "t.run", META_ROWS))
+        return dict(self._set("policies", "t.run, t.policy, t.seal", "policies t ON 1", "t.run", POLICY_ROWS))
 
     def unreferenced_packs(self) -> list[PackInfo]:
         """Return the packs without live data: no manifest, blob or object."""

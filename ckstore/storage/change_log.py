@@ -12,6 +12,7 @@ from blake3 import blake3
 from ckstore.errors import AccessError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, root
 from ckstore.storage.interface import Listed, Storage
+from ckstore.storage.names import names, names_or_empty
 from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.schema import (
     ID,
@@ -41,15 +42,15 @@ _PACKS = items(PACK_NAME)
 RECORD = by(
     "change",
     {
-        "tag": fields({"tag": text(1), "version": _VERSION}),
-        "untag": fields({"tag": text(1)}),
+        "tag": fields({"tag": names, "version": _VERSION}),
+        "untag": fields({"tag": names}),
         "rebase": fields({"packs": _PACKS, "versions": items(_VERSION)}),
         "forget": fields({"versions": items(_VERSION), "uids": items(ID)}),
         "thin": fields({"packs": _PACKS, "version": _VERSION}),
         "drop": fields({"packs": _PACKS, "version": _VERSION}),
         "compact": fields({"packs": _PACKS, "version": _VERSION}),
         "metrics": fields({"version": _VERSION, "metrics": plain_object}),
-        "policy": fields({"run": text(), "policy": optional(text())}),
+        "policy": fields({"run": names_or_empty, "policy": optional(text())}),
         "gc": fields({"written": _PACKS, "removed": _PACKS, "versions": rows(ID, _VERSION, optional(_VERSION), TIME)}),
         "lost": fields({"packs": _PACKS}),
         "found": fields({"packs": _PACKS}),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ckstore.storage.names import names, names_or_empty
 from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.schema import HIGHEST, ID, LOWEST, TIME, Schema, number, one_of, optional, rows, text, whole
 
@@ -13,7 +14,8 @@ from ckstore.storage.schema import HIGHEST, ID, LOWEST, TIME, Schema, number, on
 Placement = tuple[int, str, int]
 
 KEY = whole(0, HIGHEST)
-TAG_ROWS = rows(text(1), whole(1))
+TAG_ROWS = rows(names, whole(1))
+POLICY_ROWS = rows(names_or_empty, text())
 META_ROWS = rows(text(), text())
 
 
@@ -54,7 +56,7 @@ class VersionRow:
     depth : int
         Number of deltas back to a base.
     cost : float
-        Restore cost as a multiple of restoring an exact, full version.
+        Restore cost as a multiple of restoring an exact, full version; of a hot version, as it was stored.
     base : bool
         Whether it is stored without a delta.
     fidelity : str
@@ -114,7 +116,7 @@ VERSION_COLUMNS = [column.name for column in fields(VersionRow)]
 def version_schemas(flag: Schema, globs: Schema, metrics: Schema) -> list[Schema]:
     """Return the schemas of the columns of a `VersionRow`, in order; SQL and JSON differ in three kinds of values."""
     return [
-        whole(1), ID, text(1), optional(whole(LOWEST, HIGHEST)), optional(whole(1)), TIME, PACK_NAME, whole(), whole(),
+        whole(1), ID, names, optional(whole(LOWEST, HIGHEST)), optional(whole(1)), TIME, PACK_NAME, whole(), whole(),
         whole(), whole(), whole(), whole(), whole(), whole(), number(0), flag, one_of("exact", "coarse"), flag, globs,
         metrics, optional(text()),
     ]  # fmt: skip
@@ -134,7 +136,7 @@ class RunRow:
 
 
 #: Columns of a run and its sums in `runs`: id, name, number of versions, sum of their checksums, last and highest.
-RUN_ROWS = rows(whole(), text(1), whole(), whole(0, HIGHEST), whole(), whole())
+RUN_ROWS = rows(whole(), names, whole(), whole(0, HIGHEST), whole(), whole())
 #: Columns of a set and its sums in `seals`.
 SEAL_ROWS = rows(text(1), whole(), whole(0, HIGHEST), whole())
 

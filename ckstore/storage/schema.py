@@ -25,6 +25,8 @@ Schema = Callable[[Sequence[Any]], None]
 LIMIT = 1 << 48
 #: Limits of integers in SQLite and `stat`.
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+#: Integers up to this one can be compared with floats, and drawn.
+_FLOAT = 1 << 1023
 #: Levels of JSON in users' values.
 DEPTH = 64
 #: Largest number of characters of a string that is not a name.
@@ -255,7 +257,7 @@ def by(name: str, schemas: Mapping[str, Schema]) -> Schema:
 
 
 def plain(column: Sequence[Any]) -> None:
-    """Accept JSON values, nested to `DEPTH` levels."""
+    """Accept JSON values, nested to `DEPTH` levels, with numbers in the range of a float."""
     for _ in range(DEPTH):
         if not column:
             return
@@ -271,6 +273,8 @@ def plain(column: Sequence[Any]) -> None:
                 texts.append(value)
             elif value is not None and type(value) not in (bool, int, float):
                 raise ValueError(f"{shown(value)} is not a plain value")
+            elif type(value) is int and not -_FLOAT < value < _FLOAT:
+                raise ValueError(f"{shown(value)} is beyond the largest float")
         text()(texts)
         column = inner
     raise ValueError(f"it is nested more than {DEPTH} levels deep")

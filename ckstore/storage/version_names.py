@@ -6,18 +6,13 @@ import re
 from math import isfinite
 from typing import Protocol
 
-from ckstore.errors import NotFoundError, UsageError
+from ckstore.errors import NotFoundError
 from ckstore.steps import step_of_text
+from ckstore.storage.names import AT, BY_METRIC, ID_PREFIX, LATEST
 from ckstore.storage.rows import RunRow, VersionRow
 
-#: The name of the latest version.
-LATEST = "latest"
-#: Longest name of a tag or a run in bytes, as of a file.
-LONGEST_NAME = 255
-_BY_METRIC = re.compile(r"(?:(.+)@)?(best|least|most):(.+)")
 #: Names of metrics whose lower values are better.
 _LOWER_IS_BETTER = re.compile(r"loss|err|perplexity|ppl|nll|mse|mae|(?<![a-z])(?:wer|cer|fid|bpb|bpc)(?![a-z])", re.I)
-_UID_PREFIX = re.compile(r"[0-9a-f]{4,40}")
 # SQLite's integers; a longer sequence of digits can still be a prefix of an id.
 _LARGEST_NUMBER = 2**63 - 1
 _SUGGESTIONS = 3
@@ -49,24 +44,6 @@ class Versions(Protocol):
 
     def with_uid(self, prefix: str) -> list[VersionRow]:
         """Return the versions whose ids have this prefix."""
-
-
-def check_length(name: str) -> None:
-    """Raise `UsageError` for a name of a tag or a run that is longer than the name of a file may be."""
-    if len(name.encode(errors="surrogatepass")) > LONGEST_NAME:
-        raise UsageError(
-            f"A name of {len(name):,} characters ({name[:20]}…) is too long; choose one below {LONGEST_NAME + 1} bytes."
-        )
-
-
-def check_tag(name: str) -> None:
-    """Raise `UsageError` unless a tag differs from a number, from `latest` and from `run@step`."""
-    check_length(name)
-    plain = name.isprintable() and name == name.strip() and "@" not in name
-    if not name or not plain or name.isdecimal() or name == LATEST:
-        raise UsageError(
-            f"{name!r} cannot be a tag: a tag cannot be empty, a number or {LATEST}, or contain @; choose another."
-        )
 
 
 def resolve(catalog: Versions, spec: str | int) -> VersionRow:
@@ -104,7 +81,7 @@ def resolve(catalog: Versions, spec: str | int) -> VersionRow:
 
 
 def _of_run(catalog: Versions, text: str) -> VersionRow | None:
-    run, separator, step = text.rpartition("@")
+    run, separator, step = text.rpartition(AT)
     if separator:
         if step == LATEST:
             return catalog.highest(run)
@@ -117,7 +94,7 @@ def _of_run(catalog: Versions, text: str) -> VersionRow | None:
 
 def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
     """Return the version with the extreme value of a metric, the first of equal ones; None for another name."""
-    named = _BY_METRIC.fullmatch(text)
+    named = BY_METRIC.fullmatch(text)
     if named is None:
         return None
     run, sense, metric = named.groups()
@@ -137,7 +114,7 @@ def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
 
 
 def _by_uid(catalog: Versions, prefix: str) -> VersionRow | None:
-    if not _UID_PREFIX.fullmatch(prefix):
+    if not ID_PREFIX.fullmatch(prefix):
         return None
     found = catalog.with_uid(prefix)
     if len(found) > 1:
@@ -151,7 +128,7 @@ def _by_uid(catalog: Versions, prefix: str) -> VersionRow | None:
 def _near(catalog: Versions, text: str) -> str:
     from difflib import get_close_matches
 
-    run, separator, step = text.rpartition("@")
+    run, separator, step = text.rpartition(AT)
     names = [*catalog.tags(), *(row.name for row in catalog.runs())]
     if separator and run in names:
         steps = [version.step for version in catalog.versions(run) if version.step is not None]

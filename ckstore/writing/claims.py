@@ -22,11 +22,22 @@ class Claims:
         self._settled: set[str] = set()
         self.claimed: set[str] = set()
         self.lost: set[str] = set()
+        # The numbers of the versions whose costs depend on an object that may be stored again.
+        self._users: dict[str, set[int]] = {}
         objects: set[str] = set()
+        of_versions: dict[int, set[str]] = {}
         for row in repository.catalog.versions():
+            of_versions[row.number] = _exact_objects(repository, row)
             if row.number not in thinned:
-                objects |= _exact_objects(repository, row)
+                objects |= of_versions[row.number]
         self.add(objects)
+        # Objects of these versions that stay, or that stay for another version.
+        self._users = {identity: set() for number in thinned for identity in of_versions.get(number, ())}
+        self._users |= {identity: set() for found in self._dependents.values() for identity in found}
+        for number, found in of_versions.items():
+            for identity in self._chain(found):
+                if identity in self._users:
+                    self._users[identity].add(number)
 
     def add(self, objects: Iterable[str]) -> None:
         """Add claimed objects."""
@@ -50,6 +61,21 @@ class Claims:
         affected = {identity for identity in found - self._settled if not self.lost.isdisjoint(self._below(identity))}
         self._settled |= affected
         return lost, affected
+
+    def users(self, affected: Iterable[str]) -> set[int]:
+        """Return the numbers of the versions whose costs change if these objects are stored again."""
+        return {number for identity in affected for number in self._users.get(identity, ())}
+
+    def stored_again(self, affected: Iterable[str]) -> None:
+        """Note that objects have other bases now."""
+        for identity in affected:
+            for below in self._chain([identity]):
+                if below in self._users:
+                    self._users[below] |= self._users.get(identity, set())
+
+    def _chain(self, objects: Iterable[str]) -> list[str]:
+        """Return the ids of objects and of all their bases."""
+        return [record.id for record in self._repository.reader.chains.records(*objects)]
 
     def _below(self, identity: str) -> list[str]:
         """Return the ids of an object's bases, down to the first claimed one."""

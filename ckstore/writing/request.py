@@ -6,17 +6,15 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from reprlib import repr as shown
 from typing import Any
-
-import numpy as np
 
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
 from ckstore.encoding.budget import BUDGET, checked_budget
 from ckstore.errors import UsageError
 from ckstore.formats.torch.live_state import LiveState, OnUnknown
 from ckstore.policy import Fidelity, Policy, Retention
-from ckstore.steps import step_of_value
+from ckstore.runtime.arguments import plain_fields, shown
+from ckstore.steps import plain_number, step_of_value
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, plain_object
 from ckstore.writing.gradients import Gradients
@@ -49,6 +47,10 @@ class IngestOptions:
     on_unknown: OnUnknown = "raise"
     hot: int | None = None
     allow_empty: bool = False
+
+    def __post_init__(self) -> None:
+        # The run and the step have rules of their own.
+        plain_fields(self, run=None, metrics=None)
 
     @property
     def asked(self) -> Policy | None:
@@ -92,9 +94,9 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     Raise `UsageError` for invalid ones.
     """
     if not isinstance(options.policy, Policy | str | None):
-        raise UsageError(f"policy takes a ckstore.Policy, `exact` or `coarse`, not {options.policy!r}.")
+        raise UsageError(f"policy takes a ckstore.Policy, `exact` or `coarse`, not {shown(options.policy)}.")
     if not isinstance(options.search, Search | None):
-        raise UsageError(f"search takes a ckstore.Search, not {options.search!r}.")
+        raise UsageError(f"search takes a ckstore.Search, not {shown(options.search)}.")
     run = DEFAULT_RUN if options.run is None else options.run
     current = policy_of(catalog, run)
     asked = options.asked
@@ -136,14 +138,14 @@ def checked_step(step: Any) -> int | None:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as plain JSON values: NumPy scalars as plain ones, NaN and infinities as text.
+    """Return metrics as plain JSON values, NaN and infinities as text.
 
-    Raise `UsageError` for any other value.
+    NumPy scalars, and arrays and tensors without axes, are their numbers. Raise `UsageError` for any other value.
     """
 
     def item(value: Any) -> Any:
-        if isinstance(value, np.generic):
-            return value.item()
+        if (number := plain_number(value)) is not value:
+            return number
         raise TypeError(f"{type(value).__name__} is not a plain value")
 
     try:
@@ -152,5 +154,6 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     except RecursionError:
         raise UsageError(f"Metrics must not be nested more than {DEPTH} levels deep.") from None
     except (TypeError, ValueError) as error:
-        raise UsageError(f"Metrics must be plain numbers and strings ({error}).") from error
+        reason = "an integer has thousands of digits" if "integer string conversion" in str(error) else error
+        raise UsageError(f"Metrics must be plain numbers and strings ({reason}).") from error
     return kept

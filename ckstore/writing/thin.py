@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.codecs.lattice import STEP_RANGE
 from ckstore.commit.change import Change
-from ckstore.commit.costs import own_bytes, update_costs
+from ckstore.commit.costs import own_bytes, present_costs, update_costs
 from ckstore.encoding.budget import BUDGET
 from ckstore.encoding.estimate import Encoded, Estimate, Parent
 from ckstore.encoding.estimator import Estimator
@@ -260,7 +260,7 @@ class _Thinning:
             freed = sum(resolver.record(identity).nbytes for identity in lost | affected)
             if facts or affected:
                 if self.batch.blocks is None:
-                    self._commit(writer, objects, facts)
+                    self._commit(writer, objects, facts, affected)
                 else:
                     self.batch.blocks.keep(writer, fresh)
                 self.batch.objects[self.row.number] = objects, facts
@@ -343,10 +343,25 @@ class _Thinning:
         report.freed += freed
         report.added += sum(record.nbytes for record in writer.encoded_records)
 
-    def _commit(self, writer: ObjectWriter, objects: list[str], facts: dict[int, CoarseUnit]) -> None:
+    def _commit(
+        self, writer: ObjectWriter, objects: list[str], facts: dict[int, CoarseUnit], affected: set[str]
+    ) -> None:
         with Change(self.repository, writer) as change:
             change.finish(self._document(writer, objects, facts) if facts else None, again=True)
-            change.commit_again({"change": "thin", "version": self.row.number}, self.row, untagged=bool(facts))
+            # The new document has the costs of this version.
+            numbers = self.batch.claims.users(affected) - ({self.row.number} if facts else set())
+            costs = present_costs(self.repository, self._rows(numbers))
+            change.commit_again(
+                {"change": "thin", "version": self.row.number}, self.row, untagged=bool(facts), costs=costs
+            )
+        self.batch.claims.stored_again(affected)
+
+    def _rows(self, numbers: Collection[int]) -> list[VersionRow]:
+        found = []
+        for number in sorted(numbers):
+            with suppress(NotFoundError):  # It was forgotten since.
+                found.append(self.repository.catalog.version(number))
+        return found
 
     def _document(self, writer: ObjectWriter, objects: list[str], facts: dict[int, CoarseUnit]) -> VersionDocument:
         """Return the version's new document."""

@@ -22,7 +22,8 @@ from ckstore.reading.checkout import checkout
 if TYPE_CHECKING:
     from ckstore.objects.documents import VersionDocument
     from ckstore.reading.stored_version import StoredVersion
-    from ckstore.scanning.scanned import ScannedFile, ScannedVersion
+from ckstore.runtime.arguments import FLAG, FUNCTION, NUMBER, WHOLE, plain_fields
+from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Binary logarithm of the growth of a loss from one quality to the next: it rises by the square of the step.
 _GROWTH = 1.0
@@ -76,6 +77,7 @@ class Search:
     jobs: int = 1
 
     def __post_init__(self) -> None:
+        plain_fields(self, evaluate=FUNCTION, max_degradation=NUMBER, maximise=FLAG, jobs=WHOLE)
         if self.jobs < 1:
             raise UsageError(f"`jobs` must be 1 or more, not {self.jobs}.")
         if not 0 <= self.max_degradation < math.inf:

@@ -10,6 +10,7 @@ import torch
 
 import ckstore
 from ckstore.checking.verify import bytes_to_check
+from tests.catalog_edits import sign, without_triggers
 
 
 def test_verify_reads_packs_and_not_the_cache(tmp_path: Path) -> None:
@@ -39,3 +40,30 @@ def test_progress_adds_up_to_its_total(tmp_path: Path) -> None:
         assert bytes_to_check(store._repository, versions, 0.5) == round(0.5 * sum(done))
         packs = sum(pack.bytes for pack in store._catalog.packs())
         assert sum(done) - packs == pytest.approx(6 * weights.nbytes, rel=0.01)
+
+
+@pytest.mark.parametrize("column", ["cost = cost + 0.5", "depth = depth + 1", "base = NOT base"])
+def test_the_cost_of_a_hot_version_is_that_of_its_ingest(tmp_path: Path, column: str) -> None:
+    """Also where another version encodes an object that both hold, and after all costs were computed again."""
+    weights = np.random.default_rng(0).standard_normal((300, 400)).astype(np.float32)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": weights}, run="a", step=0, hot=3)
+        store.ingest({"w": weights, "n": weights + 1}, run="b", step=0, hot=3)
+        store.encode("a@0")
+        for step in range(3):
+            store.ingest({"w": weights + step * 1e-3}, run="c", step=step, hot=0)
+        store.rebase("c@2")
+        store.thin("c@1")
+        assert store["b@0"].hot
+        assert store.verify().problems == []
+        if isinstance(store.place, str):
+            return
+        with without_triggers(tmp_path / "store" / "catalog.sqlite") as database:
+            database.execute(f"UPDATE versions SET {column} WHERE hot")
+            sign(database)
+    with ckstore.open(tmp_path / "store") as store:
+        [problem] = store.verify().problems
+        assert "contradicts the manifest of version 2 (cost)" in problem
+    assert ckstore.recover(tmp_path / "store").problems == []
+    with ckstore.open(tmp_path / "store") as store:
+        assert store.verify().problems == []

@@ -206,7 +206,7 @@ def test_the_last_of_several_is_tagged(ckstore, place: Path) -> None:
     ckstore("ingest", "in/step20.pt", "in/step0.pt", "--tag", "end")
     assert ckstore("tag", "--json").json[0]["step"] == 20
     before = listing(place / ".ckstore")
-    assert "cannot be a tag" in ckstore("ingest", "in/step10.pt", "--tag", "a@b", code=2).sentence
+    assert "cannot name a tag: it has @" in ckstore("ingest", "in/step10.pt", "--tag", "a@b", code=2).sentence
     assert listing(place / ".ckstore") == before
 
 

@@ -81,7 +81,7 @@ except mlflow.MlflowException:
 else:
     raise AssertionError("an artifact that does not exist")
 with ckstore.open(place) as store:
-    assert store.run(f"{id}/checkpoints").steps == [100, 200]
+    assert store.run(f"mlflow/{id}/checkpoints").steps == [100, 200]
     assert store.verify().problems == []
 
 class Doubles(mlflow.pyfunc.PythonModel):
@@ -133,7 +133,7 @@ def test_artifacts_in_a_version_with_other_files_are_kept(tmp_path: Path) -> Non
         for name in ("mine", "others"):
             (tmp_path / "files" / name).mkdir(parents=True)
             np.save(tmp_path / "files" / name / "weight.npy", np.arange(len(name)))
-        store.ingest(tmp_path / "files", run="a", force=True)
+        store.ingest(tmp_path / "files", run="mlflow/a", force=True)
     artifacts = artifact_repository(f"ckstore://{tmp_path}/store/a/mine")
     assert [item.path for item in artifacts.list_artifacts()] == ["weight.npy"]
     with pytest.raises(ckstore.ConflictError, match="has files besides a/mine"):

@@ -13,10 +13,10 @@ from ckstore.storage.catalog import Catalog
 from tests.checkpoints import scratch
 from tests.storage.version_writer import write_version
 
-#: (Run, step) of versions 1, 2, ...: two runs that grow in turns, one of them out of order, one with dots in its name.
+#: (Run, step) of versions 1, 2, ...: two runs that grow in turns, one of them out of order, one with a dot in its name.
 VERSIONS = [
-    ("gpt", 100), ("bert", 0), ("gpt", 300), ("gpt", 200), ("bert", 10), ("gpt", 400), ("gpt", 500), ("a..b", 1),
-    ("a..b", 2), ("loose", None), ("loose", 7), ("loose", None), ("gpt", -50),
+    ("gpt", 100), ("bert", 0), ("gpt", 300), ("gpt", 200), ("bert", 10), ("gpt", 400), ("gpt", 500), ("a.b", 1),
+    ("a.b", 2), ("loose", None), ("loose", 7), ("loose", None), ("gpt", -50),
 ]  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     for run, step in VERSIONS:
         write_version(made, path, run, step)
     made.set_tag("best", 3)
-    made.set_tag("x..y", 4)
+    made.set_tag("x.y", 4)
     return made
 
 
@@ -44,15 +44,15 @@ def numbers(catalog: Catalog, *specs: str | int, **options: object) -> list[int]
         (["gpt@100..gpt@300"], [1, 3, 4]),
         (["gpt@200..gpt@200"], [4]),
         (["gpt@-50..gpt@100"], [1, 13]),
-        (["x..y..best"], [3, 4]),
+        (["x.y..best"], [3, 4]),
         (["gpt@200..best"], [3, 4]),
         (["1..best"], [1, 3, 4]),
         ([" 1 .. 4 "], [1, 3, 4]),
         (["3..6"], [3, 4, 6]),
         (["3..6", "gpt@500", "bert"], [3, 4, 5, 6, 7]),
-        (["a..b"], [9]),
-        (["a..b@1..a..b@2"], [8, 9]),
-        (["x..y"], [4]),
+        (["a.b"], [9]),
+        (["a.b@1..a.b@2"], [8, 9]),
+        (["x.y"], [4]),
         (["10..12"], [10, 11, 12]),
     ],
 )

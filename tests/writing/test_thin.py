@@ -19,6 +19,7 @@ import torch
 
 import ckstore
 from ckstore.commit import costs
+from ckstore.commit.change import Change
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.objects.records import Record
 from ckstore.reading.stored_version import StoredVersion
@@ -880,3 +881,40 @@ def test_every_byte_is_accounted_for(store: ckstore.Store) -> None:
         files = sum(size for _, _, size in store._repository.packs.files())
         assert sum(stats["ledger"].values()) == stats["stored_bytes"] == files
         store.gc(grace=0)
+
+
+@pytest.mark.parametrize("name", ["a@0", "a@1", "a@2", "a@3", "a@4"])
+def test_a_killed_thinning_leaves_no_wrong_cost(
+    chained: ckstore.Store, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The costs of versions that are stored against the thinned one change with its commit."""
+    before = {row.number: row.cost for row in chained._catalog.versions()}
+    with monkeypatch.context() as killed:
+        killed.setattr(module, "update_costs", lambda _: sys.exit(1))
+        with pytest.raises(SystemExit):
+            chained.thin([name])
+    assert chained.verify().problems == []
+    rows = chained._catalog.versions()
+    costs.update_costs(chained._repository)
+    assert chained._catalog.versions() == rows
+    assert {row.number: row.cost for row in rows} != before
+
+
+def test_each_commit_of_a_killed_thinning_has_its_costs(
+    chained: ckstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Change.commit_again
+    for after in range(2):
+        left = iter(range(after + 1))
+
+        def killed(self: Change, *arguments: Any, left: Iterator[int] = left, **named: Any) -> None:
+            commit(self, *arguments, **named)
+            if next(left, None) is None:
+                sys.exit(1)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "update_costs", lambda _: None)
+            patched.setattr(Change, "commit_again", killed)
+            with pytest.raises(SystemExit):
+                chained.thin(run="a")
+        assert chained.verify().problems == []

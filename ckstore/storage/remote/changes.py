@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from ckstore.storage.names import names, names_or_empty
 from ckstore.storage.pack import PACK_NAME, PackEntry, PackInfo
 from ckstore.storage.rows import KEY, VersionRow, version_schemas
 from ckstore.storage.schema import (
@@ -82,7 +83,7 @@ def _plainly(schema: Schema) -> Kind:
 
 #: The arguments of every method of `Catalog` whose changes are shared.
 CALLS: Mapping[str, Mapping[str, Kind]] = {
-    "set_policy": {"run": _plainly(text()), "text": _plainly(optional(text()))},
+    "set_policy": {"run": _plainly(names_or_empty), "text": _plainly(optional(text()))},
     "commit_version": {
         "row": _ROW, "packs": _PACK_LIST, "objects": _PLACEMENTS, "raw": _PLACEMENTS,
         "references": _PACK_NAMES, "replace": _plainly(flag), "requires": _KEY_LIST,
@@ -103,8 +104,8 @@ CALLS: Mapping[str, Mapping[str, Kind]] = {
     },
     "forget_versions": {"numbers": _NUMBERS},
     "remove_empty_runs": {},
-    "set_tag": {"name": _plainly(text(1)), "number": _plainly(_NUMBER)},
-    "delete_tag": {"name": _plainly(text(1))},
+    "set_tag": {"name": _plainly(names), "number": _plainly(_NUMBER)},
+    "delete_tag": {"name": _plainly(names)},
 }  # fmt: skip
 
 
