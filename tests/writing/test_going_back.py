@@ -194,6 +194,7 @@ def test_a_writer_that_was_overtaken_goes_on_with_the_old_branch(
     store: ckstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process goes back between the beginning and the commit of an ingest after the former tip."""
+
     def overtaken(*arguments: Any, **named: Any) -> Any:
         monkeypatch.setattr("ckstore.writing.ingest.describe", describe)
         with ckstore.open(store.path) as other:
