@@ -199,7 +199,7 @@ class Store(Mapping[str | int, "Version"]):
 
     @checked(name=TEXT)
     def run(self, name: str) -> Run:
-        """Return a run with its present versions; raise `NotFoundError` for an unknown name.
+        """Return a run with its present versions, without superseded ones; raise `NotFoundError` for an unknown name.
 
         Examples
         --------
@@ -208,7 +208,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.run import Run
 
-        return Run(name, self.versions(name))
+        return Run(name, _present(self.versions(name)))
 
     def runs(self) -> list[Run]:
         """Return all runs, oldest first.
@@ -223,7 +223,7 @@ class Store(Mapping[str | int, "Version"]):
         found: dict[str, list[Version]] = {row.name: [] for row in self._catalog.runs()}
         for version in self.versions():
             found.setdefault(version.run, []).append(version)
-        return [Run(name, versions) for name, versions in found.items()]
+        return [Run(name, _present(versions)) for name, versions in found.items()]
 
     @checked()
     def versions(self, run: str | None = None) -> list[Version]:
@@ -635,11 +635,12 @@ class Store(Mapping[str | int, "Version"]):
         ----------
         versions
             Names of versions, and ranges such as `gpt@100..gpt@900`: both ends and all versions of their run between
-            them. An end may have been forgotten.
+            them, without superseded ones; `3..9` has these, too. An end may have been forgotten.
         run
             Select all versions of this run.
         keep_last, keep_every, keep_tagged
-            Leave out the last N of each run, the first of every N steps, and tagged versions.
+            Leave out the last N of each run, the first of every N steps, and tagged versions. Superseded versions do
+            not count among the former two.
 
         Raises
         ------
@@ -988,8 +989,9 @@ class Store(Mapping[str | int, "Version"]):
         step
             Training step; by default the step in the file or its name.
         parent
-            Name of the version before this one; by default the run's last. `auto` chooses the nearest stored version
-            of any run: same names and shapes, least different values.
+            Name of the version before this one; by default the run's last. An earlier version of the run supersedes
+            the versions after it, whose steps are free then. `auto` chooses the nearest stored version of any run: same
+            names and shapes, least different values.
         metrics
             JSON values by name; NaN and infinities become text that `float` reads. An existing version of the same
             content gets them, too.
@@ -1296,6 +1298,11 @@ class Store(Mapping[str | int, "Version"]):
         check_run(name)
         check_run_is_no_tag(self._catalog, name)
         return name
+
+
+def _present(versions: list[Version]) -> list[Version]:
+    """Return the versions that are not superseded; all if all are."""
+    return [version for version in versions if not version.superseded] or versions
 
 
 def _paths(paths: Any) -> list[Path]:

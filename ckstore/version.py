@@ -145,6 +145,11 @@ class Version(Mapping[str, "LazyTensor"]):
         return self._stored.row.hot
 
     @property
+    def superseded(self) -> bool:
+        """Whether the run went back to an earlier version since, and went on from there."""
+        return self._stored.row.superseded
+
+    @property
     def dropped(self) -> tuple[str, ...]:
         """Globs over the paths of tensors that a policy has dropped from the version."""
         return self._stored.row.dropped
@@ -315,7 +320,11 @@ class Version(Mapping[str, "LazyTensor"]):
         from ckstore.report.sparkline import sparkline
         from ckstore.table import Table
 
-        rows = self._stored.repository.catalog.versions(self.run)
+        rows = [
+            row
+            for row in self._stored.repository.catalog.versions(self.run)
+            if not row.superseded or row.number == self.number
+        ]
         names = list(self.metrics)
         history = {name: [row.metrics.get(name) for row in rows] for name in names}
         place = next((place for place, row in enumerate(rows) if row.number == self.number), None)
