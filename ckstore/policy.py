@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ckstore.codecs.schemes import LATTICE, OWN, scheme_of
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.runtime.arguments import NUMBER, TEXT, TEXTS, WHOLE, plain_fields
+from ckstore.runtime.arguments import FLOAT, TEXT, TEXTS, WHOLE, plain_fields
 from ckstore.storage import schema
 from ckstore.storage.schema import items, number, one_of, read_json, text, whole
 
@@ -189,7 +189,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         own = {"retention": (_retention, "a ckstore.Retention"), "settings": (_settings, "`DynaQuantSettings`")}
-        plain_fields(self, fidelity=TEXT, scheme=TEXT, max_abs_error=NUMBER, max_rel_error=NUMBER, **own)
+        plain_fields(self, fidelity=TEXT, scheme=TEXT, quality=FLOAT, max_abs_error=FLOAT, max_rel_error=FLOAT, **own)
         if self.fidelity not in FIDELITIES:
             raise UsageError(f"Unknown fidelity {self.fidelity}; choose one of {', '.join(FIDELITIES)}.")
         if self.scheme not in SCHEMES:

@@ -33,13 +33,17 @@ def _whole(value: Any) -> int:
     return number
 
 
-def _number(value: Any) -> int | float:
+def _float(value: Any) -> float:
     if isinstance(value, bool | str | bytes):
         raise TypeError
-    number = value if isinstance(value, int) else float(value)
-    if number != number or float(number) == float("-inf"):  # `float` refuses integers beyond its range.
+    return float(value)
+
+
+def _number(value: Any) -> int | float:
+    number = _float(value)
+    if number != number:
         raise ValueError
-    return number
+    return value if isinstance(value, int) else number
 
 
 def _text(value: Any) -> str:
@@ -127,6 +131,8 @@ def _version_name(value: Any) -> Any:
     return _whole(value)
 
 
+#: A number that the callee checks: NaN is one.
+FLOAT = (_float, "a number")
 FLAG, WHOLE, NUMBER = (_flag, "True or False"), (_whole, "a whole number"), (_number, "a number")
 TEXT, TEXTS = (_text, "a text"), (_texts, "a list of texts")
 FUNCTION, PATH = (_function, "a function"), (_path, "a path")

@@ -111,7 +111,7 @@ def test_unstorable_values_are_named_before_anything_is_staged(store: ckstore.St
             saver.save({}, metrics={"loss": torch.ones(1)})
         with pytest.raises(ckstore.UsageError, match="A step must be an integer"):
             saver.save({}, step=1.5)  # type: ignore[arg-type]
-        with pytest.raises(ckstore.UsageError, match="`wait` or `skip`"):
+        with pytest.raises(ckstore.UsageError, match='`busy` takes "wait" or "skip", not'):
             saver.save({}, busy="no")  # type: ignore[arg-type]
         assert saver._areas[0].nbytes == 0
     assert store._catalog.versions() == []
@@ -253,7 +253,7 @@ def test_no_garbage_collection_runs_while_a_state_is_copied(store: ckstore.Store
 def test_bad_arguments(store: ckstore.Store) -> None:
     with pytest.raises(ckstore.UsageError, match="cannot name a run"):
         store.saver("a@1")
-    with pytest.raises(ckstore.UsageError, match="name of a run is text, not 3"):
+    with pytest.raises(ckstore.UsageError, match="`run` takes a text, not 3"):
         store.saver(3)  # type: ignore[arg-type]
     with pytest.raises(ckstore.UsageError, match="`workers` must be 1 or more, not 0"):
         store.saver("a", workers=0)

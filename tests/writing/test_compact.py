@@ -169,7 +169,7 @@ def test_a_mapped_state_dict_can_be_checked(directory: Path) -> None:
         for mmap in (False, "checked"):
             with pytest.raises(IntegrityError, match="model/frozen cannot be read"):
                 version.state_dict(mmap=mmap)
-        with pytest.raises(UsageError, match="`mmap` must be True, False or \"checked\", not 'check'"):
+        with pytest.raises(UsageError, match="`mmap` takes True, False or \"checked\", not 'check'"):
             version.state_dict(mmap="check")
 
 
