@@ -1,0 +1,112 @@
+"""Runs for files that a library saves at one step: each path keeps its own version."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from ckstore.errors import ConflictError
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+    from ckstore.version import Version
+    from ckstore.writing.ingest import IngestReport
+
+#: A value in a file's name, such as `val_loss=0.25`, and a number with a decimal point.
+_VALUES = re.compile(r"[^\W\d][\w.]*=-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|\d+\.\d+")
+#: Longest part of a run's name that comes from a file's name, in characters.
+_LONGEST = 60
+#: Limit of the number of files at one step whose names differ only in numbers.
+_MOST = 100
+
+
+def series_of(path: str | os.PathLike[str], *numbers: int | None) -> str:
+    """Return the part of a file's name that its series shares: without values, and without numbers such as the step.
+
+    If nothing is left, it is the name of the directory.
+
+    Examples
+    --------
+    >>> series_of("ema-00400.pt", 400), series_of("best/epoch=1-step=8.ckpt", 8), series_of("rank1.pt", 8)
+    ('ema', 'best', 'rank1')
+    """
+    place = PurePath(path)
+    return _shared(place.stem, numbers) or _shared(place.parent.name, numbers) or "other"
+
+
+def _shared(name: str, numbers: tuple[int | None, ...]) -> str:
+    left = re.sub(r"\d+", lambda found: "" if int(found[0]) in numbers else found[0], _VALUES.sub("", name))
+    plain = "".join(letter if letter.isprintable() and letter not in "@/" else "-" for letter in left)
+    return re.sub(r"([-_. ])[-_. ]+", r"\1", plain).strip("-_. ")[:_LONGEST]
+
+
+def runs_for(run: str, path: str | os.PathLike[str], *numbers: int | None, mark: str = "") -> list[str]:
+    """Return the runs that may take a file: the run itself, then runs below it that are named after the file's series.
+
+    Examples
+    --------
+    >>> runs_for("lit", "out/ema.ckpt")[:4]
+    ['lit', 'lit/ema', 'lit/out-ema', 'lit/ema-2']
+    """
+    series, above = series_of(path, *numbers), _shared(PurePath(path).parent.name, numbers)
+    below = [series] if above in ("", series) else [series, f"{above}-{series}"]
+    return [run, *(f"{run}/{mark}{name}" for name in [*below, *(f"{series}-{number}" for number in range(2, _MOST))])]
+
+
+def store_apart(
+    store: Store,
+    runs: Sequence[str],
+    step: int | None,
+    held: Version | None,
+    ingest: Callable[[str, bool], IngestReport],
+    *,
+    settled: bool = True,
+) -> IngestReport:
+    """Store a file in the first of several runs that has room for it at its step.
+
+    A version at that step is replaced only if it is the one that the file's path held.
+
+    Parameters
+    ----------
+    runs
+        The names of runs from `runs_for`.
+    step
+        The step; without one, the first run takes every file.
+    held
+        The version that the path named before, if any.
+    ingest
+        Stores the file in a run; its second argument says whether to replace the version at the step.
+    settled
+        Whether a path stays with its run, and a series with the second run once it exists.
+    """
+    catalog = store._catalog
+    order = list(runs)
+    if settled and catalog.latest(runs[1]) is not None:
+        order.remove(runs[0])
+    if settled and held is not None and held.run in runs:
+        order.insert(0, held.run)
+    for run in order:
+        existing = None if step is None else catalog.at_step(run, step)
+        if run in catalog.tags() or (existing is not None and (held is None or existing.uid != held.id)):
+            continue
+        if run != runs[0]:
+            _take_policy(store, runs[0], run)
+        try:
+            return ingest(run, existing is not None)
+        except ConflictError:
+            # A tagged version is not replaced, and another process may have taken the step.
+            if step is None or catalog.at_step(run, step) is None:
+                raise
+    raise ConflictError(
+        f"{runs[0]} and {len(runs) - 1} runs below it have other content at step {step}; give a new run."
+    )
+
+
+def _take_policy(store: Store, first: str, run: str) -> None:
+    """Give a new run the policy of the run that it lies below."""
+    policy = store.policies().get(first)
+    if policy is not None and store._catalog.latest(run) is None:
+        store.set_policy(policy, run)
