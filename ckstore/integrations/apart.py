@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ckstore.errors import ConflictError
 
 if TYPE_CHECKING:
+    from ckstore.storage.rows import VersionRow
     from ckstore.store import Store
-    from ckstore.version import Version
     from ckstore.writing.ingest import IngestReport
 
 #: A value in a file's name, such as `val_loss=0.25`, and a number with a decimal point.
@@ -21,6 +21,10 @@ _VALUES = re.compile(r"[^\W\d][\w.]*=-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|\d+\.\d+")
 _LONGEST = 60
 #: Limit of the number of files at one step whose names differ only in numbers.
 _MOST = 100
+
+
+class TakenError(ConflictError):
+    """A run has the content of a file already, under the name of another file."""
 
 
 def series_of(path: str | os.PathLike[str], *numbers: int | None) -> str:
@@ -60,9 +64,10 @@ def store_apart(
     store: Store,
     runs: Sequence[str],
     step: int | None,
-    held: Version | None,
     ingest: Callable[[str, bool], IngestReport],
     *,
+    holds: Callable[[VersionRow], bool],
+    home: str | None = None,
     settled: bool = True,
 ) -> IngestReport:
     """Store a file in the first of several runs that has room for it at its step.
@@ -74,35 +79,36 @@ def store_apart(
     runs
         The names of runs from `runs_for`.
     step
-        The step; without one, the first run takes every file.
-    held
-        The version that the path named before, if any.
+        The step; None if the file has none.
     ingest
-        Stores the file in a run; its second argument says whether to replace the version at the step.
+        Stores the file in a run; its second argument says whether to replace the version at the step. It may raise
+        `TakenError`.
+    holds
+        Whether a version is the one that the path held.
+    home
+        The run of that version. It is tried first if it is one of `runs`.
     settled
-        Whether a path stays with its run, and a series with the second run once it exists.
+        Whether a series stays with the second run, its own, once that exists.
     """
     catalog = store._catalog
-    order = list(runs)
+    order = [home, *runs] if home in runs else list(runs)
     if settled and catalog.latest(runs[1]) is not None:
         order.remove(runs[0])
-    if settled and held is not None and held.run in runs:
-        order.insert(0, held.run)
     for run in order:
         existing = None if step is None else catalog.at_step(run, step)
-        if run in catalog.tags() or (existing is not None and (held is None or existing.uid != held.id)):
+        if run in catalog.tags() or (existing is not None and not holds(existing)):
             continue
         if run != runs[0]:
             _take_policy(store, runs[0], run)
         try:
             return ingest(run, existing is not None)
+        except TakenError:
+            continue
         except ConflictError:
             # A tagged version is not replaced, and another process may have taken the step.
             if step is None or catalog.at_step(run, step) is None:
                 raise
-    raise ConflictError(
-        f"{runs[0]} and {len(runs) - 1} runs below it have other content at step {step}; give a new run."
-    )
+    raise ConflictError(f"{runs[0]} and {len(runs) - 1} runs below it are taken at step {step}; give a new run.")
 
 
 def _take_policy(store: Store, first: str, run: str) -> None:

@@ -124,7 +124,11 @@ class StoreIO:
         weights_only = "pytorch-lightning_version" in checkpoint and "optimizer_states" not in checkpoint
         runs = runs_for(f"{self.run}/{WEIGHTS}" if weights_only else self.run, place, step, facts.get("epoch"))
         # A Trainer resumes from any checkpoint with optimizer states: the run has the first one of each step.
-        row = store_apart(self.store, runs, step, held, ingest, settled="optimizer_states" not in checkpoint).version
+        is_resumable = "optimizer_states" in checkpoint
+        row = store_apart(
+            self.store, runs, step, ingest, holds=lambda row: held is not None and row.uid == held.id,
+            home=None if held is None or is_resumable else held.run, settled=not is_resumable,
+        ).version  # fmt: skip
         self._note(row.step)
         self._saved = row.step
         _point(place, row.uid)

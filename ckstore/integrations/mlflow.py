@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
 
 import ckstore
 from ckstore.errors import ConflictError, InputError, NoStoreError, NotFoundError
+from ckstore.integrations.apart import TakenError, runs_for, store_apart
+
+if TYPE_CHECKING:
+    from ckstore.storage.rows import VersionRow
+    from ckstore.writing.ingest import IngestReport
+
+#: The beginning of the last part of a run's name after a file, such as `4f0c…/checkpoints/~ema`.
+_MARK = "~"
 
 
 class Artifacts:
     """The artifacts of a run of MLflow: each call of `log_artifact` or `log_artifacts` stores a version.
 
     The version's run in the store is the id of MLflow's run and the artifact path, as in ``4f0c…/checkpoints``, and its
-    step that of the file. Of two versions with a file at one path, MLflow sees the later one.
+    step that of the file. A second file of a step is stored in a run after its name, as in ``4f0c…/checkpoints/~ema``.
+    Of two versions with a file at one path, MLflow sees the later one.
     """
 
     def __init__(self, artifact_uri: str, *arguments: Any, **named: Any) -> None:
@@ -48,17 +58,24 @@ class Artifacts:
                 self.log_artifact(f"{local_dir}/{name}", posixpath.dirname(posixpath.join(artifact_path or "", name)))
 
     def _log(self, source: str, artifact_path: str | None, names: set[str]) -> None:
-        run = posixpath.join(self._root, artifact_path or "").strip("/")
+        run = _run_at(posixpath.join(self._root, artifact_path or ""))
         with ckstore.open(self._store.place, "a") as store:
-            known = [version for version in store.versions() if version.run == run]
-            parent = "auto" if len(store) and not known else None
-            try:
-                store.ingest(source, run=run, parent=parent, force=True)
-            except ConflictError:
-                same = [item for item in known if {entry.path for entry in item._stored.document.files} <= names]
-                if not same:
-                    raise
-                store.ingest(source, run=run, step=same[-1].step, force=True, replace=True)
+            [planned] = store.plan(source, run=run, force=True)
+
+            def is_among(row: VersionRow) -> bool:
+                return {entry.path for entry in store[row.number]._stored.document.files} <= names
+
+            def ingest(run: str, replace: bool) -> IngestReport:
+                parent = "auto" if store._catalog.latest() and not store._catalog.latest(run) else None
+                report = store.ingest(
+                    source, run=run, step=planned.step, parent=parent, force=True, replace=replace
+                )  # fmt: skip
+                if not is_among(report.version):
+                    raise TakenError(f"{report.version} has the content of {source} under another name.")
+                return report
+
+            runs = runs_for(run, posixpath.basename(source), planned.step, mark=_MARK)
+            store_apart(store, runs, planned.step, ingest, holds=is_among)
 
     def _every_file(self) -> Iterator[tuple[str, ckstore.Version, Any]]:
         """Yield the path, the version and the entry of each file of all versions, the oldest first.
@@ -67,9 +84,10 @@ class Artifacts:
         """
         above = f"{self._root}/"
         for version in self._store.versions():
-            if f"{version.run}/".startswith(above) or above.startswith(f"{version.run}/"):
+            place = _place_of(version.run)
+            if f"{place}/".startswith(above) or above.startswith(f"{place}/"):
                 for entry in version._stored.document.files:
-                    yield f"{version.run}/{entry.path}", version, entry
+                    yield f"{place}/{entry.path}", version, entry
 
     def _files(self) -> dict[str, tuple[ckstore.Version, Any]]:
         """Return the latest version and the entry of each artifact by its path."""
@@ -118,6 +136,17 @@ class Artifacts:
         version, entry = files[remote_file_path]
         with open(local_path, "wb") as file:
             version.write(cast(BinaryIO, file), include=[entry.path] if version._stored.document.is_directory else ())
+
+
+def _run_at(place: str) -> str:
+    """Return the run of the artifacts in a directory."""
+    return re.sub(f"(^|/){_MARK}", rf"\1{_MARK * 2}", place.strip("/"))
+
+
+def _place_of(run: str) -> str:
+    """Return the directory of a run's artifacts: a run after a file is below that of the file's directory."""
+    directory = re.sub(f"/{_MARK}(?!{_MARK})[^/]*$", "", run)
+    return re.sub(f"(^|/){_MARK * 2}", rf"\1{_MARK}", directory)
 
 
 def artifact_repository(artifact_uri: str, *arguments: Any, **named: Any) -> Any:
