@@ -139,6 +139,7 @@ def version_record(row: VersionRow, tags: Sequence[str]) -> dict[str, Any]:
         "cost": row.cost,
         "fidelity": row.fidelity,
         "hot": row.hot,
+        "superseded": row.superseded,
         "dropped": list(row.dropped),
         "elements": row.elements,
         "tensors": row.tensors,

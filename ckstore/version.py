@@ -144,6 +144,11 @@ class Version(Mapping[str, "LazyTensor"]):
         return self._stored.row.hot
 
     @property
+    def superseded(self) -> bool:
+        """Whether the run went back to an earlier version since, and went on from there."""
+        return self._stored.row.superseded
+
+    @property
     def dropped(self) -> tuple[str, ...]:
         """Globs over the paths of tensors that a policy has dropped from the version."""
         return self._stored.row.dropped

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 from ckstore.commit.costs import Costs, write_costs
+from ckstore.commit.going_back import Marks, marks_of
 from ckstore.encoding.object_writer import ObjectWriter, version_row
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError
 from ckstore.objects.documents import VersionDocument
@@ -113,11 +114,21 @@ class Change:
             hold(self.writer.placed(self.packs))
             yield StoredVersion(uncommitted, row, is_committed=False)
 
-    def commit_version(self, needs: Iterable[str], lease: int, *, replaces: bool = False, heals: bool = False) -> int:
+    def commit_version(
+        self,
+        needs: Iterable[str],
+        lease: int,
+        *,
+        replaces: bool = False,
+        heals: bool = False,
+        marks: Callable[[VersionRow], tuple[bool, Marks]] | None = None,
+    ) -> int:
         """Commit a new version, and end its lease; return its number, another one if a mirror has taken its own.
 
         The objects that it `needs` must still exist. It `replaces` the one at its run and step; if it `heals` that one,
-        it takes its tags. Raise `ConflictError` if the run and step are taken, or a base was freed.
+        it takes its tags. `marks`, called within the transaction, tell whether it is superseded itself, and which
+        versions it marks; by default these follow from its parent. Raise `ConflictError` if the run and step are taken,
+        or a base was freed.
         """
         catalog, document = self.repository.catalog, self._document
         assert document is not None
@@ -132,6 +143,9 @@ class Change:
                 tags = [tag for tag, meant in catalog.tags().items() if meant == document.replaces]
             for tag in tags:
                 catalog.delete_tag(tag)
+            is_superseded, changed = (marks or self._marks)(row)
+            row = replace(row, superseded=is_superseded)
+            self._mark(row, changed, replaces=replaces)
             replaced = catalog.at_step(row.run, row.step) if replaces and row.step is not None else None
             if replaced is not None:
                 catalog.note({"change": "forget", "versions": [replaced.number], "uids": [replaced.uid]})
@@ -236,6 +250,30 @@ class Change:
         if number != document.number:
             catalog.note({"change": "renumber", "uid": document.uid, "from": document.number, "version": number})
         return version_row(replace(document, number=number), self.packs, self._entry)
+
+    def _marks(self, row: VersionRow) -> tuple[bool, Marks]:
+        """Return whether a new version is superseded from the start, and the versions that it marks.
+
+        It is superseded if it does not go back itself, and another process went back behind its parent.
+        """
+        catalog = self.repository.catalog
+        assert self._document is not None
+        if self._document.goes_back:
+            return False, marks_of(catalog, row.run, row.parent)
+        parent = None if row.parent is None else catalog.version(row.parent)
+        return parent is not None and parent.superseded and parent.run == row.run, Marks()
+
+    def _mark(self, row: VersionRow, marks: Marks, *, replaces: bool) -> None:
+        """Mark the versions, and note it in the log; the version that is replaced will be forgotten instead."""
+        catalog = self.repository.catalog
+        assert self._document is not None
+        superseded = [item for item in marks.superseded if not replaces or item.step is None or item.step != row.step
+                      or any(item.step == other.step for other in marks.present)]  # fmt: skip
+        if self._document.goes_back or superseded or marks.present or row.superseded:
+            catalog.mark_versions([item.number for item in superseded], [item.number for item in marks.present])
+            uids = [item.uid for item in superseded] + [row.uid] * row.superseded
+            present = [item.uid for item in marks.present]
+            catalog.note({"change": "supersede", "by": row.uid, "superseded": uids, "present": present})
 
     def _check_unhealed(self, row: VersionRow, replaced: int | None) -> None:
         """Raise `ConflictError` if another process has replaced the version since."""

@@ -217,6 +217,8 @@ class VersionDocument:
         How a compaction encodes the version; None once its objects are encoded.
     dropped
         Globs over the paths of dropped tensors. No unit of the layout holds these tensors.
+    goes_back
+        Whether the parent was not the tip of the run, so that this version superseded others; the log has their ids.
     """
 
     number: int
@@ -240,6 +242,7 @@ class VersionDocument:
     coarse: CoarseFacts | None = None
     hot: HotFacts | None = None
     dropped: tuple[str, ...] = ()
+    goes_back: bool = False
 
     @property
     def uid(self) -> str:
@@ -299,6 +302,7 @@ class VersionDocument:
             **({} if self.coarse is None else {"coarse": self.coarse.to_json()}),
             **({} if self.hot is None else {"hot": self.hot._asdict()}),
             **({"dropped": self.dropped} if self.dropped else {}),
+            **({"goes_back": True} if self.goes_back else {}),
         }  # fmt: skip
 
     @classmethod
@@ -326,6 +330,7 @@ class VersionDocument:
             coarse=CoarseFacts.from_json(document["coarse"]) if "coarse" in document else None,
             hot=HotFacts(**document["hot"]) if "hot" in document else None,
             dropped=tuple(document.get("dropped", ())),
+            goes_back=document.get("goes_back", False),
         )  # fmt: skip
 
 
@@ -554,6 +559,7 @@ VERSION = fields(
         ),
         "hot": fields({"policy": text(), "budget": number(1)}),
         "dropped": items(text(1), 1),
+        "goes_back": flag,
     },
 )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ class FoundVersion:
     """A version with a readable manifest, and the pack that holds it, without its blobs.
 
     The document has the version's current number; `written_as` is the number in the manifest. `renumbered` is the time
-    of its renumbering in the log, or empty.
+    of its renumbering in the log, or empty. `superseded` tells whether its run went back to an earlier version.
     """
 
     pack: ScannedPack
@@ -26,6 +26,7 @@ class FoundVersion:
     uid: str
     step: int | None
     renumbered: str = ""
+    superseded: bool = False
 
     @property
     def number(self) -> int:
@@ -51,21 +52,24 @@ class FoundVersions:
     time lacked.
 
     `found` has all versions in packs, in the order in which they were written; `present` the rows of the current
-    catalog by id, None if it is damaged or older than the log; `is_whole` tells whether a version has all its objects.
-    `gone` has the numbers of replaced or forgotten versions, each with its parent's if that is known; `renumbered` the
-    versions that this recovery renumbered; `dropped` the numbers of versions that it leaves out without a
-    reason in the log.
+    catalog by id, None if it is damaged or older than the log; `marks` the ids of the superseded versions; `is_whole`
+    tells whether a version has all its objects. `gone` has the numbers of replaced or forgotten versions, each with its
+    parent's if that is known; `renumbered` the versions that this recovery renumbered; `dropped` the numbers of
+    versions that it leaves out without a reason in the log; `marked` the versions that it marks as superseded or
+    present, by the id of the version that goes back: its commit was interrupted, or its record is lost.
     """
 
     found: Sequence[FoundVersion]
     records: Sequence[Mapping[str, Any]]
     present: Mapping[str, VersionRow] | None
     last_number: int
+    marks: Collection[str]
     is_whole: Callable[[FoundVersion], bool]
     versions: dict[int, FoundVersion] = field(default_factory=dict)
     gone: dict[int, int | None] = field(default_factory=dict)
     renumbered: list[FoundVersion] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    marked: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     _named: set[int] = field(default_factory=set)
     #: Number of the remaining copy, by number of each removed copy.
@@ -78,6 +82,7 @@ class FoundVersions:
         self._leave_out_partial()
         self._replace()
         self._merge()
+        self._supersede()
         self._give_steps()
         self._name_lost()
 
@@ -214,13 +219,57 @@ class FoundVersions:
         parent = version.document.parent
         self.gone[number] = None if parent is None else self.meant(parent, version.document.created)
 
-    def _give_steps(self) -> None:
-        """Give each step of a run to one version."""
+    def _supersede(self) -> None:
+        """Mark the superseded versions: by the log, and of a version that goes back without a record, by its parent."""
         known = self.present or {}
+        for version in self.versions.values():
+            version.superseded = version.uid in self.marks
+        recorded = {record["by"] for record in self.records if record.get("change") == "supersede"}
+        for number in sorted(self.versions):
+            version = self.versions[number]
+            if version.document.goes_back and version.uid not in recorded and version.uid not in known:
+                self._go_back(version)
+
+    def _go_back(self, version: FoundVersion) -> None:
+        """Mark the versions as the commit of one that goes back would have done."""
+        run = version.document.run
+        line = set(self._ancestors(version.number))
+        later = [other for number, other in sorted(self.versions.items())
+                 if number > version.number and other.document.run == run and not other.superseded]  # fmt: skip
+        own = [other for other in later if version.number in self._ancestors(other.number)]
+        changed: tuple[list[FoundVersion], list[FoundVersion]] = [], []
+        if own != later:  # The run went on from elsewhere.
+            changed = [version, *own], []
+        elif line:
+            back = [self.versions[number] for number in line if self.versions[number].superseded]
+            fork = max((number for number in line if not self.versions[number].superseded), default=0)
+            changed = [
+                other for number, other in sorted(self.versions.items())
+                if fork < number and other not in (version, *own) and other.document.run == run and not other.superseded
+            ], back  # fmt: skip
+        for mark, others in zip((True, False), changed, strict=True):
+            for other in others:
+                other.superseded = mark
+        self.marked[version.uid] = [other.uid for other in changed[0]], [other.uid for other in changed[1]]
+
+    def _ancestors(self, number: int) -> Iterator[int]:
+        """Yield the ancestors of a version in its run, the nearest first."""
+        run, passed = self.versions[number].document.run, {number}
+        while (parent := self.parent(self.versions[number])) is not None and parent not in passed:
+            if self.versions[parent].document.run != run:
+                return
+            passed.add(parent)
+            yield parent
+            number = parent
+
+    def _give_steps(self) -> None:
+        """Give each step of a run to one version; superseded ones keep theirs."""
+        known = self.present or {}
+        marked = {version.uid for version in self.versions.values() if version.superseded}
         taken = {
             (row.run, row.step): uid
             for uid, row in known.items()
-            if row.step is not None and row.number not in self.gone
+            if row.step is not None and row.number not in self.gone and uid not in marked
         }
         holders: dict[tuple[str, int], FoundVersion] = {}
         for version in sorted(self.found, key=lambda version: version.document.uid not in taken.values()):
@@ -230,6 +279,8 @@ class FoundVersions:
             row = known.get(version.document.uid)
             if place in taken and row is None:
                 self._leave_out(version.number)
+                continue
+            if version.superseded:
                 continue
             holder = holders.setdefault(place, version)
             if holder is version:

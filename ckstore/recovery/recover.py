@@ -170,7 +170,8 @@ class _Builder:
             self.present = rows = None
         if self.present is not None:
             self.last_number = max(self.last_number, _last_number(self.present))
-        versions = FoundVersions(self.found, records, rows, self.last_number, self._is_whole)
+        marks = self._marks(records, rows, is_whole=not problems)
+        versions = FoundVersions(self.found, records, rows, self.last_number, marks, self._is_whole)
         self.report.problems += versions.problems
         if rows is None and any(pack.kind == "encoded" for pack in self.damaged):
             self.report.problems += [
@@ -180,6 +181,8 @@ class _Builder:
         for version in versions.renumbered:
             change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
             self._log(change)
+        for uid, (superseded, present) in versions.marked.items():
+            self._log({"change": "supersede", "by": uid, "superseded": superseded, "present": present})
         if versions.dropped:
             # Without ids: nobody forgot them, and a transfer may send them.
             self._log({"change": "forget", "versions": sorted(versions.dropped), "uids": []})
@@ -206,6 +209,16 @@ class _Builder:
         if collected:
             self.catalog.note_collected(collected[-1])
         self.catalog.note_logged(self.logged[-1] if self.logged else self.last)
+
+    def _marks(
+        self, records: Sequence[Mapping[str, Any]], rows: Mapping[str, VersionRow] | None, *, is_whole: bool
+    ) -> set[str]:
+        """Return the ids of the superseded versions: by the log, or by the current catalog and later records."""
+        if is_whole or rows is None or self.present is None:
+            return change_log.superseded(records)
+        last = self.present.logged()
+        later = [record for record in records if change_log.name_of(record) > last]
+        return change_log.superseded(later, [uid for uid, row in rows.items() if row.superseded])
 
     def _log(self, record: Mapping[str, Any]) -> None:
         """Add a record to the log; all of them belong to one change."""
@@ -275,7 +288,10 @@ class _Builder:
                 " missing: the layout of its files, or the bytes between their tensors."
             )
         self.catalog.commit_version(
-            replace(row, step=version.step, parent=parent), [], [], references=references & self.packs
+            replace(row, step=version.step, parent=parent, superseded=version.superseded),
+            [],
+            [],
+            references=references & self.packs,
         )
         self.report.versions += 1
 

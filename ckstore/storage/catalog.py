@@ -102,9 +102,10 @@ class Catalog(CatalogClaims):
 
     def differences(self) -> list[str]:
         """Return a sentence for each damage of the log, and for each contradiction between it and the catalog."""
-        tags, policies = self.tags(), self.policies()
+        tags, policies, logged = self.tags(), self.policies(), self.logged()
+        marks = {row.uid: row.superseded for row in self.versions()}
         records, problems = change_log.read_all(self._storage)
-        found = change_log.contradictions(records, tags, policies, self.collected(), self.last_number())
+        found = change_log.contradictions(records, logged, marks, tags, policies, self.collected(), self.last_number())
         return [*problems, *found]
 
     #: Whether no other machine has a catalog of the store. If others have one, their claims are unknown here, and the
@@ -186,7 +187,7 @@ class Catalog(CatalogClaims):
         parent = row.parent
         if parent is not None:
             parent_row = self.version(parent)
-        standing = None if row.step is None else self.at_step(row.run, row.step)
+        standing = None if row.step is None or row.superseded else self.at_step(row.run, row.step)
         if standing is not None:
             if not replace:
                 raise ConflictError(
@@ -343,6 +344,14 @@ class Catalog(CatalogClaims):
         for column, value in values.items():
             if value is not None:
                 self._connection.execute(f"UPDATE versions SET {column} = ? WHERE number = ?", [value, number])
+
+    @recorded
+    def mark_versions(self, superseded: Iterable[int], present: Iterable[int]) -> None:
+        """Mark versions as superseded, and others as present again."""
+        # First the former, which may have the steps of the latter.
+        for mark, numbers in ((True, superseded), (False, present)):
+            for number in numbers:
+                self._connection.execute("UPDATE versions SET superseded = ? WHERE number = ?", [mark, number])
 
     @recorded
     def forget_versions(self, numbers: Iterable[int]) -> None:

@@ -152,30 +152,50 @@ class CatalogReader:
         return self._select("WHERE v.parent = ? ORDER BY v.number", number)
 
     def latest(self, run: str | None = None) -> VersionRow | None:
-        """Return the latest version of the store or of one run; None if there are none."""
+        """Return the latest version of the store or of one run; None if there are none.
+
+        Superseded versions count only if there are no others.
+        """
         if run is not None:
             return self._of_run(run, "last")
         query = f"SELECT {VERSION}, {_SET} FROM seals s LEFT JOIN versions v ON v.number = s.last {NAMES}"
         return self._owned(self._connection.rows(f"{query} WHERE s.name = 'versions'"), _OF_SET, "last")
 
     def highest(self, run: str) -> VersionRow | None:
-        """Return the version of a run with the highest step; without steps, the latest."""
+        """Return the version of a run with the highest step; without steps, the latest.
+
+        Superseded versions count only if there are no others.
+        """
         return self._of_run(run, "highest")
 
-    def at_step(self, run: str, step: int) -> VersionRow | None:
-        """Return the version of a run at a step, or None."""
-        found = self._select("WHERE r.name = ? AND v.step = ?", run, step)
-        return self._meant(found, lambda row: (row.run, row.step) == (run, step))
+    def at_step(self, run: str, step: int, *, superseded: bool = False) -> VersionRow | None:
+        """Return the version of a run at a step, or None; with `superseded`, the latest superseded one."""
+        found = self._select(
+            f"WHERE r.name = ? AND v.step = ? AND v.superseded = {superseded:d} ORDER BY v.number DESC LIMIT 1",
+            run, step,
+        )  # fmt: skip
+        return self._meant(found, lambda row: (row.run, row.step, row.superseded) == (run, step, superseded))
+
+    def after(self, run: str, number: int) -> list[VersionRow]:
+        """Return the versions of a run with larger numbers, by number, without superseded ones."""
+        return self._select("WHERE r.name = ? AND v.superseded = 0 AND v.number > ? ORDER BY v.number", run, number)
 
     def without_step(self, run: str, nbytes: int) -> list[VersionRow]:
-        """Return the versions of a run that have no step and this original size, newest first."""
+        """Return the versions of a run that have no step and this original size, newest first.
+
+        Superseded versions are left out.
+        """
         return self._select(
-            "WHERE r.name = ? AND v.step IS NULL AND v.original_bytes = ? ORDER BY v.number DESC", run, nbytes
-        )
+            "WHERE r.name = ? AND v.superseded = 0 AND v.step IS NULL AND v.original_bytes = ? ORDER BY v.number DESC",
+            run, nbytes,
+        )  # fmt: skip
 
     def hot_versions(self, run: str, keep: int = 0) -> list[VersionRow]:
         """Return the hot versions of a run by number, without its `keep` latest versions."""
-        query = "SELECT v.number FROM versions v JOIN runs r ON r.id = v.run WHERE r.name = ? ORDER BY 1 DESC LIMIT ?"
+        query = (
+            "SELECT v.number FROM versions v JOIN runs r ON r.id = v.run WHERE r.name = ? AND v.superseded = 0"
+            " ORDER BY 1 DESC LIMIT ?"
+        )
         latest = {number for (number,) in self._connection.rows(query, [run, keep])}
         return [row for row in self.hot() if row.run == run and row.number not in latest]
 
@@ -351,7 +371,7 @@ class CatalogReader:
         for run, count, total, last in self._connection.rows(
             "SELECT o.name, o.versions, o.total, o.last FROM runs o LEFT JOIN versions v ON v.run = o.id GROUP BY o.id"
             " HAVING o.versions <> COUNT(v.number) OR o.total <> coalesce(SUM(v.seal), 0)"
-            " OR o.last <> coalesce(MAX(v.number), 0)"
+            " OR o.last <> coalesce(MAX(v.number) FILTER (WHERE NOT v.superseded), MAX(v.number), 0)"
         ):
             raise damaged(self._path, f"run {run} has not the {count} versions up to {last} that sum up to {total}")
         for (name,) in self._connection.rows(
@@ -424,7 +444,7 @@ def _version(row: Sequence[Any]) -> VersionRow:
     values = list(row)
     if values[0] == values[4]:
         raise ValueError(f"version {values[0]} is its own parent")
-    values[16], values[18] = bool(values[16]), bool(values[18])
-    values[19] = tuple(read_json(values[19], _GLOBS))
-    values[20] = read_json(values[20], plain_object)
+    values[16], values[18], values[19] = bool(values[16]), bool(values[18]), bool(values[19])
+    values[20] = tuple(read_json(values[20], _GLOBS))
+    values[21] = read_json(values[21], plain_object)
     return VersionRow(*values)

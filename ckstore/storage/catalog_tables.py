@@ -19,7 +19,7 @@ _VERSION = (
     "{0}number", "lower(hex({0}uid))", "(SELECT name FROM runs WHERE id = {0}run)", "{0}step", "{0}parent",
     "{0}created", "(SELECT name FROM packs WHERE id = {0}pack)", "{0}manifest_offset", "{0}manifest_length",
     "{0}original_bytes", "{0}stored_bytes", "{0}elements", "{0}tensors", "{0}files", "{0}depth", "{0}cost", "{0}base",
-    "{0}fidelity", "{0}hot", "{0}dropped", "{0}metrics", "{0}source",
+    "{0}fidelity", "{0}hot", "{0}superseded", "{0}dropped", "{0}metrics", "{0}source",
 )  # fmt: skip
 
 #: The columns under each table's checksum, in the order of the tables; the first one is the key.
@@ -33,10 +33,11 @@ SEALED: Mapping[str, tuple[str, ...]] = {
     "tags": ("{0}name", "{0}version"),
 }
 
-# `last` is the largest number of a version. `highest` is the version of a run with the highest step. `slot` is the
-# position of the object in its pack's manifest. `key` is the first 63 bits of an id (`catalog.key`). Keys are spread
-# evenly, so that every new row of a large table touches a page of its own. They are inserted into a small table, and
-# moved on by the tens of thousands; a row of the small table takes precedence over one in the large table.
+# `last` is the largest number of a version, `highest` the version of a run with the highest step. Superseded versions
+# count only if there are no others; those others have different steps. `slot` is the position of the object in its
+# pack's manifest. `key` is the first 63 bits of an id (`catalog.key`). Keys are spread evenly, so that every new row of
+# a large table touches a page of its own. They are inserted into a small table, and moved on by the tens of thousands;
+# a row of the small table takes precedence over one in the large table.
 # `version_packs` holds the packs that a version's manifest and blobs are in; `packs.referrers` counts them.
 # `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
 _TABLES = """
@@ -86,13 +87,15 @@ CREATE TABLE versions (
     base INTEGER NOT NULL,
     fidelity TEXT NOT NULL,
     hot INTEGER NOT NULL,
+    superseded INTEGER NOT NULL,
     dropped TEXT NOT NULL,
     metrics TEXT NOT NULL,
     source TEXT,
     seal INTEGER NOT NULL DEFAULT 0
 );
-CREATE UNIQUE INDEX versions_run_step ON versions (run, step);
-CREATE INDEX versions_run ON versions (run, number);
+CREATE UNIQUE INDEX versions_run_step ON versions (run, step) WHERE superseded = 0;
+CREATE INDEX versions_superseded ON versions (run, step) WHERE superseded = 1;
+CREATE INDEX versions_run ON versions (run, superseded, number);
 CREATE INDEX versions_parent ON versions (parent);
 CREATE INDEX versions_pack ON versions (pack);
 CREATE INDEX versions_hot ON versions (number) WHERE hot;
@@ -126,8 +129,21 @@ CREATE TABLE leases (
 )
 """
 
-_LAST_OF_RUN = "(SELECT MAX(number) FROM versions WHERE run = {0}run)"
-_HIGHEST_OF_RUN = "(SELECT number FROM versions WHERE run = {0}run ORDER BY step DESC, number DESC LIMIT 1)"
+_LAST = (
+    "coalesce((SELECT number FROM versions WHERE NOT superseded ORDER BY number DESC LIMIT 1),"
+    " (SELECT MAX(number) FROM versions), 0)"
+)
+
+
+def _of_run(which: str) -> str:
+    """Return the first version of a row's run in an order; superseded versions come after all others."""
+    found = f"(SELECT number FROM versions WHERE run = {{0}}run AND superseded = {{1}} ORDER BY {which} LIMIT 1)"
+    return f"coalesce({found.replace('{1}', '0')}, {found.replace('{1}', '1')}, 0)"
+
+
+_LAST_OF_RUN = _of_run("number DESC")
+_HIGHEST_OF_RUN = _of_run("step DESC, number DESC")
+_ENDS_OF_RUN = f"last = {_LAST_OF_RUN}, highest = {_HIGHEST_OF_RUN}"
 _HOT = "UPDATE seals SET rows = rows {0} 1, total = total {0} {1} WHERE name = 'hot' AND {2}hot"
 
 #: Effects of an added, a removed and a resealed row on the sums, by table. Those of the hot versions are apart, since
@@ -141,15 +157,13 @@ _COUNTED = {
     for table in ("meta", "policies", "runs", "packs", "tags")
 }
 _COUNTED["versions"] = (
-    "UPDATE runs SET versions = versions + 1, last = max(last, NEW.number),"
-    f" highest = {_HIGHEST_OF_RUN.format('NEW.')} WHERE id = NEW.run;"
-    " UPDATE seals SET rows = rows + 1, last = max(last, NEW.number) WHERE name = 'versions'; "
+    f"UPDATE runs SET versions = versions + 1, {_ENDS_OF_RUN.format('NEW.')} WHERE id = NEW.run;"
+    f" UPDATE seals SET rows = rows + 1, last = {_LAST} WHERE name = 'versions'; "
     + _HOT.format("+", "(SELECT seal FROM versions WHERE number = NEW.number)", "NEW."),
-    "UPDATE runs SET versions = versions - 1, total = total - OLD.seal,"
-    f" last = coalesce({_LAST_OF_RUN.format('OLD.')}, 0), highest = coalesce({_HIGHEST_OF_RUN.format('OLD.')}, 0)"
+    f"UPDATE runs SET versions = versions - 1, total = total - OLD.seal, {_ENDS_OF_RUN.format('OLD.')}"
     " WHERE id = OLD.run;"
-    " UPDATE seals SET rows = rows - 1, total = total - OLD.seal, last = coalesce((SELECT MAX(number) FROM versions),"
-    " 0) WHERE name = 'versions'; " + _HOT.format("-", "OLD.seal", "OLD."),
+    f" UPDATE seals SET rows = rows - 1, total = total - OLD.seal, last = {_LAST} WHERE name = 'versions'; "
+    + _HOT.format("-", "OLD.seal", "OLD."),
     "UPDATE runs SET total = total + NEW.seal - OLD.seal WHERE id = NEW.run;"
     " UPDATE seals SET total = total + NEW.seal - OLD.seal WHERE name = 'versions'",
 )
@@ -170,7 +184,8 @@ def _triggers(table: str, columns: tuple[str, ...]) -> Iterable[str]:
         changed.insert(0, _HOT.format("-", "OLD.seal", "OLD."))
         changed += [
             _HOT.format("+", "(SELECT seal FROM versions WHERE number = NEW.number)", "NEW."),
-            f"UPDATE runs SET highest = {_HIGHEST_OF_RUN.format('NEW.')} WHERE id = NEW.run",
+            f"UPDATE runs SET {_ENDS_OF_RUN.format('NEW.')} WHERE id = NEW.run",
+            f"UPDATE seals SET last = {_LAST} WHERE name = 'versions' AND NEW.superseded <> OLD.superseded",
         ]
     yield (
         f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_guard BEFORE UPDATE ON {table} WHEN NEW.seal = OLD.seal"

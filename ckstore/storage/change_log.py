@@ -53,6 +53,7 @@ RECORD = by(
         "gc": fields({"written": _PACKS, "removed": _PACKS, "versions": rows(ID, _VERSION, optional(_VERSION), TIME)}),
         "lost": fields({"packs": _PACKS}),
         "found": fields({"packs": _PACKS}),
+        "supersede": fields({"by": ID, "superseded": items(ID), "present": items(ID)}),
         "renumber": fields({"uid": ID, "from": _VERSION, "version": _VERSION}),
     },
 )
@@ -68,7 +69,7 @@ _OWN = fields(
     }
 )
 #: Changes that take something away: they count only if they were committed.
-_TAKING = ("forget", "gc", "policy", "untag")
+_TAKING = ("forget", "gc", "policy", "supersede", "untag")
 _NAME = re.compile(r"(\d{12})-([0-9a-f]{16})\.json")
 #: Possible losses with a damaged or missing log.
 LOSS = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
@@ -147,12 +148,26 @@ def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
     return records[::-1], problems
 
 
+def superseded(records: Iterable[Mapping[str, Any]], before: Iterable[str] = ()) -> set[str]:
+    """Return the ids of the versions that are superseded after some records, given those before them."""
+    found = set(before)
+    for record in records:
+        if record["change"] == "supersede":
+            found.difference_update(record["present"])
+            found.update(record["superseded"])
+        elif record["change"] == "forget":
+            found.difference_update(record["uids"])
+    return found
+
+
 def _name(sequence: int, digest: str) -> str:
     return f"{sequence:012d}-{digest[:16]}"
 
 
 def contradictions(
     records: Sequence[Mapping[str, Any]],
+    logged: str,
+    marks: Mapping[str, bool],
     tags: Mapping[str, int],
     policies: Mapping[str, str],
     collected: str,
@@ -160,6 +175,7 @@ def contradictions(
 ) -> Iterator[str]:
     """Yield a sentence for each fact of a catalog that only the log can confirm, and does not.
 
+    `logged` is the last record that the catalog has, and `marks` tell for each id whether that version is superseded.
     The log may have a change that was interrupted before the commit; never the other way round.
     """
     tagged = {(record["tag"], record["version"]) for record in records if record["change"] == "tag"}
@@ -173,6 +189,10 @@ def contradictions(
     collections = [record["created"] for record in records if record["change"] == "gc"]
     if collected and (not collections or collected < collections[0]):
         yield f"The catalog has a garbage collection at {collected}, but the log has none; run `ckstore recover`."
+    known_marks = superseded(record for record in records if name_of(record) <= logged)
+    for uid, mark in marks.items():
+        if mark != (uid in known_marks):
+            yield f"Version {uid} is {'' if mark else 'not '}superseded, unlike in the log; run `ckstore recover`."
     highest = max((number for record in records for number in _numbers(record)), default=0)
     if last_number < highest:
         yield f"The catalog does not know version {highest} in the log; run `ckstore recover`."

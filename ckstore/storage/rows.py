@@ -61,6 +61,8 @@ class VersionRow:
         `exact` or `coarse`.
     hot : bool
         Whether its objects are stored unencoded, until the version is compacted.
+    superseded : bool
+        Whether the run went back to an earlier version since, and went on from there.
     dropped : tuple of str
         Globs over the paths of its dropped tensors.
     metrics : mapping
@@ -94,6 +96,7 @@ class VersionRow:
     base: bool
     fidelity: str
     hot: bool = False
+    superseded: bool = False
     dropped: tuple[str, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
@@ -115,8 +118,8 @@ def version_schemas(flag: Schema, globs: Schema, metrics: Schema) -> list[Schema
     """Return the schemas of the columns of a `VersionRow`, in order; SQL and JSON differ in three kinds of values."""
     return [
         whole(1), ID, text(1), optional(whole(LOWEST, HIGHEST)), optional(whole(1)), TIME, PACK_NAME, whole(), whole(),
-        whole(), whole(), whole(), whole(), whole(), whole(), number(0), flag, one_of("exact", "coarse"), flag, globs,
-        metrics, optional(text()),
+        whole(), whole(), whole(), whole(), whole(), whole(), number(0), flag, one_of("exact", "coarse"), flag, flag,
+        globs, metrics, optional(text()),
     ]  # fmt: skip
 
 

@@ -44,8 +44,8 @@ class Versions(Protocol):
     def highest(self, run: str) -> VersionRow | None:
         """Return the version of a run with the highest step; without steps, the latest."""
 
-    def at_step(self, run: str, step: int) -> VersionRow | None:
-        """Return the version at a step of a run."""
+    def at_step(self, run: str, step: int, *, superseded: bool = False) -> VersionRow | None:
+        """Return the version at a step of a run, or the latest superseded one."""
 
     def with_uid(self, prefix: str) -> list[VersionRow]:
         """Return the versions whose ids have this prefix."""
@@ -75,7 +75,8 @@ def resolve(catalog: Versions, spec: str | int) -> VersionRow:
     `spec` is, in this order: the number of a version, a tag, `latest` (ingested last), `run@step`, `run@latest` or the
     name of a run (its version with the highest step; without steps, the one ingested last), `least:METRIC`,
     `most:METRIC`, `best:METRIC` (the lowest value of a loss or error, the highest of another metric), also of one run
-    as in `gpt@best:val_loss`, or a unique prefix of an id, at least four hexadecimal characters.
+    as in `gpt@best:val_loss`, or a unique prefix of an id, at least four hexadecimal characters. A superseded version
+    has the name of a run, step or metric only if no other version has it.
 
     Raises
     ------
@@ -109,9 +110,10 @@ def _of_run(catalog: Versions, text: str) -> VersionRow | None:
         if step == LATEST:
             return catalog.highest(run)
         number = step_of_text(step)
-        found = None if number is None else catalog.at_step(run, number)
-        if found is not None:
-            return found
+        if number is not None:
+            found = catalog.at_step(run, number) or catalog.at_step(run, number, superseded=True)
+            if found is not None:
+                return found
     return catalog.highest(text)
 
 
@@ -122,12 +124,15 @@ def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
         return None
     run, sense, metric = named.groups()
     rows = catalog.versions(run)
-    values = {row.number: row.metrics.get(metric) for row in rows}
-    numbers = {
-        number: value
-        for number, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    }
+    for superseded in (False, True):
+        values = {row.number: row.metrics.get(metric) for row in rows if row.superseded == superseded}
+        numbers = {
+            number: value
+            for number, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        }
+        if numbers:
+            break
     if not numbers:
         known = sorted({name for row in rows for name in row.metrics})
         hint = f"there are {', '.join(known)}" if known else "`ckstore metric` adds one"

@@ -95,6 +95,7 @@ def describe(
         summary=_summary(repository, scanned, objects),
         replaces=None if existing is None else existing.number,
         hot=HotFacts(replace(request.policy, hot=None).to_text(), request.budget) if hot else None,
+        goes_back=request.goes_back,
     )  # fmt: skip
     document.check()
     return document, blobs.packed

@@ -35,11 +35,12 @@ def in_place_of(repository: Repository, existing: VersionRow, scanned: ScannedVe
         if parent is not None and parent.number >= existing.number:  # The run's latest, as the default parent.
             parent = None if existing.parent is None else repository.catalog.version(existing.parent)
         metrics = {**existing.metrics, **request.metrics}
-        return replace(request, parent=parent, metrics=metrics, replace=True, heals=True)
+        return replace(request, parent=parent, metrics=metrics, replace=True, heals=True, goes_back=False)
     if not request.replace:
         raise ConflictError(
             f"{request.run}@{request.step} holds other content as version {existing.number}; "
-            "choose another `step` or `run`, or set `replace`; for several inputs, use `step_from` (`ingest_many`)."
+            "choose another `step` or `run`, or set `replace`; if the run goes on from an earlier version, name that as"
+            " `parent`; for several inputs, use `step_from` (`ingest_many`)."
         )
     repository.catalog.check_untagged([existing.number])
     return request

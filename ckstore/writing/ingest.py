@@ -21,6 +21,7 @@ from typing import Any
 
 from ckstore.checking.verify import check_restores
 from ckstore.commit.change import Change
+from ckstore.commit.going_back import goes_back, marks_of
 from ckstore.commit.naming import add_metrics
 from ckstore.encoding.estimator import knows_sensitivity
 from ckstore.encoding.object_writer import ObjectWriter
@@ -116,10 +117,13 @@ def ingest(
             opened()
         if options.parent == AUTO:
             hash_version(scanned, force=request.force, progress=progress)
+        parent = _parent(repository, options.parent, request.run, scanned)
+        is_named = options.parent not in (None, AUTO) or (parent is not None and parent.superseded)
         request = replace(
             request,
             step=scanned.step if request.step is None else request.step,
-            parent=_parent(repository, options.parent, request.run, scanned),
+            parent=parent,
+            goes_back=is_named and goes_back(repository.catalog, request.run, parent),
             source=scanned.name,
             gradients=gradients,
         )
@@ -153,7 +157,8 @@ def _ingest(
     if existing is not None:
         if is_there(repository, existing, scanned, request):
             return IngestReport(add_metrics(repository, existing, request.metrics), is_new=False)
-        request = in_place_of(repository, existing, scanned, request)
+        if request.replace or not _supersedes(repository, request, existing):
+            request = in_place_of(repository, existing, scanned, request)
     given = request.metrics
     read = metrics_inside(scanned)
     values = {name: value for name, (value, _) in read.items()}
@@ -185,6 +190,14 @@ def _ingest(
         repository.resolver.forget()
         raise
     return IngestReport(catalog.version(committed), is_new=True)
+
+
+def _supersedes(repository: Repository, request: Request, existing: VersionRow) -> bool:
+    """Return whether the version will supersede the existing one at its step."""
+    if not request.goes_back or request.parent is None:
+        return False
+    marks = marks_of(repository.catalog, request.run, request.parent.number)
+    return existing.number in {row.number for row in marks.superseded}
 
 
 class _UnchangedError(Exception):

@@ -62,7 +62,8 @@ class Request:
 
     `parent` is the row of the version before this one; `source` is empty for a state dict. `read` are the metrics from
     the files: value and path of the file, by name. With `force`, damaged files are stored as opaque bytes. `heals`
-    tells whether the version replaces a damaged one of the same content, tags included.
+    tells whether the version replaces a damaged one of the same content, tags included; `goes_back`, whether the
+    parent is not the tip of the run.
     """
 
     run: str
@@ -79,6 +80,7 @@ class Request:
     read: Mapping[str, tuple[int | float, str]] = field(default_factory=dict)
     force: bool = False
     heals: bool = False
+    goes_back: bool = False
 
     @property
     def is_hot(self) -> bool:

@@ -496,7 +496,7 @@ def test_rows_are_small(catalog, store, monkeypatch):
     for number, name in enumerate(names, 1):
         row = VersionRow(
             *(number, identifier(name), "gpt", number, number - 1 or None, "2026-01-01T00:00:00.000000Z", name),
-            *(10_000, 50_000, 10**9, 10**7, 10**8, 1000, 3, 2, 1.5, False, "exact", False, ()),
+            *(10_000, 50_000, 10**9, 10**7, 10**8, 1000, 3, 2, 1.5, False, "exact", False, False, ()),
             {"loss": 2.345678, "accuracy": 0.123456, "epoch": number},
             f"/somewhere/checkpoints/step_{number}.pt",
         )

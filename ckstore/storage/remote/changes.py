@@ -101,6 +101,7 @@ CALLS: Mapping[str, Mapping[str, Kind]] = {
         "cost": _plainly(number(0)), "base": _plainly(flag), "stored_bytes": _plainly(_SIZE),
         "metrics": _plainly(plain_object),
     },
+    "mark_versions": {"superseded": _NUMBERS, "present": _NUMBERS},
     "forget_versions": {"numbers": _NUMBERS},
     "remove_empty_runs": {},
     "set_tag": {"name": _plainly(text(1)), "number": _plainly(_NUMBER)},
