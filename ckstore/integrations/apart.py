@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import ConflictError
 
 if TYPE_CHECKING:
+    from ckstore.integrations.lineage import Lineage
     from ckstore.storage.rows import VersionRow
     from ckstore.store import Store
     from ckstore.writing.ingest import IngestReport
@@ -64,15 +65,17 @@ def store_apart(
     store: Store,
     runs: Sequence[str],
     step: int | None,
-    ingest: Callable[[str, bool], IngestReport],
+    ingest: Callable[[str, int | None, bool], IngestReport],
     *,
     holds: Callable[[VersionRow], bool],
-    home: str | None = None,
+    home: str = "",
     settled: bool = True,
+    lineage: Lineage | None = None,
 ) -> IngestReport:
     """Store a file in the first of several runs that has room for it at its step.
 
-    A version at that step is replaced only if it is the one that the file's path held.
+    A version at that step is replaced only if it is the one that the file's path held. If the training goes back to
+    an earlier version, the versions after that are superseded instead.
 
     Parameters
     ----------
@@ -81,38 +84,71 @@ def store_apart(
     step
         The step; None if the file has none.
     ingest
-        Stores the file in a run; its second argument says whether to replace the version at the step. It may raise
-        `TakenError`.
+        Stores the file in a run, after the parent of a number if one is given, and replaces the version at the step
+        or not. It may raise `TakenError`.
     holds
         Whether a version is the one that the path held.
     home
         The run of that version. It is tried first if it is one of `runs`.
     settled
         Whether a series stays with the second run, its own, once that exists.
+    lineage
+        The versions that the training was resumed from.
     """
     catalog = store._catalog
     order = [home, *runs] if home in runs else list(runs)
     if settled and catalog.latest(runs[1]) is not None:
         order.remove(runs[0])
     for run in order:
-        existing = None if step is None else catalog.at_step(run, step)
-        if run in catalog.tags() or (existing is not None and not holds(existing)):
+        if run in catalog.tags():
             continue
-        if run != runs[0]:
+        is_new = run != runs[0] and catalog.latest(run) is None
+        if is_new:
             _take_policy(store, runs[0], run)
-        try:
-            return ingest(run, existing is not None)
-        except TakenError:
+            parent = None if step is None else catalog.at_step(runs[0], step)
+        else:
+            parent = None if lineage is None else lineage.parent(store, run, step)
+        report = _stored(store, run, step, parent, ingest, lambda row: holds(row) and not _is_kept(row, lineage))
+        if report is not None:
+            if lineage is not None:
+                lineage.follow(report)
+            return report
+    raise ConflictError(f"{runs[0]} and {len(runs) - 1} runs below it are taken at step {step}; give a new run.")
+
+
+def _stored(
+    store: Store,
+    run: str,
+    step: int | None,
+    parent: VersionRow | None,
+    ingest: Callable[[str, int | None, bool], IngestReport],
+    holds: Callable[[VersionRow], bool],
+) -> IngestReport | None:
+    """Store a file in a run; return None if its step is taken there."""
+    existing = None if step is None else store._catalog.at_step(run, step)
+    is_behind = existing is not None and parent is not None and (parent.superseded or parent.number < existing.number)
+    for replace in (False, True):
+        if existing is not None and not (holds(existing) if replace else is_behind):
             continue
+        try:
+            return ingest(run, None if parent is None else parent.number, replace)
+        except TakenError:
+            return None
         except ConflictError:
             # A tagged version is not replaced, and another process may have taken the step.
-            if step is None or catalog.at_step(run, step) is None:
+            existing = None if step is None else store._catalog.at_step(run, step)
+            if existing is None:
                 raise
-    raise ConflictError(f"{runs[0]} and {len(runs) - 1} runs below it are taken at step {step}; give a new run.")
+    return None
+
+
+def _is_kept(row: VersionRow, lineage: Lineage | None) -> bool:
+    """Return whether a version was saved before the training went back behind it."""
+    return lineage is not None and lineage.has_left(row)
 
 
 def _take_policy(store: Store, first: str, run: str) -> None:
     """Give a new run the policy of the run that it lies below."""
     policy = store.policies().get(first)
-    if policy is not None and store._catalog.latest(run) is None:
+    if policy is not None:
         store.set_policy(policy, run)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.formats.facts import facts_of_mapping
 from ckstore.integrations.apart import runs_for, store_apart
+from ckstore.integrations.lineage import Lineage
 from ckstore.integrations.names import PREFIX, read_sound, version_name
 from ckstore.integrations.torch import load, save
 from ckstore.integrations.torch_reading import read
@@ -50,8 +51,8 @@ class StoreIO:
     store
         A writable store.
     run
-        Name of the run. A resumed training continues the run from its version: versions at later steps are replaced
-        when these steps are saved again. A training that was not resumed needs a new run.
+        Name of the run. A resumed training continues the run from its version; later versions are kept as superseded
+        ones. A training that was not resumed needs a new run.
     gradients
         Accumulator over ``{"state_dict": module}``. The module calls its `after_backward` in
         `on_before_optimizer_step`, and its `before_clearing` in `on_before_zero_grad`. Not within `AsyncCheckpointIO`,
@@ -73,6 +74,7 @@ class StoreIO:
         self.search = search
         self._first: int | None = None
         self._saved: int | None = None
+        self._lineage = Lineage()
 
     def __repr__(self) -> str:
         return f"<ckstore.integrations.lightning.StoreIO of {self.run}>"
@@ -112,11 +114,11 @@ class StoreIO:
             )
         held = self._held(place)
 
-        def ingest(run: str, replace: bool) -> IngestReport:
+        def ingest(run: str, parent: int | None, replace: bool) -> IngestReport:
             if replace and held is not None:  # If this process is killed, the pointer names whichever exists.
                 _point(place, held.id, f"{run}@{step}")
             return self.store.ingest(
-                checkpoint, run=run, step=step, metrics=_scores(checkpoint, path), on_unknown="pickle",
+                checkpoint, run=run, step=step, parent=parent, metrics=_scores(checkpoint, path), on_unknown="pickle",
                 replace=replace, search=self.search,
                 gradients=None if self.gradients is None else self.gradients.gradients(),
             )  # fmt: skip
@@ -127,7 +129,7 @@ class StoreIO:
         is_resumable = "optimizer_states" in checkpoint
         row = store_apart(
             self.store, runs, step, ingest, holds=lambda row: held is not None and row.uid == held.id,
-            home=None if held is None or is_resumable else held.run, settled=not is_resumable,
+            home="" if held is None or is_resumable else held.run, settled=not is_resumable, lineage=self._lineage,
         ).version  # fmt: skip
         self._note(row.step)
         self._saved = row.step
@@ -161,6 +163,7 @@ class StoreIO:
                     f" `ckstore log {self.run}` lists the versions, and `{PREFIX}RUN@STEP` names one."
                 )
         version, state = read_sound(self.store, spec, partial(read, **options))
+        self._lineage.note(self.store, version)
         if f"{version.run}/".startswith(f"{self.run}/"):
             self._note(version.step)
         return state
@@ -175,8 +178,9 @@ class StoreIO:
                 place.unlink()
 
     def teardown(self) -> None:
-        """End the training: until it is resumed, later saves may replace versions only from its last step on."""
+        """End the training: until it is resumed, only steps from its last one on may be saved."""
         self._first = self._saved
+        self._lineage = Lineage()
 
     def _add_scores(self, checkpoint: dict[str, Any]) -> None:
         """Add the scores of checkpoints without callbacks' states to their versions, from a later checkpoint's."""

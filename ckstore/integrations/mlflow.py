@@ -65,11 +65,11 @@ class Artifacts:
             def is_among(row: VersionRow) -> bool:
                 return {entry.path for entry in store[row.number]._stored.document.files} <= names
 
-            def ingest(run: str, replace: bool) -> IngestReport:
-                parent = "auto" if store._catalog.latest() and not store._catalog.latest(run) else None
+            def ingest(run: str, parent: int | None, replace: bool) -> IngestReport:
+                is_first = store._catalog.latest() is not None and store._catalog.latest(run) is None
                 report = store.ingest(
-                    source, run=run, step=planned.step, parent=parent, force=True, replace=replace
-                )  # fmt: skip
+                    source, run=run, step=planned.step, parent="auto" if is_first else None, force=True, replace=replace
+                )
                 if not is_among(report.version):
                     raise TakenError(f"{report.version} has the content of {source} under another name.")
                 return report

@@ -232,16 +232,65 @@ def test_runs_beside_follow_the_policy_of_their_run(store: ckstore.Store, tmp_pa
     assert list(store.policies()) == ["lit"]
 
 
-def test_a_resumed_training_replaces_later_versions(store: ckstore.Store, tmp_path: Path) -> None:
+def branches(store: ckstore.Store, run: str) -> dict[str, list[int | None]]:
+    """Steps of the present versions of a run, and of superseded ones."""
+    rows = store._catalog.versions(run)
+    return {
+        name: [row.step for row in rows if row.superseded == mark] for name, mark in (("now", False), ("old", True))
+    }
+
+
+def test_a_resumed_training_keeps_what_it_leaves(store: ckstore.Store, tmp_path: Path) -> None:
+    """Pointers of the abandoned branch hold until their paths are saved again; all its versions stay."""
     first = StoreIO(store, run="lit")
-    for step in (4, 8, 12):
-        first.save_checkpoint(checkpoint(step), tmp_path / f"{step}.ckpt")
+    for step in (4, 8, 12, 16):
+        for name in (f"step={step}.ckpt", "last.ckpt", f"once-{step}.ckpt"):
+            first.save_checkpoint(resumable(step, callbacks={name: {}}), tmp_path / name)
+        first.save_checkpoint(weights(step), tmp_path / f"best-{step}.ckpt")
+    old = {version.number: version.state_dict() for version in store.versions()}
+    second = StoreIO(store, run="lit")
+    assert_same(second.load_checkpoint("ckstore:lit@8"), resumable(8, callbacks={"step=8.ckpt": {}}))
+    for step in (10, 12):
+        for name in (f"step={step}.ckpt", "last.ckpt"):
+            second.save_checkpoint(resumable(step, 0.5, callbacks={name: {}}), tmp_path / name)
+            assert_same(second.load_checkpoint(tmp_path / name), resumable(step, 0.5, callbacks={name: {}}))
+        second.save_checkpoint(weights(step, 0.5), tmp_path / f"best-{step}.ckpt")
+    assert branches(store, "lit") == {"now": [4, 8, 10, 12], "old": [12, 16]}
+    assert branches(store, "lit/last") == {"now": [4, 8, 10, 12], "old": [12, 16]}
+    assert branches(store, "lit/weights") == {"now": [4, 8, 10, 12], "old": [12, 16]}
+    assert branches(store, "lit/once") == {"now": [4, 8, 12, 16], "old": []}
+    assert [store[name].parent for name in ("lit@10", "lit@12")] == [store["lit@8"].number, store["lit@10"].number]
+    assert_same(second.load_checkpoint(second.latest or ""), resumable(12, 0.5, callbacks={"step=12.ckpt": {}}))
+    for number, state in old.items():
+        assert_same(store[number].state_dict(), state)
+    assert_same(second.load_checkpoint(tmp_path / "step=16.ckpt"), resumable(16, callbacks={"step=16.ckpt": {}}))
+
+
+def test_equal_steps_after_a_resumption_are_one_branch(store: ckstore.Store, tmp_path: Path) -> None:
+    """A training that repeats itself bit for bit has nothing to supersede until it differs."""
+    first = StoreIO(store, run="lit")
+    for step in (4, 8, 12, 16):
+        first.save_checkpoint(resumable(step), tmp_path / f"{step}.ckpt")
     second = StoreIO(store, run="lit")
     second.load_checkpoint("ckstore:lit@4")
-    second.save_checkpoint(checkpoint(8, 0.5), tmp_path / "8.ckpt")
-    assert_same(store["lit@8"].state_dict(), checkpoint(8, 0.5))
-    assert_same(store["lit@4"].state_dict(), checkpoint(4))
-    assert sorted(row.step or 0 for row in store._catalog.versions("lit")) == [4, 8, 12]
+    for step, value in ((8, 0.0), (12, 0.0), (16, 0.5)):
+        second.save_checkpoint(resumable(step, value), tmp_path / f"{step}.ckpt")
+    assert branches(store, "lit") == {"now": [4, 8, 12, 16], "old": [16]}
+    assert store["lit@16"].parent == store["lit@12"].number
+
+
+def test_a_branch_of_a_run_beside_is_kept_where_nothing_comes_before(store: ckstore.Store, tmp_path: Path) -> None:
+    first = StoreIO(store, run="lit")
+    for step in (4, 8):
+        first.save_checkpoint(resumable(step), tmp_path / f"{step}.ckpt")
+    first.save_checkpoint(resumable(8, 0.25), tmp_path / "last.ckpt")
+    second = StoreIO(store, run="lit")
+    second.load_checkpoint(tmp_path / "4.ckpt")
+    for name in ("8", "last"):
+        second.save_checkpoint(resumable(8, 0.5 + len(name) / 16), tmp_path / f"{name}.ckpt")
+    assert branches(store, "lit") == {"now": [4, 8], "old": [8]}
+    assert_same(store["lit/last@8"].state_dict(), resumable(8, 0.25))
+    assert_same(second.load_checkpoint(tmp_path / "last.ckpt"), resumable(8, 0.75))
 
 
 def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path: Path) -> None:
@@ -254,6 +303,7 @@ def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path:
     assert_same(fork.load_checkpoint("ckstore:lit@8"), checkpoint(8))
     fork.save_checkpoint(checkpoint(9), tmp_path / "c.ckpt")
     assert [(row.run, row.step) for row in store._catalog.versions()] == [("lit", 8), ("fork", 9)]
+    assert store["fork@9"].parent == store["lit@8"].number
 
 
 def test_a_second_training_with_the_same_plug_in_is_another_one(store: ckstore.Store, tmp_path: Path) -> None:
@@ -279,7 +329,8 @@ def test_testing_a_version_does_not_resume_its_run(store: ckstore.Store, tmp_pat
         io.save_checkpoint(checkpoint(8), tmp_path / "8.ckpt")
 
 
-def test_fabric_replaces_a_version_after_loading(store: ckstore.Store, tmp_path: Path) -> None:
+def test_fabric_goes_back_after_loading(store: ckstore.Store, tmp_path: Path) -> None:
+    """The step that was loaded is saved again under its path, which held that version."""
     for value in (0.0, 1.0):
         io = StoreIO(store, run="fabric")
         if value:
@@ -287,7 +338,7 @@ def test_fabric_replaces_a_version_after_loading(store: ckstore.Store, tmp_path:
         for step in (7, 9):
             io.save_checkpoint({"step": step, "w": torch.full((3,), value)}, tmp_path / f"{step}.ckpt")
     assert_same(store["fabric@9"].state_dict()["w"], torch.ones(3))
-    assert len(store._catalog.versions()) == 2
+    assert branches(store, "fabric") == {"now": [7, 9], "old": [9]}
 
 
 def test_the_score_of_a_checkpoint_is_a_metric_of_its_version(store: ckstore.Store, tmp_path: Path) -> None:
@@ -463,6 +514,53 @@ RANKS = (
         store.close()
     """
 )
+
+#: A training that crashes and is resumed from an earlier version.
+CRASH = (
+    MODEL
+    + """
+    from lightning.pytorch import Callback
+
+    class Crash(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 14:
+                raise ValueError("crashed")
+
+    data = DataLoader(TensorDataset(torch.randn(80, 4)), batch_size=4)
+    store = ckstore.init("store")
+
+    def train(steps, *callbacks, ckpt_path=None):
+        io = StoreIO(store, "lit")
+        saving = ModelCheckpoint("pointers", every_n_train_steps=4, save_top_k=-1)
+        trainer = lightning.Trainer(max_steps=steps, plugins=[io], callbacks=[saving, *callbacks], **quiet)
+        trainer.fit(Model(), data, ckpt_path=ckpt_path)
+        return io
+
+    train(20)
+    before = {version.number: version["state_dict/layer.weight"][...] for version in store.run("lit")}
+    try:
+        train(20, Crash(), ckpt_path="ckstore:lit@8")
+    except ValueError:
+        pass
+    rows = store._catalog.versions("lit")
+    assert [(row.step, row.superseded) for row in rows] == [
+        (4, False), (8, False), (12, True), (16, True), (20, True), (12, False)
+    ], rows
+    latest = store[StoreIO(store, "lit").latest.removeprefix("ckstore:")]
+    assert (latest.number, latest.parent) == (rows[-1].number, store["lit@8"].number)
+    for number, weight in before.items():
+        assert (store[number]["state_dict/layer.weight"][...] == weight).all()
+    io = train(20, ckpt_path=StoreIO(store, "lit").latest)
+    assert [row.step for row in store._catalog.versions("lit") if not row.superseded] == [4, 8, 12, 16, 20]
+    assert store[io.latest.removeprefix("ckstore:")].step == 20 and len(store.versions("lit")) == 8
+    assert io.load_checkpoint("pointers/epoch=0-step=16.ckpt")["global_step"] == 16
+    store.close()
+    """
+)
+
+
+def test_a_crashed_branch_ends_where_its_training_was_resumed(tmp_path: Path) -> None:
+    run_with("lightning", CRASH, tmp_path)
 
 
 def test_ranks_save_and_resume(tmp_path: Path) -> None:
