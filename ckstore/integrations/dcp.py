@@ -92,7 +92,8 @@ class StoreWriter(StorageWriter):
         self._ingest = {"run": run, "step": step, **options}
         if "parent" not in options and has_loaded(self._store):
             with opened(self._store) as found:  # In this process: another one may store the version.
-                parent = lineage_of(found).parent(found, DEFAULT_RUN if run is None else run, step)
+                name, replaces = DEFAULT_RUN if run is None else run, bool(options.get("replace"))
+                parent = lineage_of(found).parent(found, name, step, replaces=replaces)
                 self._ingest["parent"] = None if parent is None else parent.number
         self._staged: _Staged | None = None
         self._removal: Any = None

@@ -47,17 +47,19 @@ class Lineage:
         else:
             self._points.setdefault(row.run, []).append(point)
 
-    def parent(self, store: Store, run: str, step: int | None) -> VersionRow | None:
+    def parent(self, store: Store, run: str, step: int | None, *, replaces: bool = False) -> VersionRow | None:
         """Return the parent of the next version of a run; None for its latest version.
 
         Of several versions that were loaded, it is the one with the highest step up to that of the next version. A load
-        for a comparison in the middle of a training counts only if the training really goes back.
+        for a comparison in the middle of a training counts only if the training really goes back: not if the next
+        version replaces one.
         """
         catalog = store._catalog
         latest, highest = catalog.latest(run), catalog.highest(run)
         if latest is None or highest is None:
             return _present(store, self.position)
-        is_back = run not in self._saved or step is None or highest.step is None or step <= highest.step
+        is_first = run not in self._saved or step is None or highest.step is None
+        is_back = not replaces and (is_first or step <= highest.step)
         rows = [
             point.row
             for point in self._points.get(run, ())
@@ -127,11 +129,12 @@ def has_loaded(store: Store | str | os.PathLike[str]) -> bool:
     return str(getattr(store, "place", store)) in _LINEAGES
 
 
-def ingest_next(store: Store, state: Any, *, run: str, step: int | None, **options: Any) -> IngestReport:
+def ingest_next(store: Store, state: Any, *, run: str, step: int | None, replace: bool, **options: Any) -> IngestReport:
     """Store a version after the one that this process has resumed the run from, as by `Store.ingest`."""
     lineage = lineage_of(store)
-    parent = lineage.parent(store, run, facts_of_mapping(state).get("step") if step is None else step)
+    at = facts_of_mapping(state).get("step") if step is None else step
+    parent = lineage.parent(store, run, at, replaces=replace)
     after = None if parent is None else parent.number
-    report = store.ingest(state, run=run, step=step, parent=after, **options)
+    report = store.ingest(state, run=run, step=step, parent=after, replace=replace, **options)
     lineage.follow(report)
     return report

@@ -160,7 +160,7 @@ def test_files_of_one_step_are_artifacts_of_their_own(tmp_path: Path) -> None:
     log("model.pt", "~strange/~", 6, 100)
     for name in ("a.txt", "b.txt", "a.pt", "b.pt"):
         log(name, "", 7)
-    assert {path for path in artifacts._files()} == files.keys()
+    assert set(artifacts._files()) == files.keys()
     for name, path in files.items():
         artifacts._download_file(name, str(tmp_path / "found"))
         assert (tmp_path / "found").read_bytes() == path.read_bytes(), name
@@ -172,7 +172,7 @@ def test_files_of_one_step_are_artifacts_of_their_own(tmp_path: Path) -> None:
     }  # fmt: skip
     artifacts.delete_artifacts("checkpoints/ema_step100.pt")
     artifacts.delete_artifacts("b.txt")
-    assert {path for path in artifacts._files()} == files.keys() - {"checkpoints/ema_step100.pt", "b.txt"}
+    assert set(artifacts._files()) == files.keys() - {"checkpoints/ema_step100.pt", "b.txt"}
 
 
 def test_the_location_names_the_store(tmp_path: Path) -> None:
