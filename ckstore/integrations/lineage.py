@@ -67,7 +67,7 @@ class Lineage:
         ]
         if rows:
             return _present(store, max(rows, key=lambda row: -1 if row.step is None else row.step))
-        return self._beside(store, run, latest)
+        return self._next_to(store, run, latest)
 
     def follow(self, report: IngestReport) -> None:
         """Note a version that was saved: the next one continues it."""
@@ -90,8 +90,8 @@ class Lineage:
             and (row.step or 0) > (origin.row.step or 0)
         )
 
-    def _beside(self, store: Store, run: str, latest: VersionRow) -> VersionRow | None:
-        """Return the parent in a run beside the one that was resumed: its version of that step, or the last before."""
+    def _next_to(self, store: Store, run: str, latest: VersionRow) -> VersionRow | None:
+        """Return the parent in a run next to the resumed one: its version of the resumed step, or the last before."""
         origin = self._origin
         if origin is None or origin.row.step is None or latest.number > origin.last or run == origin.row.run:
             return None

@@ -221,7 +221,7 @@ def test_a_pointer_to_a_version_that_is_gone_says_so(store: ckstore.Store, tmp_p
         io.load_checkpoint(tmp_path / "a.ckpt")
 
 
-def test_runs_beside_follow_the_policy_of_their_run(store: ckstore.Store, tmp_path: Path) -> None:
+def test_runs_below_a_run_follow_its_policy(store: ckstore.Store, tmp_path: Path) -> None:
     store.set_policy(ckstore.Policy(retention=ckstore.Retention(keep_last=2)), run="lit")
     io = StoreIO(store, run="lit")
     for name in ("a", "last"):
@@ -280,7 +280,7 @@ def test_equal_steps_after_a_resumption_are_one_branch(store: ckstore.Store, tmp
     assert store["lit@16"].parent == store["lit@12"].number
 
 
-def test_a_branch_of_a_run_beside_is_kept_where_nothing_comes_before(store: ckstore.Store, tmp_path: Path) -> None:
+def test_a_branch_of_a_run_below_is_kept_where_nothing_comes_before(store: ckstore.Store, tmp_path: Path) -> None:
     first = StoreIO(store, run="lit")
     for step in (4, 8):
         first.save_checkpoint(resumable(step), tmp_path / f"{step}.ckpt")
