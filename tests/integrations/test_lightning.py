@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,43 @@ def test_a_save_that_is_killed_leaves_a_pointer_to_a_version(
     assert_same(io.load_checkpoint(tmp_path / "a.ckpt"), resumable(8, 0.5 if is_committed else 0.0))
     io.save_checkpoint(resumable(8, 0.25), tmp_path / "a.ckpt")
     assert len((tmp_path / "a.ckpt").read_text().splitlines()) == len(store) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_every_path_gives_what_was_saved_to_it_last(store: ckstore.Store, tmp_path: Path, seed: int) -> None:
+    """Saves of several kinds, removals, links and resumptions in a random order."""
+    chance = random.Random(seed)
+    io, step, saved, stored = StoreIO(store, run="lit"), 1, {}, {}
+    for _ in range(60):
+        name = chance.choice(("last", "best", f"step={step}", f"deep/step={step}", "ema", f"rank{step % 2}"))
+        place = tmp_path / f"{name}.ckpt"
+        match chance.choices(("save", "go on", "remove", "link", "resume"), (8, 2, 1, 4, 1))[0]:
+            case "save":
+                kind = chance.choice((resumable, weights, checkpoint))
+                value = chance.choice((0.0, 0.25, chance.random()))
+                io.save_checkpoint(kind(step, value), place)
+                saved[place] = kind(step, value)
+            case "go on":
+                step += 1
+            case "remove":
+                io.remove_checkpoint(place)
+                saved.pop(place, None)
+            case "link" if saved:
+                other = chance.choice(list(saved))
+                if other != place and not other.is_symlink():
+                    saved.pop(place, None)
+                    place.parent.mkdir(exist_ok=True)
+                    place.unlink(missing_ok=True)
+                    place.symlink_to(other)
+            case "resume" if saved:
+                io = StoreIO(store, run="lit")
+                step = io.load_checkpoint(chance.choice(list(saved)))["global_step"]
+                stored = {version.number: version.state_dict() for version in store.versions() if version.step > step}
+        for known, expected in saved.items() if chance.random() < 0.25 else ():
+            assert_same(StoreIO(store, "lit").load_checkpoint(known), expected)
+        assert stored.keys() <= set(store)
+    for number, expected in stored.items():
+        assert_same(store[number].state_dict(), expected)
 
 
 def test_a_pointer_to_a_version_that_is_gone_says_so(store: ckstore.Store, tmp_path: Path) -> None:
