@@ -62,7 +62,8 @@ class Retention:
     """The retention of a run's older versions; by default they all stay.
 
     Tagged versions, versions that another run continues, and the best stay unchanged. The latest N are the N with the
-    highest steps and the N that were ingested last.
+    highest steps and the N that were ingested last; superseded versions are among them only if the run has fewer
+    others, and are never the best or the first of N steps.
 
     Attributes
     ----------

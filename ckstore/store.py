@@ -188,7 +188,7 @@ class Store(Mapping[str | int, "Version"]):
         return hash(self._repository.address.place)
 
     def run(self, name: str) -> Run:
-        """Return a run with its present versions; raise `NotFoundError` for an unknown name.
+        """Return a run with its present versions, without superseded ones; raise `NotFoundError` for an unknown name.
 
         Examples
         --------
@@ -197,7 +197,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.run import Run
 
-        return Run(name, self.versions(name))
+        return Run(name, _present(self.versions(name)))
 
     def runs(self) -> list[Run]:
         """Return all runs, oldest first.
@@ -212,7 +212,7 @@ class Store(Mapping[str | int, "Version"]):
         found: dict[str, list[Version]] = {row.name: [] for row in self._catalog.runs()}
         for version in self.versions():
             found.setdefault(version.run, []).append(version)
-        return [Run(name, versions) for name, versions in found.items()]
+        return [Run(name, _present(versions)) for name, versions in found.items()]
 
     def versions(self, run: str | None = None) -> list[Version]:
         """Return all versions, or those of one run, by number; raise `NotFoundError` for an unknown run.
@@ -611,11 +611,12 @@ class Store(Mapping[str | int, "Version"]):
         ----------
         versions
             Names of versions, and ranges such as `gpt@100..gpt@900`: both ends and all versions of their run between
-            them. An end may have been forgotten.
+            them, without superseded ones; `3..9` has these, too. An end may have been forgotten.
         run
             Select all versions of this run.
         keep_last, keep_every, keep_tagged
-            Leave out the last N of each run, the first of every N steps, and tagged versions.
+            Leave out the last N of each run, the first of every N steps, and tagged versions. Superseded versions do
+            not count among the former two.
 
         Raises
         ------
@@ -954,8 +955,9 @@ class Store(Mapping[str | int, "Version"]):
         step
             Training step; by default the step in the file or its name.
         parent
-            Name of the version before this one; by default the run's last. `auto` chooses the nearest stored version
-            of any run: same names and shapes, least different values.
+            Name of the version before this one; by default the run's last. An earlier version of the run supersedes
+            the versions after it, whose steps are free then. `auto` chooses the nearest stored version of any run: same
+            names and shapes, least different values.
         metrics
             JSON values by name; NaN and infinities become text that `float` reads. An existing version of the same
             content gets them, too.
@@ -1247,6 +1249,11 @@ class Store(Mapping[str | int, "Version"]):
         latest = self._catalog.latest(name)
         known = 0 if latest is None else latest.original_bytes
         return Saver(self._repository.address, name, workers, known if nbytes is None else nbytes)
+
+
+def _present(versions: list[Version]) -> list[Version]:
+    """Return the versions that are not superseded; all if all are."""
+    return [version for version in versions if not version.superseded] or versions
 
 
 def _paths(paths: Any) -> list[Path]:

@@ -315,7 +315,11 @@ class Version(Mapping[str, "LazyTensor"]):
         from ckstore.report.sparkline import sparkline
         from ckstore.table import Table
 
-        rows = self._stored.repository.catalog.versions(self.run)
+        rows = [
+            row
+            for row in self._stored.repository.catalog.versions(self.run)
+            if not row.superseded or row.number == self.number
+        ]
         names = list(self.metrics)
         history = {name: [row.metrics.get(name) for row in rows] for name in names}
         place = next((place for place, row in enumerate(rows) if row.number == self.number), None)

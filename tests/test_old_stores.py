@@ -50,6 +50,7 @@ def check(store: ckstore.Store, expected: dict[str, Any], out: Path) -> None:
         for name, digest in version["sha256"].items():
             assert sha256(out / name if name else out) == digest
         shutil.rmtree(out) if out.is_dir() else out.unlink()
+    assert [row.number for row in store._catalog.versions() if row.superseded] == expected["superseded"]
     assert store._catalog.tags() == expected["tags"]
     assert store["best"]["model/w"][3].tolist() == expected["value"]
     assert store.verify().problems == []

@@ -57,7 +57,8 @@ def changed(weights: dict[str, torch.Tensor], change: str, seed: int) -> dict[st
 class StoreMachine(RuleBasedStateMachine):
     """The model: SHA-256, weights, run and step by version number; tags; and possible leftovers of a crash.
 
-    Of thinned versions, digest and weights are those of the first restore; the ingested ones are kept next to them.
+    Superseded versions are counted apart. Of thinned versions, digest and weights are those of the first restore; the
+    ingested ones are kept next to them.
     """
 
     @initialize()
@@ -73,6 +74,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.places: dict[int, tuple[str, int]] = {}
         self.tags: dict[str, int] = {}
+        self.superseded: set[int] = set()
         self.left: dict[tuple[str, int], tuple[str, dict[str, torch.Tensor]]] = {}
         self.thinned: dict[int, tuple[str, dict[str, torch.Tensor]]] = {}
         # A thinning of them was killed: a recovery may finish it.
@@ -105,6 +107,8 @@ class StoreMachine(RuleBasedStateMachine):
     def ingest(self, run: str, change: str, seed: int, verify: bool, hot: int | None) -> None:
         weights = self._next(self._latest(run), change, seed)
         self.steps += 1
+        latest = max(self._present(run), default=self._latest(run))
+        self._go_back(run, latest)
         self._stored(weights, run, self.steps, verify=verify, hot=hot)
 
     @precondition(lambda self: self.digests)
@@ -125,12 +129,34 @@ class StoreMachine(RuleBasedStateMachine):
     def fork(self, data: st.DataObject, run: str, change: str, seed: int, hot: int | None) -> None:
         parent = data.draw(st.sampled_from(sorted(self.digests)))
         self.steps += 1
-        self._stored(self._next(parent, change, seed), run, self.steps, parent=parent, hot=hot)
+        weights = self._next(parent, change, seed)
+        self._go_back(run, parent)
+        self._stored(weights, run, self.steps, parent=parent, hot=hot)
 
     @precondition(lambda self: self.digests)
+    @rule(data=st.data(), hot=st.sampled_from(HOT))
+    def go_back(self, data: st.DataObject, hot: int | None) -> None:
+        """Go on from any version of a run, at a new step or at one that the run has already."""
+        parent = data.draw(st.sampled_from(sorted(self.digests)))
+        run = self.places[parent][0]
+        self.steps += 1
+        # The killed ingest of a step would be there twice.
+        steps = {step for other, step in self.places.values() if other == run and (run, step) not in self.left}
+        step = data.draw(st.sampled_from(sorted({*steps, self.steps})))
+        weights = self._next(parent, "noise", 100 + self.steps)
+        before = set(self.superseded)
+        self._go_back(run, parent)
+        if step in {self.places[number][1] for number in self._present(run)}:
+            self.superseded = before
+            with pytest.raises(ConflictError, match="holds other content"):
+                self.store.ingest(self._file(weights, step), run=run, step=step, parent=parent)
+            return
+        self._stored(weights, run, step, parent=parent, hot=hot)
+
+    @precondition(lambda self: bool(set(self.digests) - self.superseded))
     @rule(data=st.data())
     def ingest_again(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(self.digests)))
+        number = data.draw(st.sampled_from(sorted(set(self.digests) - self.superseded)))
         run, step = self.places[number]
         digest, weights = self.thinned.get(number, (self.digests[number], self.weights[number]))
         report = self.store.ingest(self._file(weights, step), run=run, step=step)
@@ -145,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
             if tagged == number:
                 self.tags[tag] = report.version.number
 
-    @precondition(lambda self: self.digests)
+    @precondition(lambda self: bool(set(self.digests) - self.superseded))
     @rule(
         data=st.data(),
         change=st.sampled_from(["noise", "fresh"]),
@@ -153,7 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
         hot=st.sampled_from(HOT),
     )
     def replace(self, data: st.DataObject, change: str, seed: int, hot: int | None) -> None:
-        number = data.draw(st.sampled_from(sorted(self.digests)))
+        number = data.draw(st.sampled_from(sorted(set(self.digests) - self.superseded)))
         run, step = self.places[number]
         weights = self._next(number, change, seed)
         path = self._file(weights, step)
@@ -278,9 +304,11 @@ class StoreMachine(RuleBasedStateMachine):
                 self._note(item.arrived.number, digest, weights, *place)
                 if thinned is not None:
                     self.thinned[item.arrived.number] = thinned
-            numbers = {place: number for number, place in self.places.items()}
+            numbers = {place: number for number, place in self.places.items() if number not in self.superseded}
+            known = {row.uid: row.number for row in self.store._catalog.versions()}
+            self._take_marks()
             there = [*report.there, *(item.version for item in report.versions)]
-            meant = {row.number: numbers[self.sent[row.uid][3]] for row in there}
+            meant = {row.number: known.get(row.uid) or numbers[self.sent[row.uid][3]] for row in there}
             for tag, number in other._catalog.tags().items():
                 if number in meant:
                     self.tags.setdefault(tag, meant[number])
@@ -298,13 +326,18 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), exact=st.none() | st.integers(1, 3), keep=st.none() | st.integers(3, 5))
     def retain(self, data: st.DataObject, exact: int | None, keep: int | None) -> None:
         run, _ = self.places[data.draw(st.sampled_from(sorted(self.digests)))]
-        there = sorted((step, number) for number, (of, step) in self.places.items() if of == run)
+        every = sorted((step, number) for number, (of, step) in self.places.items() if of == run)
+        there = [item for item in every if item[1] not in self.superseded]
+        behind = [item for item in every if item[1] in self.superseded]
         followed = {row.parent for row in self.store._catalog.versions() if row.run != run}
         stays = {*self.tags.values(), *followed}
         numbers = sorted(number for _, number in there)
         late = [{n for _, n in there[-count:]} | set(numbers[-count:]) for count in (keep or 99, exact or 99)]
-        gone = [number for _, number in there if number not in stays | late[0]]
-        may_thin = set(numbers) - late[1] - stays - set(gone) - set(self.thinned)
+        for found, count in zip(late, (keep or 99, exact or 99), strict=True):
+            if (room := count - len(there)) > 0:
+                found |= {n for _, n in behind[-room:]} | set(sorted(n for _, n in behind)[-room:])
+        gone = [number for _, number in behind + there if number not in stays | late[0]]
+        may_thin = {number for _, number in every} - late[1] - stays - set(gone) - set(self.thinned)
         self.store.set_policy(Policy(hot=0, retention=Retention(exact_last=exact, keep_last=keep)), run)
         expected = self.store.retain(run, dry_run=True)
         report = self.store.retain(run)
@@ -368,9 +401,11 @@ class StoreMachine(RuleBasedStateMachine):
         taken = set(self.places.values())
         for place, (digest, weights) in self.left.items():
             if place not in taken:
-                row = self.store._catalog.at_step(*place)
+                catalog = self.store._catalog
+                row = catalog.at_step(*place) or catalog.at_step(*place, superseded=True)
                 assert row is not None, "a pack that was complete when its ingest was killed brings its version back"
                 self._note(row.number, digest, weights, *place)
+                self._take_marks()
         self.left = {}
 
     @rule(mode=st.sampled_from(["a", "r"]))
@@ -433,6 +468,13 @@ class StoreMachine(RuleBasedStateMachine):
             return
         rows = self.store._catalog.versions()
         assert {row.number: (row.run, row.step) for row in rows} == self.places
+        assert {row.number for row in rows if row.superseded} == self.superseded
+        for run in {run for run, _ in self.places.values()}:
+            present = self._present(run) or {number for number, (of, _) in self.places.items() if of == run}
+            assert self.store[run].number == max(present, key=lambda number: (self.places[number][1], number))
+            latest = self.store._catalog.latest(run)
+            assert latest is not None
+            assert latest.number == max(present)
         assert {run.name for run in self.store._catalog.runs()} == {run for run, _ in self.places.values()}
         assert {row.number for row in rows if row.fidelity == "coarse"} == set(self.thinned)
         assert self.store._catalog.tags() == self.tags
@@ -471,6 +513,36 @@ class StoreMachine(RuleBasedStateMachine):
         assert recover(self.store.place).problems == []
         if crashed:
             self.store = self._open()
+
+    def _present(self, run: str) -> set[int]:
+        """Return the versions of a run that are not superseded."""
+        return {number for number, (of, _) in self.places.items() if of == run} - self.superseded
+
+    def _take_marks(self) -> None:
+        """Take over the marks of the store: of versions that a pull or a recovery brings."""
+        rows = self.store._catalog.versions()
+        self.superseded = {row.number for row in rows if row.superseded}
+        present = [(row.run, row.step) for row in rows if not row.superseded]
+        assert len(set(present)) == len(present)
+
+    def _go_back(self, run: str, parent: int | None) -> None:
+        """Mark the versions of a run that goes on from a version, unless that is its tip."""
+        present = self._present(run)
+        if parent is None or self.places[parent][0] != run:
+            return
+        if present and parent in (max(present), max(present, key=lambda number: self.places[number][1])):
+            return
+        parents = {row.number: row.parent for row in self.store._catalog.versions()}
+        back: set[int] = set()
+        fork: int | None = parent
+        while fork in self.superseded and self.places[fork][0] == run:
+            back.add(fork)
+            fork = parents[fork]
+        if fork is None or self.places[fork][0] != run:
+            fork = 0
+        steps = {self.places[number][1] for number in back}
+        later = {number for number in present if number > fork or self.places[number][1] in steps}
+        self.superseded = (self.superseded - back) | later
 
     def _latest(self, run: str) -> int | None:
         return max((number for number, (other, _) in self.places.items() if other == run), default=None)
@@ -518,6 +590,7 @@ class StoreMachine(RuleBasedStateMachine):
         for record in (self.digests, self.weights, self.places):
             del record[number]
         self.thinned.pop(number, None)
+        self.superseded.discard(number)
 
     def _coarse_is_there(self, place: tuple[str, int]) -> bool:
         packs = self.store._repository.packs.list_packs()

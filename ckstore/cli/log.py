@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("version", "run", "step", "parent", "kind", "depth", "size", "stored", "ratio", "cost", "tags", "created")
 _BESIDE_GRAPH = ("version", "run", "step", "size", "stored", "tags", "created")
 _IF_ANY: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "superseded": lambda record: record["superseded"],
     "fidelity": lambda record: record["fidelity"] != "exact",
     "dropped": lambda record: bool(record["dropped"]),
 }
@@ -47,11 +48,12 @@ _TEXTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "cost": lambda record: f"{record['cost']:.2f}x",
     "tags": lambda record: ", ".join(record["tags"]) or None,
     "created": lambda record: time_text(record["created"]),
+    "superseded": lambda record: "yes" if record["superseded"] else None,
     "dropped": lambda record: ", ".join(record["dropped"]) or None,
 }
 #: Headings that differ from the name of the column.
 _HEADINGS = {"created": "created (UTC)"}
-_LEFT = ("graph", "run", "kind", "tags", "created", "fidelity", "dropped")
+_LEFT = ("graph", "run", "kind", "tags", "created", "superseded", "fidelity", "dropped")
 
 
 @verb(
@@ -86,7 +88,8 @@ def command(
 
     KIND is base (stored in full), delta (stored against other versions) or hot (not encoded yet). DEPTH is the number
     of deltas back to a base, STORED the bytes that the version added to the store, COST the restore cost as a multiple
-    of a full, exact copy's. DROPPED lists dropped tensors. The first metrics follow.
+    of a full, exact copy's. SUPERSEDED marks versions after one that the run went back to. DROPPED lists dropped
+    tensors. The first metrics follow.
 
     A CONDITION compares a column or metric by =, !=, <, <=, > or >=. Columns are those of --json.
     """

@@ -141,7 +141,8 @@ ingest_options = with_all(
     ),
     option(
         "--parent VERSION",
-        "Parent of the first version, or `auto` for the nearest stored version.  [default: the run's last]",
+        "Parent of the first version: an earlier one of the run supersedes the versions after it, `auto` is the nearest"
+        " stored version.  [default: the run's last]",
         type=VersionName(),
     ),
     option(

@@ -66,6 +66,7 @@ def _print(version: Version, shown: dict[str, Any], digest: str) -> None:
         ("tags", ", ".join(shown["tags"]) or None),
         ("parent", row.parent),
         ("children", ", ".join(map(str, shown["children"])) or None),
+        ("superseded", "yes, the run went back to an earlier version" if row.superseded else None),
         ("created", f"{time_text(row.created)} UTC"),
         ("source", row.source or None),
         ("size", f"{size_text(row.original_bytes)}, {row.tensors} tensors, {row.elements:,} elements"),

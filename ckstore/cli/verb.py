@@ -200,7 +200,8 @@ class VersionName(_Name):
         names = {"latest": "ingested last"}
         names |= {tag: f"tag of version {record['version']}" for record in versions for tag in record["tags"]}
         names |= {record["run"]: "highest step of the run" for record in versions}
-        steps = (record for record in versions if record["step"] is not None)
+        steps = [record for record in versions if record["step"] is not None]
+        steps.sort(key=lambda record: not record["superseded"])
         return names | {f"{record['run']}@{record['step']}": f"version {record['version']}" for record in steps}
 
 

@@ -143,7 +143,7 @@ class Change:
                 tags = [tag for tag, meant in catalog.tags().items() if meant == document.replaces]
             for tag in tags:
                 catalog.delete_tag(tag)
-            is_superseded, changed = (marks or self._marks)(row)
+            is_superseded, changed = (False, Marks()) if heals else (marks or self._marks)(row)
             row = replace(row, superseded=is_superseded)
             self._mark(row, changed, replaces=replaces)
             replaced = catalog.at_step(row.run, row.step) if replaces and row.step is not None else None

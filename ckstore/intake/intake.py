@@ -136,7 +136,7 @@ class Intake:
         if recursive:
             return propose(paths, force=force)
         name = DEFAULT_RUN if run is None else run
-        there = {row.step: row.number for row in self.versions(name) if row.step is not None}
+        there = {row.step: row.number for row in self.versions(name) if row.step is not None and not row.superseded}
         first = max(there, default=-1) + 1 if step_from == "order" else 0
         taken: dict[int, Path] = {}
         planned = []

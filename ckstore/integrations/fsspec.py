@@ -106,14 +106,13 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return found if detail else [item["name"] for item in found]
 
     def _names(self, path: str) -> list[str]:
-        """Return the next level of the names of versions below a path: `run@step`, or a number.
+        """Return the next level of the names of versions below a path: `run@step`, or the number.
 
         Versions without a step, and superseded ones, which may share theirs with another, have a number.
         """
         above = f"{path}/" if path else ""
-        names = [
-            str(item.number) if item.step is None or item.superseded else item.name for item in self._store.versions()
-        ]
+        versions = self._store.versions()
+        names = [str(item.number) if item.step is None or item.superseded else item.name for item in versions]
         below = [name.removeprefix(above) for name in names if name.startswith(above)]
         return list(dict.fromkeys(above + name.split("/")[0] for name in below))
 

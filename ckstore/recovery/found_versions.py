@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from ckstore.objects.documents import VersionDocument
@@ -220,15 +221,20 @@ class FoundVersions:
         self.gone[number] = None if parent is None else self.meant(parent, version.document.created)
 
     def _supersede(self) -> None:
-        """Mark the superseded versions: by the log, and of a version that goes back without a record, by its parent."""
+        """Mark the superseded versions: by the log, and by the parent of a version whose commit was interrupted."""
         known = self.present or {}
         for version in self.versions.values():
             version.superseded = version.uid in self.marks
         recorded = {record["by"] for record in self.records if record.get("change") == "supersede"}
         for number in sorted(self.versions):
             version = self.versions[number]
-            if version.document.goes_back and version.uid not in recorded and version.uid not in known:
+            if version.uid in recorded or version.uid in known or version.superseded:
+                continue
+            if version.document.goes_back:
                 self._go_back(version)
+            elif any(self.versions[parent].superseded for parent in islice(self._ancestors(number), 1)):
+                version.superseded = True
+                self.marked[version.uid] = [version.uid], []
 
     def _go_back(self, version: FoundVersion) -> None:
         """Mark the versions as the commit of one that goes back would have done."""

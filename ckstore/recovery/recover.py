@@ -214,10 +214,12 @@ class _Builder:
         self, records: Sequence[Mapping[str, Any]], rows: Mapping[str, VersionRow] | None, *, is_whole: bool
     ) -> set[str]:
         """Return the ids of the superseded versions: by the log, or by the current catalog and later records."""
-        if is_whole or rows is None or self.present is None:
+        if rows is None or self.present is None:
             return change_log.superseded(records)
-        last = self.present.logged()
-        later = [record for record in records if change_log.name_of(record) > last]
+        last, names = self.present.logged(), [change_log.name_of(record) for record in records]
+        if is_whole and (not last or last in names):
+            return change_log.superseded(records)
+        later = [record for record, name in zip(records, names, strict=True) if name > last]
         return change_log.superseded(later, [uid for uid, row in rows.items() if row.superseded])
 
     def _log(self, record: Mapping[str, Any]) -> None:

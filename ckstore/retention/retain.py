@@ -103,23 +103,31 @@ def due(
     """Apply a retention policy to all versions of one run.
 
     `kept` are numbers of protected versions: tagged ones, and parents of another run's versions. Versions in `hot` stay
-    hot; they become coarse, or lose tensors, after they are encoded.
+    hot; they become coarse, or lose tensors, after they are encoded. Superseded versions come first: they are among the
+    latest N only if the run has fewer others.
     """
-    ordered = next(by_run(rows), [])
+    ordered = next(by_run([row for row in rows if not row.superseded]), [])
+    superseded = next(by_run([row for row in rows if row.superseded]), [])
+    every = [*superseded, *ordered]
+
+    def latest(count: int) -> set[int]:
+        room = max(count - len(ordered), 0)
+        return _latest(ordered, count) | {number for number in _latest(superseded, room) if room}
+
     stays = {*kept, *_best(ordered, retention.exact_best)}
     forgotten = []
     if retention.keep_last is not None:
         remaining = stays | first_of_every(ordered, retention.keep_every)
-        remaining |= _latest(ordered, retention.keep_last)
-        forgotten = [row for row in ordered if row.number not in remaining]
+        remaining |= latest(retention.keep_last)
+        forgotten = [row for row in every if row.number not in remaining]
     stays |= {row.number for row in forgotten} | set(hot) | first_of_every(ordered, retention.exact_every)
     thinned, dropped = [], []
     if retention.exact_last is not None:
-        exact = stays | _latest(ordered, retention.exact_last)
-        thinned = [row for row in ordered if row.fidelity == "exact" and row.number not in exact]
+        exact = stays | latest(retention.exact_last)
+        thinned = [row for row in every if row.fidelity == "exact" and row.number not in exact]
     if retention.kept_whole is not None:
-        whole = stays | _latest(ordered, retention.kept_whole)
-        dropped = [row for row in ordered if not {*row.dropped}.issuperset(retention.drop) and row.number not in whole]
+        whole = stays | latest(retention.kept_whole)
+        dropped = [row for row in every if not {*row.dropped}.issuperset(retention.drop) and row.number not in whole]
     return Due(forgotten, thinned, dropped)
 
 
@@ -184,7 +192,7 @@ def outlived(repository: Repository, run: str, step: int) -> bool:
     """Return whether the run's policy would forget a version that is stored at this step, after the next ingests."""
     retention = policy_of(repository.catalog, run).retention
     with suppress(NotFoundError):
-        rows = repository.catalog.versions(run)
+        rows = [row for row in repository.catalog.versions(run) if not row.superseded]
         if retention.keep_last is not None and all(row.step is not None for row in rows):
             later = [row.step or 0 for row in rows if (row.step or 0) > step]
             every = retention.keep_every
@@ -206,10 +214,10 @@ def _due(repository: Repository, run: str, policy: Policy) -> Due:
     catalog = repository.catalog
     everything = catalog.versions()
     rows = [row for row in everything if row.run == run]
-    own = {row.number for row in rows}
     followed = {row.parent for row in everything if row.run != run and row.parent is not None}
     tagged = set(catalog.tags().values())
-    latest = sorted(own)[-policy.kept_hot :] if policy.kept_hot else []
+    present = sorted(row.number for row in rows if not row.superseded)
+    latest = present[-policy.kept_hot :] if policy.kept_hot else []
     hot = {row.number for row in rows if row.hot} & set(latest)
     found = due(rows, policy.retention, kept=tagged | followed, hot=hot)
     untagged = due(rows, policy.retention, kept=followed, hot=hot)

@@ -27,14 +27,14 @@ def select_versions(
 ) -> list[VersionRow]:
     """Return the versions to act on: the named ones, those of a run, or all, without the kept ones.
 
-    Kept versions are counted in each run separately, in the order of steps. If one of the run's named versions has no
-    step, they are counted in the order of numbers. The result is ordered by number.
+    Kept versions are counted in each run separately, in the order of steps, without superseded ones. If one of the
+    run's named versions has no step, they are counted in the order of numbers. The result is ordered by number.
 
     `specs` are names of versions, as in `version_names.resolve`, and ranges `A..B`: A, B and all versions of their run
-    between them, by number if A and B are numbers, otherwise by step; A and B may have been forgotten. `keep_every`
-    keeps the first of the named versions in every this many steps: in 0 to 99, in 100 to 199 and so on for 100. Raises
-    `NotFoundError` if a version or run does not exist, `UsageError` if both `specs` and `run` are given, or a range
-    runs backwards or over several runs.
+    between them, by number if A and B are numbers, otherwise by step, without superseded ones; A and B may have been
+    forgotten. `keep_every` keeps the first of the named versions in every this many steps: in 0 to 99, in 100 to 199
+    and so on for 100. Raises `NotFoundError` if a version or run does not exist, `UsageError` if both `specs` and `run`
+    are given, or a range runs backwards or over several runs.
     """
     if specs is not None and run is not None:
         raise UsageError("Give versions or `run`, not both.")
@@ -43,7 +43,7 @@ def select_versions(
             raise UsageError(f"`{option}` {value} keeps nothing; give 1 or more, or leave it out.")
     rows = catalog.versions(run) if specs is None else [row for spec in specs for row in _named(catalog, spec)]
     kept = set(catalog.tags().values()) if keep_tagged else set()
-    for ordered in by_run(rows):
+    for ordered in by_run([row for row in rows if not row.superseded]):
         if keep_every is not None:
             kept |= first_of_every(ordered, keep_every)
         if keep_last is not None:
@@ -152,7 +152,12 @@ def _between(catalog: Catalog, text: str, first: _End, last: _End, *, by_number:
     if low > high:
         raise UsageError(f"The range {text} runs backwards; give its earlier end first.")
     places = [(row, row.number if by_number else row.step) for row in catalog.versions(run)]
-    found = [row for row, at in places if at is not None and low <= at <= high]
+    ends = first.number, last.number
+    found = [
+        row
+        for row, at in places
+        if at is not None and low <= at <= high and (by_number or not row.superseded or row.number in ends)
+    ]
     if len(runs := {row.run for row in found}) > 1:
         raise UsageError(f"The range {text} has versions of the runs {', '.join(sorted(runs))}; name ends in one run.")
     return found

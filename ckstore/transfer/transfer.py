@@ -7,19 +7,21 @@ Change.finish(document)                        # the packs are durable
 Change.commit_version()                        # after checking the copied objects
 
 A version is skipped if the target has it, by its id or by its content at its run and step. So repeating an interrupted
-transfer sends the rest. A version that the target has forgotten, by its log, is sent only on demand.
+transfer sends the rest. Superseded versions are so in the target, too. A version that the target has forgotten, by its
+log, is sent only on demand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.checking.verify import check_arrival
 from ckstore.commit.change import Change
+from ckstore.commit.going_back import Marks, marks_of
 from ckstore.commit.naming import check_run, check_run_is_no_tag, tag
 from ckstore.encoding.budget import BUDGET
 from ckstore.encoding.object_writer import ObjectWriter
@@ -158,8 +160,12 @@ class _Transfer:
 
     def _list_target(self) -> None:
         """List the versions of the target."""
+        self._has_marked = False
         self._there = {row.uid: row for row in self._target.catalog.versions()}
-        self._steps = {(row.run, row.step): row for row in self._there.values() if row.step is not None}
+        self._steps: dict[tuple[str, int], list[VersionRow]] = {}
+        for row in self._there.values():
+            if row.step is not None:
+                self._steps.setdefault((row.run, row.step), []).append(row)
 
     def run(self, rows: Sequence[VersionRow], *, dry_run: bool) -> TransferReport:
         report = TransferReport()
@@ -196,13 +202,24 @@ class _Transfer:
         return {uid for record in forgets for uid in record["uids"]}
 
     def _existing(self, row: VersionRow) -> VersionRow | None:
-        """Find a version in the target, by its id or by its content; raise `ConflictError` if its step has another."""
+        """Find a version in the target, by its id or by its content; raise `ConflictError` if its step has another.
+
+        That conflicts unless one of them is superseded, or will be when this version arrives.
+        """
         there = self._there.get(row.uid)
-        if there is None and row.step is not None:
-            there = self._steps.get((row.run, row.step))
-            if there is not None and not _is_same(self._source, row, self._target, there):
+        for standing in self._steps.get((row.run, row.step), ()) if there is None and row.step is not None else ():
+            if standing.superseded != row.superseded:
+                continue
+            if _is_same(self._source, row, self._target, standing):
+                there = standing
+                break
+            if row.superseded:
+                continue
+            parent = self._parent(row)
+            marks = self._marks(row, replace(row, parent=None if parent is None else parent.number))[1]
+            if standing.number not in {item.number for item in marks.superseded}:
                 raise ConflictError(
-                    f"{row.run}@{row.step} holds other content in {self._target.place}, as version {there.number};"
+                    f"{row.run}@{row.step} holds other content in {self._target.place}, as version {standing.number};"
                     " forget it there, or name other versions."
                 )
         if there is not None:
@@ -255,7 +272,7 @@ class _Transfer:
                         _check(arrived)
                         if self._verify:
                             check_arrival(arrived, missing.bases)
-                    committed = change.commit_version(missing.needs, lease)
+                    committed = change.commit_version(missing.needs, lease, marks=partial(self._marks, row))
                     sent = sum(pack.bytes for pack in change.packs)
         except BaseException:
             if number:
@@ -265,6 +282,8 @@ class _Transfer:
         share.end()
         # Content that the target has already may lie deeper there.
         there = within_budget(target, catalog.version(committed), max(BUDGET, row.cost))
+        if self._has_marked:
+            self._list_target()
         self._there[row.uid] = self._same[row.number] = there
         return there, sent
 
@@ -280,6 +299,40 @@ class _Transfer:
                 return there
             number = ancestor.parent
         return None
+
+    def _marks(self, row: VersionRow, arriving: VersionRow) -> tuple[bool, Marks]:
+        """Return whether a version is superseded in the target, and the versions there that it marks.
+
+        `arriving` is its row in the target. It supersedes what it supersedes in the source, and all that came after its
+        parent if it goes back, or if the run in the target went on from elsewhere.
+        """
+        if row.superseded:
+            return True, Marks()
+        catalog = self._target.catalog
+        marks = Marks()
+        parent = None if arriving.parent is None else catalog.version(arriving.parent)
+        if parent is not None and (parent.superseded or self._source.resolver.document(row).goes_back):
+            marks = marks_of(catalog, row.run, parent.number)
+        superseded = {item.number: item for item in marks.superseded}
+        for item in self._superseded.get(row.run, ()):
+            there = self._same.get(item.number) or self._there.get(item.uid)
+            if there is not None:
+                with suppress(NotFoundError):  # It was forgotten there.
+                    present = catalog.version(there.number)
+                    if not present.superseded and present.run == row.run:
+                        superseded[present.number] = present
+        self._has_marked = self._has_marked or bool(superseded or marks.present)
+        back = {item.number for item in marks.present}
+        return False, Marks([item for number, item in superseded.items() if number not in back], marks.present)
+
+    @cached_property
+    def _superseded(self) -> dict[str, list[VersionRow]]:
+        """The superseded versions of the source, by run."""
+        found: dict[str, list[VersionRow]] = {}
+        for row in self._rows.values():
+            if row.superseded:
+                found.setdefault(row.run, []).append(row)
+        return found
 
     def _tag(self, row: VersionRow, there: VersionRow) -> None:
         """Copy the version's tags to the target, unless they are taken there."""

@@ -30,13 +30,13 @@ def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionR
     """Return the version whose largest objects differ least from those of `scanned`, or None.
 
     Candidates are the first and the last version of each run that share at least half of the elements by typed path and
-    shape.
+    shape. Superseded versions are none.
     """
     units = {(unit.key, unit.signature): unit for unit in scanned.units}
     total = sum(unit.count for unit in scanned.units)
     candidates = []
     for run in repository.catalog.runs():
-        rows = repository.catalog.versions(run.name)
+        rows = [row for row in repository.catalog.versions(run.name) if not row.superseded]
         for row in {row.number: row for row in (rows[:1] + rows[-1:])}.values():
             version = StoredVersion(repository, row)
             objects = {

@@ -8,7 +8,7 @@ from tests.checkpoints import pack_bytes
 
 KEYS = {
     "version", "id", "run", "step", "parent", "base", "depth", "bytes", "stored", "ratio", "cost", "fidelity",
-    "hot", "dropped", "elements", "tensors", "files", "tags", "metrics", "source", "created",
+    "hot", "superseded", "dropped", "elements", "tensors", "files", "tags", "metrics", "source", "created",
 }  # fmt: skip
 
 

@@ -586,6 +586,9 @@ CRASH = (
         (4, False), (8, False), (12, True), (16, True), (20, True), (12, False)
     ], rows
     latest = store[StoreIO(store, "lit").latest.removeprefix("ckstore:")]
+    run = store.run("lit")
+    assert run.steps == run.arrays.attrs["steps"] == [4, 8, 12] and run.latest == latest
+    assert (run.arrays["state_dict/layer.weight"][2] == latest["state_dict/layer.weight"][...]).all()
     assert (latest.number, latest.parent) == (rows[-1].number, store["lit@8"].number)
     for number, weight in before.items():
         assert (store[number]["state_dict/layer.weight"][...] == weight).all()

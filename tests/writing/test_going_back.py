@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import ckstore
+from ckstore.cli.program import run
 from ckstore.errors import ConflictError
+from ckstore.policy import Policy, Retention
+from ckstore.retention.compactor import Compactor
+from ckstore.storage import change_log, durable
+from ckstore.storage.remote import mirror as mirror_module
+from ckstore.writing.describe import describe
+from tests.storage.remote.simulated import SimulatedServer
+
+URL = "s3://models/team-a"
 
 
 def state(seed: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -18,9 +29,41 @@ def state(seed: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 @pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
+    made = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: made.client(url))
+    return made
+
+
+class Crash(BaseException):
+    """The process dies."""
+
+
+@contextmanager
+def killed(at: str) -> Iterator[None]:
+    """Let the process die when a commit with a log record reaches a step; with `packs`, before it writes the record."""
+    seen: list[str] = []
+
+    def stop(step: str) -> None:
+        seen.append(step)
+        if step == at and "log-written" in seen:
+            raise Crash
+
+    append = Crash() if at == "packs" else change_log.append
+    with (
+        mock.patch.object(change_log, "append", side_effect=append),
+        mock.patch.object(durable, "checkpoint", stop),
+        mock.patch("ckstore.commit.change.remove_uncommitted"),
+        pytest.raises(Crash),
+    ):
+        yield
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> Iterator[ckstore.Store]:
     """Steps 4, 8 and 12 of the run `gpt`, as versions 1 to 3."""
-    with ckstore.init(tmp_path / "store") as made:
+    # Compactions have commits of their own.
+    with mock.patch.object(Compactor, "begin"), ckstore.init(tmp_path / "store") as made:
         for step in (4, 8, 12):
             made.ingest(state(step), run="gpt", step=step)
         yield made
@@ -145,3 +188,213 @@ def test_if_the_new_branch_is_forgotten_the_old_one_stays_superseded(store: ckst
     assert store.ingest(state(2), run="gpt", step=16).version.parent == 3
     assert superseded(store) == []
     is_whole(store)
+
+
+def test_a_writer_that_was_overtaken_goes_on_with_the_old_branch(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process goes back between the beginning and the commit of an ingest after the former tip."""
+
+    def overtaken(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr("ckstore.writing.ingest.describe", describe)
+        with ckstore.open(store.path) as other:
+            other.ingest(state(2), run="gpt", step=8, parent="gpt@4")
+        return describe(*arguments, **named)
+
+    monkeypatch.setattr("ckstore.writing.ingest.describe", overtaken)
+    late = store.ingest(state(1), run="gpt", step=16).version
+    assert (late.parent, late.superseded, superseded(store)) == (3, True, [2, 3, 4])
+    assert store["gpt"].number == 5
+    is_whole(store)
+
+
+@pytest.mark.parametrize("at", ["packs", "log-written", "before-commit", "after-commit"])
+@pytest.mark.parametrize("is_lost", [False, True], ids=["catalog", "no catalog"])
+def test_a_killed_commit_is_done_after_a_recovery(store: ckstore.Store, at: str, is_lost: bool) -> None:
+    with killed(at):
+        store.ingest(state(1), run="gpt", step=8, parent="gpt@4", hot=0)
+    store.close()
+    path = Path(store.path)
+    if is_lost:
+        (path / "catalog.sqlite").unlink()
+    ckstore.recover(path)
+    with ckstore.open(path) as again:
+        assert (superseded(again), again["gpt@8"].number, again["gpt"].number) == ([2, 3], 4, 4)
+        is_whole(again)
+
+
+@pytest.mark.parametrize("at", ["packs", "before-commit"])
+def test_a_killed_commit_that_was_overtaken_is_superseded(store: ckstore.Store, at: str) -> None:
+    with killed(at):
+        store.ingest(state(1), run="gpt", step=16, parent="gpt@4", hot=0)
+    store.close()
+    path = Path(store.path)
+    with ckstore.open(path) as again:
+        number = again.ingest(state(2), run="gpt", step=8, parent="gpt@4").version.number
+        again.ingest(state(3), run="gpt", step=12)
+        again.tag(2, "before")
+    ckstore.recover(path)
+    with ckstore.open(path) as again:
+        # The killed version comes back, but the run went on without it.
+        assert (again["gpt"].step, again["gpt@8"].number, again[2].superseded) == (12, number, True)
+        assert again["gpt@16"].superseded
+        is_whole(again)
+
+
+def test_a_lost_log_is_made_up_for_by_the_manifests(store: ckstore.Store) -> None:
+    store.ingest(state(1), run="gpt", step=8, parent="gpt@4")
+    store.ingest(state(2), run="gpt", step=20)
+    store.ingest(state(3), run="gpt", step=16, parent=3)
+    before = rows(store)
+    path = Path(store.path)
+    store.close()
+    for record in (path / "log").iterdir():
+        record.unlink()
+    for lost in (False, True):
+        if lost:
+            (path / "catalog.sqlite").unlink()
+        ckstore.recover(path)
+        with ckstore.open(path) as again:
+            assert rows(again) == before
+
+
+def test_verify_names_a_wrong_mark(store: ckstore.Store) -> None:
+    store.ingest(state(1), run="gpt", step=6, parent="gpt@4")
+    before = rows(store)
+    store._catalog.mark_versions([], [2])
+    assert any("superseded, unlike in the log" in problem for problem in store.verify().problems)
+    store.close()
+    ckstore.recover(store.path)
+    with ckstore.open(store.path) as again:
+        assert rows(again) == before
+
+
+def test_ranges_and_runs_leave_superseded_versions_out(store: ckstore.Store) -> None:
+    store.ingest(state(1), run="gpt", step=8, parent="gpt@4", metrics={"loss": 3.0})
+    store.ingest(state(2), run="gpt", step=16, metrics={"loss": 2.0})
+    run = store.run("gpt")
+    assert (run.steps, run.latest.number, run[8].number) == ([4, 8, 16], 5, 4)
+    assert run.arrays.attrs["steps"] == [4, 8, 16]
+    assert store.runs() == [run]
+    assert [version.number for version in store.select(["gpt@4..gpt@16"])] == [1, 4, 5]
+    assert [version.number for version in store.select(["gpt@4..gpt@12"])] == [1, 3, 4]
+    assert [version.number for version in store.select(["1..5"])] == [1, 2, 3, 4, 5]
+    assert [version.number for version in store.select(run="gpt", keep_last=2)] == [1, 2, 3]
+    assert len(store.report("gpt").contents["runs"][0]["versions"]) == 3
+
+
+def test_the_best_version_is_a_present_one(store: ckstore.Store) -> None:
+    store.ingest(state(1), run="gpt", step=16, metrics={"loss": 1.0})
+    store.ingest(state(2), run="gpt", step=8, parent="gpt@4")
+    # No other version has the metric.
+    assert (store["best:loss"].number, store["gpt@least:loss"].number) == (4, 4)
+    store.ingest(state(3), run="gpt", step=12, metrics={"loss": 2.0})
+    for name in ("best:loss", "gpt@best:loss", "least:loss", "most:loss"):
+        assert store[name].number == 6
+
+
+def test_retention_takes_superseded_versions_first(store: ckstore.Store) -> None:
+    store.ingest(state(1), run="gpt", step=8, parent="gpt@4")
+    store.set_policy(Policy(retention=Retention(keep_last=4)), "gpt")
+    # There is room for two others.
+    assert store.retain().forgotten == []
+    store.tag(2, "before")
+    store.ingest(state(2), run="gpt", step=12)
+    assert [row.number for row in store.retain().forgotten] == []
+    store.ingest(state(3), run="gpt", step=16)
+    assert [row.number for row in store.retain().forgotten] == [3]
+    store.untag("before")
+    assert [row.number for row in store.retain().forgotten] == [2]
+    is_whole(store)
+
+
+def test_latest_hot_versions_are_present_ones(store: ckstore.Store) -> None:
+    store.set_policy(Policy(hot=1), "gpt")
+    store.ingest(state(1), run="gpt", step=8, parent="gpt@4")
+    assert {row.number for row in store._catalog.hot_versions("gpt", 1)} <= {1, 2, 3}
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["at once", "before and after"])
+def test_a_push_sends_the_marks(store: ckstore.Store, tmp_path: Path, once: bool) -> None:
+    with ckstore.init(tmp_path / "other") as other:
+        if not once:
+            store.push(other)
+        store.ingest(state(1), run="gpt", step=8, parent="gpt@4")
+        store.ingest(state(2), run="gpt", step=12)
+        for dry_run in (True, False):
+            report = store.push(other, dry_run=dry_run)
+            assert (report.failed, len(report.versions)) == ([], 5 if once else 2)
+        assert rows(other) == rows(store)
+        is_whole(other)
+    with ckstore.open(tmp_path / "other") as other:
+        # The other store goes back again; later versions of this one go on from their own parent.
+        other.ingest(state(3), run="gpt", step=9, parent=2)
+        assert superseded(other) == [3, 4, 5]
+        store.ingest(state(4), run="gpt", step=16)
+        store.push(other)
+        assert (superseded(other), other["gpt"].step) == ([2, 3, 6], 16)
+        assert store.pull(other).failed == []
+        assert [version.superseded for version in store.versions() if version.step == 9] == [True]
+        is_whole(other)
+
+
+def test_a_mirror_follows_the_marks(server: SimulatedServer, tmp_path: Path) -> None:
+    with ckstore.init(URL, cache=tmp_path / "a") as first, ckstore.open(URL, cache=tmp_path / "b") as second:
+        for step in (4, 8, 12):
+            first.ingest(state(step), run="gpt", step=step)
+        second._catalog.refresh()
+        second.ingest(state(1), run="gpt", step=8, parent="gpt@4")
+        first._catalog.refresh()
+        assert rows(first) == rows(second)
+        assert (superseded(first), first["gpt"].number) == ([2, 3], 4)
+        assert first.verify().problems == second.verify().problems == []
+    with ckstore.open(URL, cache=tmp_path / "c") as third:
+        assert superseded(third) == [2, 3]
+
+
+def test_gc_thin_and_rebase_keep_the_marks(store: ckstore.Store) -> None:
+    store.ingest(state(1), run="gpt", step=8, parent="gpt@4")
+    store.encode()
+    store.thin([2])
+    store.rebase([3])
+    store.forget([2])
+    store.gc(grace=0)
+    assert superseded(store) == [3]
+    is_whole(store)
+
+
+def test_the_command_line_marks_superseded_versions(store: ckstore.Store, capsys: pytest.CaptureFixture[str]) -> None:
+    def lines(*arguments: str) -> list[str]:
+        assert run(["--store", str(store.path), *arguments]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert "SUPERSEDED" not in lines("log")[0]
+    store.ingest(state(1), run="gpt", step=8, parent="gpt@4")
+    heading, *listed = lines("log")
+    assert "SUPERSEDED" in heading
+    assert [" yes" in line for line in listed] == [False, True, True, False]
+    assert [line[:3].strip() for line in lines("log", "--graph")[1:]] == ["*", "| *", "| *", "|/", "*"]
+    assert any(line.startswith("superseded") for line in lines("show", "2"))
+    assert not any(line.startswith("superseded") for line in lines("show", "4"))
+    assert store[2].describe()["superseded"] is True
+
+
+def test_the_cost_of_going_back_follows_the_number_of_superseded_versions(tmp_path: Path) -> None:
+    """Steps of SQLite in the commit of a version that supersedes two, after few and after many versions."""
+    counts = []
+    with ckstore.init(tmp_path / "store") as store:
+        for count in (5, 25):
+            for step in range(len(store), count):
+                store.ingest(state(step), run="gpt", step=step)
+            steps: list[int] = []
+
+            def count_one(steps: list[int] = steps) -> None:
+                steps.append(1)
+
+            database = store._catalog._connection._database
+            database.set_progress_handler(count_one, 1)
+            store.ingest(state(100 + count), run="gpt", step=count - 2, parent=f"gpt@{count - 3}", hot=0)
+            database.set_progress_handler(None, 1)
+            counts.append(len(steps))
+            assert superseded(store)[-2:] == [store["gpt"].number - 2, store["gpt"].number - 1]
+    assert counts[1] < 1.3 * counts[0]
