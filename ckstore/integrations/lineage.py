@@ -58,8 +58,8 @@ class Lineage:
         latest, highest = catalog.latest(run), catalog.highest(run)
         if latest is None or highest is None:
             return _present(store, self.position)
-        is_first = run not in self._saved or step is None or highest.step is None
-        is_back = not replaces and (is_first or step <= highest.step)
+        goes_on = run in self._saved and step is not None and highest.step is not None and step > highest.step
+        is_back = not (replaces or goes_on)
         rows = [
             point.row
             for point in self._points.get(run, ())
