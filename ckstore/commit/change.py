@@ -146,7 +146,8 @@ class Change:
                 tags = [tag for tag, meant in catalog.tags().items() if meant == document.replaces]
             for tag in tags:
                 catalog.delete_tag(tag)
-            is_superseded, changed = (False, Marks()) if heals else (marks or self._marks)(row)
+            is_own = heals and not document.goes_back  # It takes the place of another.
+            is_superseded, changed = (False, Marks()) if is_own else (marks or self._marks)(row)
             row = replace(row, superseded=is_superseded)
             self._mark(row, changed, replaces=replaces)
             replaced = catalog.at_step(row.run, row.step) if replaces and row.step is not None else None

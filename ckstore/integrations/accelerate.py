@@ -11,6 +11,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ckstore.integrations.lineage import ingest_next, lineage_of
 from ckstore.integrations.names import found, read_sound
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def save_state(
     **options: Any,
 ) -> IngestReport | None:
     """Store the output of `Accelerator.save_state` as a version; all ranks call this.
+
+    After `load_state` of an earlier version of the run, later versions are kept as superseded ones.
 
     Parameters
     ----------
@@ -71,8 +74,8 @@ def save_state(
     report = None
     try:
         if accelerator.is_main_process:
-            report = store.ingest(
-                written, run=run, step=step, metrics=dict(metrics or {}), replace=replace, search=search,
+            report = ingest_next(
+                store, written, run=run, step=step, metrics=dict(metrics or {}), replace=replace, search=search,
                 gradients=gradients,
             )  # fmt: skip
     finally:
@@ -122,6 +125,7 @@ def load_state(accelerator: Any, store: Store, name: str, **options: Any) -> int
             version, _ = read_sound(store, name, lambda sound: sound.checkout(place))
         accelerator.wait_for_everyone()
         accelerator.load_state(os.fspath(place), **options)
+        lineage_of(store).note(store, version)
         accelerator.wait_for_everyone()
     finally:
         if accelerator.is_local_main_process:

@@ -26,9 +26,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from ckstore.commit.naming import DEFAULT_RUN
 from ckstore.dtypes import torch_dtype
 from ckstore.errors import UsageError
 from ckstore.formats.dcp import nested
+from ckstore.integrations.lineage import has_loaded, lineage_of
 from ckstore.integrations.names import opened
 from ckstore.storage.durable import temporary_path, write_explained
 from ckstore.storage.root import PACKS, place
@@ -55,7 +57,8 @@ class StoreWriter(StorageWriter):
 
     Each rank copies its shards into one staging file in the store's directory. The coordinator stores this file as a
     state dict and removes it. The version therefore does not depend on the number of ranks, and the next version is
-    stored against it even if that number changes. The version is durable when the coordinator's save returns.
+    stored against it even if that number changes. The version is durable when the coordinator's save returns. After a
+    load of an earlier version of the run, later versions are kept as superseded ones.
 
     Parameters
     ----------
@@ -89,6 +92,11 @@ class StoreWriter(StorageWriter):
         if isinstance(store, Store):
             store._checked_run(run)
         self._ingest = {"run": run, "step": step, **options}
+        if "parent" not in options and has_loaded(self._store):
+            with opened(self._store) as found:  # In this process: another one may store the version.
+                name, replaces = DEFAULT_RUN if run is None else run, bool(options.get("replace"))
+                parent = lineage_of(found).parent(found, name, step, replaces=replaces)
+                self._ingest["parent"] = None if parent is None else parent.number
         self._staged: _Staged | None = None
         self._removal: Any = None
         self.report: IngestReport | None = None
@@ -167,6 +175,7 @@ class StoreWriter(StorageWriter):
             state = nested(_leaves(metadata, staged, results))
             with opened(self._store) as store:
                 self.report = store.ingest(state, **self._ingest)
+                lineage_of(store).follow(self.report)
         finally:
             self._discard()
 
@@ -228,6 +237,7 @@ class StoreReader(StorageReader):
             version = store[self._named]
             self._uid = version.id
             flat, mapping = flatten_state_dict(_outline(version, self._allow))
+            lineage_of(store).note(store, version, is_certain=False)
         described: dict[str, Any] = {}
         for name, leaf in flat.items():
             if isinstance(leaf, _Placeholder):

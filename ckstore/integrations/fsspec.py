@@ -60,9 +60,16 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self._lock = Lock()
 
     def _found(self, path: str) -> tuple[ckstore.Version, str]:
-        """Return the version at the beginning of a path, and the rest; names of versions may contain slashes."""
+        """Return the version at the beginning of a path, and the rest; names of versions may contain slashes.
+
+        One run may be named like the beginning of another: a step counts first, then the longest name of a run.
+        """
         parts = self._strip_protocol(path).split("/")
-        for count in range(1, len(parts) + 1):
+        runs = {run.name for run in self._store._catalog.runs()}
+        counts = [*range(1, len(parts) + 1)]
+        with_step = [count for count in counts if "@" in parts[count - 1]]
+        of_runs = [count for count in reversed(counts) if "/".join(parts[:count]) in runs]
+        for count in dict.fromkeys([*with_step, *of_runs, *counts]):
             with suppress(NotFoundError):
                 return self._store["/".join(parts[:count])], "/".join(parts[count:])
         try:
@@ -101,7 +108,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _names(self, path: str) -> list[str]:
         """Return the next level of the names of versions below a path: `run@step`, or the number.
 
-        The number stands for versions without a step, and for superseded ones.
+        Versions without a step, and superseded ones, which may share theirs with another, have a number.
         """
         above = f"{path}/" if path else ""
         versions = self._store.versions()

@@ -9,6 +9,7 @@ import numpy as np
 
 from ckstore.errors import UsageError
 from ckstore.formats.paths import path_to_text
+from ckstore.integrations.lineage import ingest_next, lineage_of
 from ckstore.integrations.names import read_sound
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def save(
     replace: bool = False,
 ) -> IngestReport:
     """Store a pytree as a version.
+
+    After `load` of an earlier version of the run, later versions are kept as superseded ones.
 
     Parameters
     ----------
@@ -64,7 +67,7 @@ def save(
         if path[-1] in node:
             raise UsageError(f"Two leaves have the path {path_to_text(path)}; use keys that differ as text.")
         node[path[-1]] = _array(leaf, path)
-    return store.ingest(state, run=run, step=step, metrics=dict(metrics or {}), replace=replace)
+    return ingest_next(store, state, run=run, step=step, metrics=dict(metrics or {}), replace=replace)
 
 
 def load(store: Store, name: str, *, like: Any) -> Any:
@@ -98,7 +101,9 @@ def load(store: Store, name: str, *, like: Any) -> Any:
         named = [(path_to_text(_path(keys)), leaf) for keys, leaf in leaves]
         return [_leaf(np.asarray(version[text][...]), leaf, text) for text, leaf in named]
 
-    return jax.tree_util.tree_unflatten(structure, read_sound(store, name, read)[1])
+    version, found = read_sound(store, name, read)
+    lineage_of(store).note(store, version, is_certain=False)
+    return jax.tree_util.tree_unflatten(structure, found)
 
 
 def _path(keys: tuple[Any, ...]) -> _Path:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from unicodedata import normalize
 from urllib.parse import unquote, urlsplit
 
 import ckstore
 from ckstore.errors import ConflictError, InputError, NoStoreError, NotFoundError
+from ckstore.integrations.apart import TakenError, runs_for, store_apart
 
+if TYPE_CHECKING:
+    from ckstore.storage.rows import VersionRow
+    from ckstore.writing.ingest import IngestReport
+
+#: The beginning of the last part of a run's name after a file, such as `mlflow/4f0c…/checkpoints/+ema`.
+_MARK = "+"
+#: Characters of artifact paths that no run's name has, or that begin such a part: escaped as in URLs.
+_ESCAPED = re.compile(r"[%@*?^~]|\.{2,}|:{2,}|^\+|^[ .-]|[ .]$")
 #: Begins the names of runs: the id of a run of MLflow alone could be the beginning of a version's id.
 _ABOVE = "mlflow"
 
@@ -20,7 +31,8 @@ class Artifacts:
     """The artifacts of a run of MLflow: each call of `log_artifact` or `log_artifacts` stores a version.
 
     The version's run in the store has the id of MLflow's run and the artifact path, as in ``mlflow/4f0c…/checkpoints``,
-    and its step is that of the file. Of two versions with a file at one path, MLflow sees the later one.
+    and its step is that of the file. A second file of a step is stored in a run after its name, as in
+    ``mlflow/4f0c…/checkpoints/+ema``. Of two versions with a file at one path, MLflow sees the later one.
     """
 
     def __init__(self, artifact_uri: str, *arguments: Any, **named: Any) -> None:
@@ -51,17 +63,24 @@ class Artifacts:
                 self.log_artifact(f"{local_dir}/{name}", posixpath.dirname(posixpath.join(artifact_path or "", name)))
 
     def _log(self, source: str, artifact_path: str | None, names: set[str]) -> None:
-        run = posixpath.join(self._root, artifact_path or "").strip("/")
+        run = _run_at(posixpath.join(self._root, artifact_path or ""))
         with ckstore.open(self._store.place, "a") as store:
-            known = [version for version in store.versions() if version.run == run]
-            parent = "auto" if len(store) and not known else None
-            try:
-                store.ingest(source, run=run, parent=parent, force=True)
-            except ConflictError:
-                same = [item for item in known if {entry.path for entry in item._stored.document.files} <= names]
-                if not same:
-                    raise
-                store.ingest(source, run=run, step=same[-1].step, force=True, replace=True)
+            [planned] = store.plan(source, run=run, force=True)
+
+            def is_among(row: VersionRow) -> bool:
+                return {entry.path for entry in store[row.number]._stored.document.files} <= names
+
+            def ingest(run: str, parent: int | None, replace: bool) -> IngestReport:
+                is_first = store._catalog.latest() is not None and store._catalog.latest(run) is None
+                report = store.ingest(
+                    source, run=run, step=planned.step, parent="auto" if is_first else None, force=True, replace=replace
+                )
+                if not is_among(report.version):
+                    raise TakenError(f"{report.version} has the content of {source} under another name.")
+                return report
+
+            runs = runs_for(run, posixpath.basename(source), planned.step, mark=_MARK)
+            store_apart(store, runs, planned.step, ingest, holds=is_among)
 
     def _every_file(self) -> Iterator[tuple[str, ckstore.Version, Any]]:
         """Yield the path, the version and the entry of each file of all versions, the oldest first.
@@ -70,9 +89,10 @@ class Artifacts:
         """
         above = f"{self._root}/"
         for version in self._store.versions():
-            if f"{version.run}/".startswith(above) or above.startswith(f"{version.run}/"):
+            place = _place_of(version.run)
+            if f"{place}/".startswith(above) or above.startswith(f"{place}/"):
                 for entry in version._stored.document.files:
-                    yield f"{version.run}/{entry.path}", version, entry
+                    yield f"{place}/{entry.path}", version, entry
 
     def _files(self) -> dict[str, tuple[ckstore.Version, Any]]:
         """Return the latest version and the entry of each artifact by its path."""
@@ -122,6 +142,20 @@ class Artifacts:
         version, entry = files[remote_file_path]
         with open(local_path, "wb") as file:
             version.write(cast(BinaryIO, file), include=[entry.path] if version._stored.document.is_directory else ())
+
+
+def _run_at(place: str) -> str:
+    """Return the run of the artifacts in a directory."""
+    return "/".join(_ESCAPED.sub(_escape, normalize("NFC", part)) for part in place.strip("/").split("/"))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode())
+
+
+def _place_of(run: str) -> str:
+    """Return the directory of a run's artifacts: a run after a file is below that of the file's directory."""
+    return unquote(re.sub(rf"/\{_MARK}[^/]*$", "", run))
 
 
 def artifact_repository(artifact_uri: str, *arguments: Any, **named: Any) -> Any:

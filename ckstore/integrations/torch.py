@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import UsageError
+from ckstore.integrations.lineage import ingest_next, lineage_of
 from ckstore.integrations.names import opened, read_sound, run_and_step, version_name
 from ckstore.integrations.torch_reading import read
 
@@ -31,6 +32,8 @@ def save(
     replace: bool = False,
 ) -> IngestReport | None:
     """Save a state like `torch.save`, under the name of a version.
+
+    After `load` of an earlier version of the run, later versions are kept as superseded ones.
 
     Parameters
     ----------
@@ -64,8 +67,8 @@ def save(
         return None
     run, step = run_and_step(spec)
     with opened(store) as found:
-        return found.ingest(
-            state, run=run, step=step, metrics=dict(metrics or {}), replace=replace, on_unknown="pickle"
+        return ingest_next(
+            found, state, run=run, step=step, metrics=dict(metrics or {}), replace=replace, on_unknown="pickle"
         )  # fmt: skip
 
 
@@ -105,7 +108,9 @@ def load(
         return torch.load(name, map_location=map_location, weights_only=weights_only)
     with opened(store) as found:
         reading = partial(read, map_location=map_location, weights_only=weights_only)
-        return read_sound(found, spec, reading)[1]
+        version, state = read_sound(found, spec, reading)
+        lineage_of(found).note(found, version, is_certain=False)
+        return state
 
 
 class GradientAccumulator:

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import ConflictError, UsageError
+from ckstore.integrations.apart import runs_for, store_apart
+from ckstore.integrations.lineage import Lineage, lineage_of
 from ckstore.integrations.names import found, read_sound
 
 if TYPE_CHECKING:
     from ckstore.integrations.torch import GradientAccumulator
+    from ckstore.storage.rows import VersionRow
     from ckstore.store import Store
+    from ckstore.writing.ingest import IngestReport
     from ckstore.writing.tuning import Search
 
 
@@ -21,15 +25,16 @@ class StoreCallback:
     """A `TrainerCallback` that stores each checkpoint directory as a version of a run once it is complete.
 
     The values that the Trainer has logged since the previous save, such as `loss` and `eval_loss`, become the version's
-    metrics. The process of rank 0 stores, after all ranks have written their files.
+    metrics. The process of rank 0 stores, after all ranks have written their files. Of two trainings at once, the
+    second one to save a step stores it in a run after its output directory, such as `hf/other`.
 
     Parameters
     ----------
     store
         A writable store.
     run
-        Name of the run. A resumed training continues the run from its step: versions at later steps are replaced when
-        these steps are saved again. Any other training needs a new run.
+        Name of the run. A resumed training continues the run from its step; later versions are kept as superseded ones.
+        Any other training needs a new run.
     remove
         Remove each directory once its version is durable and has been verified. With `load_best_model_at_end`, the best
         one is kept. By default the Trainer manages its directories (`save_total_limit`); directories that it removes
@@ -56,6 +61,8 @@ class StoreCallback:
         self.search = search
         self._last = 0
         self._stored: list[Path] = []
+        self._held: VersionRow | None = None
+        self._lineage = Lineage()
 
     def __repr__(self) -> str:
         return f"<ckstore.integrations.transformers.StoreCallback of {self.run}>"
@@ -75,9 +82,18 @@ class StoreCallback:
             The run has versions, but none at the step that was resumed from.
         """
         self._last = state.global_step
+        self._lineage = Lineage()
+        if not state.is_world_process_zero:
+            return
         catalog = self.store._catalog
-        is_other = catalog.latest(self.run) is not None and catalog.at_step(self.run, self._last) is None
-        if state.is_world_process_zero and is_other:
+        is_other = catalog.latest(self.run) is not None
+        # A directory that the Trainer kept itself is resumed without `resume_path`.
+        row = lineage_of(self.store).position
+        if row is None or row.step != self._last or (is_other and row.run != self.run):
+            row = catalog.at_step(self.run, self._last)
+        if row is not None and self._last:
+            self._lineage.note(self.store, self.store[row.number])
+        elif row is None and is_other:
             raise ConflictError(
                 f"Run {self.run} has versions of another training; resume it with `resume_path`, or give"
                 " `StoreCallback` a new run."
@@ -112,11 +128,20 @@ class StoreCallback:
             for name, value in entry.items()
             if name != "step"
         }
-        # A version at this step already follows the version that the training was resumed from.
-        self.store.ingest(
-            directory, run=self.run, step=state.global_step, metrics=metrics, replace=True, verify=self.remove,
-            search=self.search, gradients=None if self.gradients is None else self.gradients.gradients(),
-        )  # fmt: skip
+
+        def ingest(run: str, parent: int | None, replace: bool) -> IngestReport:
+            return self.store.ingest(
+                directory, run=run, step=step, parent=parent, metrics=metrics, replace=replace, verify=self.remove,
+                search=self.search, gradients=None if self.gradients is None else self.gradients.gradients(),
+            )  # fmt: skip
+
+        step = state.global_step
+        runs = runs_for(self.run, Path(args.output_dir, str(step)), step)
+        held = self._held
+        self._held = store_apart(
+            self.store, runs, step, ingest, holds=lambda row: held is not None and row.uid == held.uid,
+            home="" if held is None else held.run, lineage=self._lineage,
+        ).version  # fmt: skip
         self._last = state.global_step
         if self.remove:
             best = state.best_model_checkpoint if args.load_best_model_at_end else None
@@ -166,6 +191,7 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
         version, _ = read_sound(
             store, name, lambda sound: sound.checkout(_directory(output_dir, sound.step), force=True)
         )
+        lineage_of(store).note(store, version)
     steps = [version.step]
     if distributed is not None:
         distributed.broadcast_object_list(steps)

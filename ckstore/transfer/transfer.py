@@ -303,8 +303,8 @@ class _Transfer:
     def _marks(self, row: VersionRow, arriving: VersionRow) -> tuple[bool, Marks]:
         """Return whether a version is superseded in the target, and the versions there that it marks.
 
-        `arriving` is its row in the target. It supersedes what it supersedes in the source, and all that came after its
-        parent if it goes back, or if the run in the target went on from elsewhere.
+        `arriving` is its row in the target. It supersedes the counterparts of the source's superseded versions, and all
+        that came after its parent if it goes back, or if the run in the target went on from elsewhere.
         """
         if row.superseded:
             return True, Marks()

@@ -35,7 +35,14 @@ def in_place_of(repository: Repository, existing: VersionRow, scanned: ScannedVe
         if parent is not None and parent.number >= existing.number:  # The run's latest, as the default parent.
             parent = None if existing.parent is None else repository.catalog.version(existing.parent)
         metrics = {**existing.metrics, **request.metrics}
-        return replace(request, parent=parent, metrics=metrics, replace=True, heals=True, goes_back=False)
+        return replace(
+            request,
+            parent=parent,
+            metrics=metrics,
+            replace=True,
+            heals=True,
+            goes_back=request.goes_back and existing.superseded,
+        )
     if not request.replace:
         raise ConflictError(
             f"{request.run}@{request.step} holds other content as version {existing.number}; "

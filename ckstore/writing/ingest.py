@@ -37,7 +37,7 @@ from ckstore.scanning.inputs import open_source
 from ckstore.scanning.metrics import metrics_inside
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage import reserve
-from ckstore.storage.catalog import VersionRow
+from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.durable import sweep_temporaries
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.placements import RemovedError
@@ -150,7 +150,7 @@ def _ingest(
     catalog = repository.catalog
     if request.parent is not None and any(opaque_extents(layout) for layout in scanned.layouts):
         scanned.cuts_before = cuts_of(repository, request.parent)
-    existing = None if request.step is None else catalog.at_step(request.run, request.step)
+    existing = _existing(catalog, request)
     whole = existing is not None or request.force or request.policy.is_coarse or request.search is not None
     if whole and not scanned.is_hashed:
         hash_version(scanned, force=request.force, progress=progress)
@@ -190,6 +190,17 @@ def _ingest(
         repository.resolver.forget()
         raise
     return IngestReport(catalog.version(committed), is_new=True)
+
+
+def _existing(catalog: Catalog, request: Request) -> VersionRow | None:
+    """Return the version at the run and step; a superseded one if the run goes back to it or its descendants."""
+    if request.step is None:
+        return None
+    if request.goes_back and request.parent is not None:
+        for row in marks_of(catalog, request.run, request.parent.number).present:
+            if row.step == request.step:
+                return row
+    return catalog.at_step(request.run, request.step)
 
 
 def _supersedes(repository: Repository, request: Request, existing: VersionRow) -> bool:

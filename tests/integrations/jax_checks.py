@@ -158,6 +158,29 @@ def test_existing_versions_are_replaced_on_demand_alone(store: ckstore.Store) ->
     assert_same(load(store, "flax@3", like=tree()), tree(1))
 
 
+def test_trees_of_one_step_keep_runs_of_their_own_and_a_refused_one_changes_nothing(store: ckstore.Store) -> None:
+    trees = {run: tree(seed) for seed, run in enumerate(("flax", "flax/ema", "other"))}
+    for run, found in trees.items():
+        save(store, found, run=run, step=3)
+    with pytest.raises(ConflictError):
+        save(store, tree(5), run="flax", step=3)
+    for run, found in trees.items():
+        assert_same(load(store, f"{run}@3", like=tree(7)), found)
+
+
+def test_a_training_that_loads_an_earlier_tree_goes_back_to_it(store: ckstore.Store) -> None:
+    for step in (4, 8, 12):
+        store.ingest({"w": np.full(3, step)}, run="flax", step=step)
+    load(store, "flax@4", like={"w": np.zeros(3, int)})
+    for step in (8, 10):
+        save(store, {"w": np.full(3, -step)}, run="flax", step=step)
+    rows = store._catalog.versions("flax")
+    assert [(row.step, row.superseded) for row in rows] == [
+        (4, False), (8, True), (12, True), (8, False), (10, False)
+    ]  # fmt: skip
+    assert [store[f"flax@{step}"].parent for step in (8, 10)] == [1, 4]
+
+
 def test_states_of_flax_come_back(store: ckstore.Store) -> None:
     run(
         """

@@ -49,6 +49,27 @@ ONE = """
         pass
     else:
         raise AssertionError("the step is taken")
+    for run in ("a/b", "a/b/ema"):
+        kept = save_state(accelerator, store, run=run, step=2).version
+        assert load_state(accelerator, store, f"{run}@2") == 2 and kept.run == run
+    for step in (3, 4):
+        save_state(accelerator, store, run="a/b", step=step)
+    before = weight(accelerator, model)
+    assert load_state(accelerator, store, "a/b@1") == 1
+    for step in (2, 3):
+        train(accelerator, model, optimizer)
+        train(accelerator, model, optimizer)
+        save_state(accelerator, store, run="a/b", step=step)
+    rows = store._catalog.versions("a/b")
+    assert [(row.step, row.superseded) for row in rows] == [
+        (1, False), (2, True), (3, True), (4, True), (2, False), (3, False)
+    ], rows
+    assert [store[f"a/b@{step}"].parent for step in (2, 3)] == [rows[0].number, rows[4].number]
+    assert load_state(accelerator, store, "a/b@latest") == 3
+    assert load_state(accelerator, store, str(rows[3].number)) == 4
+    assert torch.equal(weight(accelerator, model), before)
+    save_state(accelerator, store, run="fork", step=5)
+    assert store["fork@5"].parent == rows[3].number and not store["fork@5"].superseded
     save_state(accelerator, store, run="a/b", step=1, replace=True, safe_serialization=False)
     assert "pytorch_model.bin/weight" in store["a/b@1"]
     try:

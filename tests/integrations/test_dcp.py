@@ -108,6 +108,32 @@ def test_objects_lists_and_dtypes(store: ckstore.Store) -> None:
         assert torch.equal(loaded[name], state[name])
 
 
+def test_a_training_that_loads_an_earlier_version_goes_back_to_it(store: ckstore.Store) -> None:
+    """The parent is known when the writer is made: another process may store the version."""
+
+    def save(step: int, value: float, run: str | None = "a") -> None:
+        dcp.save({"w": torch.full((3,), value)}, storage_writer=StoreWriter(store.place, run, step))
+
+    for step in (4, 8, 12):
+        store.ingest({"w": torch.full((3,), float(step))}, run="a", step=step)
+    state = {"w": torch.zeros(3)}
+    dcp.load(state, storage_reader=StoreReader(store, "a@4"))
+    assert pickle.loads(pickle.dumps(StoreWriter(store, "a", 8)))._ingest["parent"] == 1
+    for step in (8, 10):
+        save(step, -step)
+    save(8, 1.0, "a/ema")
+    rows = store._catalog.versions("a")
+    assert [(row.step, row.superseded) for row in rows] == [
+        (4, False), (8, True), (12, True), (8, False), (10, False)
+    ]  # fmt: skip
+    assert [store[f"a@{step}"].parent for step in (8, 10)] == [1, 4]
+    with pytest.raises((ckstore.ConflictError, CheckpointException)):
+        save(8, 2.0)
+    for name, value in ((2, 8.0), ("a@8", -8.0), ("a/ema@8", 1.0)):
+        dcp.load(state, storage_reader=StoreReader(store, name))
+        assert (state["w"] == value).all()
+
+
 def test_any_version_is_read(store: ckstore.Store) -> None:
     """Also one that was stored from memory, with integers as keys and arrays."""
     model = torch.nn.Linear(3, 2)

@@ -54,6 +54,23 @@ def test_listings(files: CkstoreFileSystem) -> None:
         files.ls("nothing@3")
 
 
+def test_every_version_is_listed_once(files: CkstoreFileSystem, tmp_path: Path) -> None:
+    """Also superseded ones, whose step another version may have, and runs below a run."""
+    with ckstore.open(tmp_path / "store") as store:
+        for value, (run, parent) in enumerate([("team/gpt", "team/gpt@1"), ("team/gpt/ema", None)]):
+            torch.save({"w": torch.full((9,), value)}, tmp_path / f"{value}.pt")
+            store.ingest(tmp_path / f"{value}.pt", run=run, step=2, parent=parent)
+    files = CkstoreFileSystem(str(tmp_path / "store"), skip_instance_cache=True)
+    found = sorted(files.find(""))
+    assert found == [
+        "2/s2.pt", "folder@7/deep/table.csv", "folder@7/m.safetensors", "team/gpt/ema@2/1.pt", "team/gpt@1/s1.pt",
+        "team/gpt@2/0.pt",
+    ]  # fmt: skip
+    assert files.cat_file("2/s2.pt") == (tmp_path / "s2.pt").read_bytes()
+    for value, run in enumerate(("team/gpt", "team/gpt/ema")):
+        assert files.cat_file(f"{run}@2/{value}.pt") == (tmp_path / f"{value}.pt").read_bytes()
+
+
 def test_a_file_object_has_a_size_and_an_end(files: CkstoreFileSystem) -> None:
     path = "folder@7/deep/table.csv"
     with files.open(path) as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_a_pointer_lies_where_the_checkpoint_would_be(store: ckstore.Store, tmp_
     assert io.latest is None
     io.save_checkpoint(checkpoint(8), tmp_path / "some" / "place" / "a.ckpt")
     assert os.listdir(tmp_path / "some" / "place") == ["a.ckpt"]
-    assert (tmp_path / "some" / "place" / "a.ckpt").read_text() == "ckstore:lit@8\n"
+    assert (tmp_path / "some" / "place" / "a.ckpt").read_text() == f"ckstore:{store['lit@8'].id}\n"
     assert io.latest == "ckstore:lit@latest"
     for name in (tmp_path / "some" / "place" / "a.ckpt", "ckstore:lit@8", Path("ckstore:lit@8"), io.latest):
         assert_same(io.load_checkpoint(name), checkpoint(8))
@@ -97,25 +98,238 @@ def test_objects_of_a_user_s_own_classes_need_trust(store: ckstore.Store, tmp_pa
     assert_same(found["state_dict"], checkpoint(3)["state_dict"])
 
 
-def test_a_second_save_at_a_step_takes_the_place_of_the_first(store: ckstore.Store, tmp_path: Path) -> None:
+def resumable(step: int, value: float = 0.0, **states: Any) -> dict[str, Any]:
+    """A checkpoint of a Trainer."""
+    return checkpoint(step, value) | {"pytorch-lightning_version": "2", "optimizer_states": [step]} | states
+
+
+def weights(step: int, value: float = 0.0) -> dict[str, Any]:
+    """A checkpoint of a Trainer with `save_weights_only`."""
+    found = {key: part for key, part in resumable(step, value).items() if key not in ("callbacks", "optimizer_states")}
+    return found | {"loops": {}}
+
+
+def test_files_of_one_step_keep_versions_of_their_own(store: ckstore.Store, tmp_path: Path) -> None:
     """`save_last=True` saves a second checkpoint, which knows that it is the last one."""
     io = StoreIO(store, run="lit")
-    io.save_checkpoint(checkpoint(8), tmp_path / "a.ckpt")
-    io.save_checkpoint(checkpoint(8) | {"callbacks": {"last": {"path": "last.ckpt"}}}, tmp_path / "last.ckpt")
-    assert [row.step for row in store._catalog.versions("lit")] == [8]
-    assert io.load_checkpoint(tmp_path / "a.ckpt")["callbacks"] == {"last": {"path": "last.ckpt"}}
+    saved: dict[Path, Any] = {}
+    for step in (8, 16):
+        for name, found in (
+            (f"epoch=0-step={step}.ckpt", resumable(step)),
+            ("last.ckpt", resumable(step, callbacks={"last": {"path": "last.ckpt"}})),
+            (f"epoch=0-step={step}-v1.ckpt", resumable(step, callbacks={"another": {}})),
+            (f"best/epoch=0-step={step}.ckpt", weights(step)),
+            (f"ema/step={step}.ckpt", weights(step, 0.5)),
+            ("weights.ckpt", weights(step, 0.25)),
+        ):
+            saved[tmp_path / name] = found
+            io.save_checkpoint(found, tmp_path / name)
+    for place, found in saved.items():
+        assert_same(io.load_checkpoint(place), found)
+    runs = {run.name: run.steps for run in store.runs()}
+    assert runs == {name: [8, 16] for name in
+                    ("lit", "lit/last", "lit/v1", "lit/weights", "lit/weights/ema", "lit/weights/weights")}  # fmt: skip
+    assert_same(io.load_checkpoint("ckstore:lit@8"), resumable(8))
+    assert_same(io.load_checkpoint("ckstore:lit/last@8"), resumable(8, callbacks={"last": {"path": "last.ckpt"}}))
+    assert_same(io.load_checkpoint(io.latest or ""), resumable(16))
 
 
-def test_a_resumed_training_replaces_later_versions(store: ckstore.Store, tmp_path: Path) -> None:
+def test_weights_alone_never_take_the_run_of_a_trainer_s_checkpoints(store: ckstore.Store, tmp_path: Path) -> None:
+    """Also where they are saved first at a step: the run's latest version can be resumed from."""
+    io = StoreIO(store, run="lit")
+    io.save_checkpoint(weights(2), tmp_path / "best.ckpt")
+    assert io.latest is None
+    for step in (4, 6):
+        io.save_checkpoint(weights(step), tmp_path / "best.ckpt")
+        io.save_checkpoint(resumable(step), tmp_path / f"step={step}.ckpt")
+    io.save_checkpoint(weights(8), tmp_path / "best.ckpt")
+    assert io.load_checkpoint(io.latest or "")["optimizer_states"] == [6]
+    assert {run.name: run.steps for run in store.runs()} == {"lit/weights": [2, 4, 6, 8], "lit": [4, 6]}
+    with pytest.raises(ConflictError, match="give `StoreIO` a new run"):
+        StoreIO(store, run="lit").save_checkpoint(weights(9), tmp_path / "best.ckpt")
+
+
+def test_a_step_that_only_one_path_has_stays_in_the_run(store: ckstore.Store, tmp_path: Path) -> None:
+    """Top-k may skip a step that `last.ckpt` has: it is the latest one to resume from."""
+    io = StoreIO(store, run="lit")
+    for name, step in (("a", 4), ("last", 4), ("last", 6), ("a", 8), ("last", 8)):
+        io.save_checkpoint(resumable(step, callbacks={name: {}}), tmp_path / f"{name}.ckpt")
+    assert {run.name: run.steps for run in store.runs()} == {"lit": [4, 6, 8], "lit/last": [4, 8]}
+    assert io.load_checkpoint(tmp_path / "last.ckpt")["callbacks"] == {"last": {}}
+
+
+def test_the_order_of_two_files_does_not_move_them(store: ckstore.Store, tmp_path: Path) -> None:
+    """Fabric's states say nothing of their kind: each series stays in its run."""
+    io = StoreIO(store, run="fabric")
+    for step, names in ((7, ("model", "ema")), (9, ("ema", "model")), (11, ("ema",)), (12, ("model",))):
+        for name in names:
+            for directory in ("one", "other"):
+                state = {"step": step, "w": torch.full((3,), step + len(name + directory) / 16)}
+                io.save_checkpoint(state, tmp_path / directory / f"{name}.ckpt")
+                assert_same(io.load_checkpoint(tmp_path / directory / f"{name}.ckpt"), state)
+    assert {run.name: run.steps for run in store.runs()} == {
+        "fabric": [7, 9, 12], "fabric/model": [7, 9, 12], "fabric/ema": [7, 9, 11], "fabric/other-ema": [7, 9, 11],
+    }  # fmt: skip
+
+
+def test_a_path_replaces_what_it_held_alone(store: ckstore.Store, tmp_path: Path) -> None:
+    io = StoreIO(store, run="fabric")
+    states = {name: {"step": 7, "w": torch.full((3,), float(value))} for value, name in enumerate("abcd")}
+    io.save_checkpoint(states["a"], tmp_path / "a.ckpt")
+    io.save_checkpoint(states["a"], tmp_path / "copy.ckpt")
+    (tmp_path / "link.ckpt").symlink_to("a.ckpt")
+    io.save_checkpoint(states["b"], tmp_path / "link.ckpt")
+    assert_same(io.load_checkpoint(tmp_path / "a.ckpt"), states["a"])
+    io.save_checkpoint(states["c"], tmp_path / "a.ckpt")
+    assert_same(io.load_checkpoint(tmp_path / "a.ckpt"), states["c"])
+    assert_same(io.load_checkpoint(tmp_path / "copy.ckpt"), states["a"])
+    assert_same(io.load_checkpoint(tmp_path / "link.ckpt"), states["b"])
+    assert len(store) == 3
+    store.tag("fabric@7", "kept")
+    io.save_checkpoint(states["d"], tmp_path / "a.ckpt")
+    assert_same(io.load_checkpoint(tmp_path / "a.ckpt"), states["d"])
+    assert_same(store["kept"].state_dict(), states["c"])
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_save_that_is_killed_leaves_a_pointer_to_a_version(
+    store: ckstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_committed: bool
+) -> None:
+    """Between the commit that replaces a version and the new pointer, or before the commit."""
+    io = StoreIO(store, run="lit")
+    io.save_checkpoint(resumable(8), tmp_path / "a.ckpt")
+
+    def killed(*given: Any, ingest: Any = ckstore.Store.ingest, **named: Any) -> Any:
+        if is_committed:
+            ingest(*given, **named)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ckstore.Store, "ingest", killed)
+        with pytest.raises(KeyboardInterrupt):
+            io.save_checkpoint(resumable(8, 0.5), tmp_path / "a.ckpt")
+    assert_same(io.load_checkpoint(tmp_path / "a.ckpt"), resumable(8, 0.5 if is_committed else 0.0))
+    io.save_checkpoint(resumable(8, 0.25), tmp_path / "a.ckpt")
+    assert len((tmp_path / "a.ckpt").read_text().splitlines()) == len(store) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_every_path_gives_what_was_saved_to_it_last(store: ckstore.Store, tmp_path: Path, seed: int) -> None:
+    """Saves of several kinds, removals, links and resumptions in a random order."""
+    chance = random.Random(seed)
+    io, step, saved, stored = StoreIO(store, run="lit"), 1, {}, {}
+    for _ in range(60):
+        name = chance.choice(("last", "best", f"step={step}", f"deep/step={step}", "ema", f"rank{step % 2}"))
+        place = tmp_path / f"{name}.ckpt"
+        match chance.choices(("save", "go on", "remove", "link", "resume"), (8, 2, 1, 4, 1))[0]:
+            case "save":
+                kind = chance.choice((resumable, weights, checkpoint))
+                value = chance.choice((0.0, 0.25, chance.random()))
+                io.save_checkpoint(kind(step, value), place)
+                saved[place] = kind(step, value)
+            case "go on":
+                step += 1
+            case "remove":
+                io.remove_checkpoint(place)
+                saved.pop(place, None)
+            case "link" if saved:
+                other = chance.choice(list(saved))
+                if other != place and not other.is_symlink():
+                    saved.pop(place, None)
+                    place.parent.mkdir(exist_ok=True)
+                    place.unlink(missing_ok=True)
+                    place.symlink_to(other)
+            case "resume" if saved:
+                io = StoreIO(store, run="lit")
+                step = io.load_checkpoint(chance.choice(list(saved)))["global_step"]
+                stored = {version.number: version.state_dict() for version in store.versions() if version.step > step}
+        for known, expected in saved.items() if chance.random() < 0.25 else ():
+            assert_same(StoreIO(store, "lit").load_checkpoint(known), expected)
+        assert stored.keys() <= set(store)
+    for number, expected in stored.items():
+        assert_same(store[number].state_dict(), expected)
+
+
+def test_a_pointer_to_a_version_that_is_gone_says_so(store: ckstore.Store, tmp_path: Path) -> None:
+    io = StoreIO(store, run="lit")
+    io.save_checkpoint(resumable(8), tmp_path / "a.ckpt")
+    store.forget("lit@8")
+    store.ingest(resumable(8, 0.5), run="lit", step=8)
+    with pytest.raises(NotFoundError, match=r"a\.ckpt names, is not in .* any more"):
+        io.load_checkpoint(tmp_path / "a.ckpt")
+
+
+def test_runs_below_a_run_follow_its_policy(store: ckstore.Store, tmp_path: Path) -> None:
+    store.set_policy(ckstore.Policy(retention=ckstore.Retention(keep_last=2)), run="lit")
+    io = StoreIO(store, run="lit")
+    for name in ("a", "last"):
+        io.save_checkpoint(resumable(8, callbacks={name: {}}), tmp_path / f"{name}.ckpt")
+    assert store.policies()["lit/last"] == store.policies()["lit"]
+    store.set_policy(None, run="lit/last")
+    for name in ("a", "last"):
+        io.save_checkpoint(resumable(9, callbacks={name: {}}), tmp_path / f"{name}.ckpt")
+    assert list(store.policies()) == ["lit"]
+
+
+def branches(store: ckstore.Store, run: str) -> dict[str, list[int | None]]:
+    """Steps of the present versions of a run, and of superseded ones."""
+    rows = store._catalog.versions(run)
+    return {
+        name: [row.step for row in rows if row.superseded == mark] for name, mark in (("now", False), ("old", True))
+    }
+
+
+def test_a_resumed_training_keeps_what_it_leaves(store: ckstore.Store, tmp_path: Path) -> None:
+    """Pointers of the abandoned branch hold until their paths are saved again; all its versions stay."""
     first = StoreIO(store, run="lit")
-    for step in (4, 8, 12):
-        first.save_checkpoint(checkpoint(step), tmp_path / f"{step}.ckpt")
+    for step in (4, 8, 12, 16):
+        for name in (f"step={step}.ckpt", "last.ckpt", f"once-{step}.ckpt"):
+            first.save_checkpoint(resumable(step, callbacks={name: {}}), tmp_path / name)
+        first.save_checkpoint(weights(step), tmp_path / f"best-{step}.ckpt")
+    old = {version.number: version.state_dict() for version in store.versions()}
+    second = StoreIO(store, run="lit")
+    assert_same(second.load_checkpoint("ckstore:lit@8"), resumable(8, callbacks={"step=8.ckpt": {}}))
+    for step in (10, 12):
+        for name in (f"step={step}.ckpt", "last.ckpt"):
+            second.save_checkpoint(resumable(step, 0.5, callbacks={name: {}}), tmp_path / name)
+            assert_same(second.load_checkpoint(tmp_path / name), resumable(step, 0.5, callbacks={name: {}}))
+        second.save_checkpoint(weights(step, 0.5), tmp_path / f"best-{step}.ckpt")
+    assert branches(store, "lit") == {"now": [4, 8, 10, 12], "old": [12, 16]}
+    assert branches(store, "lit/last") == {"now": [4, 8, 10, 12], "old": [12, 16]}
+    assert branches(store, "lit/weights") == {"now": [4, 8, 10, 12], "old": [12, 16]}
+    assert branches(store, "lit/once") == {"now": [4, 8, 12, 16], "old": []}
+    assert [store[name].parent for name in ("lit@10", "lit@12")] == [store["lit@8"].number, store["lit@10"].number]
+    assert_same(second.load_checkpoint(second.latest or ""), resumable(12, 0.5, callbacks={"step=12.ckpt": {}}))
+    for number, state in old.items():
+        assert_same(store[number].state_dict(), state)
+    assert_same(second.load_checkpoint(tmp_path / "step=16.ckpt"), resumable(16, callbacks={"step=16.ckpt": {}}))
+
+
+def test_equal_steps_after_a_resumption_are_one_branch(store: ckstore.Store, tmp_path: Path) -> None:
+    """A training that repeats itself bit for bit has nothing to supersede until it differs."""
+    first = StoreIO(store, run="lit")
+    for step in (4, 8, 12, 16):
+        first.save_checkpoint(resumable(step), tmp_path / f"{step}.ckpt")
     second = StoreIO(store, run="lit")
     second.load_checkpoint("ckstore:lit@4")
-    second.save_checkpoint(checkpoint(8, 0.5), tmp_path / "8.ckpt")
-    assert_same(store["lit@8"].state_dict(), checkpoint(8, 0.5))
-    assert_same(store["lit@4"].state_dict(), checkpoint(4))
-    assert sorted(row.step or 0 for row in store._catalog.versions("lit")) == [4, 8, 12]
+    for step, value in ((8, 0.0), (12, 0.0), (16, 0.5)):
+        second.save_checkpoint(resumable(step, value), tmp_path / f"{step}.ckpt")
+    assert branches(store, "lit") == {"now": [4, 8, 12, 16], "old": [16]}
+    assert store["lit@16"].parent == store["lit@12"].number
+
+
+def test_a_branch_of_a_run_below_is_kept_where_nothing_comes_before(store: ckstore.Store, tmp_path: Path) -> None:
+    first = StoreIO(store, run="lit")
+    for step in (4, 8):
+        first.save_checkpoint(resumable(step), tmp_path / f"{step}.ckpt")
+    first.save_checkpoint(resumable(8, 0.25), tmp_path / "last.ckpt")
+    second = StoreIO(store, run="lit")
+    second.load_checkpoint(tmp_path / "4.ckpt")
+    for name in ("8", "last"):
+        second.save_checkpoint(resumable(8, 0.5 + len(name) / 16), tmp_path / f"{name}.ckpt")
+    assert branches(store, "lit") == {"now": [4, 8], "old": [8]}
+    assert_same(store["lit/last@8"].state_dict(), resumable(8, 0.25))
+    assert_same(second.load_checkpoint(tmp_path / "last.ckpt"), resumable(8, 0.75))
 
 
 def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path: Path) -> None:
@@ -128,6 +342,7 @@ def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path:
     assert_same(fork.load_checkpoint("ckstore:lit@8"), checkpoint(8))
     fork.save_checkpoint(checkpoint(9), tmp_path / "c.ckpt")
     assert [(row.run, row.step) for row in store._catalog.versions()] == [("lit", 8), ("fork", 9)]
+    assert store["fork@9"].parent == store["lit@8"].number
 
 
 def test_a_second_training_with_the_same_plug_in_is_another_one(store: ckstore.Store, tmp_path: Path) -> None:
@@ -153,7 +368,8 @@ def test_testing_a_version_does_not_resume_its_run(store: ckstore.Store, tmp_pat
         io.save_checkpoint(checkpoint(8), tmp_path / "8.ckpt")
 
 
-def test_fabric_replaces_a_version_after_loading(store: ckstore.Store, tmp_path: Path) -> None:
+def test_fabric_goes_back_after_loading(store: ckstore.Store, tmp_path: Path) -> None:
+    """The step that was loaded is saved again under its path, which held that version."""
     for value in (0.0, 1.0):
         io = StoreIO(store, run="fabric")
         if value:
@@ -161,7 +377,7 @@ def test_fabric_replaces_a_version_after_loading(store: ckstore.Store, tmp_path:
         for step in (7, 9):
             io.save_checkpoint({"step": step, "w": torch.full((3,), value)}, tmp_path / f"{step}.ckpt")
     assert_same(store["fabric@9"].state_dict()["w"], torch.ones(3))
-    assert len(store._catalog.versions()) == 2
+    assert branches(store, "fabric") == {"now": [7, 9], "old": [9]}
 
 
 def test_the_score_of_a_checkpoint_is_a_metric_of_its_version(store: ckstore.Store, tmp_path: Path) -> None:
@@ -173,6 +389,16 @@ def test_the_score_of_a_checkpoint_is_a_metric_of_its_version(store: ckstore.Sto
     }  # fmt: skip
     StoreIO(store, run="lit").save_checkpoint(checkpoint(8) | {"callbacks": states}, place)
     assert store["lit@8"].metrics == {"loss": 0.25}
+
+
+def test_scores_of_weights_come_with_the_next_checkpoint(store: ckstore.Store, tmp_path: Path) -> None:
+    """A checkpoint without callbacks' states does not have its own score."""
+    io = StoreIO(store, run="lit")
+    io.save_checkpoint(weights(8), tmp_path / "best.ckpt")
+    best = {"monitor": "loss", "best_k_models": {str(tmp_path / "best.ckpt"): torch.tensor(0.25)}}
+    io.save_checkpoint(resumable(8, callbacks={"best": best}), tmp_path / "step=8.ckpt")
+    assert store["lit/weights@8"].metrics == {"loss": 0.25}
+    assert store["lit@8"].metrics == {}
 
 
 def test_unsupported_calls_are_refused(store: ckstore.Store, tmp_path: Path) -> None:
@@ -246,13 +472,28 @@ TRAINING = (
     assert os.readlink("twice/last.ckpt") == "step=10.ckpt"
 
     trainer.save_checkpoint("twice/final.ckpt")
+    trainer.save_checkpoint("twice/weights.ckpt", weights_only=True)
     assert steps("twice") == [2, 4, 6, 8, 10]
+    io = StoreIO(store, "twice")
+    assert io.load_checkpoint("twice/final.ckpt")["optimizer_states"]
+    assert "optimizer_states" not in io.load_checkpoint("twice/weights.ckpt")
     try:
         trained("twice")
     except ckstore.ConflictError:
         assert steps("twice") == [2, 4, 6, 8, 10]
     else:
         raise AssertionError("another training went into the run")
+
+    best = ModelCheckpoint("pair", filename="{step}", monitor="weight", save_weights_only=True, save_top_k=-1)
+    each = ModelCheckpoint("pair", filename="{step}", monitor="loss", every_n_train_steps=4, save_top_k=-1)
+    trainer = lightning.Trainer(max_epochs=6, plugins=[StoreIO(store, "pair")], callbacks=[best, each], **quiet)
+    trainer.fit(Model(), data, data)
+    assert steps("pair") == [4, 8, 12] and steps("pair/weights") == [2, 4, 6, 8, 10, 12]
+    assert all("loss" in row.metrics for row in store._catalog.versions("pair"))
+    assert [bool(row.metrics) for row in store._catalog.versions("pair/weights")] == [True] * 5 + [False]
+    full = ["optimizer_states" in StoreIO(store, "pair").load_checkpoint(f"pair/{name}") for name in os.listdir("pair")]
+    assert sorted(full) == [False] * 6 + [True] * 3
+    trainer.fit(Model(), data, data, ckpt_path=StoreIO(store, "pair").latest)
 
     trained("async", wrap=AsyncCheckpointIO, save_top_k=-1)
     assert steps("async") == [2, 4, 6, 8], steps("async")
@@ -284,6 +525,11 @@ FABRIC = """
         state["step"] = 0
         fabric.load("ckstore:fabric@7", state)
         assert torch.equal(model.weight, before) and state["step"] == 7
+        average = {"model": torch.nn.Linear(2, 2), "step": 7}
+        fabric.save("model.ckpt", state)
+        fabric.save("ema.ckpt", average)
+        assert torch.equal(fabric.load("model.ckpt")["model"]["weight"], before)
+        assert torch.equal(fabric.load("ema.ckpt")["model"]["weight"], average["model"].weight)
     """
 
 
@@ -307,6 +553,56 @@ RANKS = (
         store.close()
     """
 )
+
+#: A training that crashes and is resumed from an earlier version.
+CRASH = (
+    MODEL
+    + """
+    from lightning.pytorch import Callback
+
+    class Crash(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 14:
+                raise ValueError("crashed")
+
+    data = DataLoader(TensorDataset(torch.randn(80, 4)), batch_size=4)
+    store = ckstore.init("store")
+
+    def train(steps, *callbacks, ckpt_path=None):
+        io = StoreIO(store, "lit")
+        saving = ModelCheckpoint("pointers", every_n_train_steps=4, save_top_k=-1)
+        trainer = lightning.Trainer(max_steps=steps, plugins=[io], callbacks=[saving, *callbacks], **quiet)
+        trainer.fit(Model(), data, ckpt_path=ckpt_path)
+        return io
+
+    train(20)
+    before = {version.number: version["state_dict/layer.weight"][...] for version in store.run("lit")}
+    try:
+        train(20, Crash(), ckpt_path="ckstore:lit@8")
+    except ValueError:
+        pass
+    rows = store._catalog.versions("lit")
+    assert [(row.step, row.superseded) for row in rows] == [
+        (4, False), (8, False), (12, True), (16, True), (20, True), (12, False)
+    ], rows
+    latest = store[StoreIO(store, "lit").latest.removeprefix("ckstore:")]
+    run = store.run("lit")
+    assert run.steps == run.arrays.attrs["steps"] == [4, 8, 12] and run.latest == latest
+    assert (run.arrays["state_dict/layer.weight"][2] == latest["state_dict/layer.weight"][...]).all()
+    assert (latest.number, latest.parent) == (rows[-1].number, store["lit@8"].number)
+    for number, weight in before.items():
+        assert (store[number]["state_dict/layer.weight"][...] == weight).all()
+    io = train(20, ckpt_path=StoreIO(store, "lit").latest)
+    assert [row.step for row in store._catalog.versions("lit") if not row.superseded] == [4, 8, 12, 16, 20]
+    assert store[io.latest.removeprefix("ckstore:")].step == 20 and len(store.versions("lit")) == 8
+    assert io.load_checkpoint("pointers/epoch=0-step=16.ckpt")["global_step"] == 16
+    store.close()
+    """
+)
+
+
+def test_a_crashed_branch_ends_where_its_training_was_resumed(tmp_path: Path) -> None:
+    run_with("lightning", CRASH, tmp_path)
 
 
 def test_ranks_save_and_resume(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import ckstore
 from ckstore.integrations.mlflow import artifact_repository
@@ -51,13 +52,6 @@ with mlflow.start_run(experiment_id=experiment) as run:
     mlflow.log_text("second", "notes.txt")
     mlflow.log_artifacts("model", "model")
     mlflow.log_artifacts("texts")
-    torch.save({"w": weight * 3}, "other_step200.pt")
-    try:
-        mlflow.log_artifact("other_step200.pt", "checkpoints")
-    except ckstore.ConflictError:
-        pass
-    else:
-        raise AssertionError("a step has two versions")
 
 id = run.info.run_id
 client = mlflow.MlflowClient()
@@ -140,6 +134,51 @@ def test_artifacts_in_a_version_with_other_files_are_kept(tmp_path: Path) -> Non
         artifacts.delete_artifacts()
     with ckstore.open(tmp_path / "store") as store:
         assert len(store) == 1
+
+
+def test_files_of_one_step_are_artifacts_of_their_own(tmp_path: Path) -> None:
+    """Also with equal contents, or without a step; a file that is logged again takes its own place alone."""
+    ckstore.init(tmp_path / "store").close()
+    artifacts = artifact_repository(f"ckstore://{tmp_path}/store/id/artifacts")
+    files: dict[str, Path] = {}
+
+    def log(name: str, place: str, value: int, step: int | None = None) -> None:
+        files[f"{place}/{name}".strip("/")] = path = tmp_path / str(len(files)) / name
+        path.parent.mkdir(exist_ok=True)
+        if name.endswith(".txt"):
+            path.write_text(str(value))
+        else:
+            torch.save({"w": torch.full((9,), value), **({} if step is None else {"step": step})}, path)
+        artifacts.log_artifact(str(path), place)
+
+    for step in (100, 200):
+        log(f"step{step}.pt", "checkpoints", step)
+        log(f"ema_step{step}.pt", "checkpoints", step + 1)
+        log(f"same_step{step}.pt", "checkpoints", step)
+        log("model.pt", "~strange/~", step, step)
+    log("model.pt", "a..@?+%+/+", 8, 8)
+    log("step100.pt", "checkpoints", 5)
+    log("model.pt", "~strange/~", 6, 100)
+    for name in ("a.txt", "b.txt", "a.pt", "b.pt"):
+        log(name, "", 7)
+    assert set(artifacts._files()) == files.keys()
+    for name, path in files.items():
+        artifacts._download_file(name, str(tmp_path / "found"))
+        assert (tmp_path / "found").read_bytes() == path.read_bytes(), name
+    with ckstore.open(tmp_path / "store") as store:
+        steps = {run.name: run.steps for run in store.runs()}
+    assert steps == {
+        "mlflow/id/checkpoints": [200, 100],
+        "mlflow/id/checkpoints/+ema_step": [100, 200],
+        "mlflow/id/checkpoints/+same_step": [100, 200],
+        "mlflow/id/%7Estrange/%7E": [200, 100],
+        "mlflow/id/a%2E%2E%40%3F+%25+/%2B": [8],
+        "mlflow/id": [None, None],
+        "mlflow/id/+b": [None, None],
+    }
+    artifacts.delete_artifacts("checkpoints/ema_step100.pt")
+    artifacts.delete_artifacts("b.txt")
+    assert set(artifacts._files()) == files.keys() - {"checkpoints/ema_step100.pt", "b.txt"}
 
 
 def test_the_location_names_the_store(tmp_path: Path) -> None:

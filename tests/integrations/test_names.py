@@ -104,6 +104,63 @@ def test_existing_versions_are_replaced_on_demand_alone(store: ckstore.Store) ->
     assert_same(load("ckstore:gpt@3", store), state(4))
 
 
+def superseded(store: ckstore.Store, run: str = "gpt") -> list[int | None]:
+    return [row.step for row in store._catalog.versions(run) if row.superseded]
+
+
+def trained(store: ckstore.Store, *steps: int) -> None:
+    """Save steps as another process would."""
+    for step in steps:
+        store.ingest(state(step), run="gpt", step=step)
+
+
+@pytest.mark.parametrize("name", ["ckstore:gpt@12", "ckstore:gpt"])
+def test_a_training_that_loads_an_earlier_version_goes_back_to_it(store: ckstore.Store, name: str) -> None:
+    trained(store, 4, 8, 12, 16)
+    for step in (16, 8, 4):  # The others are compared.
+        load(f"ckstore:gpt@{step}", store)
+    for step in (12, 14):
+        save(state(step) | {"step": step, "lr": 0.25}, name if step == 12 else f"ckstore:gpt@{step}", store)
+    assert superseded(store) == [12, 16]
+    assert [store[f"gpt@{step}"].parent for step in (12, 14)] == [2, 5]
+    assert load("ckstore:gpt@12", store)["lr"] == 0.25
+    assert_same(store[3].state_dict(), state(12))
+    assert load("ckstore:gpt@latest", store)["step"] == 14
+
+
+def test_a_version_that_is_loaded_for_a_comparison_is_no_parent(store: ckstore.Store) -> None:
+    """Nor if it is replaced, or if the training has stored other versions since it was loaded."""
+    for step in (4, 8, 12):
+        save(state(step), f"ckstore:gpt@{step}", store)
+        load("ckstore:gpt@4", store)
+    load("ckstore:gpt@8", store)
+    save(state(8) | {"lr": 0.25}, "ckstore:gpt@8", store, replace=True)
+    trained(store, 16)
+    save(state(20), "ckstore:gpt@20", store)
+    load("ckstore:gpt@8", store)
+    save(state(3), "ckstore:other@3", store)
+    assert superseded(store) == []
+    assert store["other@3"].parent is None
+
+
+def test_a_training_may_go_back_in_its_own_process(store: ckstore.Store) -> None:
+    for step in (4, 8, 12):
+        save(state(step), f"ckstore:gpt@{step}", store)
+    load("ckstore:gpt@4", store)
+    for step in (8, 10):
+        save(state(step) | {"lr": 0.25}, f"ckstore:gpt@{step}", store)
+    assert superseded(store) == [8, 12]
+    assert [store[f"gpt@{step}"].parent for step in (8, 10)] == [1, 4]
+
+
+def test_a_version_that_was_forgotten_is_no_parent(store: ckstore.Store) -> None:
+    trained(store, 4, 8)
+    load("ckstore:gpt@4", store)
+    store.forget("gpt@4")
+    save(state(9), "ckstore:gpt@9", store)
+    assert store["gpt@9"].parent == 2
+
+
 @pytest.mark.parametrize("name", ["ckstore:gpt@latest", "ckstore:gpt@", "ckstore:gpt@-1", "ckstore:@3", "ckstore:"])
 def test_names_that_no_version_can_have_are_refused(store: ckstore.Store, name: str) -> None:
     with pytest.raises(UsageError, match=r"write ckstore:RUN@STEP|cannot name a run"):

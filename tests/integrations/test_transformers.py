@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.integrations.transformers import StoreCallback, resume_path
 from tests.forked import of_ranks
 from tests.integrations.programs import run_with
+from tests.integrations.trained import digest_of_files
 
 
 class Trainer:
@@ -56,6 +58,26 @@ def test_a_directory_becomes_a_version_with_logged_metrics(store: ckstore.Store,
     assert found == [(5, {"loss": 8.0, "eval_loss": 0.5}), (10, {}), (15, {"loss": 7.0})]
     assert sorted(os.listdir(tmp_path / "output")) == ["checkpoint-10", "checkpoint-15", "checkpoint-5"]
     assert {entry.path for entry in store["hf@5"]._stored.document.files} == {"pytorch_model.bin", "trainer_state.json"}
+
+
+def test_two_trainings_at_once_keep_their_steps_apart(store: ckstore.Store, tmp_path: Path) -> None:
+    """As of a generator and its discriminator; a directory that is saved again replaces its own version."""
+    first, second = (Trainer(tmp_path / name, StoreCallback(store, "hf")) for name in ("one", "two"))
+    first.begin()
+    second.begin()
+    directories = {}
+    for step in (5, 10):
+        directories[f"hf@{step}"] = first.save(step)
+        directories[f"hf/two@{step}"] = second.save(step, 0.5)
+    directories["hf/two@12"] = second.save(12, 0.5)
+    shutil.rmtree(tmp_path / "two" / "checkpoint-12")
+    second.save(12, 0.75)
+    directories["hf@12"] = first.save(12)
+    assert {version.name for version in store.versions()} == directories.keys()
+    for name, directory in directories.items():
+        found = resume_path(store, name, tmp_path / "found")
+        assert found is not None
+        assert digest_of_files(found) == digest_of_files(directory)
 
 
 def test_directories_go_on_demand_and_the_best_stays(store: ckstore.Store, tmp_path: Path) -> None:
@@ -100,16 +122,41 @@ def test_a_version_is_written_where_the_trainer_had_it(store: ckstore.Store, tmp
         resume_path(store, "hf@7", output)
 
 
-def test_a_resumed_training_replaces_versions(store: ckstore.Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_path", [True, False])
+def test_a_resumed_training_keeps_what_it_leaves(store: ckstore.Store, tmp_path: Path, by_path: bool) -> None:
+    """Also from a directory that the Trainer has kept itself."""
     trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf", remove=True))
     trainer.begin()
     for step in (5, 10, 15):
         trainer.save(step)
+    if by_path:
+        assert resume_path(store, "hf@5", tmp_path / "output")
     again = Trainer(tmp_path / "output", StoreCallback(store, "hf", remove=True))
     again.begin(5)
-    again.save(10, 0.5)
-    assert sorted(row.step or 0 for row in store._catalog.versions("hf")) == [5, 10, 15]
-    assert store["hf@10"]["pytorch_model.bin/w"][0] == 10.5
+    for step in (8, 10):
+        again.save(step, 0.5)
+    rows = store._catalog.versions("hf")
+    assert [(row.step, row.superseded) for row in rows] == [
+        (5, False), (10, True), (15, True), (8, False), (10, False)
+    ]  # fmt: skip
+    assert [store[f"hf@{step}"].parent for step in (8, 10)] == [store["hf@5"].number, store["hf@8"].number]
+    assert [store[number]["pytorch_model.bin/w"][0] for number in (2, 5)] == [10, 10.5]
+    assert resume_path(store, "hf@latest", tmp_path / "output") == str(tmp_path / "output" / "checkpoint-10")
+    assert torch.load(tmp_path / "output" / "checkpoint-10" / "pytorch_model.bin")["w"][0] == 10.5
+
+
+def test_a_resumed_training_may_have_a_new_run(store: ckstore.Store, tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf"))
+    trainer.begin()
+    for step in (5, 10):
+        trainer.save(step)
+    resume_path(store, "hf@5", tmp_path / "fork")
+    for run, step in (("fork", 5), ("new", 0)):
+        other = Trainer(tmp_path / run, StoreCallback(store, run))
+        other.begin(step)
+        other.save(step + 3)
+    assert [store[name].parent for name in ("fork@8", "new@3")] == [store["hf@5"].number, None]
+    assert not any(version.superseded for version in store.versions())
 
 
 def test_ranks_without_a_process_group_are_refused(

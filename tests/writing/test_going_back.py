@@ -155,6 +155,20 @@ def test_going_back_to_a_superseded_version(store: ckstore.Store) -> None:
     is_whole(store)
 
 
+def test_the_step_of_a_superseded_parent_is_taken(store: ckstore.Store) -> None:
+    store.ingest(state(1), run="gpt", step=16, parent="gpt@4")
+    for step in (4, 8, 12):
+        with pytest.raises(ConflictError, match="holds other content"):
+            store.ingest(state(2), run="gpt", step=step, parent=3)
+    assert not store.ingest(state(8), run="gpt", step=8, parent=3).is_new
+    assert superseded(store) == [2, 3]
+    store.ingest(state(2), run="gpt", step=12, parent=3, replace=True)
+    assert [(version.step, version.superseded) for version in store.versions()] == [
+        (4, False), (8, False), (16, True), (12, False),
+    ]  # fmt: skip
+    is_whole(store)
+
+
 def test_equal_content_at_a_step_of_the_run_is_not_stored_again(store: ckstore.Store) -> None:
     assert not store.ingest(state(8), run="gpt", step=8, parent="gpt@4").is_new
     assert superseded(store) == []
