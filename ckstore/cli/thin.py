@@ -72,7 +72,7 @@ def command(
         ])  # fmt: skip
         return
     for item in report.versions:
-        error = error_text(item.weights, item.relative)
+        error = error_text(item.weights, item.relative if item.relative > item.weights else 0.0)
         print_line(
             f"{name_of(item.version)} (version {item.version.number})  {error}; none by more than {item.max_abs:.3g}"
         )

@@ -14,8 +14,9 @@ from typing import Protocol
 
 from ckstore.encoding.budget import Budget
 from ckstore.encoding.estimate import Encoded, Parent
-from ckstore.encoding.estimator import Estimator, Values
+from ckstore.encoding.estimator import Estimator
 from ckstore.encoding.object_writer import ObjectWriter
+from ckstore.encoding.value_roles import Values
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import FileLayout
 from ckstore.lineage.cost import cost
@@ -203,9 +204,9 @@ class _Objects:
         for unit, content in zip(values.units, values.contents, strict=True):
             if content in self.known:
                 continue
-            # Among units with the same content, an exact one takes precedence.
+            # Among units with the same content, the one that must be stored most faithfully takes precedence.
             present = todo.setdefault(content, unit)
-            if estimator.may_be_coarse(present) and not estimator.may_be_coarse(unit):
+            if present is not unit and estimator.caution(present) < estimator.caution(unit):
                 todo[content] = unit
         yield from batches(todo.items(), lambda item: item[1].nbytes, WINDOW)
 
