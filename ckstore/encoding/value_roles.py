@@ -126,7 +126,7 @@ class _Tensor:
     shape
         Tensors with the same one may be moments of one parameter.
     tree, state
-        Its file and the first segment of its path; the optimiser's state that the path stands for.
+        Its file and the first segment above it; the optimiser's state that the path stands for.
     is_positive
         No value is negative, and some are positive.
     sample
@@ -167,7 +167,7 @@ class _Judgement:
                 yield number
 
     def _tensors(self, number: int) -> Iterator[_Tensor]:
-        """Yield the tensors of a unit. Second moments of torch's Adam are what they are called, or harmless."""
+        """Yield the tensors of a unit. Second moments of torch's Adam keep their role: it is safe for other values, too."""
         unit = self._values.units[number]
         counts = unit.member_counts if unit.is_bundle else [unit.count]
         states = [self._state(unit, member) for member in range(len(counts))]
@@ -183,7 +183,7 @@ class _Judgement:
                 place = unit.members[member]
                 extent = self._values.layouts[place.file].extents[place.extent]
                 shape = extent.shape if unit.is_bundle else (*unit.shape, len(unit.members))
-                tree = place.file, extent.path[:1]
+                tree = place.file, extent.path[:-1][:1]
                 yield _Tensor(number, first, count, shape, tree, state, is_positive, sample)
             first += count
 

@@ -57,7 +57,7 @@ _STATE_WORDS = re.compile(r"(?:\w+_)?(?:opt_states?|optim|optimi[sz]ers?)(?:_?st
 #: Names in layers that no optimiser of torch gives to its states.
 _LAYERS = {"weight", "bias"}
 
-#: Scalars that a tree of optimiser states has beside its tensors.
+#: Scalars next to the tensors in a tree of optimiser states.
 _COUNTERS = {"step", "count", "iteration", "iterations"}
 
 #: The maximal number of paths whose roles are cached: versions of a run have the same ones.
@@ -131,7 +131,7 @@ def state_of(path: Path, tree: int = -1) -> State | None:
 
 
 def trees_of(paths: Iterable[tuple[Path, int]]) -> set[Path]:
-    """Return the paths of trees that hold a counter beside tensors of which two may be moments; given with sizes."""
+    """Return the paths of trees with a counter next to two tensors of one size; paths are given with sizes."""
     listed = list(paths)
     found = {path[:-1] for path, count in listed if count == 1 and len(path) > 1 and path[-1] in _COUNTERS}
     if not found:
