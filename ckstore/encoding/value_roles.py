@@ -167,7 +167,7 @@ class _Judgement:
                 yield number
 
     def _tensors(self, number: int) -> Iterator[_Tensor]:
-        """Yield the tensors of a unit. Second moments of torch's Adam keep their role: it is safe for other values, too."""
+        """Yield the tensors of a unit. Those named as torch's second moments keep that role: it is always safe."""
         unit = self._values.units[number]
         counts = unit.member_counts if unit.is_bundle else [unit.count]
         states = [self._state(unit, member) for member in range(len(counts))]

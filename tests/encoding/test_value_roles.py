@@ -1,4 +1,4 @@
-"""Values decide which tensors may lose values to 0: trainings resume from coarse versions whatever their tensors are called."""
+"""Values decide which tensors are moments: trainings resume from coarse versions whatever their tensors are called."""
 
 from __future__ import annotations
 
