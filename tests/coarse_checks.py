@@ -72,3 +72,10 @@ def stored(store: ckstore.Store, tree: dict[str, Any] | Path, **options: Any) ->
 def values_of(version: Version) -> dict[str, torch.Tensor]:
     """Return the tensors of a version, each read by itself."""
     return {path: version[path].torch() for path in version}
+
+
+def kinds_of(version: Version) -> dict[str, str]:
+    """Return the kind of each unit's lattice by key."""
+    resolver = version._stored.repository.resolver
+    units, objects = version._stored.layout.units, version._stored.document.objects
+    return {unit.key: resolver.record(identity).kind for unit, identity in zip(units, objects, strict=True)}

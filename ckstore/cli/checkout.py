@@ -200,14 +200,12 @@ def _salvage(version: Version, target: Path, *, force: bool) -> None:
 
 
 def _warning(version: Version) -> str:
-    from ckstore.objects.units import role_of
+    from ckstore.reading.deviations import largest_deviations
 
     number = version.number
-    off = {path: item.relative for path, item in version.deviations().items()}
-    weights = max((part for path, part in off.items() if not role_of(version._stored.paths[path][1].path)), default=0.0)
     return (
         f"Version {number} is coarse, and differs from the original: "
-        f"{error_text(weights, max(off.values(), default=0.0))}; see `ckstore show {number}`."
+        f"{error_text(*largest_deviations(version._stored))}; see `ckstore show {number}`."
     )
 
 

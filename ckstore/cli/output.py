@@ -76,18 +76,22 @@ def name_of(row: VersionRow) -> str:
     return row.run if row.step is None else f"{row.run}@{row.step}"
 
 
-def error_text(weights: float, largest: float) -> str:
-    """Describe the errors of coarse values, relative to root mean squares: weights first, as moments deviate far more.
+def error_text(weights: float, moments: float) -> str:
+    """Describe the largest errors of coarse weights and moments, which deviate far more, relative to root mean squares.
 
     Examples
     --------
-    >>> error_text(0.02, 0.02)
+    >>> error_text(0.02, 0.0)
     'weights by up to 2 % of their root mean square'
     >>> error_text(0.031, 1.44)
     'weights by up to 3.1 % of their root mean square, moments by up to 144 %'
+    >>> error_text(0.0, 1.44)
+    'moments by up to 144 % of their root mean square'
     """
+    if moments and not weights:
+        return f"moments by up to {percent_text(moments)} of their root mean square"
     text = f"weights by up to {percent_text(weights)} of their root mean square"
-    return text if largest <= weights else f"{text}, moments by up to {percent_text(largest)}"
+    return f"{text}, moments by up to {percent_text(moments)}" if moments else text
 
 
 def printable(text: str) -> str:

@@ -72,7 +72,7 @@ def command(
         ])  # fmt: skip
         return
     for item in report.versions:
-        error = error_text(item.weights, item.relative)
+        error = error_text(item.weights, item.relative if item.relative > item.weights else 0.0)
         print_line(
             f"{name_of(item.version)} (version {item.version.number})  {error}; none by more than {item.max_abs:.3g}"
         )
@@ -87,3 +87,5 @@ def command(
     )
     did = "Would thin" if dry_run else "Thinned"
     print_line(f"{did} {counted(len(report.versions), 'version')}: {amounts}.")
+    if report.freed < report.added:
+        print_line("ckstore: Other versions keep exact values of these: more is added than can be freed now.", err=True)

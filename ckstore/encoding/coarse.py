@@ -22,10 +22,12 @@ from ckstore.codecs.lattice import (
     step_exponent,
 )
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
+from ckstore.encoding.codebooks import CAREFUL
 from ckstore.encoding.common_step import CONCENTRATED
 from ckstore.encoding.deviations import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.encoding.magnitudes import LogModel, exponent_bias, member_rows, row_width, whole
+from ckstore.encoding.positives import loses_positives, may_lose
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
@@ -52,6 +54,9 @@ _KEPT = 0.5**0.5
 
 #: Binary logarithm of a second moment's step in octaves, at quality 1.
 SECOND_MOMENT = 1.5
+
+#: The same of other values that are rounded relative to each: a sixteenth of an octave.
+RELATIVE = -4.5
 
 #: dtypes of second moments that become coarse. In float16 all values below 2^-12, which are most, lie in the cell of 0.
 SECOND_MOMENTS = tuple(dtype for dtype in ROUNDED if dtype != "float16")
@@ -107,7 +112,7 @@ class CoarseEncoder:
         """
         if unit.dtype not in STEP_RANGE:
             return None
-        if unit.role == "second" and (self.policy.is_bounded or unit.dtype not in SECOND_MOMENTS):
+        if unit.role in CAREFUL and (self.policy.is_bounded or unit.dtype not in ROUNDED):
             return None  # Every bound allows 0, which makes the first step after a restore explode.
         bits = read(0, unit.count)
         total, largest, finite = statistics_of(bits, unit.dtype)
@@ -115,8 +120,8 @@ class CoarseEncoder:
             return None
 
         def against(parent: Parent | None) -> Estimate | None:
-            if unit.role == "second":
-                return self._estimate_second_moment(unit, bits)
+            if unit.role in CAREFUL:
+                return self._estimate_relative(unit, bits, is_moment=unit.role == "second")
             if self.policy.is_bounded:
                 return self._estimate_bounded(unit, bits, largest, parent, size)
             if unit.role == "first":
@@ -127,6 +132,10 @@ class CoarseEncoder:
             estimate = against(parent)
         except IntegrityError:
             estimate = against(None)  # A run continues after damage.
+        if estimate is not None and unit.role != "first" and _loses(estimate, bits):
+            # Not surely a weight, or with values next to the smallest float.
+            estimate = None if self.policy.is_bounded else self._estimate_relative(unit, bits, is_moment=False)
+            return None if estimate is None or _loses(estimate, bits) else estimate
         return None if estimate is None or _is_clamped(bits, largest, estimate) else estimate
 
     def encode(self, estimate: Estimate, plan: Way, read: ReadUnit, debt: int) -> Encoded:
@@ -221,11 +230,16 @@ class CoarseEncoder:
             return self._planned(unit, bits, lattice, None)
         return self._planned(unit, bits, replace(lattice, step=step + 1), None, doubled=True)
 
-    def _estimate_second_moment(self, unit: Unit, bits: Bits) -> Estimate:
+    def _estimate_relative(self, unit: Unit, bits: Bits, *, is_moment: bool) -> Estimate | None:
+        """Estimate values that are rounded relative to each: coarsely if they are second moments."""
+        if unit.dtype not in (SECOND_MOMENTS if is_moment else ROUNDED):
+            return None
+        octaves = (SECOND_MOMENT if is_moment else RELATIVE) + log2(self.policy.quality) / 2
+        shift = max(FLOATS[unit.dtype][0] + min(max(ceil(octaves), 0) if is_moment else ceil(octaves), 3), 1)
+        if not is_moment and floats(bits, unit.dtype).min(initial=0) < 0:
+            return self._planned(unit, bits, RoundedLattice(unit.dtype, shift, 0, row_width(unit)), None)
         model = LogModel.of(unit, bits)
         rows, cols = model.exponents(4.0)
-        octaves = SECOND_MOMENT + log2(self.policy.quality) / 2
-        shift = FLOATS[unit.dtype][0] + max(0, min(ceil(octaves), 3))
         # Up, since a mean of logarithms lies below the mean.
         level = ceil(4 * (model.level + exponent_bias(unit.dtype)))
         lattice = RoundedLattice(unit.dtype, shift, level, row_width(unit), rows, cols)
@@ -356,6 +370,16 @@ def _deviation(unit: Unit, bits: Bits, decoded: Bits) -> tuple[float, float, flo
 
     result: tuple[float, float, float, int] = deviation(floats(bits, unit.dtype), floats(decoded, unit.dtype))
     return result
+
+
+def _loses(estimate: Estimate, bits: Bits) -> bool:
+    """Return whether a positive value of a tensor without negative ones becomes 0."""
+    unit, lattice = estimate.unit, estimate.lattice
+    assert isinstance(lattice, LinearLattice | RoundedLattice)
+    if not may_lose(unit, bits):
+        return False
+    integers = _quantised(lattice, bits, 0, dithered=estimate.dithered, doubled=estimate.doubled)
+    return loses_positives(unit, bits, lattice.values(integers, 0))
 
 
 def _is_clamped(bits: Bits, largest: float, estimate: Estimate) -> bool:

@@ -17,10 +17,11 @@ from ckstore.codecs.codebook import (
     has_unrepresentable,
 )
 from ckstore.codecs.integers import encode_changes
-from ckstore.codecs.lattice import Bits, Integers
+from ckstore.codecs.lattice import Bits, Integers, floats
 from ckstore.codecs.scheme import Layer, Scheme
 from ckstore.encoding.deviations import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way
+from ckstore.encoding.positives import is_positive, loses_positives
 from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
@@ -28,6 +29,9 @@ from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import Codebook, Record, check_cut, exact_work
 from ckstore.objects.units import Unit
+
+#: Roles of values that become neither 0 nor negative.
+CAREFUL = ("second", "relative")
 
 
 class CodebookEncoder:
@@ -44,15 +48,23 @@ class CodebookEncoder:
         self, unit: Unit, read: ReadUnit, parent: Parent | None, layer: Callable[[], Layer]
     ) -> Estimate | None:
         """Return options of `unit`; None without a codebook: other dtypes, bundles, values that are not finite."""
-        if unit.dtype not in CODEBOOK_DTYPES or unit.is_bundle or unit.role == "second":
+        if unit.dtype not in CODEBOOK_DTYPES or unit.is_bundle or unit.role in CAREFUL:
             return None  # A second moment that becomes 0 or negative makes the first step after a restore explode.
         bits = read(0, unit.count)
         if has_unrepresentable(bits, unit.dtype):
             return None
         record = self._record(unit, parent)
-        if self.scheme.of_changes:
-            return self._estimate_changes(unit, bits, record, layer())
-        return self._estimate_levels(unit, bits, record, layer())
+        estimated = self._estimate_changes if self.scheme.of_changes else self._estimate_levels
+        estimate = estimated(unit, bits, record, layer())
+        if is_positive(floats(bits, unit.dtype)):
+            for plan in estimate.plans.values():
+                assert isinstance(plan.lattice, CodebookLattice)
+                numbers = self._numbers(plan.lattice, self._filled(layer(), unit, bits, plan))
+                before = None if not plan.additive or plan.base is None else self._decoded(plan.base)
+                decoded = plan.lattice.values(numbers) if before is None else plan.lattice.add(before, numbers)
+                if loses_positives(unit, bits, decoded):
+                    return None  # Not surely a weight.
+        return estimate
 
     def encode(self, estimate: Estimate, plan: Way, read: ReadUnit, layer: Callable[[], Layer], debt: int) -> Encoded:
         """Return an object under `plan`."""

@@ -14,17 +14,18 @@ from typing import Protocol
 import numpy as np
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, Floats, as_float32
-from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, floats, statistics_of
+from ckstore.codecs.lattice import PARTS, STEP_RANGE, floats, statistics_of
 from ckstore.codecs.scheme import Layer, Statistics
 from ckstore.codecs.schemes import LATTICE, scheme_of
 from ckstore.codecs.schemes.dynaquant import moment_sensitivity
 from ckstore.encoding.coarse import CoarseEncoder, Steps
-from ckstore.encoding.codebooks import CodebookEncoder
+from ckstore.encoding.codebooks import CAREFUL, CodebookEncoder
 from ckstore.encoding.common_step import CommonStep, common_step
-from ckstore.encoding.estimate import SPREAD, Encoded, Estimate, Parent, ReadUnit
+from ckstore.encoding.estimate import SPREAD, Encoded, Estimate, Parent
 from ckstore.encoding.exact import ObjectEncoder
 from ckstore.encoding.layer_types import layer_type
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
+from ckstore.encoding.value_roles import JudgedValues, Values
 from ckstore.errors import UsageError
 from ckstore.formats.layout import FileLayout
 from ckstore.formats.paths import path_to_text
@@ -53,6 +54,9 @@ _ALONE = 1 << 17
 #: Values of a moment that are compared with another moment's, at least; fewer than twice as many.
 _COMPARED = 1 << 14
 
+#: Roles from the one whose values matter least one by one.
+_CAUTION = {role: number for number, role in enumerate(("weight", "vector", "first", "second", "relative", "other"))}
+
 #: Memory of the chunks of a version, as a multiple of its size, without the integers of weights.
 _KEPT = 1.4
 
@@ -66,28 +70,6 @@ def parent_objects(
         spread = facts[number].spread if number in facts else SPREAD
         found[unit.key, unit.signature] = Parent(identity, spread)
     return found
-
-
-class Values(Protocol):
-    """Units of a version and their values."""
-
-    @property
-    def units(self) -> Sequence[Unit]:
-        """All objects."""
-
-    @property
-    def layouts(self) -> Sequence[FileLayout]:
-        """The layouts of the files."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the version."""
-
-    def read(self, unit: Unit, first: int, last: int) -> Bits:
-        """Return the bits of the elements from `first` to before `last` of a unit."""
-
-    def checked(self, unit: Unit) -> ReadUnit:
-        """Compare a unit with its hash and return its reader; raise `InputError` if its bytes changed."""
 
 
 class GradientSource(Protocol):
@@ -118,7 +100,7 @@ class Estimator:
     ) -> None:
         self._axes = {} if not gradients else _orders(values, gradients.shapes)
         self._gradients = gradients
-        self._values = values
+        self._values = JudgedValues(values)
         self._policy = policy
         self._parents = parents
         self._reader = reader
@@ -129,6 +111,7 @@ class Estimator:
         self._sizes: dict[str, float] = {}
         self._lock = Lock()
         self._small = Lock()
+        self._judging = Lock()
 
     def estimate(self, unit: Unit) -> Estimate:
         """Return the options of a unit."""
@@ -150,6 +133,7 @@ class Estimator:
         """Return the options of a unit as a coarse object; None if it must stay exact."""
         if not self.may_be_coarse(unit):
             return None
+        unit = self._judged(unit)
         read = partial(self._values.read, unit)
         before = self._parent(unit)
         if self._codebooks is not None:
@@ -181,9 +165,18 @@ class Estimator:
 
     def may_be_coarse(self, unit: Unit) -> bool:
         """Return whether a unit may become coarse: statistics, counters and complex numbers never do."""
+        return self.caution(unit) < _CAUTION["other"]
+
+    def caution(self, unit: Unit) -> int:
+        """Return how faithfully a unit of a coarse version must be stored: its role, as a number."""
         member = unit.members[0]
         extent = self._values.layouts[member.file].extents[member.extent]
-        return unit.role != "other" and extent.dtype not in PARTS
+        return _CAUTION["other" if extent.dtype in PARTS else self._judged(unit).role]
+
+    def _judged(self, unit: Unit) -> Unit:
+        """Return a unit of a coarse version with its role."""
+        with self._judging:
+            return self._values.judged(unit)
 
     def _size(self, unit: Unit) -> float:
         """Return the root mean square of the finite values of a unit's tensor."""
@@ -280,7 +273,7 @@ class Estimator:
 
         units = [
             unit for unit in self._values.units
-            if unit.dtype in CODEBOOK_DTYPES and not unit.is_bundle and unit.role != "second"
+            if unit.dtype in CODEBOOK_DTYPES and not unit.is_bundle and unit.role not in CAREFUL
         ]  # fmt: skip
         merged: dict[str, Statistics] = {}
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:

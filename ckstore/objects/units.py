@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from ckstore.dtypes import ITEM_SIZES
 from ckstore.formats.layout import FileLayout, Path, Tensor
 from ckstore.formats.shards import directory_of, gather_shards, join, slabs
 from ckstore.objects.identity import digest
+from ckstore.objects.roles import ADAM, state_of, tree_length, trees_of
 
 #: Extents below this many elements are bundled.
 SMALL = 1 << 16
@@ -23,19 +24,6 @@ PART = 1 << 22
 
 #: A bundle is closed at this many elements.
 BUNDLE = 1 << 21
-
-#: Optimiser state by name: its role. Each role gets its own bundles, if it has enough elements.
-ROLES = {
-    "exp_avg": "first",
-    "exp_avg_sq": "second",
-    "max_exp_avg_sq": "second",
-    "momentum_buffer": "first",
-    "square_avg": "second",
-    "sum": "second",  # of Adagrad
-}
-
-#: Names in `ROLES` that only optimiser states of torch give a role.
-_ONLY_IN_STATES = {"sum"}
 
 #: Small extents with two or more axes and this many elements are weights; others are norms, biases and counters.
 _SMALL_WEIGHT = 1 << 10
@@ -74,8 +62,8 @@ class Unit:
     members
         The stretches of the files, in order; counts are in elements of the extent.
     role
-        `weight`, `vector` (norms and biases), `first`, `second` or `other`: a hint for the planner. Correctness never
-        depends on it.
+        `weight`, `vector` (norms and biases), `first`, `second`, `state` (of an optimiser, by its place alone) or
+        `other`, by the path: a hint for the planner. Correctness never depends on it.
     """
 
     key: str
@@ -139,10 +127,23 @@ class _Piece:
     count: int
     members: tuple[Member, ...]
     mark: str = ""
+    tree: int = -1
 
     @property
     def name(self) -> str:
         return _text(self.path) + self.mark
+
+    @property
+    def role(self) -> str:
+        """The role of the tensor by its path and size."""
+        state = state_of(self.path, self.tree)
+        if self.count >= SMALL:
+            return "weight" if state is None else state.role
+        if state is not None and state.role in ("first", "second"):
+            return state.role if self.count > 1 or state.name in ADAM else "other"
+        if len(self.shape) > 1 and self.count >= _SMALL_WEIGHT:
+            return "weight" if state is None else state.role
+        return "vector" if state is None and str(self.path[-1]).rpartition(".")[2] in _VECTORS else "other"
 
     def members_of(self, first: int, count: int) -> tuple[Member, ...]:
         """Return the stretches that hold `count` elements from `first` on."""
@@ -165,7 +166,11 @@ def plan_units(
     """
     units: list[Unit] = []
     small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]] = {}
-    for piece in _pieces(files):
+    pieces = [*_pieces(files)]
+    trees = trees_of((piece.path, piece.count) for piece in pieces)
+    for piece in pieces:
+        if trees:
+            piece = replace(piece, tree=tree_length(piece.path, trees))
         firsts = cuts.get((piece.members[0].file, piece.members[0].extent))
         if firsts is not None:
             units.extend(_cut_parts(piece, firsts))
@@ -173,12 +178,8 @@ def plan_units(
         if piece.count >= SMALL:
             units.extend(_parts(piece))
             continue
-        role = role_of(piece.path)
-        if not role and len(piece.shape) > 1 and piece.count >= _SMALL_WEIGHT:
-            role = "weight"
-        elif not role and str(piece.path[-1]).rpartition(".")[2] in _VECTORS:
-            role = "vector"
-        group = (f"{piece.prefix}{_subtree(piece.path)}", piece.dtype, role)
+        role = piece.role
+        group = (f"{piece.prefix}{_subtree(piece.path)}", piece.dtype, "" if role == "other" else role)
         small.setdefault(group, []).append((_order(piece.path), piece))
     units.extend(_bundles(small))
     return units
@@ -227,7 +228,7 @@ def _parts(piece: _Piece) -> Iterable[Unit]:
     dtype = part_dtype(piece.dtype)
     scale = 2 if piece.dtype in PARTS else 1
     name = f"{piece.prefix}{piece.name}"
-    role = role_of(piece.path) or "weight"
+    role = piece.role
     if piece.count <= PART:
         shape = (*piece.shape[:-1], piece.shape[-1] * scale)
         yield Unit(name, _signature(piece.dtype, [(name, piece.shape)]), dtype, shape, piece.members, role)
@@ -281,14 +282,6 @@ def _bundles(small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]]) -> Ite
 
 def _subtree(path: Path) -> str:
     return _text(path[:1]) if len(path) > 1 else ""
-
-
-def role_of(path: Path) -> str:
-    """Return the role in `ROLES` of the tensor at a path; empty if it is no optimiser state."""
-    for segment in reversed(path):
-        if isinstance(segment, str):
-            return "" if segment in _ONLY_IN_STATES and "state" not in path else ROLES.get(segment, "")
-    return ""
 
 
 def _order(path: Path) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.formats.paths import match_texts, text_to_path
-from ckstore.objects.units import role_of
+from ckstore.objects.roles import state_of
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.deviations import tensor_deviations
 from ckstore.reading.gather import Selection
@@ -41,10 +41,6 @@ CHOSEN = 6
 _REVISION = 4
 
 _ROLES = {"first": "first moment", "second": "second moment"}
-
-#: Names of optimiser states in a path, and those of the moments of optax in them.
-_STATES = {"opt", "opt_state", "opt_states", "optim", "optimizer", "optimizer_state", "optimizer_states"}
-_OPTAX = {"mu": "first", "trace": "first", "nu": "second", "nu_max": "second"}
 
 #: Elements that are read at once to count NaN and infinities.
 _BLOCK = 1 << 22
@@ -177,9 +173,10 @@ def _histories(versions: list[StoredVersion], globs: Sequence[str], sample: int)
         there = [number for number, key in enumerate(objects) if key is not None]
         tensor = versions[there[-1]].paths[path][1]
         is_float = tensor.dtype.startswith(("float", "bfloat", "complex"))
-        *above, last = _words(path)
-        is_weight = is_float and last not in _BUFFERS and _STATES.isdisjoint(above)
-        is_weight &= text_to_path(path)[:-1] not in states
+        typed = text_to_path(path)
+        is_weight = (
+            is_float and _words(path)[-1] not in _BUFFERS and state_of(typed) is None and typed[:-1] not in states
+        )
         role, state = moments.get(path, ("weight" if is_weight else "other", None))
         found.append(TensorHistory(path, role, tensor.dtype, tensor.shape, objects, there[0], sample, state))
     _choose(found)
@@ -192,13 +189,8 @@ def _words(path: str) -> list[str]:
 
 def _moment(path: str) -> tuple[str, object] | None:
     """Return the role of a moment and the key of its state; None for other tensors."""
-    typed, words = text_to_path(path), _words(path)
-    if role := role_of(typed):
-        return _ROLES[role], typed[:-1]
-    for place, word in enumerate(words):
-        if word in _OPTAX and not _STATES.isdisjoint(words[:place]):
-            return _ROLES[_OPTAX[word]], (*words[:place], *words[place + 1 :])
-    return None
+    state = state_of(text_to_path(path))
+    return None if state is None or state.role not in _ROLES else (_ROLES[state.role], state.parameter)
 
 
 def _choose(tensors: list[TensorHistory]) -> None:

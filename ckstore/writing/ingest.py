@@ -72,7 +72,8 @@ class IngestReport:
     is_new
         False if the same content already existed at this run and step.
     note
-        A sentence on a number in the source that looks like its step and is none; it is logged, too.
+        Sentences, which are logged, too: on a number in the source that looks like its step and is none, and on a
+        version that is exact although a coarse one was requested.
 
     Examples
     --------
@@ -130,9 +131,26 @@ def ingest(
         report = _ingest(repository, scanned, request, progress)
     if report.is_new:
         report = IngestReport(within_budget(repository, report.version, request.budget), is_new=True)
-    if scanned.unused:
-        _log.warning("%s: %s", scanned.name or f"Run {request.run}", scanned.unused)
-    return replace(report, note=scanned.unused)
+    notes = [note for note in (scanned.unused, _exact_note(repository, report, request)) if note]
+    for note in notes:
+        _log.warning("%s: %s", scanned.name or f"Run {request.run}", note)
+    return replace(report, note=" ".join(notes))
+
+
+def _exact_note(repository: Repository, report: IngestReport, request: Request) -> str:
+    """Return a sentence on a version that is exact although a coarse one was requested; empty for others."""
+    row = report.version
+    if not request.policy.is_coarse or row.fidelity != "exact":
+        return ""
+    hot = repository.resolver.document(row).hot
+    if hot is not None and hot.asked.is_coarse:
+        return ""
+    if not report.is_new:
+        remedy = f"`ckstore thin {row.number}` makes it coarse"
+        return f"Version {row.number} has this content exactly and keeps it; {remedy}."
+    if request.search is not None:
+        return f"No lossy setting passed the evaluation, so version {row.number} is exact."
+    return f"No tensor can be coarse under this policy, so version {row.number} is exact."
 
 
 def _parent(repository: Repository, spec: str | int | None, run: str, scanned: ScannedVersion) -> VersionRow | None:
@@ -176,6 +194,10 @@ def _ingest(
             ingestion = _Ingestion(repository, number, scanned, lease, progress)
             if request.is_hot:
                 committed = ingestion.store_hot(request, windows)
+                if not committed:  # Coarse, of values that the store has encoded: nothing is left for the background.
+                    if request.parent is not None:
+                        request = replace(request, parent=compacted(repository, request.parent))
+                    committed = ingestion.store(request)
             elif request.search is None:
                 committed = ingestion.store(request)
             else:
@@ -243,7 +265,8 @@ class _Ingestion:
         """Write the version unencoded while it is read, and commit it; `compact` encodes it later. Return its number.
 
         Content of another hot version is shared, unless this version will be coarse: its compaction deletes its raw
-        objects. If the other version becomes coarse before this one is committed, everything is written.
+        objects. If the other version becomes coarse before this one is committed, everything is written. Return 0 if
+        the version will be coarse, and the store has encoded all its content: nothing would be hot.
         """
         try:
             return self._store_raw(request, windows, share=not request.policy.is_coarse)
@@ -256,6 +279,8 @@ class _Ingestion:
             writer = ObjectWriter(encoded, raw)
             stored = store_raw(writer, repository.resolver, scanned, windows, self._progress, share=share)
             is_hot = any(item.is_raw for item in stored.values())
+            if request.policy.is_coarse and not is_hot:
+                return 0
             with Change(repository, writer) as change:
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, hot=is_hot)

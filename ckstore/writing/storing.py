@@ -14,8 +14,9 @@ from typing import Protocol
 
 from ckstore.encoding.budget import Budget
 from ckstore.encoding.estimate import Encoded, Parent
-from ckstore.encoding.estimator import Estimator, Values
+from ckstore.encoding.estimator import Estimator
 from ckstore.encoding.object_writer import ObjectWriter
+from ckstore.encoding.value_roles import Values
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import FileLayout
 from ckstore.lineage.cost import cost
@@ -89,13 +90,16 @@ def store_objects(
         nullcontext() if windows is None else one_ahead(windows) as stream,
         ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
     ):
-        unstored = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
+        if stream is None:
+            unstored = objects.hashed(estimator, budget, is_coarse=request.policy.is_coarse)
+        else:
+            unstored = objects.streamed(stream, budget)
         encoded = _encoded(pool, estimator, unstored, budget)
         for batch in batches(encoded, lambda job: job.unit.nbytes, _BATCH):
-            # Objects that the store knows by content id are not encoded. A second record of a coarse object could name
-            # itself as its base.
-            coarse = [job.encoded.record.id for job in batch if not job.encoded.record.is_exact]
-            known = resolver.known(coarse) if coarse else set()
+            # An exact version encodes no object that the store knows. A second record of another one could name itself
+            # as its base.
+            done = [job.encoded.record.id for job in batch if request.policy.is_coarse]
+            known = resolver.known(done) if done else set()
             for job in batch:
                 if job.encoded.record.id not in known:
                     writer.put(job.encoded)
@@ -195,19 +199,19 @@ class _Objects:
         self._resolver = resolver
         self._values = values
 
-    def hashed(self, estimator: Estimator, budget: Budget) -> Iterator[Window]:
-        """Yield the windows of a hashed version."""
+    def hashed(self, estimator: Estimator, budget: Budget, *, is_coarse: bool) -> Iterator[Window]:
+        """Yield the windows of a hashed version; units that become coarse do so although the store has their values."""
         values = self._values
-        self._look_up(values.contents, budget)
-        todo: dict[str, Unit] = {}
+        units: dict[str, Unit] = {}
         for unit, content in zip(values.units, values.contents, strict=True):
-            if content in self.known:
-                continue
-            # Among units with the same content, an exact one takes precedence.
-            present = todo.setdefault(content, unit)
-            if estimator.may_be_coarse(present) and not estimator.may_be_coarse(unit):
-                todo[content] = unit
-        yield from batches(todo.items(), lambda item: item[1].nbytes, WINDOW)
+            # Among units with the same content, the one that must be stored most faithfully takes precedence.
+            present = units.setdefault(content, unit)
+            if is_coarse and present is not unit and estimator.caution(present) < estimator.caution(unit):
+                units[content] = unit
+        exact = [content for content, unit in units.items() if not (is_coarse and estimator.may_be_coarse(unit))]
+        self._look_up(exact, budget)
+        todo = [item for item in units.items() if item[0] not in self.known]
+        yield from batches(todo, lambda item: item[1].nbytes, WINDOW)
 
     def streamed(self, windows: Iterator[list[int]], budget: Budget) -> Iterator[Window]:
         """Yield the windows of an exact version that is read while it is stored."""

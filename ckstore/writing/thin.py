@@ -23,6 +23,7 @@ from ckstore.objects.documents import CoarseFacts, CoarseUnit, Deviation, Versio
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.policy import Policy
+from ckstore.reading.deviations import is_moment
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
 from ckstore.runtime.threads import batches, in_order, worker_count
@@ -238,13 +239,14 @@ class _Batch:
 
 
 class _Thinning:
-    """The thinning of one version."""
+    """The thinning of one version; `moments` are the numbers of its coarse units that are not weights."""
 
     def __init__(self, batch: _Batch, row: VersionRow) -> None:
         self.batch = batch
         self.repository = batch.repository
         self.row = row
         self.version = StoredVersion(batch.repository, row)
+        self.moments: set[int] = set()
 
     def run(self) -> None:
         """Write the new objects and commit them."""
@@ -296,6 +298,8 @@ class _Thinning:
                         writer.put(made)
                     assert made.facts is not None
                     objects[unit], facts[unit] = made.record.id, made.facts
+                    if is_moment(units[unit], made.record):
+                        self.moments.add(unit)
                 if self.batch.progress is not None:
                     self.batch.progress(sum(units[unit].nbytes for unit in window))
         return objects, dict(sorted(facts.items()))
@@ -324,10 +328,7 @@ class _Thinning:
         if facts:
             deviations: list[Deviation] = [item for off in facts.values() for item in off.deviations]
             weights = [
-                item.relative
-                for number, off in facts.items()
-                if self.version.layout.units[number].role in ("weight", "other")
-                for item in off.deviations
+                item.relative for number, off in facts.items() if number not in self.moments for item in off.deviations
             ]
             report.versions.append(
                 Thinned(

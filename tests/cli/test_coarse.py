@@ -231,3 +231,28 @@ def test_diff_of_values_that_a_lattice_holds_exactly(ckstore, place: Path) -> No
     ckstore("ingest", "w.pt", "--run", "exact", "--step", "1")
     assert ckstore("show", "coarse", "--json").json["fidelity"] == "coarse"
     assert ckstore("diff", "coarse", "exact", "--json").json == []
+
+
+def test_a_coarse_version_next_to_its_exact_twin(ckstore, place: Path) -> None:
+    ckstore("ingest", "in/step0.pt", "--run", "gpt")
+    ckstore("encode", "1")
+    done = ckstore("ingest", "in/step0.pt", "--run", "small", "--fidelity", "coarse")
+    assert done.err == ""
+    ckstore("policy", "asked", "--fidelity", "coarse", "--hot", "0")
+    ckstore("ingest", "in/step0.pt", "--run", "asked")
+    assert [version["fidelity"] for version in ckstore("log", "--json").json] == ["exact", "coarse", "coarse"]
+    assert "coarse" in ckstore("show", "small@0").out
+    again = ckstore("ingest", "in/step0.pt", "--run", "gpt", "--fidelity", "coarse")
+    assert again.out.endswith("unchanged\n")
+    assert "Version 1 has this content exactly and keeps it; `ckstore thin 1` makes it coarse." in again.err
+    [said] = ckstore("ingest", "in/step0.pt", "--run", "gpt", "--fidelity", "coarse", "--json").json
+    assert "keeps it" in said["note"]
+
+
+def test_thin_says_that_a_twin_keeps_the_values(ckstore, place: Path) -> None:
+    for run in "ab":
+        ckstore("ingest", "in/step0.pt", "--run", run)
+        ckstore("encode", f"{run}@0")
+    assert "Other versions keep exact values" in ckstore("thin", "a@0").err
+    assert ckstore("log", "--json").json[0]["fidelity"] == "coarse"
+    assert ckstore("thin", "b@0").err == ""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ckstore
 from ckstore.policy import Policy
 from tests.checkpoints import draw, scratch
-from tests.coarse_checks import check_deviations, same_bits, stored, values_of, wide
+from tests.coarse_checks import check_deviations, kinds_of, same_bits, stored, values_of, wide
 
 SHAPE = (300, 256)
 
@@ -23,14 +23,6 @@ SHAPE = (300, 256)
 def store() -> Iterator[ckstore.Store]:
     with scratch() as path, ckstore.init(path / "store") as opened:
         yield opened
-
-
-def kinds(version: Any) -> dict[str, str]:
-    """The kind of lattice of each unit by key."""
-    return {
-        unit.key: version._stored.repository.resolver.record(identity).kind
-        for unit, identity in zip(version._stored.layout.units, version._stored.document.objects, strict=True)
-    }
 
 
 def with_one(value: float) -> torch.Tensor:
@@ -83,9 +75,9 @@ def test_weights_and_moments_of_every_float_record_their_loss(
         check_deviations(version, {path: tensor}, values_of(version))
         if path in version.deviations() and name == "exp_avg_sq":
             assert (wide(values_of(version)[path]) >= 0).all()
-            assert kinds(version) == {path: "rounded"}
+            assert kinds_of(version) == {path: "rounded"}
         elif path in version.deviations():
-            assert kinds(version) == {path: "linear"}
+            assert kinds_of(version) == {path: "linear"}
     assert store.verify().problems == []
 
 

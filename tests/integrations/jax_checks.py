@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import subprocess
 import sys
@@ -226,6 +227,49 @@ def test_reports_know_the_moments_of_optax(store: ckstore.Store) -> None:
     assert sorted(table.where("role=weight").values("path")) == ["params/dense/kernel", "params/dense/mu"]
     found = table.where("role=second moment").values("m_over_sqrt_v")
     assert found == pytest.approx([0.1 / 0.001**0.5] * 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("kind", "is_known"), [("adam", True), ("adam", False), ("rmsprop", True)])
+def test_trainings_resume_from_thinned_versions(store: ckstore.Store, kind: str, is_known: bool) -> None:
+    optax = pytest.importorskip("optax")
+    rate, options = (1e-4, {"centered": True}) if kind == "rmsprop" else (1e-3, {})
+    tx = getattr(optax, kind)(rate, **options)
+    sizes = (32, 272, 272, 1)
+    pairs = itertools.pairwise(sizes)
+    params = [jax.random.normal(jax.random.key(n), pair) / pair[0] ** 0.5 for n, pair in enumerate(pairs)]
+
+    def loss_of(params: Any, step: int) -> Any:
+        x = value = jax.random.normal(jax.random.key(step), (64, 32))
+        for place, weight in enumerate(params):
+            value = jnp.maximum(value @ weight, 0) if place < 2 else value @ weight
+        return jnp.square(value[:, 0] - jnp.sin(x[:, :8].sum(1) / 2)).mean()
+
+    @jax.jit
+    def train(params: Any, state: Any, step: int) -> Any:
+        gradients = jax.grad(loss_of)(params, step)
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def trained(params: Any, state: Any, first: int, last: int) -> Any:
+        for step in range(first, last):
+            params, state = train(params, state, step)
+        return params, state
+
+    tree = trained(params, tx.init(params), 0, 150)
+    keys = ("params", "opt_state") if is_known else ("x", "y")
+    leaves, shape = jax.tree.flatten(tree[1])
+    saved = dict(zip(keys, tree if is_known else (tree[0], leaves), strict=True))
+    save(store, saved, run="r", step=1)
+    store.encode("r")
+    store.thin("r@1")
+    assert store["r@1"].fidelity == "coarse"
+    back = load(store, "r@1", like=saved)
+    for steps in (0, 1, 10):
+        state = back[keys[1]] if is_known else jax.tree.unflatten(shape, back[keys[1]])
+        found, exact = (
+            float(loss_of(trained(*start, 150, 150 + steps)[0], 999)) for start in ((back[keys[0]], state), tree)
+        )
+        assert found == pytest.approx(exact, rel=0.25, abs=0.02)
 
 
 def test_torch_is_not_needed(store: ckstore.Store) -> None:

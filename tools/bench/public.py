@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ckstore
 from ckstore.formats.paths import text_to_path
-from ckstore.objects.units import role_of
+from ckstore.objects.roles import role_of
 from ckstore.policy import QUALITY, Policy
 from tools.bench.ours import size_of
 from tools.bench.series import REPOSITORY
