@@ -143,7 +143,7 @@ class Change:
             tags = []
             if heals:
                 self._check_unhealed(row, document.replaces)
-                tags = [tag for tag, meant in catalog.tags().items() if meant == document.replaces]
+                tags = [] if document.replaces is None else catalog.tags_of(document.replaces)
             for tag in tags:
                 catalog.delete_tag(tag)
             is_superseded, changed = (False, Marks()) if heals else (marks or self._marks)(row)
