@@ -186,7 +186,7 @@ class Store(Mapping[str | int, "Version"]):
         return iter([row.number for row in self._catalog.versions()])
 
     def __len__(self) -> int:
-        return len(self._catalog.versions())
+        return self._catalog.totals().versions
 
     def __bool__(self) -> bool:
         return True
@@ -954,7 +954,11 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.writing.compact import compact
 
         self._repository.require_writable()
-        return compact(self._repository, [row for row in self._rows(versions, run) if row.hot], progress=progress)
+        if versions is None:
+            rows = self._followed().catalog.hot(run)
+        else:
+            rows = [row for row in self._rows(versions, run) if row.hot]
+        return compact(self._repository, rows, progress=progress)
 
     @checked()
     def ingest(

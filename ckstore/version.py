@@ -107,7 +107,7 @@ class Version(Mapping[str, "LazyTensor"]):
     @property
     def tags(self) -> list[str]:
         """Tags that point at the version now, sorted."""
-        return [tag for tag, number in self._stored.repository.catalog.tags().items() if number == self.number]
+        return self._stored.repository.catalog.tags_of(self.number)
 
     @property
     def source(self) -> str | None:

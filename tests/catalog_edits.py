@@ -11,6 +11,12 @@ from typing import Any
 from ckstore.storage import catalog_tables
 from ckstore.storage.connection import add_seal
 
+#: Superseded versions are the latest or the highest one only if there are no others.
+_LATEST = "coalesce((SELECT number FROM versions WHERE {} ORDER BY superseded, number DESC LIMIT 1), 0)"
+_HIGHEST = (
+    "coalesce((SELECT number FROM versions WHERE run = runs.id ORDER BY superseded, step DESC, number DESC LIMIT 1), 0)"
+)
+
 
 @contextmanager
 def without_triggers(catalog: Path) -> Iterator[sqlite3.Connection]:
@@ -30,11 +36,12 @@ def edit(catalog: Path, statement: str, parameters: tuple[Any, ...] = ()) -> int
 def sign(database: sqlite3.Connection) -> None:
     """Compute all checksums and sums again."""
     sums = {
-        **{table: f"SELECT COUNT(*), coalesce(SUM(seal), 0), 0 FROM {table}" for table in catalog_tables.SETS},
-        "versions": "SELECT COUNT(*), coalesce(SUM(seal), 0), coalesce(MAX(number), 0) FROM versions",
-        "hot": "SELECT COUNT(*), coalesce(SUM(seal), 0), 0 FROM versions WHERE hot",
+        **{table: f"SELECT COUNT(*), coalesce(SUM(seal), 0), 0, 0 FROM {table}" for table in catalog_tables.SETS},
+        "packs": "SELECT COUNT(*), coalesce(SUM(seal), 0), 0, coalesce(SUM(bytes), 0) FROM packs",
+        "versions": f"SELECT COUNT(*), coalesce(SUM(seal), 0), {_LATEST.format('1')}, coalesce(SUM(stored_bytes), 0)"
+        " FROM versions",
+        "hot": "SELECT COUNT(*), coalesce(SUM(seal), 0), 0, 0 FROM versions WHERE hot",
     }
-    highest = "(SELECT number FROM versions WHERE run = runs.id ORDER BY step DESC, number DESC LIMIT 1)"
     sealed = dict(catalog_tables.SEALED)
     with suppress(sqlite3.Error):
         _seal(database, "packs", sealed["packs"])
@@ -42,14 +49,15 @@ def sign(database: sqlite3.Connection) -> None:
         database.execute(
             "UPDATE runs SET versions = (SELECT COUNT(*) FROM versions WHERE run = runs.id),"
             " total = coalesce((SELECT SUM(seal) FROM versions WHERE run = runs.id), 0),"
-            " last = coalesce((SELECT MAX(number) FROM versions WHERE run = runs.id), 0),"
-            f" highest = coalesce({highest}, 0)"
+            f" last = {_LATEST.format('run = runs.id')}, highest = {_HIGHEST}"
         )
         database.execute("UPDATE packs SET referrers = (SELECT COUNT(*) FROM version_packs WHERE pack = packs.id)")
         for table in ("runs", "meta", "policies", "tags"):
             _seal(database, table, sealed[table])
         for name, query in sums.items():
-            database.execute(f"UPDATE seals SET (rows, total, last) = (SELECT * FROM ({query})) WHERE name = ?", [name])
+            database.execute(
+                f"UPDATE seals SET (rows, total, last, bytes) = (SELECT * FROM ({query})) WHERE name = ?", [name]
+            )
         _seal(database, "seals", sealed["seals"])
 
 

@@ -91,13 +91,13 @@ def _record(repository: Repository, pack: str, slot: int, unneeded: str | None, 
 def stats(repository: Repository) -> dict[str, Any]:
     """Return totals of the store, and its ledger under `ledger`."""
     catalog = repository.catalog
-    causes, versions = ledger(repository), catalog.versions()
+    causes, versions, totals = ledger(repository), catalog.versions(), catalog.totals()
     original = sum(row.original_bytes for row in versions)
     stored = sum(causes.values())
     return {
         "versions": len(versions),
-        "runs": len(catalog.runs()),
-        "tags": len(catalog.tags()),
+        "runs": totals.runs,
+        "tags": totals.tags,
         "objects": catalog.objects(),
         "original_bytes": original,
         "stored_bytes": stored,

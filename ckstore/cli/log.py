@@ -142,10 +142,9 @@ def command(
 
 def _garbage(catalog: Catalog) -> int:
     """Return the bytes that no version has added, if they are many and came since the last `gc`; else 0."""
-    packs = sum(pack.bytes for pack in catalog.packs())
-    unclaimed = packs - sum(row.stored_bytes for row in catalog.versions())
-    collected = catalog.collected()
-    if unclaimed <= _NOTED * packs or not any(
+    totals, collected = catalog.totals(), catalog.collected()
+    unclaimed = totals.bytes - totals.stored_bytes
+    if unclaimed <= _NOTED * totals.bytes or not any(
         record["change"] in _FREEING and record["created"] > collected for record in catalog.records()
     ):
         return 0

@@ -143,7 +143,7 @@ class Change:
             tags = []
             if heals:
                 self._check_unhealed(row, document.replaces)
-                tags = [tag for tag, meant in catalog.tags().items() if meant == document.replaces]
+                tags = [] if document.replaces is None else catalog.tags_of(document.replaces)
             for tag in tags:
                 catalog.delete_tag(tag)
             is_own = heals and not document.goes_back  # It takes the place of another.

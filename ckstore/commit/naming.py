@@ -35,14 +35,14 @@ def check_run(run: str) -> None:
 
 def check_run_is_no_tag(catalog: Catalog, run: str) -> None:
     """Raise `UsageError` if a tag has the name of a run: it would hide the run."""
-    if run in catalog.tags():
+    if catalog.tagged(run) is not None:
         raise UsageError(f"{run} is a tag; choose another run, or remove the tag: `ckstore tag --delete {run}`.")
 
 
 def check_tag_is_no_run(catalog: Catalog, name: str, run: str | None = None) -> None:
     """Raise `UsageError` if a tag's name is invalid, or is the name of an existing or new run."""
     check_name(name, "tag")
-    if name == run or any(known.name == name for known in catalog.runs()):
+    if name == run or catalog.has_run(name):
         raise UsageError(f"{name} is a run, which a tag of that name would hide; choose another tag.")
 
 

@@ -217,10 +217,11 @@ class Intake:
         self, inputs: Iterable[Planned], batch: Batch, progress: Callable[[int], None] | None
     ) -> Iterator[Ingested]:
         """Store inputs in order; yield each outcome."""
-        begun = {row.name for row in self.repository.catalog.runs()}
+        begun: set[str] = set()
         parent = batch.options.parent
         for item in inputs:
-            after = AUTO if batch.follows and item.run not in begun else parent
+            is_begun = item.run in begun or self.repository.catalog.has_run(item.run)
+            after = AUTO if batch.follows and not is_begun else parent
             options = replace(batch.options, run=item.run, step=item.step, parent=after)
             outcome = self.store_input(item.path, options, progress, deletes=batch.deletes)
             if outcome.version is not None:

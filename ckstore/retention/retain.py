@@ -212,9 +212,8 @@ def _policies(repository: Repository, run: str | None) -> list[tuple[str, Policy
 
 def _due(repository: Repository, run: str, policy: Policy) -> Due:
     catalog = repository.catalog
-    everything = catalog.versions()
-    rows = [row for row in everything if row.run == run]
-    followed = {row.parent for row in everything if row.run != run and row.parent is not None}
+    rows = catalog.versions(run) if catalog.has_run(run) else []
+    followed = catalog.followed(run)
     tagged = set(catalog.tags().values())
     present = sorted(row.number for row in rows if not row.superseded)
     latest = present[-policy.kept_hot :] if policy.kept_hot else []
@@ -293,9 +292,8 @@ def _encoded(
 
 def _is_worth_it(repository: Repository) -> bool:
     """Return whether enough bytes of the packs are claimed by no version; some of these may be bases."""
-    packs = sum(pack.bytes for pack in repository.catalog.packs())
-    claimed = sum(row.stored_bytes for row in repository.catalog.versions())
-    return packs - claimed > _GARBAGE * packs
+    totals = repository.catalog.totals()
+    return totals.bytes - totals.stored_bytes > _GARBAGE * totals.bytes
 
 
 def _latest(ordered: Sequence[VersionRow], count: int) -> set[int]:

@@ -130,7 +130,7 @@ def _end(catalog: Catalog, text: str) -> _End:
         if text.isascii() and text.isdecimal() and int(text) <= catalog.last_number():
             return _End(None, int(text), None)
         number = step_of_text(step)
-        if number is not None and any(known.name == run for known in catalog.runs()):
+        if number is not None and catalog.has_run(run):
             return _End(run, None, number)
         raise
     return _End(row.run, row.number, row.step)

@@ -26,6 +26,7 @@ from ckstore.storage.rows import (
     VERSION_ROWS,
     Claim,
     RunRow,
+    Totals,
     VersionRow,
 )
 from ckstore.storage.schema import (
@@ -53,7 +54,7 @@ _COLUMNS = (
 VERSION = f"{', '.join(_COLUMNS)}, v.seal"
 NAMES = "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack"
 #: Columns and checksum of a set's sum, and of a run with its sum.
-_SET = "s.name, s.rows, s.total, s.last, s.seal"
+_SET = "s.name, s.rows, s.total, s.last, s.bytes, s.seal"
 _RUN = "o.id, o.name, o.versions, o.total, o.last, o.highest, o.seal"
 _OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 
@@ -67,12 +68,20 @@ _NUMBER_ROWS = rows(whole(), whole())
 
 
 class _Sum(NamedTuple):
-    """The number of rows in a set, the sum of their checksums, and the numbers of its last and highest version."""
+    """The number of rows in a set, the sum of their checksums, and the numbers of its last and highest version.
+
+    `more` is the highest version of a run, or the bytes of a set of packs or versions.
+    """
 
     rows: int
     total: int
     last: int
-    highest: int = 0
+    more: int = 0
+
+    @property
+    def highest(self) -> int:
+        """The number of the highest version of a run."""
+        return self.more
 
 
 class CatalogReader:
@@ -122,12 +131,23 @@ class CatalogReader:
             [run],
         )
         if not found:
-            raise NotFoundError(f"Unknown run {run}; `ckstore log` lists the runs.")
+            raise _unknown_run(run)
         return self._versions(self._whole(found, _OF_RUN, run))
 
-    def hot(self) -> list[VersionRow]:
-        """Return the hot versions of all runs, by number."""
-        return self._versions(self._set("hot", VERSION, f"versions v ON v.hot {NAMES}", "v.number"))
+    def totals(self) -> Totals:
+        """Return the sums of all versions, runs, tags and packs."""
+        sums = {row[0]: self._sum(row) for row in self._connection.rows(f"SELECT {_SET} FROM seals s")}
+        if lost := {"versions", "runs", "tags", "packs"} - set(sums):
+            raise damaged(self._path, f"the sum of {min(lost)} is missing")
+        versions, runs, tags, packs = (sums[name] for name in ("versions", "runs", "tags", "packs"))
+        return Totals(versions.rows, runs.rows, tags.rows, packs.rows, packs.more, versions.more)
+
+    def hot(self, run: str | None = None) -> list[VersionRow]:
+        """Return the hot versions of all runs, or of one, by number; raise `NotFoundError` for an unknown run."""
+        found = self._versions(self._set("hot", VERSION, f"versions v ON v.hot {NAMES}", "v.number"))
+        if run is not None and not self.has_run(run):
+            raise _unknown_run(run)
+        return [row for row in found if run in (None, row.run)]
 
     def described(self) -> list[tuple[int, str, str, int]]:
         """Return number, id, pack and manifest offset of every version."""
@@ -219,6 +239,28 @@ class CatalogReader:
     def tags(self) -> dict[str, int]:
         """Return version numbers by tag, sorted by tag."""
         return dict(self._set("tags", "t.name, t.version, t.seal", "tags t ON 1", "t.name", TAG_ROWS))
+
+    def tagged(self, tag: str) -> int | None:
+        """Return the number of the version with a tag, or None."""
+        found = self._connection.sealed("SELECT name, version, seal FROM tags WHERE name = ?", [tag], TAG_ROWS)
+        return int(found[0][1]) if found else None
+
+    def tags_of(self, number: int) -> list[str]:
+        """Return the tags of a version, sorted."""
+        query = "SELECT name, version, seal FROM tags WHERE version = ? ORDER BY name"
+        return [tag for tag, _ in self._connection.sealed(query, [number], TAG_ROWS)]
+
+    def has_run(self, run: str) -> bool:
+        """Return whether there is a run of this name."""
+        return bool(self._connection.sealed(f"SELECT {_RUN} FROM runs o WHERE o.name = ?", [run], RUN_ROWS))
+
+    def followed(self, run: str) -> set[int]:
+        """Return the numbers of a run's versions that are parents of other runs' versions."""
+        query = (
+            "SELECT DISTINCT v.number FROM versions v JOIN runs r ON r.id = v.run"
+            " JOIN versions c ON c.parent = v.number WHERE r.name = ? AND c.run <> v.run"
+        )
+        return {number for (number,) in self._connection.rows(query, [run])}
 
     def packs(self) -> list[PackInfo]:
         """Return all packs in order of commit."""
@@ -438,6 +480,10 @@ class CatalogReader:
         """Return the sum in a row of `seals`, or of `runs`."""
         [values] = self._connection.unsealed([row], SEAL_ROWS if len(row) == _OF_SET else RUN_ROWS)
         return _Sum(*values[1 if len(row) == _OF_SET else 2 :])
+
+
+def _unknown_run(run: str) -> NotFoundError:
+    return NotFoundError(f"Unknown run {run}; `ckstore log` lists the runs.")
 
 
 def _version(row: Sequence[Any]) -> VersionRow:

@@ -24,7 +24,7 @@ _VERSION = (
 
 #: The columns under each table's checksum, in the order of the tables; the first one is the key.
 SEALED: Mapping[str, tuple[str, ...]] = {
-    "seals": ("{0}name", "{0}rows", "{0}total", "{0}last"),
+    "seals": ("{0}name", "{0}rows", "{0}total", "{0}last", "{0}bytes"),
     "meta": ("{0}key", "{0}value"),
     "policies": ("{0}run", "{0}policy"),
     "runs": ("{0}id", "{0}name", "{0}versions", "{0}total", "{0}last", "{0}highest"),
@@ -46,9 +46,11 @@ CREATE TABLE seals (
     rows INTEGER NOT NULL DEFAULT 0,
     total INTEGER NOT NULL DEFAULT 0,
     last INTEGER NOT NULL DEFAULT 0,
+    bytes INTEGER NOT NULL DEFAULT 0,
     seal INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, seal INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE INDEX meta_value ON meta (value);
 CREATE TABLE policies (run TEXT PRIMARY KEY, policy TEXT NOT NULL, seal INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY,
@@ -59,6 +61,7 @@ CREATE TABLE runs (
     highest INTEGER NOT NULL DEFAULT 0,
     seal INTEGER NOT NULL DEFAULT 0
 );
+CREATE INDEX runs_empty ON runs (id) WHERE versions = 0;
 CREATE TABLE packs (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -109,6 +112,7 @@ CREATE INDEX version_packs_pack ON version_packs (pack);
 CREATE TABLE tags (
     name TEXT PRIMARY KEY, version INTEGER NOT NULL REFERENCES versions, seal INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
+CREATE INDEX tags_version ON tags (version);
 CREATE TABLE settled_objects (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
 CREATE TABLE recent_objects (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
 CREATE VIEW objects AS
@@ -155,16 +159,21 @@ _COUNTED = {
         f"UPDATE seals SET rows = rows - 1, total = total - OLD.seal WHERE name = '{table}'",
         f"UPDATE seals SET total = total + NEW.seal - OLD.seal WHERE name = '{table}'",
     )
-    for table in ("meta", "policies", "runs", "packs", "tags")
+    for table in ("meta", "policies", "runs", "tags")
 }
+_COUNTED["packs"] = (
+    "UPDATE seals SET rows = rows + 1, bytes = bytes + NEW.bytes WHERE name = 'packs'",
+    "UPDATE seals SET rows = rows - 1, total = total - OLD.seal, bytes = bytes - OLD.bytes WHERE name = 'packs'",
+    "UPDATE seals SET total = total + NEW.seal - OLD.seal WHERE name = 'packs'",
+)
 _COUNTED["versions"] = (
     f"UPDATE runs SET versions = versions + 1, {_ENDS_OF_RUN.format('NEW.')} WHERE id = NEW.run;"
-    f" UPDATE seals SET rows = rows + 1, last = {_LAST} WHERE name = 'versions'; "
+    f" UPDATE seals SET rows = rows + 1, last = {_LAST}, bytes = bytes + NEW.stored_bytes WHERE name = 'versions'; "
     + _HOT.format("+", "(SELECT seal FROM versions WHERE number = NEW.number)", "NEW."),
     f"UPDATE runs SET versions = versions - 1, total = total - OLD.seal, {_ENDS_OF_RUN.format('OLD.')}"
     " WHERE id = OLD.run;"
-    f" UPDATE seals SET rows = rows - 1, total = total - OLD.seal, last = {_LAST} WHERE name = 'versions'; "
-    + _HOT.format("-", "OLD.seal", "OLD."),
+    f" UPDATE seals SET rows = rows - 1, total = total - OLD.seal, last = {_LAST}, bytes = bytes - OLD.stored_bytes"
+    " WHERE name = 'versions'; " + _HOT.format("-", "OLD.seal", "OLD."),
     "UPDATE runs SET total = total + NEW.seal - OLD.seal WHERE id = NEW.run;"
     " UPDATE seals SET total = total + NEW.seal - OLD.seal WHERE name = 'versions'",
 )
@@ -187,7 +196,11 @@ def _triggers(table: str, columns: tuple[str, ...]) -> Iterable[str]:
             _HOT.format("+", "(SELECT seal FROM versions WHERE number = NEW.number)", "NEW."),
             f"UPDATE runs SET {_ENDS_OF_RUN.format('NEW.')} WHERE id = NEW.run",
             f"UPDATE seals SET last = {_LAST} WHERE name = 'versions' AND NEW.superseded <> OLD.superseded",
+            "UPDATE seals SET bytes = bytes + NEW.stored_bytes - OLD.stored_bytes WHERE name = 'versions'"
+            " AND NEW.stored_bytes <> OLD.stored_bytes",
         ]
+    if table == "packs":
+        changed.append("UPDATE seals SET bytes = bytes + NEW.bytes - OLD.bytes WHERE name = 'packs'")
     yield (
         f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_guard BEFORE UPDATE ON {table} WHEN NEW.seal = OLD.seal"
         f" AND OLD.seal <> seal({', '.join(columns).format('OLD.')})"

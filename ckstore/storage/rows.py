@@ -141,11 +141,23 @@ class RunRow:
 #: Columns of a run and its sums in `runs`: id, name, number of versions, sum of their checksums, last and highest.
 RUN_ROWS = rows(whole(), names, whole(), whole(0, HIGHEST), whole(), whole())
 #: Columns of a set and its sums in `seals`.
-SEAL_ROWS = rows(text(1), whole(), whole(0, HIGHEST), whole())
+SEAL_ROWS = rows(text(1), whole(), whole(0, HIGHEST), whole(), whole())
 
 
 #: Columns of a `PackInfo`.
 PACK_ROWS = rows(whole(), PACK_NAME, one_of("encoded", "raw"), whole())
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Numbers of versions, runs, tags and packs, the bytes of all packs, and those that versions have added."""
+
+    versions: int
+    runs: int
+    tags: int
+    packs: int
+    bytes: int
+    stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ class Versions(Protocol):
     def tags(self) -> dict[str, int]:
         """Return version numbers by tag."""
 
+    def tagged(self, tag: str) -> int | None:
+        """Return the number of the version with a tag, or None."""
+
     def latest(self) -> VersionRow | None:
         """Return the latest version."""
 
@@ -68,7 +71,7 @@ def resolve(catalog: Versions, spec: str | int) -> VersionRow:
         except NotFoundError:
             if isinstance(spec, int):
                 raise
-    tagged = catalog.tags().get(text)
+    tagged = catalog.tagged(text)
     if tagged is not None:
         return catalog.version(tagged)
     found = catalog.latest() if text == LATEST else _of_run(catalog, text)

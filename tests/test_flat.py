@@ -1,0 +1,191 @@
+"""Operations on one version cost as much in a store of many versions: calls, SQLite's instructions, read rows."""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from hashlib import sha1
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckstore
+from tests.catalog_edits import sign, without_triggers
+
+pytestmark = pytest.mark.local
+
+RUNS = 10
+#: More calls than in the small store: a delta or a page more.
+TOLERANCE = 1.05
+#: Instructions of SQLite to open the catalog once more, as other threads do.
+CONNECTION = 5000
+#: Statements that read a whole table, with the reason.
+WHOLE = {
+    r"FROM seals s$": "a row for each table",
+    r"LEFT JOIN policies t": "the policies of runs",
+    r"LEFT JOIN tags t": "before a version is forgotten or replaced, no tag may be missing",
+    r"FROM leases": "one for each process that writes",
+    r"FROM reservations": "one for each ingest in flight",
+    r"FROM recent_objects": "at most tens of thousands of objects, which are then moved on",
+    r"FROM sqlite_master|last_insert_rowid": "no rows of the store",
+}
+
+
+_CONNECT = sqlite3.connect
+
+
+class _Counting(sqlite3.Connection):
+    """A connection whose instructions are counted, and which is interrupted by nobody."""
+
+    def set_progress_handler(self, *arguments: object) -> None:  # type: ignore[override]
+        """Keep the present one."""
+
+
+@dataclass
+class Counted:
+    """Costs of an operation: calls of Python functions, instructions of SQLite, and statements that scan a table."""
+
+    calls: int = 0
+    instructions: int = 0
+    scans: set[str] = field(default_factory=set)
+
+
+class Counter:
+    """Counts what every catalog that is opened asks of SQLite."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+        self.statements: set[str] = set()
+
+    def tick(self) -> int:
+        """Count ten instructions."""
+        self.ticks += 1
+        return 0
+
+    def count(self, catalog: Path, operation: Callable[[], object]) -> Counted:
+        """Return the costs of an operation."""
+        self.ticks = 0
+        self.statements.clear()
+        profile = cProfile.Profile()
+        profile.enable()
+        try:
+            operation()
+        finally:
+            profile.disable()
+        found = Counted(pstats.Stats(profile).total_calls, 10 * self.ticks)  # type: ignore[attr-defined]
+        asked = sorted(self.statements)
+        with closing(_CONNECT(catalog)) as database:
+            for statement in asked:
+                if re.match(r"\s*(SELECT|UPDATE|DELETE|WITH)", statement) and "temp." not in statement:
+                    plan = database.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
+                    if any(
+                        re.match(r"SCAN (?!\w+ USING .*INDEX (versions_hot|runs_empty|packs_raw))", row[3])
+                        for row in plan
+                    ):
+                        found.scans.add(statement)
+        return found
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
+    counter = Counter()
+
+    def counted(*arguments: object, **named: object) -> sqlite3.Connection:
+        database: _Counting = _CONNECT(*arguments, factory=_Counting, **named)  # type: ignore[call-overload]
+        super(_Counting, database).set_progress_handler(counter.tick, 10)
+        database.set_trace_callback(counter.statements.add)
+        return database
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", counted)
+        yield counter
+
+
+def grown(place: Path, versions: int) -> None:
+    """Make a store with four real versions at the end of this many others, whose packs are missing."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(8000, generator=generator)
+    with ckstore.init(place) as store:
+        for step in range(4):
+            weight = weight + 1e-4 * torch.randn(8000, generator=generator)
+            store.ingest({"w": weight}, run="r0", step=10**6 + step, hot=9)
+        store.tag(f"r0@{10**6 + 1}", "best")
+        store.encode(f"r0@{10**6 + 2}")
+    with without_triggers(place / "catalog.sqlite") as database:
+        database.execute("PRAGMA foreign_keys = OFF")
+        for table, column in (
+            ("versions", "number"), ("versions", "parent"), ("version_packs", "version"), ("tags", "version")
+        ):  # fmt: skip
+            database.execute(f"UPDATE {table} SET {column} = {column} + {versions}")
+        database.row_factory = sqlite3.Row
+        row = dict(database.execute(f"SELECT * FROM versions WHERE number = {versions + 2}").fetchone())
+        pack = dict(database.execute(f"SELECT * FROM packs WHERE id = {row['pack']}").fetchone())
+        for run in range(1, RUNS):
+            database.execute("INSERT INTO runs (id, name) VALUES (?, ?)", [run + 1, f"r{run}"])
+        for number in range(1, versions + 1):
+            digest = sha1(str(number).encode())
+            pack |= {"id": 1000 + number, "name": f"{digest.hexdigest()}.zip", "referrers": 1}
+            row |= {
+                "number": number, "uid": digest.digest(), "run": 1 + number % RUNS, "step": number, "parent": None,
+                "pack": pack["id"], "hot": 0,
+            }  # fmt: skip
+            for table, values in (("packs", pack), ("versions", row)):
+                named = ", ".join(f":{name}" for name in values)
+                database.execute(f"INSERT INTO {table} VALUES ({named})", values)
+            database.execute("INSERT INTO version_packs VALUES (?, ?)", [number, pack["id"]])
+            if number % 20 == 0:
+                database.execute("INSERT INTO tags (name, version) VALUES (?, ?)", [f"tag {number}", number])
+        database.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'reservations'", [versions + 10])
+        sign(database)
+
+
+def operations(place: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield operations that name one version, each under its name."""
+    last = 10**6
+    weight = torch.randn(8000, generator=torch.Generator().manual_seed(1))
+    with ckstore.open(place) as store:
+        store.ingest({"w": weight}, run="r0", step=last + 4, hot=0)
+        yield "ingest", lambda: store.ingest({"w": weight + 1e-4}, run="r0", step=last + 5, hot=0)
+        yield "hot ingest", lambda: store.ingest({"w": weight + 2e-4}, run="r0", step=last + 6, hot=9)
+        yield "replace", lambda: store.ingest({"w": weight + 3e-4}, run="r0", step=last + 6, replace=True, hot=9)
+        yield "encode", lambda: store.encode(run="r0")
+        yield "tag", lambda: store.tag(f"r0@{last + 1}", "second")
+        yield "untag", lambda: store.untag("second")
+        yield "metric", lambda: store.set_metrics(f"r0@{last + 1}", {"loss": 0.5})
+        yield "latest", lambda: store["latest"].step
+        yield "tagged", lambda: store["best"].tags
+        yield "slice", lambda: store[f"r0@{last + 2}"]["w"][5:7]
+        yield "state dict", lambda: store[f"r0@{last + 3}"].state_dict()
+        yield "length", lambda: len(store)
+        yield "forget", lambda: store.forget(f"r0@{last + 2}")
+
+    def opened() -> object:
+        with ckstore.open(place) as store:
+            return store["r0"].number
+
+    yield "open", opened
+
+
+def test_the_number_of_versions_does_not_matter(counter: Counter, tmp_path: Path) -> None:
+    found: dict[int, dict[str, Counted]] = {}
+    for versions in (100, 2000):
+        place = tmp_path / str(versions)
+        grown(place, versions)
+        found[versions] = {
+            name: counter.count(place / "catalog.sqlite", operation) for name, operation in operations(place)
+        }
+    few, many = found[100], found[2000]
+    for name in few:
+        print(f"{name:12}", few[name].calls, many[name].calls, few[name].instructions, many[name].instructions)
+    scans = {statement for counted in many.values() for statement in counted.scans}
+    assert not [statement for statement in scans if not any(re.search(known, statement) for known in WHOLE)]
+    tags = {"forget", "replace"}  # Each tag is read.
+    for name in few.keys() - tags:
+        assert many[name].calls <= TOLERANCE * few[name].calls, name
+        assert many[name].instructions <= TOLERANCE * few[name].instructions + CONNECTION, name
