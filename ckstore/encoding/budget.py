@@ -8,6 +8,7 @@ from typing import Any
 from ckstore.encoding.estimate import Estimate
 from ckstore.errors import UsageError
 from ckstore.lineage.planner import Choice, plan
+from ckstore.runtime.arguments import shown
 
 #: Restoring a version costs at most this many times what it would cost stored exactly and in full.
 BUDGET = 2.0
@@ -23,7 +24,7 @@ def checked_budget(budget: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         value = 0.0
     if not 1 <= value < float("inf"):
-        raise UsageError(f"The maximal restore cost must be a finite number, 1 or more, not {budget!r}.")
+        raise UsageError(f"The maximal restore cost must be a finite number, 1 or more, not {shown(budget)}.")
     return value
 
 

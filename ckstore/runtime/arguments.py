@@ -147,7 +147,7 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
          "restore", "shared", "verify"), FLAG
     ),
     **dict.fromkeys(("cache_bytes", "count", "hot", "keep_every", "keep_last", "nbytes", "workers"), WHOLE),
-    **dict.fromkeys(("ema", "grace", "max_restore_cost", "poll", "quality", "sample", "settle"), NUMBER),
+    **dict.fromkeys(("ema", "grace", "poll", "quality", "sample", "settle"), NUMBER),
     **dict.fromkeys(("format", "metric", "mode", "on_unknown", "run", "sort", "tag"), TEXT),
     **dict.fromkeys(("exclude", "globs", "include", "measures", "remove"), TEXTS),
     **dict.fromkeys(("each", "function", "progress"), FUNCTION),
@@ -179,7 +179,11 @@ def plain(name: str, value: Any, kind: tuple[Kind, str] | None = None) -> Any:
     convert, noun = kind or KINDS[name]
     try:
         return convert(value)
-    except (TypeError, ValueError, OverflowError):
+    except UnicodeEncodeError:
+        raise UsageError(f"`{name}` {shown(value)} is not UTF-8; write another.") from None
+    except OverflowError:
+        raise UsageError(f"`{name}` is too large: {shown(value)}; give a number of at most 64 bits.") from None
+    except (TypeError, ValueError):
         raise UsageError(f"`{name}` takes {noun}, not {shown(value)}.") from None
 
 

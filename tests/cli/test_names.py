@@ -81,7 +81,7 @@ def test_no_method_makes_such_a_name(filled: Path, way: str, monkeypatch: pytest
         before = listing(filled / ".ckstore")
         # A plan leaves inputs without a run out.
         for name in (*BAD, *([] if way == "ingest_many of a plan" else [""]), 17, b"gpt"):
-            with pytest.raises(UsageError, match=r"cannot name a |is text, not "):
+            with pytest.raises(UsageError, match=r"cannot name a |takes a text, not |is text, not "):
                 WAYS[way](store, name)
         assert listing(filled / ".ckstore") == before
 

@@ -333,8 +333,8 @@ def test_real_files_that_are_damaged(store: ckstore.Store, shared_data: Path, di
         ({"max_restore_cost": "much"}, "must be a finite number, 1 or more, not 'much'"),
         ({"max_restore_cost": float("inf")}, "must be a finite number, 1 or more, not inf"),
         ({"max_restore_cost": 10**400}, "must be a finite number, 1 or more, not 10"),
-        ({"hot": 1.5}, "hot takes a whole number, not 1.5"),
-        ({"hot": 10**30}, "must be 0 or more, not 10"),
+        ({"hot": 1.5}, "`hot` takes a whole number, not 1.5"),
+        ({"hot": 10**30}, "`hot` is too large: 10"),
     ],
 )
 def test_options_of_another_type(store: ckstore.Store, option: dict[str, Any], words: str) -> None:
