@@ -57,7 +57,7 @@ class Counted:
 
 
 class Counter:
-    """Counts what every catalog that is opened asks of SQLite."""
+    """Counts the work of SQLite in every catalog that is opened."""
 
     def __init__(self) -> None:
         self.ticks = 0

@@ -14,7 +14,7 @@ from ckstore.storage.catalog import Catalog, VersionRow
 
 
 class Marks(NamedTuple):
-    """The versions that become superseded, and those that are present again."""
+    """The versions that become superseded, and the versions that are present again."""
 
     superseded: Sequence[VersionRow] = ()
     present: Sequence[VersionRow] = ()

@@ -126,7 +126,7 @@ class _Tensor:
     shape
         Tensors with the same one may be moments of one parameter.
     tree, state
-        Its file and the first segment above it; the optimiser's state that the path stands for.
+        Its file and the first segment above it; the optimiser's state that the path names.
     is_positive
         No value is negative, and some are positive.
     sample
