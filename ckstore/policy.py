@@ -174,7 +174,7 @@ class Policy:
     Examples
     --------
     >>> policy = Policy("coarse", quality=1.0, hot=0)
-    >>> store.ingest({"weight": np.random.rand(300, 300)}, run="toy", policy=policy).version.fidelity
+    >>> store.ingest({"weight": np.random.randn(300, 300)}, run="toy", policy=policy).version.fidelity
     'coarse'
     """
 

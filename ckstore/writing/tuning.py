@@ -67,7 +67,7 @@ class Search:
     Examples
     --------
     >>> search = Search(evaluate=lambda path: 2.5, max_degradation=0.01)
-    >>> store.ingest({"weight": np.random.rand(300, 300)}, policy="coarse", search=search).version.fidelity
+    >>> store.ingest({"weight": np.random.randn(300, 300)}, policy="coarse", search=search).version.fidelity
     'coarse'
     """
 

@@ -44,6 +44,9 @@ class Everything:
     def tags(self) -> dict[str, int]:
         return {}
 
+    def tagged(self, tag: str) -> int | None:
+        return None
+
     def latest(self) -> VersionRow | None:
         return ROW
 
