@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools import runs, training
+from tools import runs
 from tools.training import ImageSettings, TextSettings
 
 #: Large enough for an object of its own, which a scheme quantises: 65,536 elements.
@@ -22,4 +22,3 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `tools.runs` train every run in less than a second."""
     monkeypatch.setattr(runs, "text_settings", _text)
     monkeypatch.setattr(runs, "image_settings", lambda tier: ImageSettings((8, 16, 96), 1, epochs=2, batch=700))
-    monkeypatch.setattr(training, "_BEFORE_SLOW", 2)
