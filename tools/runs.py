@@ -142,7 +142,7 @@ def text_settings(name: str, tier: str) -> TextSettings:
     if name == "slow":
         slow = replace(text_settings("gpt", tier), batch=4, every=20, rate=2e-5)
         if tier == "tiny":
-            return replace(slow, steps=40)
+            return replace(slow, steps=40, every=10)
         return replace(slow, width=512, layers=7, heads=8, steps=160)
     if tier == "tiny":
         steps, every = (60, 10) if name == "ema" else (120, 20)
