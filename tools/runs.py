@@ -125,7 +125,7 @@ def image_settings(tier: str) -> ImageSettings:
     """Return the training settings of the CNN of a tier."""
     from tools.training import ImageSettings
 
-    return ImageSettings((32, 64, 128), 1) if tier == "tiny" else ImageSettings((64, 128, 256), 2, epochs=60)
+    return ImageSettings((32, 64, 128), 1, epochs=8) if tier == "tiny" else ImageSettings((64, 128, 256), 2, epochs=60)
 
 
 def text_settings(name: str, tier: str) -> TextSettings:
@@ -142,10 +142,11 @@ def text_settings(name: str, tier: str) -> TextSettings:
     if name == "slow":
         slow = replace(text_settings("gpt", tier), batch=4, every=20, rate=2e-5)
         if tier == "tiny":
-            return replace(slow, steps=40)
+            return replace(slow, steps=40, every=10)
         return replace(slow, width=512, layers=7, heads=8, steps=160)
     if tier == "tiny":
-        return TextSettings(width=128, layers=4, heads=4, context=64, batch=4, steps=120, every=20)
+        steps, every = (60, 10) if name == "ema" else (120, 20)
+        return TextSettings(width=128, layers=4, heads=4, context=64, batch=4, steps=steps, every=every)
     if tier == "full":
         steps = 1000 if name in ("gpt", "bf16") else 320
         return TextSettings(width=384, layers=6, heads=6, context=64, batch=16, steps=steps, every=40)

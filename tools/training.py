@@ -19,7 +19,7 @@ from tools import models
 
 Report = Callable[[str], None]
 
-#: Steps of the run that `slow` continues.
+#: Steps of the run that `slow` continues, at most as many as its own.
 _BEFORE_SLOW = 100
 
 #: Rows of the table of `embedding`, over the square of its width.
@@ -135,7 +135,8 @@ def finetune(settings: TextSettings, source: Path, out: Path, report: Report) ->
 def slow(settings: TextSettings, out: Path, report: Report) -> None:
     """Fine-tune a larger GPT, trained for a few steps here, so slowly that many values do not change."""
     with tempfile.TemporaryDirectory(dir=out) as scratch:
-        before = replace(settings, steps=_BEFORE_SLOW, every=_BEFORE_SLOW, rate=1e-3)
+        steps = min(_BEFORE_SLOW, settings.steps)
+        before = replace(settings, steps=steps, every=steps, rate=1e-3)
         gpt(before, Path(scratch), report)
         finetune(settings, max(Path(scratch).iterdir()), out, report)
 

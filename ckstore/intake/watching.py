@@ -193,8 +193,9 @@ def _changes(folders: Sequence[Path]) -> Iterator[_Changes]:
 def _listen(folders: Sequence[Path], changes: _Changes, stop: threading.Event) -> None:
     """Report changes; begin again after a directory was deleted and made again."""
     with suppress(ImportError):
-        from watchfiles import watch
+        from watchfiles import Change, watch
 
+        watched = set(map(os.path.abspath, folders))
         while folders and not stop.is_set():
             with suppress(OSError, RuntimeError):
                 places = _places(folders)
@@ -202,7 +203,9 @@ def _listen(folders: Sequence[Path], changes: _Changes, stop: threading.Event) -
                     *folders, watch_filter=None, stop_event=stop, rust_timeout=200, yield_on_timeout=True,
                     raise_interrupt=False,
                 ):  # fmt: skip
-                    changes.are_told = _places(folders) == places
+                    # A directory that was made again may have the inode of the deleted one.
+                    is_gone = any(kind is Change.deleted and os.path.abspath(path) in watched for kind, path in change)
+                    changes.are_told = not is_gone and _places(folders) == places
                     if not changes.are_told:
                         break
                     if change:

@@ -56,7 +56,7 @@ def wait_for(condition: Callable[[], bool], event: str, seconds: float = 40.0) -
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, event
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def steps(place: Path) -> list[int | None]:
@@ -320,7 +320,7 @@ def test_a_directory_that_is_missing_is_waited_for(place: Path, polling: bool) -
             shutil.rmtree(runs)
             if step == 2:
                 runs.mkdir()  # At once: the watcher may miss that it was gone.
-            time.sleep(1.5)
+            time.sleep(0.5 if polling else 1.5)
             assert watcher.poll() is None
         watcher.send_signal(signal.SIGTERM)
         out, err = watcher.communicate(timeout=60)
@@ -403,6 +403,7 @@ def test_the_system_tells_of_changes(place: Path) -> None:
     script = (
         "import sys\nfrom ckstore.intake import watching\nfrom ckstore.cli.program import run\n"
         "watching.SELDOM, watching.POLL = 600.0, 0.1\n"
+        "watching._places = lambda folders: [bool(folder.stat()) for folder in folders]\n"  # Inodes are used again.
         "sys.exit(run(['--store', '.ckstore', 'watch', 'runs', '--run', 'gpt', '--settle', '0.2']))"
     )
     (place / "runs").mkdir()
@@ -411,6 +412,11 @@ def test_the_system_tells_of_changes(place: Path) -> None:
         time.sleep(3.0)
         save(place / "runs" / "step1.safetensors", 1)
         wait_for_steps(place, [1])
+        shutil.rmtree(place / "runs")
+        (place / "runs").mkdir()
+        time.sleep(1.0)
+        save(place / "runs" / "step2.safetensors", 2)
+        wait_for_steps(place, [1, 2])
         watcher.send_signal(signal.SIGTERM)
         assert watcher.wait(60) == 0
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,22 +20,18 @@ from ckstore.report.findings import Finding, findings
 STEPS, EVERY = 160, 20
 
 
-def trained(
-    store: Store,
-    rate: Callable[[int], float] = lambda step: 1e-3,
-    before: Callable[[nn.Sequential], object] = lambda model: None,
-    spoil: Callable[[int, dict[str, Any]], object] = lambda step, state: None,
-) -> list[Finding]:
-    """Train a small network, store it every 20 steps, and return the findings of its report.
-
-    `before` changes the model at first, `spoil` the stored state at a step.
-    """
+@functools.cache
+def states(
+    rate: Callable[[int], float], before: Callable[[nn.Sequential], object]
+) -> list[tuple[int, dict[str, torch.Tensor], dict[str, Any]]]:
+    """Return step, weights and optimiser of a small network, every 20 steps of its training."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(48, 48), nn.Tanh())), nn.Linear(48, 8))
     before(model)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3)
     generator = torch.Generator().manual_seed(1)
     target = torch.randn(48, 8, generator=generator)
+    found = []
     for step in range(1, STEPS + 1):
         inputs = torch.randn(64, 48, generator=generator)
         loss = nn.functional.mse_loss(model(inputs), (inputs @ target).tanh())
@@ -42,9 +40,33 @@ def trained(
         loss.backward()
         optimizer.step()
         if step % EVERY == 0:
-            state = {"model": {name: value.clone() for name, value in model.state_dict().items()}}
-            spoil(step, state)
-            store.ingest(state | {"optimizer": optimizer.state_dict()}, run="a", step=step)
+            weights = {name: value.clone() for name, value in model.state_dict().items()}
+            found.append((step, weights, copy.deepcopy(optimizer.state_dict())))
+    return found
+
+
+def constant(step: int) -> float:
+    return 1e-3
+
+
+def whole(model: nn.Sequential) -> None:
+    """Train every layer."""
+
+
+def trained(
+    store: Store,
+    rate: Callable[[int], float] = constant,
+    before: Callable[[nn.Sequential], object] = whole,
+    spoil: Callable[[int, dict[str, Any]], object] = lambda step, state: None,
+) -> list[Finding]:
+    """Train a small network, store it every 20 steps, and return the findings of its report.
+
+    `before` changes the model at first, `spoil` the stored state at a step.
+    """
+    for step, weights, optimizer in states(rate, before):
+        state = {"model": {name: value.clone() for name, value in weights.items()}}
+        spoil(step, state)
+        store.ingest(state | {"optimizer": optimizer}, run="a", step=step)
     return store.report("a").findings["a"]
 
 

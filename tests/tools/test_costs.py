@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import ckstore
 from ckstore.lineage.cost import Work
+from tools import runs
 from tools.bench import costs
 from tools.bench import series as catalogue
 from tools.bench.series import Series
@@ -17,31 +17,27 @@ from tools.bench.series import Series
 pytestmark = [pytest.mark.encoded, pytest.mark.local]
 
 
-def test_every_version_is_measured(gpt_run: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    rows = list(costs.measure(Series("gpt", tuple(gpt_run[:3])), tmp_path / "work", 1))
-    assert [row.number for row in rows] == [1, 2, 3]
-    assert all(min(row.seconds, row.full_seconds, row.torch_seconds) > 0 for row in rows)
-    with ckstore.init(tmp_path / "store") as store:
-        for step, path in enumerate(gpt_run[:3]):
-            store.ingest(path, run="a", step=step)
-        predicted = [row.cost for row in store._catalog.versions()]
-    assert [row.predicted for row in rows] == pytest.approx(predicted, abs=1e-3)
-    assert predicted[-1] > 1.01 > predicted[0]
-    assert not (tmp_path / "work" / "store").exists(), "the next budget begins with an empty directory"
-
-
-def test_tables(gpt_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    series = [Series("gpt", tuple(gpt_run[:2]))]
-    monkeypatch.setattr(catalogue, "find", lambda *arguments, **named: series)
-    costs.main(["--work", str(tmp_path), "--repeat", "1", "--series", "gpt"])
+@pytest.mark.usefixtures("short_runs")
+def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = runs.train("gpt", tmp_path / "runs")[:3]
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(catalogue, "find", lambda *arguments, **named: [Series("gpt", tuple(paths))])
+    monkeypatch.setattr(costs, "_OFTEN", 1)
+    costs.main(["--work", str(work), "--repeat", "1", "--series", "gpt"])
     head, _, *rows, blank, _, _, summary, _, weights = capsys.readouterr().out.splitlines()
     assert "predicted" in head
-    assert [row.split(" | ")[:3] for row in rows] == [["| gpt", "2", "1"], ["| gpt", "2", "2"]]
-    assert summary.split(" | ")[:3] == ["| gpt", "2", "2"]
-    assert max(row.split(" | ")[5] for row in rows) == summary.split(" | ")[4]
+    assert [row.split(" | ")[:3] for row in rows] == [["| gpt", "2", f"{number}"] for number in (1, 2, 3)]
+    with ckstore.init(tmp_path / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="a", step=step)
+        predicted = [row.cost for row in store._catalog.versions()]
+    assert [row.split(" | ")[5] for row in rows] == [f"{cost:.2f}" for cost in predicted]
+    assert predicted[-1] > 1.01 > predicted[0]
+    assert summary.split(" | ")[:3] == ["| gpt", "2", "3"]
+    assert summary.split(" | ")[4] == f"{max(predicted):.2f}"
     assert (blank, weights[:16]) == ("", "fitted weights: ")
-    assert list(tmp_path.iterdir()) == []
+    assert list(work.iterdir()) == []
 
 
 def test_fit() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import runs
 from tools.bench import chains, ours, sizes
 from tools.bench.peers import PEERS
 from tools.bench.series import PUBLIC, TRAINED, Series, find
@@ -13,7 +14,12 @@ from tools.bench.series import PUBLIC, TRAINED, Series, find
 pytestmark = pytest.mark.local
 
 
-def test_measure_and_tables(cnn_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("short_runs")
+def test_measure_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = runs.train("gpt", tmp_path / "runs")
+    work = tmp_path / "work"
+    work.mkdir()
+
     def ratio(slow: chains.Prepare, fast: chains.Prepare) -> float:
         slow()()
         fast()()
@@ -21,8 +27,8 @@ def test_measure_and_tables(cnn_run: list[Path], tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(chains, "time_ratio", ratio)
     monkeypatch.setattr(ours, "time_ratio", ratio)
-    row = sizes.measure(Series("cnn", tuple(cnn_run[:3])), tmp_path)
-    assert row.original == sum(path.stat().st_size for path in cnn_run[:3])
+    row = sizes.measure(Series("gpt", tuple(paths)), work)
+    assert row.original == sum(path.stat().st_size for path in paths)
     assert sum(row.ours.ledger.values()) == row.ours.total
     assert 0 < row.ours.later < row.ours.total < row.original
     assert row.ours.entropy < row.ours.coded < row.ours.total
@@ -31,7 +37,7 @@ def test_measure_and_tables(cnn_run: list[Path], tmp_path: Path, monkeypatch: py
     for number in (row.ours.total, row.ours.later, row.peers["BitX"].pairs, *row.ours.ledger.values()):
         assert f"{number:,}" in table
     assert f"{row.ours.coded / row.ours.entropy - 1:+.2%}" in table
-    assert list(tmp_path.iterdir()) == []
+    assert list(work.iterdir()) == []
 
 
 def test_public_series(shared_data: Path, tmp_path: Path) -> None:

@@ -10,29 +10,26 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
-from tools.bench import peaks, remotes, series, speed_figures, speed_frame, speed_process, speeds
+from tools.bench import peaks, remotes, reports, series, speed_figures, speed_frame, speed_process, speeds
 from tools.bench.keepers import KEEPERS, Keeper, Source
 from tools.bench.speed_figures import COMPARED, Section, Spread, Timing, compared, digits
 from tools.bench.speed_frame import Bench, Contender, race
-from tools.bench.speed_rows import warm_up
 
 pytestmark = pytest.mark.local
 
 
-@pytest.fixture(scope="module", autouse=True)
-def processes() -> Iterator[None]:
-    """Contenders' processes stay for other tests: each has torch to import."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed_frame, "READY", 1 << 12)  # nothing here judges how long anything takes
-        patch.setattr(speed_frame, "settle", lambda: None)
-        yield
-    speed_frame.end_processes()
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_frame, "READY", 1 << 12)
+    monkeypatch.setattr(speed_frame, "settle", lambda: None)
 
 
 @pytest.fixture
@@ -41,9 +38,12 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(series, "WORDS", 1100)  # its embedding is an object of its own
     monkeypatch.setattr(peaks, "ROWS", 300)
     monkeypatch.setattr(peaks, "MEGABYTES", 1)
+    monkeypatch.setattr(reports, "FIDELITIES", ("exact",))
     monkeypatch.setattr(remotes, "LATENCY", 0.001)
     monkeypatch.setattr(remotes, "_SECONDS", 0.2)
     monkeypatch.setattr(speed_process, "CACHE", "NO_CACHE")  # compiling everything takes too long
+    # A process of a contender's own has torch to import.
+    monkeypatch.setattr(speed_frame, "process", lambda name: ThreadPoolExecutor(1))
     return Bench(tmp_path, 1, 3, 1, report=lambda line: None)
 
 
@@ -71,43 +71,32 @@ def test_every_row_runs_and_leaves_nothing(name: str, bench: Bench, tmp_path: Pa
     assert [name for name in left if not re.match(r"series-|store-", name)] == []
 
 
-def test_a_series_of_ones_own(bench: Bench, tmp_path: Path, cnn_run: list[Path]) -> None:
-    bench.chosen = series.in_directory(cnn_run[0].parent)
-    assert bench.series() == cnn_run[:3]
-    (rows,) = speeds.ROWS["storing"](bench).tables
-    assert {row[0] for row in rows[1:]} > {"ingest", "live ingest", *(keeper.stores for keeper in KEEPERS)}
+def test_a_series_of_ones_own(bench: Bench, tmp_path: Path) -> None:
+    for name in ("step9.pt", "step10.pt", "step11.pt", "step12.pt"):
+        (tmp_path / name).write_bytes(b"")
+    bench.chosen = series.in_directory(tmp_path)
+    assert [path.name for path in bench.series()] == ["step9.pt", "step10.pt", "step11.pt"]
     with pytest.raises(ValueError, match="needs two checkpoints or more"):
         series.in_directory(tmp_path / "absent")
 
 
-def test_warming_up_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
-    warm_up(bench.series(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["series-1-3"]
-
-
 @pytest.mark.parametrize("keeper", KEEPERS, ids=lambda keeper: keeper.stores)
-def test_others_are_lossless(keeper: Keeper, bf16_run: list[Path], tmp_path: Path) -> None:
+def test_others_are_lossless(keeper: Keeper, tmp_path: Path) -> None:
+    """ZipNN gets floats from a file of any size: single bytes would be zstd, which leaves 92 % of such weights."""
+    weights = torch.randn(300, 300, generator=torch.Generator().manual_seed(0)) * 0.02
+    data = save({"w": weights, "b": torch.ones(3).bfloat16()})
     source = Source(tmp_path / "source.safetensors")
-    source.take(bf16_run[0])
+    (tmp_path / "given.safetensors").write_bytes(data)
+    source.take(tmp_path / "given.safetensors")
     keeper.store(source, tmp_path / "packed")
     back = keeper.restore(tmp_path / "packed", tmp_path / "out")
     if back is None:
-        assert (tmp_path / "out").read_bytes() == bf16_run[0].read_bytes()
+        assert (tmp_path / "out").read_bytes() == data
     else:
+        assert torch.equal(back["w"], weights)
         assert back.keys() == source.state.keys()
-        assert all(torch.equal(value, source.state[name]) for name, value in back.items())
-
-
-def test_zipnn_gets_floats_from_a_file_of_any_size(tmp_path: Path) -> None:
-    """As single bytes it would be zstd, which leaves 92 % of such weights."""
-    weights = torch.randn(300, 300, generator=torch.Generator().manual_seed(0)) * 0.02
-    source = Source(tmp_path / "source", {"w": weights})
-    source.path.write_bytes(weights.numpy().tobytes() + b"end")
-    (zipnn,) = (keeper for keeper in KEEPERS if keeper.stores.startswith("ZipNN"))
-    zipnn.store(source, tmp_path / "packed")
-    assert (tmp_path / "packed").stat().st_size < 0.87 * weights.nbytes
-    zipnn.restore(tmp_path / "packed", tmp_path / "out")
-    assert (tmp_path / "out").read_bytes() == source.path.read_bytes()
+    if keeper.stores.startswith("ZipNN"):
+        assert (tmp_path / "packed").stat().st_size < 0.87 * weights.nbytes
 
 
 def test_contenders_take_turns() -> None:
@@ -178,9 +167,6 @@ def test_the_machine_has_no_name_and_no_path() -> None:
     assert str(Path(__file__).parent) not in facts
 
 
-# The test that ends the processes comes last.
-
-
 def test_rows_that_are_not_measured_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,8 +200,7 @@ def test_a_process_of_its_own_stays_until_it_is_ended() -> None:
     with pytest.raises(TypeError, match="not supported"):
         race([Contender("A", partial(max, ""), apart="test")], [3])
     speed_frame.end_processes()
-    assert speed_frame.process("test").submit(os.getpid).result() != before
-    speed_frame.end_processes()
+    assert speed_frame._processes == {}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from tests.test_points_of_death import ALL, SEED
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: Points at which a push of all versions is killed, unless all are asked for.
-SAMPLE = 6
+SAMPLE = 4
 
 PUSH = """
 import sys, ckstore

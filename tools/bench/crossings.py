@@ -26,7 +26,7 @@ import numpy as np
 import ckstore
 
 _ROOT = Path(ckstore.__file__).parent
-_TENSORS, _ELEMENTS = 4, 1 << 18
+_TENSORS, _ROWS = 4, 1 << 9
 
 Crossings = Counter[tuple[str, str]]
 
@@ -71,7 +71,7 @@ def counted() -> Iterator[Crossings]:
 def _states() -> Iterator[dict[str, Any]]:
     """Yield states of a model whose tensors all move a little from step to step."""
     chosen = np.random.default_rng(0)
-    state = {f"layer{number}": chosen.normal(size=(1 << 9, 1 << 9)).astype(np.float32) for number in range(_TENSORS)}
+    state = {f"layer{number}": chosen.normal(size=(_ROWS, _ROWS)).astype(np.float32) for number in range(_TENSORS)}
     while True:
         yield {"model": {name: array.copy() for name, array in state.items()}}
         for array in state.values():

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import ckstore
 from ckstore.policy import QUALITY, Policy
@@ -36,7 +36,7 @@ class Setting:
     Attributes
     ----------
     scheme
-        `exact`, a scheme of `Store.ingest`, or the name of a baseline.
+        A scheme of `Store.ingest`, or the name of a baseline.
     quality
         Of a scheme that has one.
     """
@@ -48,7 +48,6 @@ class Setting:
         return self.scheme if self.quality is None else f"{self.scheme} {self.quality:g}"
 
 
-EXACT = Setting("exact")
 DEFAULT = Setting("lattice", DEFAULT_QUALITY)
 
 
@@ -89,11 +88,12 @@ class StoreArchive:
         self.setting = setting
         self.directory = directory
         self.store = ckstore.init(directory)
-        self.options = ingest_options(setting)
+        quality = QUALITY if setting.quality is None else setting.quality
+        self.policy = Policy("coarse", setting.scheme, quality)
 
     def add(self, path: Path) -> bool:
         """Ingest a file."""
-        return self.store.ingest(path, run=_RUN, hot=0, **self.options).version.base
+        return self.store.ingest(path, run=_RUN, hot=0, policy=self.policy).version.base
 
     def restore(self, index: int) -> State:
         """Return the state dict of a version, through a newly opened store: no decoded data is reused."""
@@ -120,14 +120,6 @@ class StoreArchive:
         """Close and delete the store."""
         self.store.close()
         shutil.rmtree(self.directory)
-
-
-def ingest_options(setting: Setting) -> dict[str, Any]:
-    """Return the options of `Store.ingest`."""
-    if setting.scheme == EXACT.scheme:
-        return {}
-    quality = QUALITY if setting.quality is None else setting.quality
-    return {"policy": Policy("coarse", setting.scheme, quality)}
 
 
 @dataclass

@@ -7,10 +7,11 @@ everything outside of the model stay exact.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping
 from math import ceil, log2, pi
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tools.fidelity.archives import Setting
-from tools.fidelity.coded_bits import huffman_bits
 from tools.fidelity.states import State, load
 
 Floats = NDArray[np.float32]
@@ -133,6 +133,28 @@ def _delta_bits(new: Mapping[str, Quantised], before: Mapping[str, Quantised]) -
             np.remainder(old.indices.astype(np.int16) - one.indices, max(one.levels, old.levels))
         )
     return total
+
+
+def huffman_bits(symbols: NDArray[Any]) -> int:
+    """Return the bits of the symbols in their own Huffman code, and of its table.
+
+    A table's entry is a code length in 5 bits and the distance to the symbol before it in Elias' gamma code.
+    """
+    values, counts = np.unique(symbols, return_counts=True)
+    if not values.size:
+        return 0
+    distances = np.diff(values, prepend=values[0] - 1 - abs(int(values[0])))
+    table = int((5 + 2 * np.floor(np.log2(distances)) + 1).sum())
+    heap = counts.tolist()
+    if len(heap) == 1:
+        return table + int(heap[0])
+    heapq.heapify(heap)
+    total = 0
+    while len(heap) > 1:
+        merged = heapq.heappop(heap) + heapq.heappop(heap)
+        total += merged
+        heapq.heappush(heap, merged)
+    return table + total
 
 
 #: Quantiser and size in bits of each baseline.

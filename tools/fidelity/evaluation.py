@@ -1,10 +1,9 @@
-"""The effects of restored states on training: loss at once, loss after resuming with the same batches, rework."""
+"""The effects of restored states on training: loss at once, and loss after resuming with the same batches."""
 
 from __future__ import annotations
 
 import copy
 import math
-import statistics
 from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
@@ -20,9 +19,6 @@ T = TypeVar("T")
 
 #: Windows that are evaluated at once.
 _BATCH = 32
-
-#: Student's t for 95 %, by degrees of freedom.
-_T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57}
 
 #: The generator of a seed of batches begins here; that of the runs' own batches begins elsewhere.
 _FIRST_SEED = 1000
@@ -75,20 +71,6 @@ class Language(_Judge):
             return mean_loss(model, self.held_out)
 
         return self.once(compute, "resumed", _trained(state), step, seed, steps)
-
-    def rework(self, state: State, step: int, target: Mapping[str, Tensor], *, seed: int, most: int) -> int:
-        """Return the steps until the loss is at or below that of the weights `target`; `most` if it takes more.
-
-        Judged after every step by a quarter of the held-out windows.
-        """
-        windows = self.held_out[: max(1, len(self.held_out) // 4)]
-        goal = self.once(lambda: mean_loss(self._model(target), windows), "goal", digest(target))
-        model, _, going = self.go_on(state, step, torch.Generator().manual_seed(_FIRST_SEED + seed))
-        for count in range(most):
-            if mean_loss(model, windows) <= goal:
-                return count
-            going()
-        return most
 
     def go_on(
         self, state: State, step: int, batches: torch.Generator
@@ -175,18 +157,17 @@ class Digits(_Judge):
         images, classes = models.digits()
         self.images, self.classes = images[-models.HELD_OUT_DIGITS :], classes[-models.HELD_OUT_DIGITS :]
 
-    def judge(self, weights: Mapping[str, Tensor]) -> tuple[float, float]:
-        """Return accuracy (0 to 1) and mean cross entropy."""
+    def accuracy(self, weights: Mapping[str, Tensor]) -> float:
+        """Return the share of right answers."""
 
-        def compute() -> tuple[float, float]:
+        def compute() -> float:
             with torch.random.fork_rng(devices=[]):
                 model = models.CNN(self.settings.widths, self.settings.blocks)
             model.load_state_dict(weights)
             model.eval()
             with torch.no_grad():
                 logits = model(self.images)
-            right = (logits.argmax(1) == self.classes).double().mean().item()
-            return right, functional.cross_entropy(logits, self.classes).item()
+            return float((logits.argmax(1) == self.classes).double().mean())
 
         return self.once(compute, digest(weights))
 
@@ -194,13 +175,6 @@ class Digits(_Judge):
 def evenly(count: int, points: int) -> list[int]:
     """Return up to `points` evenly spaced numbers below `count`; the last one is `count` - 1."""
     return sorted({round((count - 1) * (point + 1) / points) for point in range(min(points, count))})
-
-
-def confidence(values: list[float]) -> float:
-    """Return half of the 95 % confidence interval of a mean, by Student's distribution; infinite for one value."""
-    if len(values) < 2:
-        return math.inf
-    return _T95.get(len(values) - 1, 2.0) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _trained(state: State) -> str:

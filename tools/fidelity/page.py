@@ -10,9 +10,7 @@ from typing import Any
 
 from tools.bench import speed_figures
 from tools.fidelity import papers
-from tools.fidelity.evaluation import confidence
 from tools.fidelity.papers import percent
-from tools.fidelity.transfer import EVERY, STEPS
 from tools.fidelity.whole import SEARCHED, TOLERANCE
 
 Row = dict[str, Any]
@@ -48,10 +46,6 @@ NOTES = {
 ExCP's threshold falls with second moments, and SGD has none: nearly all late changes are below it.""",
     "gpt": """\
 [I], GPT-2 Medium, 10 failures: QD-compressor 22.15x, 1.10 % lost; Check-N-Run 6.35x, 0.25 %.""",
-    "failures": """\
-A GPT of 1.7 million parameters, 200 steps of a loss that falls until the end, a checkpoint every 10. Failures follow
-random steps. *Each seed*, of initial weights and failures: the rise of the final loss over that seed's run without
-failures. *Weights alone*, *moments alone*: a restore takes these from the version and the rest exactly.""",
     "coarse": """\
 The GPT of `--tier full` has 10.9 million parameters and 25 checkpoints of 131 MB, its fine-tune 21. *Later versions*:
 the median version that is not stored in full. *Rise*: evaluation loss 20 steps after resuming, over an exact resume
@@ -60,34 +54,6 @@ part of its gain in loss.""",
     "finetune": """\
 Versions are 10 steps apart; in the papers thousands. LC-Checkpoint's second version is its worst: 10 steps move less
 than the error of the first version.""",
-    "interrupted": """\
-A residual network of 0.3 million parameters, 40 epochs, whole checkpoints (baselines: weights alone); means over
-{seeds} seeds and their 95 % confidence, against the same seed without failures. One digit is 0.25 %. *After a failure*:
-median size of the version after one, relative to others; [I]'s peaks are such versions.""",
-    "rework": """\
-The GPT is restored after steps 400 and 600 and trained with {seeds} seeds of batches until its loss on 64 other
-windows is that of the checkpoint; 95 % confidence over all. Counts end at 40 steps (*or more*), so those means are
-lower bounds. SCAR and TOPN write a tenth of the parameters, as in [LC], or as many bytes as LC-Checkpoint. Ratios of
-QD-compressor, Check-N-Run and GOBO are of weights.""",
-    "ablation": """\
-Weights of at least 65,536 elements in the paper's coding, with 16 levels, 0.5 % protected and 20 % pruned, or with
-the searched setting of the residual network: 4 levels, 0.05 and 40 %.
-
-[I], ResNet-152: 25x, 28x and 39x over the whole run; the best versions 30x, 79x and 366x.""",
-    "levels": """\
-The fewest levels, up to 192, with which a version's weights, nothing pruned or protected, are within ε; means over
-evenly spaced versions.
-
-[I], ResNet-152: k-means on the sketch 20.2, 11.9 and 7.2, Check-N-Run 59.3, 40.7 and 26.7;
-GPT-2 Medium: 54.7, 16.2 and 9.1, and 106.9, 47.7 and 24.6.""",
-    "quantiser": """\
-Processor time for {elements:,} weights of the GPT and {levels} levels; *times* is for equal numbers of elements.""",
-    "costs": """\
-Processor time of the GPT's steps on one core, and the time that versions of its whole checkpoints (59 MB) add during
-training: 3 versions in 30 steps, once.""",
-    "transfer": """\
-The weights of the pretrained GPT are stored without a parent, restored, and fine-tuned on prose with the same batches;
-losses on other prose.""",
 }
 
 _PARTS = {"all": "weights and both moments", "weights": "weights alone", "dropped": "weights, moments dropped"}
@@ -95,7 +61,7 @@ _PARTS = {"all": "weights and both moments", "weights": "weights alone", "droppe
 _RUNS = {"cnn": "residual network", "gpt": "GPT", "finetune": "fine-tune"}
 
 #: Prefixes of schemes' names, in the order of tables.
-_ORDER = ("exact", "lattice", "lc", "dynaquant 1", "dynaquant, s", "QD", "Check", "GOBO", "excp", "SCAR", "TOPN")
+_ORDER = ("lattice", "lc", "dynaquant 1", "dynaquant, s", "QD", "Check", "GOBO", "excp")
 
 
 def whole(rows: list[Row]) -> str:
@@ -114,44 +80,6 @@ def whole(rows: list[Row]) -> str:
     return f"{speed_figures.table(head, lines)}\n\n{NOTES[rows[0]['run']]}"
 
 
-def interrupted(rows: list[Row]) -> str:
-    """Return the table of accuracy after failures."""
-    exact = {row["seed"]: row for row in rows if row["scheme"] == "exact"}
-    ways: dict[tuple[int, str], list[Row]] = {}
-    for row in _ordered(rows):
-        ways.setdefault((row["count"], row["scheme"]), []).append(row)
-    lines = []
-    for (count, scheme), ends in sorted(ways.items(), key=lambda way: way[0][0]):
-        lost = [1 - row["accuracy"] / exact[row["seed"]]["accuracy"] for row in ends]
-        mean = f"{percent(statistics.mean(lost))} ± {confidence(lost):.2%}" if len(lost) > 1 else percent(lost[0])
-        lines.append([
-            _name(scheme), str(count), f"{statistics.mean(row['accuracy'] for row in ends):.2%}",
-            *([""] * 2 if scheme == "exact" else (mean, percent(max(lost)))),
-            f"{statistics.mean(row['loss'] for row in ends):.4f}", _after(ends),
-        ])  # fmt: skip
-    head = ["scheme", "failures", "accuracy", "lost of it", "worst seed", "loss", "after a failure"]
-    seeds = len(next(iter(ways.values())))
-    return f"{speed_figures.table(head, lines)}\n\n{NOTES['interrupted'].format(seeds=seeds)}"
-
-
-def failures(rows: list[Row]) -> str:
-    """Return the table of the short GPT's loss after failures."""
-    ways: dict[tuple[int, str, str], list[Row]] = {}
-    for row in _ordered(rows):
-        ways.setdefault((row["count"], row["scheme"], row["part"]), []).append(row)
-    lines = []
-    for (count, scheme, part), ends in sorted(ways.items(), key=lambda way: way[0][0]):
-        rises = [row["rise"] for row in ends]
-        lines.append([
-            _name(scheme) + f", {part} alone" * (part != "all"), papers.whose(scheme, part), str(count),
-            ", ".join(map(percent, rises)), percent(statistics.mean(rises)),
-            f"{confidence(rises):.2%}" if len(rises) > 1 else "",
-            *(f"{ratio:.1f}x" for ratio in papers.ratios_after_failures(ends)),
-        ])  # fmt: skip
-    head = ["scheme", "levels; coder", "failures", "each seed", "mean", "±", "ratio", "best version"]
-    return f"{speed_figures.table(head, lines, text=2)}\n\n{NOTES['failures']}"
-
-
 def coarse(rows: list[Row]) -> str:
     """Return the table of ckstore's own lattices, for the page of benchmarks."""
     lines = []
@@ -163,120 +91,6 @@ def coarse(rows: list[Row]) -> str:
         ])  # fmt: skip
     table = speed_figures.table(["series", "`--quality`", "ratio", "later versions", "rise"], lines)
     return f"{table}\n\n{NOTES['coarse']}"
-
-
-def _after(ends: list[Row]) -> str:
-    """Return the size of versions that follow a failure, relative to others; medians."""
-    following: list[int] = []
-    others: list[int] = []
-    for row in ends:
-        for epoch, nbytes in enumerate(row.get("added", [])[1:], 2):
-            (following if epoch - 1 in row["after"] else others).append(nbytes)
-    return f"{statistics.median(following) / statistics.median(others):.2f}" if following and others else ""
-
-
-def rework(rows: list[Row]) -> str:
-    """Return the table of steps until the loss is back."""
-    scar = next((row for row in rows if row["name"] == "SCAR, a tenth"), None)
-    lines = []
-    for row in _ordered(rows):
-        counts = row["counts"]
-        ended = max(counts) == row["most"]
-        lines.append([
-            _name(row["name"]), f"{row['bytes'] / row['later']:.1f}x", percent(statistics.mean(row["rises"])),
-            f"{'at least ' * ended}{statistics.mean(counts):.2f} ± {confidence(counts):.2f}",
-            f"{max(counts)}{' or more' * ended}", _faster(row, scar),
-        ])  # fmt: skip
-    head = ["way", "a later version", "lost at once", "steps lost", "worst", "faster than SCAR"]
-    seeds = len(rows[0]["counts"]) // len(rows[0]["rises"])
-    return f"{speed_figures.table(head, lines)}\n\n{NOTES['rework'].format(seeds=seeds)}"
-
-
-def _faster(row: Row, scar: Row | None) -> str:
-    """Return how many times fewer steps are lost than by SCAR with a tenth; empty if both never recover."""
-    mean = statistics.mean(row["counts"])
-    if not mean:
-        return "no steps lost"
-    if scar is None or row is scar or max(row["counts"]) == row["most"]:
-        return ""
-    return f"{'at least ' * (max(scar['counts']) == scar['most'])}{statistics.mean(scar['counts']) / mean:.1f}x"
-
-
-def ablation(rows: list[Row]) -> str:
-    """Return the table of ratios of three codings."""
-    lines = []
-    for row in sorted(rows, key=lambda row: (row["run"], row["levels"])):
-        raw = 32 * row["elements"]
-        of = [_RUNS[row["run"]], str(row["levels"])]
-        for part, bits in (("whole run", row["bits"]), ("last third", row["bits"][-(len(row["bits"]) // 3) :])):
-            totals = [sum(column) for column in zip(*bits, strict=True)]
-            lines.append([*of, part, *(_ratio(raw * len(bits) / total) for total in totals)])
-        best = [min(column) for column in zip(*row["bits"], strict=True)]
-        lines.append([*of, "best version", *(_ratio(raw / least) for least in best)])
-    table = speed_figures.table(["run", "levels", "of", "Huffman", "run lengths", "rearranged"], lines, text=3)
-    return f"{table}\n\n{NOTES['ablation']}"
-
-
-def levels(rows: list[Row]) -> str:
-    """Return the table of levels that quantisers need."""
-    lines = []
-    for row in rows:
-        cells = []
-        for needed in row["needed"].values():
-            found = [levels for levels in needed if levels is not None]
-            text = f"{statistics.mean(found):.1f}" if found else "none"
-            cells.append(text if len(found) == len(needed) else f"{text} ({len(needed) - len(found)} never)")
-        versions = len(next(iter(row["needed"].values())))
-        lines.append([_RUNS[row["run"]], row["quantiser"], str(versions), *cells])
-    table = speed_figures.table(["run", "quantiser", "versions", "ε = 0.1 %", "1 %", "5 %"], lines, text=2)
-    return f"{table}\n\n{NOTES['levels']}"
-
-
-def costs(rows: list[Row]) -> str:
-    """Return the tables of seconds of the quantiser's steps, and of versions during training."""
-    (quantiser,) = (row for row in rows if row["name"] == "quantiser")
-    seconds = quantiser["seconds"]
-    scale = quantiser["elements"] / quantiser["sample"]
-    sample = f"scikit-learn's KMeans, {quantiser['sample']:,} elements"
-    lines = [
-        [
-            step,
-            f"{seconds[step]:.3f} s",
-            other,
-            f"{seconds[theirs]:.3f} s",
-            f"{n * seconds[theirs] / seconds[step]:.1f}",
-        ]
-        for step, other, theirs, n in (
-            ("partition", "`numpy.quantile`", "quantiles", 1),
-            ("clustering", sample, "scikit-learn", scale),
-        )
-    ]
-    table = speed_figures.table(["step", "ckstore", "other", "seconds", "times"], lines)
-    text = f"{table}\n\n{NOTES['quantiser'].format(**quantiser)}"
-    lines = []
-    for row in _ordered(row for row in rows if row is not quantiser):
-        step = row["alone"][1] / row["steps"]
-        version = (row["during"][1] - row["alone"][1]) / row["versions"]
-        lines.append([
-            _name(row["scheme"]), f"{step:.3f} s", f"{version:.2f} s", f"{version / (40 * step):.1%}",
-            f"{version / (1000 * step):.2%}",
-        ])  # fmt: skip
-    head = ["scheme", "a step of training", "a version", "share, one every 40 steps", "every 1,000"]
-    return f"{text}\n\n{speed_figures.table(head, lines)}\n\n{NOTES['costs']}"
-
-
-def transfer(rows: list[Row]) -> str:
-    """Return the table of fine-tunes from restored weights."""
-    lines = [
-        [
-            _name(row["scheme"]), f"{row['bytes'] / row['nbytes']:.1f}x", percent(row["lost"]),
-            *(f"{loss:.4f}" for loss in row["losses"]),
-        ]
-        for row in _ordered(rows)
-    ]  # fmt: skip
-    steps = [f"step {step}" for step in range(EVERY, STEPS + 1, EVERY)]
-    head = ["scheme", "ratio", "lost at once", "prose, before", *steps]
-    return f"{speed_figures.table(head, lines)}\n\n{NOTES['transfer']}"
 
 
 def shown(rows: dict[str, list[Row]]) -> str:
@@ -326,13 +140,6 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
     "cnn": ("Whole runs: residual network", whole),
     "gpt": ("Whole runs: GPT", whole),
     "finetune": ("Whole runs: fine-tune", whole),
-    "interrupted": ("Failures", interrupted),
-    "failures": ("Failures: GPT", failures),
-    "rework": ("Rework", rework),
-    "ablation": ("Savings of each coding step", ablation),
-    "levels": ("Levels", levels),
-    "costs": ("Cost of compression", costs),
-    "transfer": ("Transfer learning", transfer),
     "coarse": ("Coarse versions", coarse),
 }
 
@@ -377,23 +184,20 @@ def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
 
 def _merged(old: str, new: str) -> str:
     """Return a section with the rows of the old one that the new one lacks, and the days of both."""
-    table = [line for line in old.splitlines() if line.startswith("|")]
-    # The first cells that name a row; two tables of a section are never merged.
-    cells = next((cells for cells in (1, 2, 3) if len(_rows(old, cells)) == len(table)), 0)
-    before, rows = _rows(old, cells), _rows(new, cells)
-    if not cells or before.keys() <= rows.keys():
+    before, rows = _rows(old), _rows(new)
+    if before.keys() <= rows.keys():
         return new
     text = new.replace("\n".join(rows.values()), "\n".join((before | rows).values()))
     _, mark, day = old.partition(_MEASURED)
-    names = "; ".join(dict.fromkeys(key[0] for key in before if key not in rows))
+    names = "; ".join(name for name in before if name not in rows)
     day = re.sub(" with `.*`", "", day, count=1)
     return f"{text}\n\nOlder rows ({names}): {day}" if mark else text
 
 
-def _rows(section: str, cells: int) -> dict[tuple[str, ...], str]:
+def _rows(section: str) -> dict[str, str]:
     """Return the lines of a section's table by their first cells."""
     lines = [line for line in section.splitlines() if line.startswith("|")]
-    return {tuple(line.strip("| ").split(" | ")[:cells]): line for line in lines}
+    return {line.strip("| ").partition(" | ")[0]: line for line in lines}
 
 
 def _name(scheme: str) -> str:
@@ -411,7 +215,3 @@ def _ordered(rows: Iterable[Row]) -> list[Row]:
         return (found or [len(_ORDER)])[0], row["name"]
 
     return sorted(rows, key=place)
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.1f}x" if value < 100 else f"{value:,.0f}x"

@@ -12,7 +12,7 @@ import torch
 
 from tools import runs
 from tools.bench import speed_figures, speeds
-from tools.fidelity import ablation, coarse, costs, failures, interrupted, levels, page, rework, transfer, whole
+from tools.fidelity import coarse, page, whole
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 
@@ -26,13 +26,6 @@ BENCHMARKS = speeds.DOCUMENT
 #: The function that measures the rows of each part.
 PARTS: dict[str, Callable[[Bench, Found], None]] = {
     **{run: partial(whole.measure, run=run) for run in ("cnn", "gpt", "finetune")},
-    "interrupted": interrupted.measure,
-    "failures": failures.measure,
-    "rework": rework.measure,
-    "ablation": ablation.measure,
-    "levels": levels.measure,
-    "costs": costs.measure,
-    "transfer": transfer.measure,
     "coarse": coarse.measure,
 }
 

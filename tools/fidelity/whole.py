@@ -117,8 +117,8 @@ def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
         digits = Digits(settings)
 
         def by_accuracy(path: Path, state: State) -> float:
-            reference = digits.judge(load(exact[path.name])["model"])[0]
-            return (reference - digits.judge(state["model"])[0]) / reference
+            reference = digits.accuracy(load(exact[path.name])["model"])
+            return (reference - digits.accuracy(state["model"])) / reference
 
         return by_accuracy
     language = gpt_language(bench, WINDOWS) if run == "gpt" else prose_language(bench, paths, WINDOWS)
