@@ -87,5 +87,5 @@ def command(
     )
     did = "Would thin" if dry_run else "Thinned"
     print_line(f"{did} {counted(len(report.versions), 'version')}: {amounts}.")
-    if report.freed < report.added and not report.reanchored:
-        print_line("ckstore: Other versions keep exact values of these: more is added than can be freed now.", err=True)
+    if not report.freed:
+        print_line("ckstore: Other versions keep exact values of these, so nothing can be freed now.", err=True)

@@ -272,9 +272,8 @@ def test_a_bound_is_used_up(store: ckstore.Store) -> None:
     """The error uses the tolerance up to a factor of two, as steps are powers of two."""
     weight = draw(*SHAPE)
     for bound in (1e-2, 3e-3):
-        said = stored(store, {"w": weight}, run=str(bound), policy=Policy("coarse", max_abs_error=bound)).deviations()[
-            "w"
-        ]
+        policy = Policy("coarse", max_abs_error=bound)
+        said = stored(store, {"w": weight}, run=f"bound {bound}", policy=policy).deviations()["w"]
         assert bound / 2.01 <= said.max_abs <= bound
 
 

@@ -244,7 +244,7 @@ def test_values_that_an_allowed_class_rejects_are_named(tmp_path: Path) -> None:
     torch.save({"x": Called(3), "w": torch.ones(1)}, tmp_path / "a.pt")
     with pytest.raises(UsageError, match=r"No \S+\.Called can be made from the version"):
         state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Called])
-    with ckstore.open(tmp_path / "store") as store, pytest.raises(UsageError, match="`allow` takes classes"):
+    with ckstore.open(tmp_path / "store") as store, pytest.raises(UsageError, match="`allow` takes a list of classes"):
         store[1].state_dict(allow=["Called"])  # type: ignore[list-item]
 
 
