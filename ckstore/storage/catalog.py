@@ -110,7 +110,7 @@ class Catalog(CatalogClaims):
         marks = {row.uid: row.superseded for row in self.versions()}
         records, problems = change_log.read_all(self._storage)
         found = change_log.contradictions(records, logged, marks, tags, policies, self.collected(), self.last_number())
-        return [*problems, *found]
+        return [*problems, *change_log.lost_last(records, problems, logged), *found]
 
     #: Whether no other machine has a catalog of the store. If others have one, their claims are unknown here, and the
     #: name of a removed pack is never used again.

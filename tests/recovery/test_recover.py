@@ -163,6 +163,18 @@ def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
         assert seen(again) == before
 
 
+def test_the_last_log_record_that_is_lost(small: Path) -> None:
+    with ckstore.open(small) as opened:
+        opened.tag("a@0", "first")
+        opened.forget(["a@1"])
+        *_, last = sorted((small / "log").iterdir())
+        last.unlink()
+        assert [problem.partition(";")[0] for problem in opened.verify().problems] == ["Log record 2 is missing"]
+    [problem] = recover(small).problems
+    assert "record 2 is missing" in problem
+    assert recover(small).problems == []
+
+
 def test_a_missing_log(store: ckstore.Store) -> None:
     rows = store._catalog.versions()
     shutil.rmtree(store.path / "log")
