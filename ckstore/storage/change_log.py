@@ -118,7 +118,7 @@ def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the records of committed transactions, in order, and a sentence for each damaged or missing record.
 
     The last transaction may have been interrupted before its commit. Of earlier ones that were, the records that take
-    something away, or move a tag, are left out. Raise `FormatVersionError` if a later version of ckstore wrote a record.
+    something away, or move a tag, are left out. Raise `FormatVersionError` if a later version of ckstore wrote one.
     """
     intact: list[dict[str, Any]] = []
     problems = []
