@@ -265,7 +265,7 @@ class Change:
         return version_row(replace(document, number=number), self.packs, self._entry)
 
     def _is_found(self, row: VersionRow) -> bool:
-        """Return whether a `recover` has found the version since its packs were written, and done what it does."""
+        """Return whether a `recover` has found the version, and committed it, since its packs were written."""
         try:
             return self.repository.catalog.version(row.number).uid == row.uid
         except NotFoundError:

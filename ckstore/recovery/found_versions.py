@@ -244,7 +244,7 @@ class FoundVersions:
                 self.marked[version.uid] = [version.uid], []
         now = {version.uid for version in self.versions.values() if version.superseded}
         there = {version.uid for version in self.versions.values()}
-        for record in void:  # The record that this recovery adds takes back what that one says, also if read again.
+        for record in void:  # This recovery adds a record that takes it back, and that counts later.
             own = [record["by"]] if record["by"] in now or record["by"] not in there else []
             superseded, present = self.marked.setdefault(record["by"], (own, []))
             for uid in dict.fromkeys([*record["superseded"], *record["present"]]):

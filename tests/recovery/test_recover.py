@@ -322,7 +322,7 @@ def test_an_ingest_whose_packs_recover_found_first_succeeds(
 def test_a_version_that_recover_found_first_stays_in_its_place(
     small: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit does again nothing of what `recover` has done: it would forget or supersede the version itself."""
+    """The commit repeats nothing that `recover` did: it would forget or supersede the version itself."""
     with ckstore.open(small) as opened:
         opened.ingest({"w": weights(2)}, run="a", step=2)
     commit = Change.commit_version
