@@ -136,8 +136,25 @@ class Change:
         objects, raw = self.writer.places(self.packs)
         lost = self._lost_pack(document.replaces) if heals else None
 
+        def place(row: VersionRow) -> None:
+            catalog.commit_version(
+                row,
+                self.packs,
+                objects,
+                raw=raw,
+                references=document.blob_packs(),
+                replace=replaces,
+                requires=_keys(needs, [*objects, *raw]),
+            )
+
         def change() -> int:
             row = self._under_free_number(document)
+            if self._is_found(row):
+                if marks is not None and marks(row)[0]:
+                    self._mark(row, Marks([row]), replaces=False)
+                place(row)
+                catalog.end_lease(lease)
+                return row.number
             if catalog.latest(row.run) is None:
                 check_run_is_no_tag(catalog, row.run)  # Another process may have set the tag since.
             tags = []
@@ -153,15 +170,7 @@ class Change:
             replaced = catalog.at_step(row.run, row.step) if replaces and row.step is not None else None
             if replaced is not None:
                 catalog.note({"change": "forget", "versions": [replaced.number], "uids": [replaced.uid]})
-            catalog.commit_version(
-                row,
-                self.packs,
-                objects,
-                raw=raw,
-                references=document.blob_packs(),
-                replace=replaces,
-                requires=_keys(needs, [*objects, *raw]),
-            )
+            place(row)
             for tag in tags:
                 catalog.set_tag(tag, row.number)
                 catalog.note({"change": "tag", "tag": tag, "version": row.number})
@@ -254,6 +263,13 @@ class Change:
         if number != document.number:
             catalog.note({"change": "renumber", "uid": document.uid, "from": document.number, "version": number})
         return version_row(replace(document, number=number), self.packs, self._entry)
+
+    def _is_found(self, row: VersionRow) -> bool:
+        """Return whether a `recover` has found the version, and committed it, since its packs were written."""
+        try:
+            return self.repository.catalog.version(row.number).uid == row.uid
+        except NotFoundError:
+            return False
 
     def _marks(self, row: VersionRow) -> tuple[bool, Marks]:
         """Return whether a new version is superseded from the start, and the versions that it marks.

@@ -223,9 +223,16 @@ class FoundVersions:
     def _supersede(self) -> None:
         """Mark the superseded versions: by the log, and by the parent of a version whose commit was interrupted."""
         known = self.present or {}
+        void = [record for record in self._last_marks() if self._is_overtaken(record)]
+        marks = set(self.marks)
+        for record in void:
+            marks.difference_update(record["superseded"])
+            marks.update(record["present"])
         for version in self.versions.values():
-            version.superseded = version.uid in self.marks
-        recorded = {record["by"] for record in self.records if record.get("change") == "supersede"}
+            version.superseded = version.uid in marks
+        recorded = {
+            record["by"] for record in self.records if record.get("change") == "supersede" and record not in void
+        }
         for number in sorted(self.versions):
             version = self.versions[number]
             if version.uid in recorded or version.uid in known or version.superseded:
@@ -235,6 +242,39 @@ class FoundVersions:
             elif any(self.versions[parent].superseded for parent in islice(self._ancestors(number), 1)):
                 version.superseded = True
                 self.marked[version.uid] = [version.uid], []
+        now = {version.uid for version in self.versions.values() if version.superseded}
+        there = {version.uid for version in self.versions.values()}
+        for record in void:  # This recovery adds a record that takes it back, and that counts later.
+            own = [record["by"]] if record["by"] in now or record["by"] not in there else []
+            superseded, present = self.marked.setdefault(record["by"], (own, []))
+            for uid in dict.fromkeys([*record["superseded"], *record["present"]]):
+                if uid not in (*superseded, *present):
+                    (superseded if uid in now else present).append(uid)
+
+    def _last_marks(self) -> list[Mapping[str, Any]]:
+        """Return the `supersede` records of the log's last change, which may not have been committed."""
+        last = self.records[-1]["follows"] if self.records else ""
+        return [record for record in self.records if record.get("change") == "supersede" and record["follows"] == last]
+
+    def _is_overtaken(self, record: Mapping[str, Any]) -> bool:
+        """Return whether the change of a record was not committed, since its run went on from elsewhere.
+
+        If it had been, it would have marked the later versions, or these would have records of their own.
+        """
+        if record["by"] in (self.present or ()) or record["by"] in record["superseded"]:
+            return False
+        version = next((version for version in self.versions.values() if version.uid == record["by"]), None)
+        if version is None:
+            return self.present is not None
+        for number, other in self.versions.items():
+            is_later = number > version.number and other.document.run == version.document.run
+            if not is_later or other.uid in self.marks or (self.present is not None and other.uid not in self.present):
+                continue
+            line = set(self._ancestors(number))
+            went_on = self.present is not None or any(self.versions[one].uid in record["superseded"] for one in line)
+            if went_on and version.number not in line:
+                return True
+        return False
 
     def _go_back(self, version: FoundVersion) -> None:
         """Mark the versions as the commit of one that goes back would have done."""

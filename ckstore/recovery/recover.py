@@ -170,6 +170,10 @@ class _Builder:
                 "The current catalog belongs to another store: none of its versions is here; it was ignored."
             )
             self.present = rows = None
+        if rows is not None and self.present is not None and (self.path / root.LOG).is_dir():
+            lost = list(change_log.lost_last(records, problems, self.present.logged()))
+            problems += lost
+            self.report.problems += lost
         if self.present is not None:
             self.last_number = max(self.last_number, _last_number(self.present))
         marks = self._marks(records, rows, is_whole=not problems)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from ckstore.errors import ConflictError, NotFoundError
+from ckstore.errors import CkstoreError, ConflictError, NotFoundError
 from ckstore.storage import change_log, durable, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED
@@ -82,10 +83,13 @@ class Catalog(CatalogClaims):
         self._noted.append(change_log.append(self._storage, record, self._follows, len(self._noted)))
         self._write(LOGGED, self._noted[-1])
 
-    def _end_notes(self, is_committed: bool) -> None:
-        if not is_committed:
-            change_log.withdraw(self._storage, self._noted)
-        self._noted = []
+    def _end_notes(self, is_committed: bool | None) -> None:
+        noted, self._noted = self._noted, []
+        if is_committed is None:
+            with suppress(CkstoreError):
+                is_committed = self.logged() != self._follows
+        if is_committed is False:
+            change_log.withdraw(self._storage, noted)
 
     def note_logged(self, name: str) -> None:
         """Record the last record in the log, of a catalog that was rebuilt from it."""
@@ -106,7 +110,7 @@ class Catalog(CatalogClaims):
         marks = {row.uid: row.superseded for row in self.versions()}
         records, problems = change_log.read_all(self._storage)
         found = change_log.contradictions(records, logged, marks, tags, policies, self.collected(), self.last_number())
-        return [*problems, *found]
+        return [*problems, *change_log.lost_last(records, problems, logged), *found]
 
     #: Whether no other machine has a catalog of the store. If others have one, their claims are unknown here, and the
     #: name of a removed pack is never used again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -70,7 +70,7 @@ _OWN = fields(
     }
 )
 #: Changes that take something away: they count only if they were committed.
-_TAKING = ("forget", "gc", "policy", "supersede", "untag")
+_TAKING = ("forget", "gc", "metrics", "policy", "supersede", "untag")
 _NAME = re.compile(r"(\d{12})-([0-9a-f]{16})\.json")
 #: Possible losses with a damaged or missing log.
 LOSS = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
@@ -118,7 +118,7 @@ def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the records of committed transactions, in order, and a sentence for each damaged or missing record.
 
     The last transaction may have been interrupted before its commit. Of earlier ones that were, the records that take
-    something away are left out. Raise `FormatVersionError` if a later version of ckstore wrote a record.
+    something away, or move a tag, are left out. Raise `FormatVersionError` if a later version of ckstore wrote one.
     """
     intact: list[dict[str, Any]] = []
     problems = []
@@ -129,24 +129,58 @@ def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
             raise
         except (IntegrityError, OSError):
             problems.append(f"Log record {item.name} is damaged; {LOSS}.")
-    damaged = {problem.split()[2].removeprefix(PREFIX)[:12] for problem in problems}
+    damaged = {int(problem.split()[2].removeprefix(PREFIX)[:12]) for problem in problems}
+    known = damaged | {record["sequence"] for record in intact}
     records: list[dict[str, Any]] = []
+    uncommitted = set()
     while intact:
         last = intact.pop()
         records.append(last)
-        part = last["part"]
-        while part > 0 and intact and (intact[-1]["follows"], intact[-1]["part"]) == (last["follows"], part - 1):
+        # The other parts of its change have the numbers right before it.
+        first, lost = max(last["sequence"] - last["part"], 1), last["sequence"]
+        while intact and intact[-1]["sequence"] >= first and intact[-1]["follows"] == last["follows"]:
             records.append(intact.pop())
-            part -= 1
+        while lost >= first and lost in known:
+            lost -= 1
+        if lost >= first:
+            problems.append(_missing(lost))
         while intact and name_of(intact[-1]) > last["follows"]:
-            if intact[-1]["change"] in _TAKING:
-                intact.pop()
-            else:
-                records.append(intact.pop())
-        found = name_of(intact[-1]) if intact else ""
-        if found != last["follows"] and last["follows"][:12] not in damaged:
-            problems.append(f"Log record {int(last['follows'][:12])} is missing; {LOSS}.")
-    return records[::-1], problems
+            records.append(intact.pop())
+            uncommitted.add(records[-1]["sequence"])
+        before = name_of(intact[-1]) if intact else ""
+        if before != last["follows"] and int(last["follows"][:12]) not in damaged:
+            problems.append(_missing(int(last["follows"][:12])))
+    return [*_counting(records[::-1], uncommitted)], problems
+
+
+def _missing(number: int) -> str:
+    return f"Log record {number} is missing; {LOSS}."
+
+
+def _counting(records: Iterable[dict[str, Any]], uncommitted: Collection[int]) -> Iterator[dict[str, Any]]:
+    """Yield the records that count: all but those of changes that were not committed and would take something away.
+
+    A version that heals another takes its tags, if `recover` finds it: these tags are not the first of their change.
+    """
+    tags = set()
+    for record in records:
+        change, tag = record["change"], record.get("tag")
+        moves = change == "tag" and tag in tags and record["part"] == 0
+        if record["sequence"] in uncommitted and (change in _TAKING or moves):
+            continue
+        if change == "tag":
+            tags.add(tag)
+        elif change == "untag":
+            tags.discard(tag)
+        yield record
+
+
+def lost_last(records: Iterable[Mapping[str, Any]], problems: Iterable[str], logged: str) -> Iterator[str]:
+    """Yield a sentence if the log lacks the last record that a catalog has, which no later record names."""
+    if logged and logged not in map(name_of, records):
+        said = _missing(int(logged[:12]))
+        if not any(logged in problem or problem == said for problem in problems):
+            yield said
 
 
 def superseded(records: Iterable[Mapping[str, Any]], before: Iterable[str] = ()) -> set[str]:

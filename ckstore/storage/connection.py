@@ -59,7 +59,7 @@ class Connection:
         self._timeout = timeout
         self._lock = forks.Lock()
         self._depth = 0
-        self._ends: list[Callable[[bool], None]] = []
+        self._ends: list[Callable[[bool | None], None]] = []
         self._is_inherited = False
         self._size = 0
         self._steps = -1
@@ -186,19 +186,28 @@ class Connection:
                 durable.checkpoint("after-commit")
                 self._end(is_committed=True)
             except BaseException:
-                if self._depth and self._database.in_transaction:  # else a parent's
+                if not self._depth:
+                    raise  # It is a parent's.
+                if self._database.in_transaction:
                     self._end(is_committed=False)
                     self._database.execute("ROLLBACK")
+                else:
+                    self._depth = 0
+                    self._end(is_committed=None)
                 raise
             finally:
                 self._depth = 0
                 self._ends.clear()
 
-    def at_end(self, call: Callable[[bool], None]) -> None:
-        """Call a function at the end of the present transaction, before the lock is released if it failed."""
+    def at_end(self, call: Callable[[bool | None], None]) -> None:
+        """Call a function at the end of the present transaction, before the lock is released if it failed.
+
+        It is told whether the transaction was committed: None if SQLite ended it and Python was interrupted, or if
+        SQLite rolled it back itself, as on a full disk.
+        """
         self._ends.append(call)
 
-    def _end(self, *, is_committed: bool) -> None:
+    def _end(self, *, is_committed: bool | None) -> None:
         while self._ends:
             self._ends.pop()(is_committed)
 

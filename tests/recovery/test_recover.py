@@ -163,6 +163,18 @@ def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
         assert seen(again) == before
 
 
+def test_the_last_log_record_that_is_lost(small: Path) -> None:
+    with ckstore.open(small) as opened:
+        opened.tag("a@0", "first")
+        opened.forget(["a@1"])
+        *_, last = sorted((small / "log").iterdir())
+        last.unlink()
+        assert [problem.partition(";")[0] for problem in opened.verify().problems] == ["Log record 2 is missing"]
+    [problem] = recover(small).problems
+    assert "record 2 is missing" in problem
+    assert recover(small).problems == []
+
+
 def test_a_missing_log(store: ckstore.Store) -> None:
     rows = store._catalog.versions()
     shutil.rmtree(store.path / "log")
@@ -304,6 +316,36 @@ def test_an_ingest_whose_packs_recover_found_first_succeeds(
         assert np.asarray(opened["a@2"]["w"][:]).tobytes() == weights(2).tobytes()
         assert opened._catalog.reservations() == opened._catalog.leases() == []
     assert steps(small) == [(1, "a", 0), (2, "a", 1), (3, "a", 2)]
+
+
+@pytest.mark.parametrize("way", ["replaces", "goes back"])
+def test_a_version_that_recover_found_first_stays_in_its_place(
+    small: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit repeats nothing that `recover` did: it would forget or supersede the version itself."""
+    with ckstore.open(small) as opened:
+        opened.ingest({"w": weights(2)}, run="a", step=2)
+    commit = Change.commit_version
+
+    def interposed(self: Change, *arguments: Any, **named: Any) -> int:
+        monkeypatch.setattr(Change, "commit_version", commit)
+        recover(small)
+        return commit(self, *arguments, **named)
+
+    monkeypatch.setattr(Change, "commit_version", interposed)
+    with ckstore.open(small) as opened:
+        if way == "replaces":
+            opened.ingest({"w": weights(3)}, run="a", step=1, replace=True)
+        else:
+            opened.ingest({"w": weights(3)}, run="a", step=1, parent="a@0")
+        rows = opened._catalog.versions()
+        assert opened._catalog.reservations() == opened._catalog.leases() == []
+        assert opened["a@1"].number == 4
+    standing = [(row.number, row.step) for row in rows if not row.superseded]
+    assert standing == ([(1, 0), (3, 2), (4, 1)] if way == "replaces" else [(1, 0), (4, 1)])
+    assert recover(small).problems == []
+    with ckstore.open(small) as opened:
+        assert opened._catalog.versions() == rows
 
 
 def test_the_committed_version_of_two_at_a_step_stays(small: Path) -> None:

@@ -19,6 +19,7 @@ from ckstore.errors import (
     AccessError,
     CkstoreError,
     ConflictError,
+    DiskFullError,
     FormatVersionError,
     IntegrityError,
     LockedError,
@@ -26,9 +27,10 @@ from ckstore.errors import (
     NotFoundError,
     UsageError,
 )
-from ckstore.storage import connection, durable, placements, root
+from ckstore.storage import change_log, connection, durable, placements, root
 from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.catalog_replacement import replace_catalog
+from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.pack import PackEntry, PackInfo
 from tests.storage.version_writer import identifier, write_version
 
@@ -297,6 +299,44 @@ def test_transactions_are_all_or_nothing(filled):
         change()
     assert (filled.packs(), filled.objects(), filled.tags(), filled.versions()) == before
     filled.set_tag("best", 1)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_records_of_a_transaction_that_sqlite_ended_itself(filled, store, is_committed):
+    """On a full disk SQLite rolls back; an interrupt may come right after the commit."""
+
+    def log():
+        records, problems = change_log.read_all(DirectoryStorage(store))
+        assert problems == []
+        return [(record["change"], record["part"]) for record in records]
+
+    def forget():
+        with filled.transaction():
+            filled.note({"change": "forget", "versions": [3], "uids": []})
+            if is_committed:
+                filled.forget_versions([3])
+            else:
+                claim = "INSERT INTO leases (purpose, pid, host, created, expires) VALUES (?, 1, '', '', '')"
+                filled._connection.execute(claim, ["long" * 50_000])
+
+    def interrupted(name):
+        if name == "after-commit":
+            raise KeyboardInterrupt
+
+    database = filled._connection._database
+    [[pages]] = database.execute("PRAGMA page_count").fetchall()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.MonkeyPatch.context() as patch:
+        if is_committed:
+            patch.setattr(durable, "checkpoint", interrupted)
+        with pytest.raises(KeyboardInterrupt if is_committed else DiskFullError):
+            forget()
+    database.execute("PRAGMA max_page_count = 1000000")
+    assert [row.number for row in filled.versions()] == ([1, 2] if is_committed else [1, 2, 3])
+    assert log() == [("forget", 0)] * is_committed
+    with filled.transaction():
+        filled.note({"change": "untag", "tag": "a"})
+    assert log() == [("forget", 0)] * is_committed + [("untag", 0)]
 
 
 def test_a_catalog_for_reading_refuses_to_write(filled, store):

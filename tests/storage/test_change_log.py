@@ -108,6 +108,37 @@ def test_a_record_of_a_transaction_that_failed_does_not_count(store):
     assert [change_log.name_of(record) for record in records_of(store)] == [first, other, more, last, after]
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("way", ["missing", "damaged"])
+def test_a_lost_part_of_a_change_is_named_and_the_others_count(store, lost, way):
+    storage = DirectoryStorage(store)
+    [first] = append(store, UNTAG)
+    forgets = [{"change": "forget", "versions": [number], "uids": []} for number in range(1, 5)]
+    names = [change_log.append(storage, record, first, part) for part, record in enumerate(forgets)]
+    append(store, UNTAG)
+    path = path_of(store, names[lost])
+    if way == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"{}")
+    records, [problem] = change_log.read_all(storage)
+    left = [number for number in range(1, 5) if number != lost + 1]
+    assert [record["versions"] for record in records[1:-1]] == [[number] for number in left]
+    assert f"record {lost + 2} is missing" in problem if way == "missing" else path.name in problem
+
+
+def test_a_change_that_was_not_committed_neither_moves_a_tag_nor_sets_metrics(store):
+    storage = DirectoryStorage(store)
+    [first] = append(store, {"change": "tag", "tag": "a", "version": 1})
+    change_log.append(storage, {"change": "tag", "tag": "a", "version": 2}, first)
+    change_log.append(storage, {"change": "metrics", "version": 1, "metrics": {}}, first)
+    healed = {"change": "forget", "versions": [1], "uids": []}, {"change": "tag", "tag": "a", "version": 3}
+    for part, record in enumerate(healed):  # A version that heals another takes its tags, if `recover` finds it.
+        change_log.append(storage, record, first, part)
+    change_log.append(storage, UNTAG, first)
+    assert [record.get("version") for record in records_of(store)] == [1, 3, None]
+
+
 def test_a_catalog_that_lacks_committed_records_writes_none(store):
     names = append(store, UNTAG, UNTAG, UNTAG)
     with pytest.raises(IntegrityError, match="run `ckstore recover`"):

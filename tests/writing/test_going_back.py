@@ -255,6 +255,39 @@ def test_a_killed_commit_that_was_overtaken_is_superseded(store: ckstore.Store, 
         is_whole(again)
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["catalog", "no catalog"])
+@pytest.mark.parametrize("has_pack", [True, False])
+def test_the_record_of_a_killed_commit_does_not_count_once_the_run_went_on(
+    store: ckstore.Store, is_lost: bool, has_pack: bool
+) -> None:
+    """An ingest after the former tip has no record that would say so."""
+    if is_lost and not has_pack:
+        pytest.skip("nothing tells whether such a version was there")
+    store.encode()  # Its records would come after the other one.
+    logged = len(list((store.path / "log").iterdir()))
+    with killed("before-commit"), mock.patch.object(change_log, "withdraw"):
+        store.ingest(state(1), run="gpt", step=6, parent="gpt@4", hot=0)
+    store.close()
+    path = Path(store.path)
+    with ckstore.open(path) as again:
+        if not has_pack:
+            known = {pack.name for pack in again._catalog.packs()}
+            [left] = [pack for pack in (path / "packs").iterdir() if pack.name not in known]
+            left.unlink()
+        again.ingest(state(2), run="gpt", step=16, hot=0)
+        before = rows(again)
+    assert len(list((path / "log").iterdir())) == logged + 1
+    if is_lost:
+        (path / "catalog.sqlite").unlink()
+    for _ in range(2):
+        assert ckstore.recover(path).problems == []
+        with ckstore.open(path) as again:
+            assert [row for row in rows(again) if row[0] != 4] == before
+            assert superseded(again) == [4] * has_pack
+            assert again["gpt"].number == 5
+            is_whole(again)
+
+
 def test_a_lost_log_is_made_up_for_by_the_manifests(store: ckstore.Store) -> None:
     store.ingest(state(1), run="gpt", step=8, parent="gpt@4")
     store.ingest(state(2), run="gpt", step=20)
