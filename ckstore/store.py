@@ -1022,7 +1022,7 @@ class Store(Mapping[str | int, "Version"]):
             the version at once. By default the policy's number, else 1; 0 for a coarse `policy`, a `search` or
             `gradients`.
         allow_empty
-            Accept a state dict, or a file, without tensors.
+            Accept a state dict, or a file, without tensors; also an empty file.
         progress
             Called with numbers of bytes, by one thread at a time. They add up to at most twice the size, or with
             `verify` three times.

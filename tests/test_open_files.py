@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import ckstore
+from ckstore.formats import sources
+from ckstore.storage import pack_reader
 
 pytestmark = pytest.mark.local
 
@@ -54,3 +59,20 @@ def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     for path in (tmp_path / "shards").iterdir():
         assert (tmp_path / "restored" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(("module", "kind"), [(pack_reader, "OpenFile"), (sources, "FileSource")])
+def test_open_files_that_outlive_the_names_of_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, kind: str
+) -> None:
+    """A program that ends with an open store prints nothing."""
+    (tmp_path / "file").write_bytes(b"bytes")
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    opened = getattr(module, kind)(tmp_path / "file")
+    # Python clears the globals of modules at its end.
+    with monkeypatch.context() as ending:
+        ending.setattr(module, "os", None)
+        del opened
+        gc.collect()
+    assert raised == []

@@ -109,9 +109,10 @@ class FileSource:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __del__(self) -> None:  # A thread that still reads keeps it open.
-        if hasattr(self, "_descriptor"):
-            self.close()
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # A thread that still reads keeps it open.
+        # At the end of the process, this module's names may be deleted before the last file.
+        if getattr(self, "_descriptor", -1) >= 0:
+            close(self._descriptor)
 
     def __enter__(self) -> FileSource:
         return self

@@ -31,6 +31,7 @@ def save(
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
     replace: bool = False,
+    allow_empty: bool = False,
 ) -> IngestReport:
     """Store a pytree as a version.
 
@@ -44,7 +45,7 @@ def save(
         Any pytree: dictionaries, lists, tuples, named tuples and registered dataclasses, such as flax's `TrainState` or
         the state of an optax optimiser. Leaves may be JAX or NumPy arrays on any device, including bfloat16 and
         float8, random keys, and numbers.
-    run, step, metrics, replace
+    run, step, metrics, replace, allow_empty
         As for `Store.ingest`.
 
     Raises
@@ -67,7 +68,9 @@ def save(
         if path[-1] in node:
             raise UsageError(f"Two leaves have the path {path_to_text(path)}; use keys that differ as text.")
         node[path[-1]] = _array(leaf, path)
-    return ingest_next(store, state, run=run, step=step, metrics=dict(metrics or {}), replace=replace)
+    return ingest_next(
+        store, state, run=run, step=step, metrics=dict(metrics or {}), replace=replace, allow_empty=allow_empty
+    )  # fmt: skip
 
 
 def load(store: Store, name: str, *, like: Any) -> Any:

@@ -57,12 +57,18 @@ class StoreIO:
         Accumulator over ``{"state_dict": module}``. The module calls its `after_backward` in
         `on_before_optimizer_step`, and its `before_clearing` in `on_before_zero_grad`. Not within `AsyncCheckpointIO`,
         whose thread would read gradients that change.
-    search
+    search, allow_empty
         As for `Store.ingest`.
     """
 
     def __init__(
-        self, store: Store, run: str, *, gradients: GradientAccumulator | None = None, search: Search | None = None
+        self,
+        store: Store,
+        run: str,
+        *,
+        gradients: GradientAccumulator | None = None,
+        search: Search | None = None,
+        allow_empty: bool = False,
     ) -> None:
         # Both packages define the class; a Trainer of one does not accept the other's.
         for parent in [name for name in _PARENTS if sys.modules.get(name)] or _PARENTS:
@@ -72,6 +78,7 @@ class StoreIO:
         self.run = store._checked_run(run)
         self.gradients = gradients
         self.search = search
+        self.allow_empty = allow_empty
         self._first: int | None = None
         self._saved: int | None = None
         self._lineage = Lineage()
@@ -119,7 +126,7 @@ class StoreIO:
                 _point(place, held.id, f"{run}@{step}")
             return self.store.ingest(
                 checkpoint, run=run, step=step, parent=parent, metrics=_scores(checkpoint, path), on_unknown="pickle",
-                replace=replace, search=self.search,
+                replace=replace, search=self.search, allow_empty=self.allow_empty,
                 gradients=None if self.gradients is None else self.gradients.gradients(),
             )  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckstore.errors import NotFoundError
 from ckstore.formats.facts import facts_of_mapping
+from ckstore.steps import step_of_value
 
 if TYPE_CHECKING:
     from ckstore.storage.rows import VersionRow
@@ -132,7 +133,7 @@ def has_loaded(store: Store | str | os.PathLike[str]) -> bool:
 def ingest_next(store: Store, state: Any, *, run: str, step: int | None, replace: bool, **options: Any) -> IngestReport:
     """Store a version after the one that this process has resumed the run from, as by `Store.ingest`."""
     lineage = lineage_of(store)
-    at = facts_of_mapping(state).get("step") if step is None else step
+    at = facts_of_mapping(state).get("step") if step is None else step_of_value(step)
     parent = lineage.parent(store, run, at, replaces=replace)
     after = None if parent is None else parent.number
     report = store.ingest(state, run=run, step=step, parent=after, replace=replace, **options)

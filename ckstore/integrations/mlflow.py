@@ -73,8 +73,9 @@ class Artifacts:
             def ingest(run: str, parent: int | None, replace: bool) -> IngestReport:
                 is_first = store._catalog.latest() is not None and store._catalog.latest(run) is None
                 report = store.ingest(
-                    source, run=run, step=planned.step, parent="auto" if is_first else None, force=True, replace=replace
-                )
+                    source, run=run, step=planned.step, parent="auto" if is_first else None, force=True,
+                    allow_empty=True, replace=replace,
+                )  # fmt: skip
                 if not is_among(report.version):
                     raise TakenError(f"{report.version} has the content of {source} under another name.")
                 return report

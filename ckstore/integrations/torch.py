@@ -30,6 +30,7 @@ def save(
     *,
     metrics: Mapping[str, Any] | None = None,
     replace: bool = False,
+    allow_empty: bool = False,
 ) -> IngestReport | None:
     """Save a state like `torch.save`, under the name of a version.
 
@@ -44,7 +45,7 @@ def save(
         path of a file.
     store
         The store, or its path; by default as for `ckstore.open`. An open store keeps caches for the next save.
-    metrics, replace
+    metrics, replace, allow_empty
         As for `Store.ingest`.
 
     Returns
@@ -68,7 +69,8 @@ def save(
     run, step = run_and_step(spec)
     with opened(store) as found:
         return ingest_next(
-            found, state, run=run, step=step, metrics=dict(metrics or {}), replace=replace, on_unknown="pickle"
+            found, state, run=run, step=step, metrics=dict(metrics or {}), replace=replace, on_unknown="pickle",
+            allow_empty=allow_empty,
         )  # fmt: skip
 
 

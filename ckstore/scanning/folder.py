@@ -46,7 +46,8 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
     Inputs of one directory whose names differ only in numbers, and whose tensors have mostly the same names, are a run.
     It is named after the directory and, if that has several runs, after the common part of the inputs' names. Inputs of
     different folders never share a run. A directory that is one checkpoint is one input, even a damaged or incomplete
-    one. Stores and links to directories are left out, and so are links to files of the folder. With `force`, damaged
+    one. Stores and links to directories are left out, and so are links to files of the folder; a link to a checkpoint
+    elsewhere is refused. With `force`, damaged
     files count as opaque bytes. Raise `InputError` for a folder that is no directory.
     """
     for folder in folders:
@@ -139,6 +140,26 @@ def _candidates(directory: Path, folder: Path, left: list[Planned]) -> Iterator[
             left.append(Planned(path, note=f"is a link to {os.readlink(path)}"))
         elif is_file:
             yield path
+        else:
+            left.append(_passed_over(path, folder))
+
+
+def _passed_over(path: Path, folder: Path) -> Planned:
+    """Return a link to a directory or to nothing, or a file such as a pipe; what may be a checkpoint is refused."""
+    if not path.is_symlink():
+        return Planned(path, note="is no regular file")
+    target = os.readlink(path)
+    if not path.exists():
+        return Planned(
+            path, note=f"is a link to {target}, which does not exist", refused=is_named_as_tensors(path.name)
+        )
+    try:
+        is_left_out = not path.resolve().is_relative_to(folder) and is_one(path)
+    except OSError as error:
+        return _unread(path, error)
+    if is_left_out:
+        return Planned(path, note=f"is a link to {target}; name that directory to store it", refused=True)
+    return Planned(path, note=f"is a link to {target}")
 
 
 def _unread(path: Path, error: OSError) -> Planned:

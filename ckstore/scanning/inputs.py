@@ -113,7 +113,7 @@ def open_source(
         raise InputError(f"{path} contains the store itself; name a directory that does not.")
     if not path.exists():
         raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
-    return open_path(path, force=force, is_one=force, any_kind=allow_empty)
+    return open_path(path, force=force, is_one=force, any_kind=allow_empty, may_be_empty=allow_empty)
 
 
 def require_tensors(state: Any, tensors: Sequence[Tensor]) -> None:
@@ -140,16 +140,18 @@ def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> Scanned
     return ScannedVersion([ScannedFile(STATE_DICT, source, source.layout)])
 
 
-def open_path(path: Path, *, force: bool = False, is_one: bool = False, any_kind: bool = False) -> ScannedVersion:
+def open_path(
+    path: Path, *, force: bool = False, is_one: bool = False, any_kind: bool = False, may_be_empty: bool = False
+) -> ScannedVersion:
     """Parse a file or directory; with `force`, damaged files are opaque bytes.
 
-    Raise `InputError` for a directory of several checkpoints, unless it `is_one`, and for a file without tensors,
-    unless it may be of `any_kind`.
+    Raise `InputError` for a directory of several checkpoints, unless it `is_one`, for a file without tensors, unless it
+    may be of `any_kind`, and for a file without bytes or with a Git LFS pointer in its place, unless it `may_be_empty`.
     """
     if path.is_dir():
         scanned = _open_directory(path, force=force, is_one=is_one)
     else:
-        scanned = _open_file(path, force=force)
+        scanned = _open_file(path, force=force, may_be_empty=may_be_empty)
         if not force and not any_kind:
             _require_tensors_in(path, scanned.files[0].layout)
     scanned.name = str(path).encode("utf-8", "backslashreplace").decode()
@@ -192,7 +194,7 @@ def _step_of(file: ScannedFile) -> Any:
     return next((facts[fact] for fact in _STEPS if fact in facts), None)
 
 
-def _open_file(path: Path, *, force: bool) -> ScannedVersion:
+def _open_file(path: Path, *, force: bool, may_be_empty: bool) -> ScannedVersion:
     """Parse one file that is a checkpoint by itself."""
     try:
         path.name.encode("utf-8")
@@ -200,7 +202,7 @@ def _open_file(path: Path, *, force: bool) -> ScannedVersion:
         shown = str(path).encode("utf-8", "backslashreplace").decode()
         raise InputError(f"The name {shown} is not UTF-8; rename it, then ingest again.") from None
     source = InputFile(path, Lru(1))
-    layout = _parse(source, path.name, force=force, lone=True)
+    layout = _parse(source, path.name, force=force, lone=not may_be_empty)
     return ScannedVersion([ScannedFile(path.name, source, layout, source.mode, source.mtime_ns)])
 
 

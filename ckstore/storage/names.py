@@ -70,7 +70,7 @@ def _misread(name: str) -> str:
     if name[0] in ".-/" or name[-1] in "./":
         return f"begins with {name[0]}" if name[0] in ".-/" else f"ends with {name[-1]}"
     if name.casefold() == LATEST:
-        return f"is {LATEST}"
+        return "means the latest version"
     if found := _WORD.match(name):
         return f"begins with {found[0]}"
     if _is_number(name):
@@ -120,7 +120,7 @@ def _like(name: str, before: str) -> Iterator[str]:
         if plain:
             yield _plain(f"{_plain(before)}-{plain}")
             yield _plain(f"run-{plain}")
-    yield "run-1"
+    yield "tag-1" if before == "tag" else "run-1"
 
 
 def _plain(name: str) -> str:

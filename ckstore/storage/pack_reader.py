@@ -9,7 +9,7 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -83,9 +83,10 @@ class OpenFile:
         self.descriptor = -1
         self.descriptor, self.size = durable.open_file(path)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # At the end of the process, this module's names may be deleted before the last file.
         if self.descriptor >= 0:
-            os.close(self.descriptor)
+            close(self.descriptor)
 
     def pread(self, offset: int, length: int) -> bytes:
         """Return at most `length` bytes from `offset` on."""

@@ -238,6 +238,31 @@ def test_unreadable_paths_are_left_out(ckstore: Ckstore, tmp_path: Path, monkeyp
     }
 
 
+def test_links_and_pipes_are_accounted_for(ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that a link names elsewhere is not left out without a word, nor one on a disk that is missing."""
+    monkeypatch.chdir(tmp_path)
+    ckstore("init")
+    save("old/a/step1.pt", 1)
+    save("elsewhere/checkpoint-5/model.pt", 5)
+    Path("elsewhere/checkpoint-5/config.json").write_text("{}")
+    Path("old/a/step2.pt").symlink_to("/missing/step2.pt")
+    Path("old/a/notes").symlink_to("/missing/notes")
+    os.mkfifo("old/a/step3.pt")
+    Path("old/a/same").symlink_to("../a")
+    Path("old/a/checkpoint-5").symlink_to(Path("elsewhere/checkpoint-5").absolute())
+    there = Path("elsewhere/checkpoint-5").absolute()
+    proposed = ckstore("ingest", "old", "--recursive", "--dry-run", "--json", code=3)
+    assert {item["path"]: item["run"] or item["note"] for item in proposed.json} == {
+        "old/a/step1.pt": "a",
+        "old/a/step2.pt": "is a link to /missing/step2.pt, which does not exist",
+        "old/a/notes": "is a link to /missing/notes, which does not exist",
+        "old/a/step3.pt": "is no regular file",
+        "old/a/same": "is a link to ../a",
+        "old/a/checkpoint-5": f"is a link to {there}; name that directory to store it",
+    }
+    assert "2 of 3 inputs could not be planned" in proposed.err
+
+
 def test_a_link_to_a_checkpoint_is_no_run_of_its_own(ckstore: Ckstore, place: Path) -> None:
     (place / "in" / "latest.pt").symlink_to("step20.pt")
     (place / "elsewhere").mkdir()

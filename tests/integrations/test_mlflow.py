@@ -146,7 +146,7 @@ def test_files_of_one_step_are_artifacts_of_their_own(tmp_path: Path) -> None:
         files[f"{place}/{name}".strip("/")] = path = tmp_path / str(len(files)) / name
         path.parent.mkdir(exist_ok=True)
         if name.endswith(".txt"):
-            path.write_text(str(value))
+            path.write_text(str(value) if value else "")
         else:
             torch.save({"w": torch.full((9,), value), **({} if step is None else {"step": step})}, path)
         artifacts.log_artifact(str(path), place)
@@ -161,6 +161,7 @@ def test_files_of_one_step_are_artifacts_of_their_own(tmp_path: Path) -> None:
     log("model.pt", "~strange/~", 6, 100)
     for name in ("a.txt", "b.txt", "a.pt", "b.pt"):
         log(name, "", 7)
+    log("empty.txt", "texts", 0)
     assert set(artifacts._files()) == files.keys()
     for name, path in files.items():
         artifacts._download_file(name, str(tmp_path / "found"))
@@ -175,6 +176,7 @@ def test_files_of_one_step_are_artifacts_of_their_own(tmp_path: Path) -> None:
         "mlflow/id/a%2E%2E%40%3F+%25+/%2B": [8],
         "mlflow/id": [None, None],
         "mlflow/id/+b": [None, None],
+        "mlflow/id/texts": [None],
     }
     artifacts.delete_artifacts("checkpoints/ema_step100.pt")
     artifacts.delete_artifacts("b.txt")

@@ -11,6 +11,7 @@ import torch
 
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
+from ckstore.integrations.lineage import ingest_next
 from ckstore.integrations.torch import load, save
 from ckstore.writing.drop import drop
 from tests.equality import assert_same, storage_of
@@ -171,3 +172,14 @@ def test_names_that_no_version_can_have_are_refused(store: ckstore.Store, name: 
 def test_a_version_that_is_not_there_is_named(store: ckstore.Store) -> None:
     with pytest.raises(NotFoundError, match="gpt@7"):
         load("ckstore:gpt@7", store)
+
+
+def test_steps_have_every_notation(store: ckstore.Store) -> None:
+    """Also where the run has versions, and after a load."""
+    for step, means in (("9k", 9000), ("10k", 10_000), (11e3, 11_000), (torch.tensor(12_000), 12_000)):
+        report = ingest_next(store, state(means), run="gpt", step=step, replace=False)  # type: ignore[arg-type]
+        assert report.version.step == means
+        load("ckstore:gpt@latest", store)
+    for step in ("x", 2.5):
+        with pytest.raises(UsageError, match="A step must be an integer"):
+            ingest_next(store, state(), run="gpt", step=step, replace=False)  # type: ignore[arg-type]

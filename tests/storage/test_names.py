@@ -74,8 +74,8 @@ REFUSED = {
     "10k": "is a number", "1e5": "is a number", "0.1": "is a number", "-3": "begins with -", "٣": "is a number",
     "１２": "is a number", "²": "is a number", "0c7a": "could be the beginning of an id",
     "FACE": "could be the beginning of an id", "deadbeef": "could be the beginning of an id",
-    "f" * 64: "could be the beginning of an id", "latest": "is latest", "Latest": "is latest",
-    "ｌａｔｅｓｔ": "is latest",
+    "f" * 64: "could be the beginning of an id", "latest": "means the latest version",
+    "Latest": "means the latest version", "ｌａｔｅｓｔ": "means the latest version",
     "best:val_loss": "begins with best:", "least:x": "begins with least:", "most:x": "begins with most:",
     "Best:x": "begins with Best:", "id:3": "begins with id:", "ckstore:gpt": "begins with ckstore:", "a..b": "has ..",
     ".": "begins with .", "..": "has ..", ".hidden": "begins with .", "a.": "ends with .", "…": "has ...",
@@ -109,6 +109,8 @@ def test_names_with_another_meaning(name: str, kind: str) -> None:
     assert caught.value.exit_code == 2
     if len(name) < LONGEST // 2:
         assert f"cannot name a {kind}: it {REFUSED[name]}; choose another, such as " in sentence
+    if not any(map(str.isalnum, name)):
+        assert sentence.endswith(f" {kind}-1.")
     with pytest.raises(ValueError, match=r"a text of 1|cannot name a run or a tag"):
         names(["fine", name])
 

@@ -11,6 +11,7 @@ import torch
 
 import ckstore
 from ckstore.errors import InputError, UsageError
+from ckstore.integrations.torch import load, save
 from tests.checkpoints import listing
 
 EMPTY = [None, 3, True, 2.5, {}, [], (), {"step": 3, "nested": [{"lr": 0.1}]}]
@@ -49,7 +50,22 @@ def test_integrations_refuse_it(store: ckstore.Store) -> None:
     for state in (None, {}, []):
         with pytest.raises(UsageError, match="holds no tensor"):
             jax.save(store, state, run="a", step=1)
+        with pytest.raises(UsageError, match="holds no tensor"):
+            save(state, "ckstore:a@1", store)
     assert len(store) == 0
+
+
+def test_integrations_store_it_if_it_is_meant(store: ckstore.Store, tmp_path: Path) -> None:
+    save({"lr": 0.1}, "ckstore:torch@1", store, allow_empty=True)
+    assert load("ckstore:torch@1", store) == {"lr": 0.1}
+    lightning = pytest.importorskip("ckstore.integrations.lightning")
+    with pytest.raises(UsageError, match="`allow_empty`"):
+        lightning.StoreIO(store, "lit").save_checkpoint({"lr": 0.1}, tmp_path / "a.ckpt")
+    io = lightning.StoreIO(store, "lit", allow_empty=True)
+    io.save_checkpoint({"lr": 0.1}, tmp_path / "a.ckpt")
+    assert io.load_checkpoint(tmp_path / "a.ckpt") == {"lr": 0.1}
+    jax = pytest.importorskip("ckstore.integrations.jax")
+    assert jax.save(store, {}, run="jax", step=1, allow_empty=True).version.step == 1
 
 
 @pytest.mark.parametrize("name", ["README.md", "none.pt", "object.npy", "packed.npz", "model.bin"])
@@ -79,3 +95,16 @@ def test_a_file_without_tensors_is_a_part_of_a_directory(store: ckstore.Store, t
     store.ingest(tmp_path / "hub", run="a")
     store["a"].checkout(tmp_path / "back")
     assert (tmp_path / "back" / "README.md").read_text() == "# A model\n"
+
+
+def test_a_file_without_bytes_is_stored_if_it_is_meant(store: ckstore.Store, tmp_path: Path) -> None:
+    path = tmp_path / "empty.txt"
+    path.touch()
+    for options in ({}, {"force": True}):
+        with pytest.raises(InputError, match=r"empty\.txt is empty"):
+            store.ingest(path, run="a", **options)
+    store.ingest(path, run="a", allow_empty=True)
+    store.encode()
+    store["a"].checkout(tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b""
+    assert store.verify().problems == []
