@@ -210,6 +210,7 @@ def checked(**others: tuple[Kind, str] | None) -> Callable[[Callable[P, T]], Cal
     def made(function: Callable[P, T]) -> Callable[P, T]:
         code: Any = function.__code__
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        by_place = names[: code.co_argcount]
         kinds = {name: kind for name, kind in {**KINDS, **others}.items() if name in names and kind is not None}
         given = function.__defaults__ or ()
         placed = names[code.co_argcount - len(given) : code.co_argcount]
@@ -221,7 +222,7 @@ def checked(**others: tuple[Kind, str] | None) -> Callable[[Callable[P, T]], Cal
 
         @wraps(function)
         def call(*arguments: P.args, **named: P.kwargs) -> T:
-            listed: Any = [of(name, value) for name, value in zip(names[: len(arguments)], arguments, strict=False)]
+            listed: Any = [of(name, value) for name, value in zip(by_place, arguments, strict=False)]
             said: Any = {name: of(name, value) for name, value in named.items()}
             listed += arguments[len(listed) :]
             return function(*listed, **said)

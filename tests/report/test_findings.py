@@ -79,8 +79,8 @@ def test_healthy_runs_have_none(store: Store, trained_runs: Path, name: str) -> 
     from tools import runs
 
     for path in runs.train(name, trained_runs, tier="tiny"):
-        store.ingest(path, run=name)
-    assert store.report(name).findings == {name: []}
+        store.ingest(path, run=f"run {name}")
+    assert store.report(f"run {name}").findings == {f"run {name}": []}
 
 
 def test_a_frozen_layer_is_found(store: Store) -> None:
