@@ -143,12 +143,11 @@ def test_processes_read_a_bucket_and_follow_it(server: ObjectStore, directory: P
         store.forget(["gpt@0"])
         store.gc(grace=0)
         assert list(store.map(weight_sum, executor=executor)) == list(store.map(weight_sum))
-        paths = [directory / f"{run}.pt" for run in ("a", "b")]
-        for seed, path in enumerate(paths):
-            torch.save({"weight": draw(200, 300, seed=10 + seed)}, path)
-        (directory / "plan.csv").write_text("".join(["path,run,step\n", *(f"{p},{p.stem},1\n" for p in paths)]))
-        plan = ["ingest", "--plan", str(directory / "plan.csv"), "--executor", "processes=2"]
-        assert "2 versions" in command("--store", f"{server.url}/bulk", *plan)
+        for seed, run in enumerate(("a", "b")):
+            (directory / "old" / run).mkdir(parents=True)
+            torch.save({"weight": draw(200, 300, seed=10 + seed)}, directory / "old" / run / "step1.pt")
+        arguments = ["ingest", str(directory / "old"), "--recursive", "--executor", "processes=2"]
+        assert "2 versions" in command("--store", f"{server.url}/bulk", *arguments)
         assert len(list(store.map(weight_sum, [3], executor=executor))) == 1
         assert store.verify().problems == []
 
