@@ -408,7 +408,6 @@ class Store(Mapping[str | int, "Version"]):
         *,
         run: str | None = None,
         sample: float | None = None,
-        executor: Executor | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> VerifyReport:
         """Compare packs with their names and objects with their ids; damage is reported, not raised.
@@ -419,8 +418,6 @@ class Store(Mapping[str | int, "Version"]):
             Check only these versions and their packs; by default everything.
         sample
             Fraction of the packs and objects to check, drawn at random; by default all.
-        executor
-            Its workers read and decode; by default threads of this process.
         progress
             Called with numbers of processed bytes.
 
@@ -433,7 +430,7 @@ class Store(Mapping[str | int, "Version"]):
 
         self._catalog.refresh()
         chosen = self._chosen(versions, run)
-        return verify(self._repository, chosen, sample=sample, executor=executor, progress=progress)
+        return verify(self._repository, chosen, sample=sample, progress=progress)
 
     @checked()
     def map(

@@ -216,7 +216,7 @@ def test_an_unreadable_input_does_not_stop_the_others(place: Path, is_directory:
 @pytest.mark.parametrize(
     "verb",
     ["checkout a@1 -o shut/out", "checkout a@1 -o shut/out.safetensors", "average a@1 a@2 -o shut/mean.pt",
-     "report -o shut/page.html", "ingest in --recursive --dry-run --plan shut/plan.csv", "init shut/new"],
+     "report -o shut/page.html", "init shut/new"],
 )  # fmt: skip
 def test_a_target_that_may_not_be_written(place: Path, verb: str) -> None:
     (place / "shut").mkdir()

@@ -1,4 +1,4 @@
-"""Bulk work by processes and by a dask cluster: pickling, `map`, `verify`, and errors of workers that fail."""
+"""Bulk work by processes and by a dask cluster: pickling, `map`, and errors of workers that fail."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ import pytest
 
 import ckstore
 from ckstore import repository
-from ckstore.checking.verify import VerifyReport
 from ckstore.errors import CkstoreError, NotFoundError, UsageError
 from ckstore.runtime.threads import Executor, worker_count
 from tests.asked_of_versions import end, itself, refuse, step_of, store_of, sum_of, threads_of
-from tests.checkpoints import change_pack, flip, packs_of
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +129,6 @@ def test_workers_find_versions_stored_since(filled: Path, executor: Executor) ->
         list(store.map(step_of, executor=executor))
         store.ingest({"model": {"a": np.ones(5)}}, run="gpt", step=9)
         assert list(store.map(step_of, ["gpt"], executor=executor)) == [9]
-        assert store.verify(executor=executor).problems == []
 
 
 def every_error() -> list[type[CkstoreError]]:
@@ -149,35 +146,6 @@ def test_every_error_pickles(kind: type[CkstoreError]) -> None:
     error = pickle.loads(pickle.dumps(kind("The fault; the remedy.")))
     assert type(error) is kind
     assert (str(error), error.args) == ("The fault; the remedy.", ("The fault; the remedy.",))
-
-
-def damage(path: Path, parts: list[float]) -> None:
-    """Flip a byte at these parts of every pack's length."""
-    for pack, part in zip(packs_of(path), parts, strict=False):
-        flip(path, pack, lambda length, part=part: int(part * length))
-
-
-@pytest.mark.parametrize("parts", [[], [0.1, 0.5, 0.9], [0.3, 0.3, 0.3, 0.3], [0.999, 0.6], [0.0, 0.75, 0.2]])
-def test_verify_reports_the_same_with_an_executor(filled: Path, executor: Executor, parts: list[float]) -> None:
-    damage(filled, parts)
-    with ckstore.open(filled, "r") as store:
-        expected = store.verify()
-    assert bool(expected.problems) == bool(parts)
-    with ckstore.open(filled, "r") as store:
-        done: list[int] = []
-        found: VerifyReport = store.verify(executor=executor, progress=done.append)
-        assert found == expected
-        here: list[int] = []
-        store.verify(progress=here.append)
-        assert done == here
-
-
-def test_a_pack_that_is_missing_is_reported_as_without_an_executor(filled: Path, executor: Executor) -> None:
-    change_pack(filled, packs_of(filled)[1], None)
-    with ckstore.open(filled, "r") as store:
-        expected = store.verify()
-        assert expected.problems
-        assert store.verify(executor=executor) == expected
 
 
 def test_a_worker_of_a_cluster_that_ends_is_one_sentence(filled: Path) -> None:

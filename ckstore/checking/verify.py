@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 
@@ -21,12 +20,9 @@ from ckstore.formats.paths import listed
 from ckstore.objects.identity import MemberHasher, digest, lattice_id
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import Coarse, Codebook, Linear, Rounded
-from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.units import Unit
 from ckstore.reading.stored_version import StoredVersion
-from ckstore.repository import Address, opened
-from ckstore.runtime.executors import spread
-from ckstore.runtime.threads import Executor, in_order, worker_count
+from ckstore.runtime.threads import in_order, worker_count
 
 if TYPE_CHECKING:
     from ckstore.objects.documents import FileEntry
@@ -70,7 +66,6 @@ def verify(
     versions: Sequence[StoredVersion],
     *,
     sample: float | None = None,
-    executor: Executor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
     """Read the packs and decode the objects of `versions`, without changing the store.
@@ -81,9 +76,6 @@ def verify(
     ----------
     sample
         Fraction of the packs and objects to check, drawn at random; all by default.
-    executor
-        Executor that reads and decodes, with one thread for each task; by default threads of this process. The report
-        does not depend on it.
     progress
         Called with numbers of bytes that were read or decoded; `bytes_to_check` returns their sum.
     """
@@ -99,10 +91,9 @@ def verify(
     if report.problems:
         return report  # A damaged catalog would only cause misleading problems below.
     report.problems += _lasting(repository, lambda: list(catalog_problems(repository, versions)))
-    call = _Call(repository.address, uuid4().hex)
-    _check_packs(repository, report, chosen, call, executor, step)
+    _check_packs(repository, report, chosen, step)
     while versions:
-        versions = _check_versions(repository, versions, report, chosen, call, executor, step)
+        versions = _check_versions(repository, versions, report, chosen, step)
     report.damaged = {number: sorted(set(found)) for number, found in sorted(report.damaged.items())}
     return report
 
@@ -112,8 +103,6 @@ def _check_versions(
     versions: Sequence[StoredVersion],
     report: VerifyReport,
     chosen: Callable[[], bool],
-    call: _Call,
-    executor: Executor | None,
     progress: Callable[[int], None],
 ) -> list[StoredVersion]:
     """Check versions; return the current rows of damaged versions that changed during the check.
@@ -128,8 +117,10 @@ def _check_versions(
     # A damaged object affects all versions that hold it or an object stored against it.
     affected: dict[tuple[str, tuple[str, ...]], set[int]] = {}
     tasks: list[_Task] = [[(ids, places[0].unit) for ids, places in group] for group in groups]
-    with _checked(repository, tasks, call, executor) as results:
-        for group, found in zip(groups, results, strict=True):
+    # The store's own reader may still cache chunks from an ingest.
+    check = partial(_check_group, ObjectReader(repository.resolver, repository.packs))
+    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+        for group, found in zip(groups, in_order(pool, check, tasks, 4), strict=True):
             for (_, places), (chunks, nbytes, problem) in zip(group, found, strict=True):
                 report.objects += 1
                 report.chunks += chunks
@@ -174,21 +165,6 @@ def _objects(
             problems.append((f"Version {version.row.number}: {error}", version.row.number))
             report.damaged[version.row.number] = [entry.path for entry in _files(version)]
     return objects, problems
-
-
-@contextmanager
-def _checked(
-    repository: Repository, tasks: Sequence[_Task], call: _Call, executor: Executor | None
-) -> Iterator[Iterator[list[_Checked]]]:
-    """Yield the results of tasks in order."""
-    if executor is None:
-        # The store's own reader may still cache chunks from an ingest.
-        reader = ObjectReader(repository.resolver, repository.packs)
-        with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            yield in_order(pool, partial(_check_group, reader), tasks, 4)
-    else:
-        with closing(spread(executor, partial(_check_group_elsewhere, call), tasks)) as results:
-            yield results
 
 
 def _changed(repository: Repository, versions: Sequence[StoredVersion]) -> tuple[set[int], list[StoredVersion]]:
@@ -283,22 +259,13 @@ def _check_packs(
     repository: Repository,
     report: VerifyReport,
     chosen: Callable[[], bool],
-    call: _Call,
-    executor: Executor | None,
     progress: Callable[[int], None],
 ) -> None:
-    packs = [pack for pack in repository.catalog.packs() if chosen()]
-    names = [pack.name for pack in packs]
-    if executor is None:
-        problems = (_check_pack(repository, name) for name in names)
-    else:
-        problems = spread(executor, partial(_check_pack_elsewhere, call), names)
-    with closing(problems):
-        for pack, problem in zip(packs, problems, strict=True):
-            report.packs += 1
-            if problem:
-                report.problems.append(problem)
-            progress(pack.bytes)
+    for pack in [pack for pack in repository.catalog.packs() if chosen()]:
+        report.packs += 1
+        if problem := _check_pack(repository, pack.name):
+            report.problems.append(problem)
+        progress(pack.bytes)
 
 
 def _check_pack(repository: Repository, name: str) -> str:
@@ -347,32 +314,8 @@ class _Place(NamedTuple):
 #: Decoded chunks and bytes, and a problem or an empty string.
 _Checked = tuple[int, int, str]
 
-#: Objects of one key, which one worker checks.
+#: Objects of one key, which one thread checks.
 _Task = list[tuple[_Ids, Unit]]
-
-
-class _Call(NamedTuple):
-    """One verification: the address of its store, and a unique name."""
-
-    store: Address
-    name: str
-
-
-@lru_cache(1)
-def _reader(call: _Call) -> tuple[Repository, ObjectReader]:
-    """Open a reader in a worker, once for each call: others may have compacted versions since the last one."""
-    repository = opened(call.store)
-    repository.catalog.refresh()
-    resolver = CatalogResolver(repository.catalog, repository.packs)
-    return repository, ObjectReader(resolver, repository.packs)
-
-
-def _check_pack_elsewhere(call: _Call, name: str) -> str:
-    return _check_pack(_reader(call)[0], name)
-
-
-def _check_group_elsewhere(call: _Call, task: _Task) -> list[_Checked]:
-    return _check_group(_reader(call)[1], task)
 
 
 def _check_group(reader: ObjectReader, task: _Task) -> list[_Checked]:

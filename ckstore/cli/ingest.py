@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import click
 from ckstore.cli.executors import executor_of, executor_option
 from ckstore.cli.options import STEP_SOURCES, ingest_options, options_of
 from ckstore.cli.outcomes import outcome_object, print_outcome, print_summary, warnings_printed
-from ckstore.cli.output import json_option, print_json, print_line, print_table
+from ckstore.cli.output import counted, json_option, print_json, print_line, print_table
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import TagName, exit_for_failures, open_store, option, tags_of, verb, version_of, with_options
 from ckstore.errors import InputError, UsageError
@@ -20,14 +20,14 @@ from ckstore.errors import InputError, UsageError
 if TYPE_CHECKING:
     from ckstore.intake.intake import Ingested
     from ckstore.scanning.steps import Planned, StepSource
+    from ckstore.store import Store
 
 
 @verb(
     ("ckstore ingest runs/gpt/step*.pt --run gpt", "store a series of files, by step"),
     ("ckstore ingest old/*.pth.tar --run old --step-from name --dry-run", "preview the steps"),
-    ("ckstore ingest OLD --recursive --dry-run --plan plan.csv", "preview the runs and steps in a folder, as CSV"),
-    ("ckstore ingest --plan plan.csv", "store the edited plan"),
-    ("ckstore ingest --plan plan.csv --executor processes=8", "store several runs in parallel"),
+    ("ckstore ingest OLD --recursive --dry-run", "preview the runs and steps in a folder"),
+    ("ckstore ingest OLD --recursive --executor processes=8", "store the runs of a folder in parallel"),
     ("ckstore ingest checkpoint-500 --run lora", "store a Hugging Face directory as one version"),
     ("ckstore ingest last.pt --run gpt --step 400 --tag best --metric loss=2.31", "set step, tag and metric"),
     ("ckstore ingest fork.pt --run gpt-b --parent gpt@400", "fork a run from another run's version"),
@@ -51,12 +51,6 @@ if TYPE_CHECKING:
     type=click.Choice(STEP_SOURCES),
 )
 @option("--recursive", "Scan a folder; group checkpoints into runs and steps.")
-@option(
-    "--plan FILE",
-    "Write the plan of --recursive --dry-run as CSV, or store the plan in FILE.",
-    name="plan_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-)
 @option("--dry-run", "Print the step of each PATH; store nothing.")
 @option("--tag NAME", "Tag the version; of several, the last.", type=TagName())
 @option("--delete-source", "Delete each input once its version is decoded and compared with it.")
@@ -69,7 +63,6 @@ def command(
     paths: tuple[Path, ...],
     step_from: StepSource | None,
     recursive: bool,
-    plan_file: Path | None,
     dry_run: bool,
     tag: str | None,
     delete_source: bool,
@@ -86,30 +79,27 @@ def command(
     Numbers such as val_loss in a checkpoint become metrics of its version; --metric adds others.
     """
     options = options_of(given)
-    folder = recursive or plan_file is not None
-    if not paths and (recursive or not folder):
+    if not paths:
         raise UsageError("Name the checkpoints to store, files or directories.")
-    if folder and (
+    if recursive and (
         options.step is not None
         or any((options.run, step_from, options.parent, tag, options.metrics, options.gradients))
     ):
         raise UsageError(
             "A folder has runs and steps of its own: leave --run, --step, --parent, --tag, --metric, --gradients out."
         )
-    if plan_file is not None and bool(paths) != (recursive and dry_run):
-        raise UsageError("--plan FILE stores the plan in the file; with a folder, --recursive --dry-run writes it.")
-    if executor is not None and not folder:
-        raise UsageError("--executor stores several runs in parallel: name them with --recursive or --plan.")
+    if executor is not None and not recursive:
+        raise UsageError("--executor stores the runs of a folder in parallel: give --recursive, or leave it out.")
     if options.step is not None and step_from is not None:
         raise UsageError("--step sets the step; leave --step-from out.")
     if dry_run:
         with open_store(ctx) as store:
             planned = (
-                _folder_plan(store.plan, paths, plan_file, recursive=recursive, force=options.force)
-                if folder
+                _folder_plan(store, paths, force=options.force)
+                if recursive
                 else store.plan(paths, run=options.run, step_from=step_from, force=options.force)
             )
-        _show_plan(planned, plan_file if folder else None, as_json=as_json)
+        _show_plan(planned, as_json=as_json)
         refused = [InputError(item.note) for item in planned if item.refused]
         count = sum(bool(item.run) or item.refused for item in planned)
         exit_for_failures(ctx, refused, count, "inputs", "planned")
@@ -121,15 +111,15 @@ def command(
 
     def each(item: Ingested) -> None:
         outcomes.append(item)
-        if not as_json and (item.version is not None or not folder):
+        if not as_json and (item.version is not None or not recursive):
             print_outcome(item)
 
     with warnings_printed(), open_store(ctx, "a") as store:
         if options.parent not in (None, "auto"):
             version_of(store, str(options.parent))
         inputs: Sequence[Planned | Path] = paths
-        if folder:
-            inputs = _folder_plan(store.plan, paths, plan_file, recursive=recursive, force=options.force)
+        if recursive:
+            inputs = _folder_plan(store, paths, force=options.force)
         planned = [item if isinstance(item, Planned) else Planned(item, run="*") for item in inputs]
         name = paths[0].name if len(paths) == 1 else f"{len(planned)} inputs"
         try:
@@ -149,31 +139,21 @@ def command(
             else:
                 for left in (item for item in planned if not item.run and not item.refused):
                     print_line(f"{left.path} left out: {left.note}")
-                if sum(item.version is not None for item in outcomes) > 1 or (folder and outcomes):
+                if sum(item.version is not None for item in outcomes) > 1 or (recursive and outcomes):
                     print_summary(outcomes)
-                for failed in (item for item in outcomes if folder and item.version is None):
+                for failed in (item for item in outcomes if recursive and item.version is None):
                     print_outcome(failed)
     exit_for_failures(ctx, [item.error for item in outcomes if item.error], len(outcomes), "inputs", "stored")
 
 
-def _folder_plan(
-    plan: Callable[..., list[Planned]], paths: tuple[Path, ...], plan_file: Path | None, *, recursive: bool, force: bool
-) -> list[Planned]:
-    """Return the plan in a file, or that of folders."""
-    from ckstore.cli.folder_plan import read_plan
-
-    if not recursive:
-        assert plan_file is not None, "one of both is given"
-        return read_plan(plan_file)
-    return [replace(item, note=with_options(item.note)) for item in plan(paths, recursive=True, force=force)]
+def _folder_plan(store: Store, paths: tuple[Path, ...], *, force: bool) -> list[Planned]:
+    """Return the plan of folders, with options in the notes."""
+    return [replace(item, note=with_options(item.note)) for item in store.plan(paths, recursive=True, force=force)]
 
 
-def _show_plan(planned: Sequence[Planned], plan_file: Path | None, *, as_json: bool) -> None:
-    from ckstore.cli.folder_plan import print_totals, write_plan
+def _show_plan(planned: Sequence[Planned], *, as_json: bool) -> None:
     from ckstore.intake.intake import with_path
 
-    if plan_file is not None:
-        write_plan(plan_file, planned)
     if as_json:
         print_json([
             {"path": str(item.path), "run": item.run, "step": item.step, "step_from": item.step_from, "note": item.note}
@@ -190,7 +170,16 @@ def _show_plan(planned: Sequence[Planned], plan_file: Path | None, *, as_json: b
         for item in planned
     ]
     print_table(("INPUT", "VERSION", "STEP FROM", "NOTE"), rows)
-    print_totals(planned)
+    _print_totals(planned)
     for item in planned:
         if item.refused:
             print_line(f"ckstore: {with_path(item.path, with_options(item.note))}", err=True)
+
+
+def _print_totals(planned: Sequence[Planned]) -> None:
+    """Print the numbers of versions, runs and inputs that are left out."""
+    stored = [item for item in planned if item.run and not item.refused]
+    runs = {item.run for item in stored}
+    left = sum(not item.run for item in planned)
+    without = f", {counted(left, 'file')} left out" if left else ""
+    print_line(f"{counted(len(stored), 'version')} of {counted(len(runs), 'run')}{without}")

@@ -6,7 +6,6 @@ import time
 
 import click
 
-from ckstore.cli.executors import executor_of, executor_option
 from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
@@ -17,7 +16,6 @@ from ckstore.errors import IntegrityError
     ("ckstore verify", "check all packs and versions"),
     ("ckstore verify latest best", "check two versions"),
     ("ckstore verify --sample 0.1", "check a random tenth"),
-    ("ckstore verify --executor processes=8", "use eight processes"),
     exit_codes=[4, 13],
 )
 @click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
@@ -26,12 +24,9 @@ from ckstore.errors import IntegrityError
     "Check this fraction of the packs and objects, drawn at random.",
     type=click.FloatRange(0, 1, min_open=True),
 )
-@executor_option
 @json_option
 @click.pass_context
-def command(
-    ctx: click.Context, versions: tuple[str, ...], sample: float | None, executor: str | None, as_json: bool
-) -> None:
+def command(ctx: click.Context, versions: tuple[str, ...], sample: float | None, as_json: bool) -> None:
     """Check the integrity of the store.
 
     Compares every pack with the digest in its name, and the decoded objects of all versions (or of each VERSION) with
@@ -40,11 +35,11 @@ def command(
     from ckstore.checking.verify import bytes_to_check
 
     start = time.perf_counter()
-    with open_store(ctx) as store, executor_of(executor) as workers:
+    with open_store(ctx) as store:
         chosen = [version_of(store, name) for name in versions] if versions else store.versions()
         total = bytes_to_check(store._repository, [version._stored for version in chosen], sample)
         with progress_bar("verify", total, shown=not as_json) as progress:
-            report = store.verify(chosen if versions else None, sample=sample, executor=workers, progress=progress)
+            report = store.verify(chosen if versions else None, sample=sample, progress=progress)
     seconds = time.perf_counter() - start
     if as_json:
         counts = {name: getattr(report, name) for name in ("versions", "packs", "objects", "chunks", "bytes")}

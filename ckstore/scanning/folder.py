@@ -255,7 +255,7 @@ def _unique(item: Planned, first: Planned) -> Planned:
     return replace(
         item,
         run="",
-        note=f"is at the step of {first.path.name}; write another run or step into the `plan`",
+        note=f"is at the step of {first.path.name}; store it alone, with another `run` or `step`",
         refused=True,
     )
 

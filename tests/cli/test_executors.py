@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -17,24 +16,11 @@ from pathlib import Path
 import pytest
 
 from ckstore.cli.executors import executor_of
-from tests.checkpoints import flip, packs_of
 
 from .conftest import Ckstore
 
 
-def counts(out: str) -> str:
-    """Return the output of `verify`, without the seconds."""
-    return re.sub(r"in [\d.]+ s", "", out)
-
-
-def test_processes_verify(ckstore: Ckstore, filled: Path) -> None:
-    assert counts(ckstore("verify", "--executor", "processes=2").out) == counts(ckstore("verify").out)
-    flip(".ckstore", packs_of(".ckstore")[0], lambda length: length // 2)
-    plain = ckstore("verify", code=4)
-    assert ckstore("verify", "--executor", "processes=2", code=4).err == plain.err
-
-
-def test_a_cluster_verifies(ckstore: Ckstore, filled: Path) -> None:
+def test_a_cluster_stores_a_folder(ckstore: Ckstore, place: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Warnings of the cluster's own code are not ours to mend.
         distributed = pytest.importorskip("distributed")
@@ -42,8 +28,9 @@ def test_a_cluster_verifies(ckstore: Ckstore, filled: Path) -> None:
             n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None, host="127.0.0.1"
         ) as cluster:
             address = cluster.scheduler_address.removeprefix("tcp://")
-            found = ckstore("verify", "--executor", f"dask={address}")
-    assert counts(found.out) == counts(ckstore("verify").out)
+            done = ckstore("ingest", "in", "--recursive", "--executor", f"dask={address}", "--json").json
+    assert [(item["run"], item["step"]) for item in done] == [("in", 0), ("in", 10), ("in", 20)]
+    ckstore("verify")
 
 
 def test_an_interrupted_pool_leaves_no_thread() -> None:
@@ -63,20 +50,18 @@ def test_an_interrupted_pool_leaves_no_thread() -> None:
 
 
 @pytest.mark.parametrize("name", ["processes", "processes=0", "processes=many", "dask=there", "dask=:1", "threads=2"])
-def test_unknown_executors_are_refused(ckstore: Ckstore, filled: Path, name: str) -> None:
-    sentence = ckstore("verify", "--executor", name, code=2).sentence
+def test_unknown_executors_are_refused(ckstore: Ckstore, place: Path, name: str) -> None:
+    sentence = ckstore("ingest", "in", "--recursive", "--executor", name, code=2).sentence
     assert f"{name!r} is not of the form processes=N or dask=HOST:PORT" in sentence
 
 
 def test_a_scheduler_that_is_not_there_is_one_sentence(
-    ckstore: Ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch
+    ckstore: Ckstore, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
     monkeypatch.setattr("ckstore.cli.executors._PATIENCE", 0.5)
-    assert (
-        "No scheduler of dask answers at 127.0.0.1:9"
-        in ckstore("verify", "--executor", "dask=127.0.0.1:9", code=2).sentence
-    )
+    sentence = ckstore("ingest", "in", "--recursive", "--executor", "dask=127.0.0.1:9", code=2).sentence
+    assert "No scheduler of dask answers at 127.0.0.1:9" in sentence
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.4, 2.0])

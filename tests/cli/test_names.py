@@ -37,7 +37,6 @@ def numbered(*folders: str) -> None:
         ("ingest", "in/step10.pt", "--run={}"),
         ("ingest", "in/step10.pt", "--tag={}"),
         ("ingest", "in/step0.pt", "in/step10.pt", "--run={}", "--dry-run"),
-        ("ingest", "--plan", "plan.csv"),
         ("watch", "in", "--run={}", "--once"),
         ("tag", "--", "gpt@10", "{}"),
         ("policy", "--fidelity", "coarse", "--", "{}"),
@@ -47,7 +46,6 @@ def numbered(*folders: str) -> None:
 def test_no_verb_makes_such_a_name(ckstore: Ckstore, filled: Path, line: tuple[str, ...]) -> None:
     before = listing(filled / ".ckstore")
     for name in BAD:
-        (filled / "plan.csv").write_text(f"path,run,step\nin/step0.pt,fine,1\nin/step10.pt,{name},2\n")
         sentence = ckstore(*[part.format(name) for part in line], code=2).sentence
         assert f"{name!r} cannot name a " in sentence
         assert "; choose another, such as " in sentence

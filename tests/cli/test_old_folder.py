@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+from ckstore import Planned
 from ckstore import open as open_store
-from ckstore.errors import LockedError
+from ckstore.cli.executors import executor_of
+from ckstore.errors import LockedError, UsageError
 from ckstore.intake.intake import Intake
 from tests.checkpoints import write_safetensors
 from tests.old_folder import OldFolder
@@ -72,6 +74,7 @@ def old_folder(root: Path) -> dict[str, tuple[str, int | None]]:
 
 
 LEFT = {"notes.txt", "gpt/log.csv", "gpt/step300.pt", "empty.pt", "gpt/step100.pt"}
+REFUSED = {"gpt/step300.pt", "empty.pt"}
 
 
 @pytest.fixture
@@ -90,16 +93,17 @@ def digests(root: Path) -> dict[str, str]:
 
 def test_every_file_is_accounted_for(ckstore: Ckstore, folder: dict[str, tuple[str, int | None]]) -> None:
     ckstore("init")
-    proposed = ckstore("ingest", "old", "--recursive", "--dry-run", "--plan", "plan.csv", "--json", code=3).json
+    proposed = ckstore("ingest", "old", "--recursive", "--dry-run", "--json", code=3).json
     found = {item["path"].removeprefix("old/"): (item["run"], item["step"]) for item in proposed}
     assert {path: at for path, at in found.items() if at[0]} == folder
     assert {path for path, at in found.items() if not at[0]} == LEFT
     assert all(item["note"] for item in proposed if not item["run"])
     assert ckstore("log", "--json").json == []
 
-    result = ckstore("ingest", "--plan", "plan.csv")
-    assert result.out.count("left out: ") == len(LEFT)
-    assert result.out.splitlines()[-1].startswith(f"{len(folder)} versions")
+    result = ckstore("ingest", "old", "--recursive", code=3)
+    assert result.out.count("left out: ") == len(LEFT - REFUSED)
+    assert all(f"old/{path}" in result.err for path in REFUSED)
+    assert f"\n{len(folder)} versions" in result.out
     with open_store(".ckstore", "r") as store:
         stored = {f"{row.run}@{row.step}": store[row.number] for row in store._catalog.versions()}
         assert sorted(stored) == sorted(f"{run}@{step}" for run, step in folder.values())
@@ -113,10 +117,9 @@ def test_every_file_is_accounted_for(ckstore: Ckstore, folder: dict[str, tuple[s
 def test_processes_store_the_same_versions(ckstore: Ckstore, folder: dict[str, tuple[str, int | None]]) -> None:
     """Each run by one of them, in the order of its steps; then nothing is left to do."""
     ckstore("init")
-    ckstore("ingest", "old", "--recursive", "--dry-run", "--plan", "plan.csv", code=3)
-    result = ckstore("ingest", "--plan", "plan.csv", "--executor", "processes=2")
-    assert result.out.count("left out: ") == len(LEFT)
-    assert result.out.splitlines()[-1].startswith(f"{len(folder)} versions")
+    result = ckstore("ingest", "old", "--recursive", "--executor", "processes=2", code=3)
+    assert result.out.count("left out: ") == len(LEFT - REFUSED)
+    assert f"\n{len(folder)} versions" in result.out
     with open_store(".ckstore", "r") as store:
         stored = {f"{row.run}@{row.step}": store[row.number] for row in store._catalog.versions()}
         assert sorted(stored) == sorted(f"{run}@{step}" for run, step in folder.values())
@@ -128,75 +131,44 @@ def test_processes_store_the_same_versions(ckstore: Ckstore, folder: dict[str, t
             steps = [row.step for row in store._catalog.versions(run) if row.step is not None]
             assert steps == sorted(steps)
         assert store.verify().problems == []
-    again = ckstore("ingest", "--plan", "plan.csv", "--executor", "processes=2", "--json").json
-    assert not any(item["new"] for item in again)
-    assert len(again) == len(folder)
+    again = ckstore("ingest", "old", "--recursive", "--executor", "processes=2", "--json", code=3).json
+    assert {item["new"] for item in again if "error" not in item} == {False}
+    assert len(again) == len(folder) + len(REFUSED)
 
 
 def test_processes_report_the_failures_of_one(ckstore: Ckstore, tmp_path: Path) -> None:
     for run in ("a", "b"):
         torch.save({"w": torch.arange(900.0)}, tmp_path / f"{run}1.pt")
     (tmp_path / "a2.pt").write_bytes((tmp_path / "a1.pt").read_bytes()[:900])
-    plan = tmp_path / "plan.csv"
-    rows = [f"{tmp_path}/{run}{step},{run},{step[0]}" for run, step in
+    plan = [Planned(tmp_path / f"{run}{name}", int(name[0]), run=run) for run, name in
             (("a", "1.pt"), ("a", "2.pt"), ("b", "1.pt"), ("b", "2.absent"))]  # fmt: skip
-    plan.write_text("\n".join(["path,run,step", *rows]))
     ckstore("init", tmp_path / "one")
     ckstore("init", tmp_path / "two")
-    plain = ckstore("--store", tmp_path / "one", "ingest", "--plan", plan, "--json", code=3)
-    by_processes = ["--executor", "processes=2", "--json"]
-    found = ckstore("--store", tmp_path / "two", "ingest", "--plan", plan, *by_processes, code=3)
-    assert found.sentence == plain.sentence == "2 of 4 inputs could not be stored; the others were."
-    assert [item for item in found.json if "error" in item] == [item for item in plain.json if "error" in item]
+    with open_store(tmp_path / "one") as store:
+        plain = [(item.path, str(item.error)) for item in store.ingest_many(plan)]
+    with open_store(tmp_path / "two") as store, executor_of("processes=2") as pool:
+        assert [(item.path, str(item.error)) for item in store.ingest_many(plan, executor=pool)] == plain
+    assert [why == "None" for _, why in plain] == [True, False, True, False]
 
 
 def test_an_executor_is_for_several_runs(ckstore: Ckstore, place: Path) -> None:
-    sentence = ckstore("ingest", "in/step0.pt", "--executor", "processes=2", code=2).sentence
-    assert "--recursive or --plan" in sentence
+    assert "give --recursive" in ckstore("ingest", "in/step0.pt", "--executor", "processes=2", code=2).sentence
 
 
 def test_an_edited_plan_after_an_interruption(ckstore: Ckstore, folder: dict[str, tuple[str, int | None]]) -> None:
     ckstore("init")
-    ckstore("ingest", "old/gan", "--recursive", "--dry-run", "--plan", "plan.csv")
-    with open("plan.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        row["run"] = row["run"].replace("gan/", "") if "netG" in row["path"] else ""
-    with open("plan.csv", "w", newline="") as file:
-        table = csv.DictWriter(file, rows[0])
-        table.writeheader()
-        table.writerows(rows)
     ckstore("ingest", "old/gan/netG_epoch_4_1.pth", "--run", "netG", "--step", 1)  # as far as it came
-    result = ckstore("ingest", "--plan", "plan.csv")
-    assert "3 versions (1 unchanged)" in result.out
+    with open_store(".ckstore") as store:
+        plan = [replace(item, run="netG") for item in store.plan("old/gan", recursive=True) if item.run == "gan/netG"]
+        assert [item.is_new for item in store.ingest_many(plan)] == [False, True, True]
     assert sorted(item["step"] for item in ckstore("log", "netG", "--json").json) == [1, 2, 10]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a,b\n1,2\n", "must name the columns"),
-        ("path,run,step\nx.pt,a,first\n", "line 2: 'first' is not a step"),
-        ("path,run,step\n,a,1\n", "line 2: the path is missing"),
-        ("path,run,step\nx.pt,a,-1\n", "is not a step"),
-    ],
-)
-def test_plans_that_are_none(
-    ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    ckstore("init")
-    Path("plan.csv").write_text(text)
-    assert message in ckstore("ingest", "--plan", "plan.csv", code=2).sentence
-    assert ckstore("ingest", "--plan", "absent.csv", code=2).sentence
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         [], ["--recursive"], ["old", "--recursive", "--run", "x"], ["old", "--recursive", "--step", "0"],
-        ["old", "--plan", "p.csv"], ["old", "--recursive", "--plan", "p.csv"],
-        ["--recursive", "--dry-run", "--plan", "p.csv"],
+        ["--recursive", "--dry-run"],
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -317,11 +289,11 @@ def test_invalid_plans_are_refused_before_anything_is_stored(
     monkeypatch.chdir(tmp_path)
     ckstore("init")
     save("a.pt", 1)
-    Path("plan.csv").write_text("path,run,step\na.pt,b,1\na.pt,c@d,1\n")
-    assert "cannot name a run" in ckstore("ingest", "--plan", "plan.csv", code=2).sentence
-    Path("plan.csv").write_text("path,run,step\na.pt,b,1\n")
+    plan = [Planned(Path("a.pt"), 1, run="b"), Planned(Path("a.pt"), 1, run="c@d")]
+    with open_store(".ckstore") as store, pytest.raises(UsageError, match="cannot name a run"):
+        store.ingest_many(plan)
     ckstore("policy", "--fidelity", "coarse")
-    sentence = ckstore("ingest", "--plan", "plan.csv", "--verify", "--delete-source", code=2).sentence
+    sentence = ckstore("ingest", "a.pt", "--run", "b", "--verify", "--delete-source", code=2).sentence
     assert sentence.endswith("The policy of run b is coarse; give --fidelity exact.")
     assert ckstore("log", "--json").json == []
     assert Path("a.pt").exists()
@@ -361,8 +333,9 @@ def test_the_proposal_follows_the_owners_intent(
     """Runs and steps follow the owner's intent, where anything shows it; an interrupted ingest continues."""
     monkeypatch.chdir(tmp_path)
     ckstore("init")
-    command = ["ingest", str(mixed.root), "--recursive", "--dry-run", "--plan", "plan.csv", "--json"]
-    proposed = {str(Path(item["path"]).relative_to(mixed.root)): item for item in ckstore(*command, code=3).json}
+    command = ["ingest", str(mixed.root), "--recursive"]
+    found = ckstore(*command, "--dry-run", "--json", code=3).json
+    proposed = {str(Path(item["path"]).relative_to(mixed.root)): item for item in found}
     assert proposed.keys() == mixed.runs.keys() | mixed.left
     assert {path for path, item in proposed.items() if not item["run"]} - mixed.meant_otherwise == (
         mixed.left - mixed.flipped
@@ -379,14 +352,14 @@ def test_the_proposal_follows_the_owners_intent(
         item, (_, step) = proposed[path], mixed.runs[path]
         assert item["run"] == "" or item["step"] != step, path
 
-    killed_after(Path("plan.csv"), 5)
-    result = ckstore("ingest", "--plan", "plan.csv", code=3)
-    assert "unchanged)" in result.out.splitlines()[-1]
+    killed_after(command, 5)
+    result = ckstore(*command, code=3)
+    assert "unchanged)" in result.out
     for path in mixed.flipped:
         assert f"{mixed.root / path}: {Path(path).name} is damaged: entry" in result.err
     stored = {path: item for path, item in proposed.items() if item["run"] and path not in mixed.flipped}
     for path in proposed.keys() - stored.keys() - mixed.flipped:
-        assert f"{mixed.root / path} left out: " in result.out
+        assert f"{mixed.root / path} left out: " in result.out or f"ckstore: {mixed.root / path}" in result.err
     with open_store(".ckstore", "r") as store:
         versions = {row.source: store[row.number] for row in store._catalog.versions()}
         assert versions.keys() == {str(mixed.root / path) for path in stored}
@@ -400,10 +373,10 @@ def test_the_proposal_follows_the_owners_intent(
         assert store.verify().problems == []
 
 
-def killed_after(plan: Path, versions: int) -> None:
-    """Carry out a plan in another process, which is killed after some versions."""
-    command = [sys.executable, "-m", "ckstore", "ingest", "--plan", str(plan)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+def killed_after(command: list[str], versions: int) -> None:
+    """Run the command line in another process, which is killed after some versions."""
+    program = [sys.executable, "-m", "ckstore", *command]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for _ in range(versions):
             assert " -> version " in process.stdout.readline()
@@ -525,7 +498,9 @@ def test_checkpoints_that_are_not_stored_come_last(
     assert sorted(left) == ["old/__init__.py", "old/a.txt", "old/zza/epoch3-step8.pt", "old/zzz.txt"]
     *refused, sentence = done.err.splitlines()
     assert len(refused) == 3
-    assert "epoch2-step7.pt: is at the step of epoch1-step7.pt; write another run or step into the --plan" in refused[0]
+    assert (
+        "epoch2-step7.pt: is at the step of epoch1-step7.pt; store it alone, with another --run or --step" in refused[0]
+    )
     assert "old/step3.pt: step3.pt is empty" in refused[1]
     assert "old/step3.pt.gz: holds no tensors: compressed with gzip" in refused[2]
     assert sentence == "ckstore: 3 of 13 inputs could not be stored; the others were."
