@@ -33,7 +33,7 @@ def warnings_printed() -> Iterator[None]:
 def print_outcome(item: Ingested) -> None:
     """Print the line of an outcome: a stored version on stdout, an error or a note on stderr."""
     if item.version is None:
-        message = with_options(str(item.error)) if item.error else f"{item.path} is {item.note}"
+        message = with_options(str(item.error)) if item.error else f"{item.path} is {with_options(item.note)}"
         print_line(f"ckstore: {message}", err=True)
         return
     name = f"{name_of(item.version)} -> version {item.version.number}"

@@ -105,7 +105,7 @@ def option(declaration: str, text: str, *, name: str | None = None, **settings: 
 def with_options(text: str) -> str:
     """Return a sentence of the library with options in place of parameters: `--keep-last` for `keep_last`."""
     command = click.get_current_context().command
-    names = {"store": "--store", "force": "--force"}
+    names = {"store": "--store", "force": "`ckstore ingest --force`"}
     for parameter in command.params:
         if isinstance(parameter, click.Argument) and parameter.name is not None:
             names[parameter.name] = parameter.make_metavar(click.Context(command)).strip("[].")

@@ -165,6 +165,7 @@ def test_many_at_once_are_stored_in_the_order_of_their_steps(ckstore, place: Pat
     assert [line.split()[0] for line in found.out.splitlines()] == [f"gpt@{step}" for step in (3, 4, 20, 30, 100)]
     assert "cut.safetensors is left: " in found.err
     assert "ends within the data" in found.err
+    assert "; `ckstore ingest --force` stores its bytes unchanged." in found.err, "`watch` has no such option"
     save(place / "runs" / "net_50k_101.safetensors", 101)
     assert ckstore("watch", "runs", "--run", "gpt", "--once", *QUICK).out.split()[0] == "gpt@101"
     assert ckstore("watch", "runs", "--run", "gpt", "--once", *QUICK).out == ""
