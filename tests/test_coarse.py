@@ -296,7 +296,7 @@ def test_a_coarse_ingest_of_an_exact_versions_content(store: ckstore.Store, dire
     assert not report.is_new
     assert (report.version.number, report.version.fidelity) == (row.number, "exact")
     assert "has this content exactly and keeps it" in report.note
-    # In another run it is what was asked for, whatever the store has exactly.
+    # In another run it is coarse, although the store has the content exactly.
     other = store.ingest(path, run="s", policy="coarse")
     assert (other.version.fidelity, other.note) == ("coarse", "")
 
