@@ -47,7 +47,7 @@ def runs(
             path = tmp_path_factory.mktemp(f"{scheme}-{name}") / "store"
             with ckstore.init(path) as store:
                 for file in files[:4]:
-                    store.ingest(file, run=name, policy=Policy("coarse", scheme=scheme))
+                    store.ingest(file, run=f"run-{name}", policy=Policy("coarse", scheme=scheme))
             made[f"{scheme}-{name}"] = path, files[:4]
     return made
 
@@ -335,7 +335,7 @@ def test_a_rebase_names_the_versions_that_it_cannot_bring_down(
 @pytest.mark.parametrize("name", ["lc-cnn", "dynaquant-cnn", "dynaquant-bf16"])
 def test_views_hold_the_restored_values(runs: dict[str, tuple[Path, list[Path]]], name: str) -> None:
     with ckstore.open(runs[name][0], "r") as store:
-        run = store.run(name.split("-")[1])
+        run = store.run(f"run-{name.partition('-')[2]}")
         version = run.versions[-1]
         tensor = next(iter(codebooks(version)))
         whole = version.arrays[tensor][...]

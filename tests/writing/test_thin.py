@@ -450,7 +450,7 @@ def test_runs_of_other_kinds(
     bf16_run: list[Path], cnn_run: list[Path], frozen_run: list[Path], ema_run: list[Path], directory: Path
 ) -> None:
     with ckstore.init(directory / "store") as store:
-        for name, files in (("bf16", bf16_run), ("cnn", cnn_run), ("frozen", frozen_run), ("ema", ema_run)):
+        for name, files in (("bfloat16", bf16_run), ("cnn", cnn_run), ("frozen", frozen_run), ("ema", ema_run)):
             for path in files[:3]:
                 store.ingest(path, run=name)
             rows = settled(store)._catalog.versions(name)
