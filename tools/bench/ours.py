@@ -59,7 +59,7 @@ def measure(series: Series, work: Path) -> Ours:
         If a version is not restored byte for byte.
     """
     work.mkdir(parents=True, exist_ok=True)
-    run = series.name.replace("/", "-")
+    run = "run"
     with tempfile.TemporaryDirectory(dir=work, prefix="store-") as scratch:
         root, full, free, out = (Path(scratch) / name for name in ("store", "full", "free", "out"))
         store = ckstore.init(root)
