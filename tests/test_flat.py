@@ -85,7 +85,7 @@ class Counter:
                 if re.match(r"\s*(SELECT|UPDATE|DELETE|WITH)", statement) and "temp." not in statement:
                     plan = database.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
                     if any(
-                        re.match(r"SCAN (?!\w+ USING .*INDEX (versions_hot|runs_empty|packs_raw))", row[3])
+                        re.match(r"SCAN (?!\w+ USING .*INDEX (versions_hot|packs_raw))", row[3])
                         for row in plan
                     ):
                         found.scans.add(statement)

@@ -54,7 +54,8 @@ def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: b
 
         def change() -> None:
             catalog.forget_versions(numbers)
-            catalog.remove_empty_runs()
+            if any(catalog.latest(run) is None for run in {row.run for row in versions}):
+                catalog.remove_empty_runs()
             catalog.note({"change": "forget", "versions": numbers, "uids": [row.uid for row in versions]})
 
         with reserve.spent(repository.path):

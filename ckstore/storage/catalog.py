@@ -13,7 +13,7 @@ from ckstore.errors import CkstoreError, ConflictError, NotFoundError
 from ckstore.storage import change_log, durable, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED
-from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file, damaged
+from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file, damaged
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
 from ckstore.storage.pack import RAW, PackEntry, PackInfo
@@ -98,7 +98,10 @@ class Catalog(CatalogClaims):
 
     def logged(self) -> str:
         """Return the name of the last record that was committed; empty if there is none."""
-        return self.moved_packs([LOGGED]).get(LOGGED, "")
+        name = self.moved_packs([LOGGED]).get(LOGGED, "")
+        with believed(self._path):
+            change_log.FOLLOWS([name])
+        return name
 
     def records(self) -> list[dict[str, Any]]:
         """Return the log's undamaged records of committed changes, in order."""

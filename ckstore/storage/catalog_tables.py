@@ -61,7 +61,6 @@ CREATE TABLE runs (
     highest INTEGER NOT NULL DEFAULT 0,
     seal INTEGER NOT NULL DEFAULT 0
 );
-CREATE INDEX runs_empty ON runs (id) WHERE versions = 0;
 CREATE TABLE packs (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
@@ -98,7 +97,6 @@ CREATE TABLE versions (
     seal INTEGER NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX versions_run_step ON versions (run, step) WHERE superseded = 0;
-CREATE INDEX versions_superseded ON versions (run, step) WHERE superseded = 1;
 CREATE INDEX versions_run ON versions (run, superseded, number);
 CREATE INDEX versions_parent ON versions (parent);
 CREATE INDEX versions_pack ON versions (pack);

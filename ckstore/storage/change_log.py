@@ -58,12 +58,13 @@ RECORD = by(
         "renumber": fields({"uid": ID, "from": _VERSION, "version": _VERSION}),
     },
 )
-_FOLLOWS = matching(re.compile(r"(\d{12}-[0-9a-f]{16})?"), "a record's name, or empty")
+#: Schema of the name of the last record before another; empty if there is none.
+FOLLOWS = matching(re.compile(r"(\d{12}-[0-9a-f]{16})?"), "a record's name, or empty")
 _OWN = fields(
     {
         "format": whole(),
         "sequence": whole(1, _LAST),
-        "follows": _FOLLOWS,
+        "follows": FOLLOWS,
         "part": whole(),
         "created": TIME,
         "digest": ID,

@@ -91,7 +91,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("x.zip", lambda data: zipped(data), "a zip archive in which no stored file holds tensors"),
         ("x.txt", lambda data: b"text", "of a kind whose tensors cannot be read"),
         ("x.pt", lambda data: data[:-500], "damaged (the archive has no directory at its end: the file is cut off)"),
-        ("x.pt", lambda data: data.replace(bytes(3999), b"!" * 3999), "stored with --force, or before files"),
+        (
+            "x.pt",
+            lambda data: data.replace(bytes(3999), b"!" * 3999),
+            "stored with `ckstore ingest --force`, or before files",
+        ),
     ],
 )
 def test_why_a_file_is_bytes(ckstore, here: Path, name: str, make: Callable[[bytes], bytes], why: str) -> None:

@@ -453,7 +453,7 @@ def test_a_run_goes_on_after_its_parent_was_damaged(
             tensor, (record, _) = next(iter(codebooks(store[4]).items()))
         damaged(path, record, record.offset + 50)
         with ckstore.open(path) as store:
-            row = store.ingest(cnn_run[4], run="cnn", policy=Policy("coarse", scheme=scheme)).version
+            row = store.ingest(cnn_run[4], run="run-cnn", policy=Policy("coarse", scheme=scheme)).version
             assert row.parent == 4
             found = codebooks(store[row.number])
             assert found[tensor][0].base is None

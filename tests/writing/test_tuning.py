@@ -321,7 +321,7 @@ def test_gradients_that_are_noise_do_not_hold_the_search(store: ckstore.Store) -
     ("options", "hint"),
     [
         ({"max_degradation": -0.1}, "0 or more"),
-        ({"max_degradation": math.nan}, "0 or more"),
+        ({"max_degradation": math.nan}, "takes a number, not nan"),
         ({"max_degradation": math.inf}, "0 or more"),
         ({"jobs": 0}, "`jobs` must be 1 or more"),
     ],
