@@ -30,6 +30,7 @@ WHOLE = {
     r"FROM seals s$": "a row for each table",
     r"LEFT JOIN policies t": "the policies of runs",
     r"LEFT JOIN tags t": "before a version is forgotten or replaced, no tag may be missing",
+    r"DELETE FROM meta WHERE value": "one row for each pack that `gc` has rewritten",
     r"FROM leases": "one for each process that writes",
     r"FROM reservations": "one for each ingest in flight",
     r"FROM recent_objects": "at most tens of thousands of objects, which are then moved on",
@@ -84,10 +85,7 @@ class Counter:
             for statement in asked:
                 if re.match(r"\s*(SELECT|UPDATE|DELETE|WITH)", statement) and "temp." not in statement:
                     plan = database.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
-                    if any(
-                        re.match(r"SCAN (?!\w+ USING .*INDEX (versions_hot|packs_raw))", row[3])
-                        for row in plan
-                    ):
+                    if any(re.match(r"SCAN (?!\w+ USING .*INDEX (versions_hot|packs_raw))", row[3]) for row in plan):
                         found.scans.add(statement)
         return found
 

@@ -50,7 +50,6 @@ CREATE TABLE seals (
     seal INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, seal INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
-CREATE INDEX meta_value ON meta (value);
 CREATE TABLE policies (run TEXT PRIMARY KEY, policy TEXT NOT NULL, seal INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY,
@@ -224,8 +223,8 @@ _REFERRERS = (
     " BEGIN UPDATE packs SET referrers = referrers - 1 WHERE id = OLD.pack; END",
 )
 
-#: The statements that create the tables of format 1, in order.
-FORMAT_1 = tuple(statement.strip() for statement in _TABLES.split(";"))
+#: The statements that create the tables of format 1, in order. SQLite keeps their text, without the blanks here.
+FORMAT_1 = tuple(" ".join(statement.split()) for statement in _TABLES.split(";"))
 #: The triggers of a connection that writes; the file does not hold them.
 TRIGGERS = (*(trigger for table, columns in SEALED.items() for trigger in _triggers(table, columns)), *_REFERRERS)
 #: The sets of rows that have a sum in `seals`.
