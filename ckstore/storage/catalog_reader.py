@@ -217,8 +217,9 @@ class CatalogReader:
             "SELECT v.number FROM versions v JOIN runs r ON r.id = v.run WHERE r.name = ? AND v.superseded = 0"
             " ORDER BY 1 DESC LIMIT ?"
         )
+        found = self.hot()  # First: a version that is committed in between is among the latest.
         latest = {number for (number,) in self._connection.rows(query, [run, keep])}
-        return [row for row in self.hot() if row.run == run and row.number not in latest]
+        return [row for row in found if row.run == run and row.number not in latest]
 
     def with_uid(self, prefix: str) -> list[VersionRow]:
         """Return the versions whose id has this hexadecimal prefix, by number."""

@@ -733,3 +733,24 @@ def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
         compactor.close()
         assert [row.hot for row in store._catalog.versions()] == [False, False, True]
         assert store.verify().problems == []
+
+
+@pytest.mark.local
+def test_a_version_that_is_saved_while_another_thread_looks_stays_hot(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest versions and the hot ones are read by two queries."""
+    store.ingest(state(0), run="r", step=0, hot=9)
+    catalog = store._catalog
+    read = type(catalog._connection).rows
+
+    def rows(connection: Any, query: str, *rest: Any) -> Any:
+        found = read(connection, query, *rest)
+        if "LIMIT" in query or "v.hot" in query:
+            monkeypatch.undo()
+            store.ingest(state(1), run="r", step=1, hot=9)
+        return found
+
+    monkeypatch.setattr(type(catalog._connection), "rows", rows)
+    assert catalog.hot_versions("r", 9) == []
+    assert [row.hot for row in catalog.versions()] == [True, True]
