@@ -307,14 +307,12 @@ class Change:
         """Return the pack of the replaced version if its manifest, the list of its contents, is lost."""
         if replaced is None:
             return None
-        try:
+        with suppress(NotFoundError):
             row = self.repository.catalog.version(replaced)
-        except NotFoundError:
-            return None
-        try:
-            self.repository.resolver.manifest(row.pack)
-        except IntegrityError:
-            return row.pack
+            try:
+                self.repository.resolver.manifest(row.pack)
+            except IntegrityError:
+                return row.pack
         return None
 
 

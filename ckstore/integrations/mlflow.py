@@ -128,9 +128,8 @@ class Artifacts:
             is_chosen = f"{path}/".startswith(f"{place}/")
             if within.setdefault(version.number, is_chosen) != is_chosen:
                 raise ConflictError(
-                    f"{version.name} has files besides {artifact_path or place.removeprefix(f'{_ABOVE}/')}, and keeps"
-                    " all; "
-                    "delete the directory of all."
+                    f"{version.name} has files besides {artifact_path or place.removeprefix(f'{_ABOVE}/')},"
+                    " and keeps all; delete the directory of all."
                 )
         if chosen := [number for number, is_chosen in within.items() if is_chosen]:
             with ckstore.open(self._store.place, "a") as store:

@@ -202,7 +202,13 @@ def outlived(repository: Repository, run: str, step: int) -> bool:
 
 
 def _forget_due(repository: Repository, run: str, policy: Policy) -> list[VersionRow]:
+    _check_parents(repository)
     return forget(repository, _due(repository, run, policy).forgotten).versions
+
+
+def _check_parents(repository: Repository) -> None:
+    """Raise `IntegrityError` if a row of any run is damaged: it may name a parent that has to stay."""
+    repository.catalog.versions()
 
 
 def _policies(repository: Repository, run: str | None) -> list[tuple[str, Policy]]:
@@ -286,6 +292,7 @@ def _encoded(
     had_nothing = _had_nothing.setdefault(repository, set())
     rows = [row for row in rows if (row.uid, *globs) not in had_nothing]
     if rows:
+        _check_parents(repository)
         compact(repository, [row for row in rows if row.hot], progress=progress)
     return rows
 

@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckstore
-from ckstore.errors import UsageError
+from ckstore.errors import IntegrityError, UsageError
 from ckstore.policy import Policy, Retention
 from ckstore.recovery.recover import recover
 from ckstore.retention.retain import due, outlived
 from ckstore.storage.rows import VersionRow
 from ckstore.writing.drop import with_globs
+from tests.catalog_edits import edit
 from tests.checkpoints import listing, present_packs, settled
 
 
@@ -396,3 +397,22 @@ def test_a_step_that_would_be_forgotten_at_once(store: ckstore.Store) -> None:
     store.retain()
     assert list(steps(store)) == [12, 30, 31, 32]
     assert [step for step in range(40) if outlived(store._repository, "a", step)] == [*range(13, 20)]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize(
+    "retention", [Retention(keep_last=1), Retention(exact_last=1), Retention(whole_last=1, drop=["w"])]
+)
+def test_a_damaged_parent_protects_its_version(store: ckstore.Store, retention: Retention) -> None:
+    """Another run's version names a parent that stays as it is, unless its row is damaged: then nothing is done."""
+    for step in range(3):
+        store.ingest(state(step), run="a", step=step, hot=0)
+    store.ingest(state(9), run="b", parent="a@0", hot=0)
+    store.set_policy(Policy(retention=retention), run="a")
+    edit(store.path / "catalog.sqlite", "UPDATE versions SET parent = NULL WHERE run = 2")
+    before = listing(store.path)
+    with pytest.raises(IntegrityError, match="ckstore recover"):
+        store.retain("a")
+    assert listing(store.path) == before
+    assert recover(store.path).problems == []
+    assert is_exact(store, 0)
