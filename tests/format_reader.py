@@ -264,7 +264,10 @@ class Reader:
         self.packs |= {pack.name: pack for pack in packs}
         self.versions: dict[int, tuple[Pack, dict[str, Any]]] = {}
         self.objects: dict[str, tuple[Pack, dict[str, Any]]] = {}
-        self.log = [self._log_record(path) for path in sorted((store / "log").glob("[0-9]*"))]
+        log = {path.stem: path.read_bytes() for path in (store / "log").glob("[0-9]*.json")}
+        for path in (store / "log").glob("[0-9]*.log"):
+            log |= {line[:29].decode(): line[30:] for line in path.read_bytes().splitlines()}
+        self.log = [self._log_record(name, log[name]) for name in sorted(log)]
         for pack in sorted(packs, key=lambda pack: pack.kind == "raw"):
             for record in pack.document["records"]:
                 if record["id"] not in self.objects or (pack.document.get("rebase") and pack.kind != "raw"):
@@ -273,11 +276,11 @@ class Reader:
                 self.versions[pack.document["number"]] = pack, pack.document["version"]
 
     @staticmethod
-    def _log_record(path: Path) -> dict[str, Any]:
-        record: dict[str, Any] = json.loads(path.read_bytes())
+    def _log_record(name: str, data: bytes) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads(data)
         digest = record.pop("digest")
         assert identifier(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()) == digest
-        assert path.name == f"{record['sequence']:012d}-{digest[:16]}.json"
+        assert name == f"{record['sequence']:012d}-{digest[:16]}"
         return record
 
     def blob(self, pack: Pack, reference: dict[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from ckstore.recovery.found_versions import FoundVersion, FoundVersions, found_v
 from ckstore.recovery.lost_packs import lost_packs
 from ckstore.repository import Repository
 from ckstore.runtime.arguments import PATH, checked
-from ckstore.storage import change_log, reserve, root
+from ckstore.storage import change_log, log_files, reserve, root
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.directory_storage import DirectoryStorage
@@ -160,7 +160,7 @@ class _Builder:
         records, problems = change_log.read_all(self.storage)
         if not (self.path / root.LOG).is_dir():
             problems.append(f"The log is missing; {change_log.LOSS}.")
-        self.last = change_log.name_of(records[-1]) if records else ""
+        self.last = log_files.name_of(records[-1]) if records else ""
         self.moved = self._moved(records)
         self.catalog.note_moved(self.moved)
         self.report.problems += problems
@@ -197,11 +197,8 @@ class _Builder:
             self._insert(version, versions.parent(version))
         # Numbers are never reused, not even those of removed or uncommitted versions.
         self.catalog.skip_numbers(versions.last_number)
-        if self.present is not None:
-            try:
-                self.catalog.take_over_claims(self.present)
-            except CkstoreError:
-                self.report.problems.append("The leases are damaged: processes that ingest or read now are unknown.")
+        if self.present is not None and not self.catalog.take_over_claims(self.present):
+            self.report.problems.append("The leases are damaged: processes that ingest or read now are unknown.")
         self._tag(records, versions)
         for record in records:
             if record.get("change") == "metrics":
@@ -222,7 +219,7 @@ class _Builder:
         """Return the ids of the superseded versions: by the log, or by the current catalog and later records."""
         if rows is None or self.present is None:
             return change_log.superseded(records)
-        last, names = self.present.logged(), [change_log.name_of(record) for record in records]
+        last, names = self.present.logged(), [log_files.name_of(record) for record in records]
         if is_whole and (not last or last in names):
             return change_log.superseded(records)
         later = [record for record, name in zip(records, names, strict=True) if name > last]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError
-from ckstore.storage import change_log, durable, root
+from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file, damaged
@@ -100,7 +100,7 @@ class Catalog(CatalogClaims):
         """Return the name of the last record that was committed; empty if there is none."""
         name = self.moved_packs([LOGGED]).get(LOGGED, "")
         with believed(self._path):
-            change_log.FOLLOWS([name])
+            log_files.FOLLOWS([name])
         return name
 
     def records(self) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 
-from ckstore.errors import IntegrityError
+from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.storage import durable
 from ckstore.storage.catalog_reader import CatalogReader
 from ckstore.storage.schema import LIMIT
@@ -99,17 +99,25 @@ class CatalogClaims(CatalogReader):
         if self._connection.rows("SELECT 1 FROM leases WHERE id = ?", [number]):
             self.end_lease(number)
 
-    def take_over_claims(self, present: CatalogReader) -> None:
-        """Copy reservations and leases from the catalog that this one replaces: they remain in force."""
+    def take_over_claims(self, present: CatalogReader) -> bool:
+        """Copy reservations and leases from the catalog that this one replaces: they remain in force.
+
+        Return False if they cannot be read.
+        """
+        try:
+            reservations, leases = present.reservations(), present.leases()
+        except CkstoreError:
+            return False
         with self.transaction():
             self._connection.execute_many(
                 "INSERT OR IGNORE INTO reservations VALUES (?, ?, ?, ?)",
-                [(claim.number, claim.pid, claim.host, claim.created) for claim in present.reservations()],
+                [(claim.number, claim.pid, claim.host, claim.created) for claim in reservations],
             )
             self._connection.execute_many(
                 "INSERT OR IGNORE INTO leases (id, pid, host, created, purpose, expires) VALUES (?, ?, ?, ?, ?, ?)",
                 [
                     (claim.number, claim.pid, claim.host, claim.created, claim.purpose, claim.expires)
-                    for claim in present.leases()
+                    for claim in leases
                 ],
             )
+        return True

@@ -2,77 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from blake3 import blake3
+from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.storage import durable, log_files
+from ckstore.storage.interface import Storage
+from ckstore.storage.log_files import BEHIND, FORMAT, LAST, SEGMENT, name_of
 
-from ckstore.errors import AccessError, FormatVersionError, IntegrityError
-from ckstore.storage import durable, root
-from ckstore.storage.interface import Listed, Storage
-from ckstore.storage.names import names, names_or_empty
-from ckstore.storage.pack import PACK_NAME
-from ckstore.storage.schema import (
-    ID,
-    TIME,
-    by,
-    canonical_json,
-    fields,
-    items,
-    matching,
-    optional,
-    plain_object,
-    read_json,
-    rows,
-    text,
-    whole,
-)
-
-FORMAT = 1
-#: Prefix of the records' names.
-PREFIX = f"{root.LOG}/"
-#: Largest size of a record: hundreds of thousands of packs and versions in one collection.
-LARGEST = 1 << 25
-_LAST = 10**12 - 1
-_VERSION = whole(1)
-_PACKS = items(PACK_NAME)
-#: Schema of a record, by kind of change.
-RECORD = by(
-    "change",
-    {
-        "tag": fields({"tag": names, "version": _VERSION}),
-        "untag": fields({"tag": names}),
-        "rebase": fields({"packs": _PACKS, "versions": items(_VERSION)}),
-        "forget": fields({"versions": items(_VERSION), "uids": items(ID)}),
-        "thin": fields({"packs": _PACKS, "version": _VERSION}),
-        "drop": fields({"packs": _PACKS, "version": _VERSION}),
-        "compact": fields({"packs": _PACKS, "version": _VERSION}),
-        "metrics": fields({"version": _VERSION, "metrics": plain_object}),
-        "policy": fields({"run": names_or_empty, "policy": optional(text())}),
-        "gc": fields({"written": _PACKS, "removed": _PACKS, "versions": rows(ID, _VERSION, optional(_VERSION), TIME)}),
-        "lost": fields({"packs": _PACKS}),
-        "found": fields({"packs": _PACKS}),
-        "supersede": fields({"by": ID, "superseded": items(ID), "present": items(ID)}),
-        "renumber": fields({"uid": ID, "from": _VERSION, "version": _VERSION}),
-    },
-)
-#: Schema of the name of the last record before another; empty if there is none.
-FOLLOWS = matching(re.compile(r"(\d{12}-[0-9a-f]{16})?"), "a record's name, or empty")
-_OWN = fields(
-    {
-        "format": whole(),
-        "sequence": whole(1, _LAST),
-        "follows": FOLLOWS,
-        "part": whole(),
-        "created": TIME,
-        "digest": ID,
-    }
-)
 #: Changes that take something away: they count only if they were committed.
 _TAKING = ("forget", "gc", "metrics", "policy", "supersede", "untag")
-_NAME = re.compile(r"(\d{12})-([0-9a-f]{16})\.json")
 #: Possible losses with a damaged or missing log.
 LOSS = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
 
@@ -85,21 +25,17 @@ def append(storage: Storage, record: Mapping[str, Any], follows: str = "", part:
     last: records between the two belong to transactions that were not. `part` counts the records of one transaction.
     Raise `IntegrityError` if the log shows that transactions were committed after `follows`.
     """
-    later = _listed(storage, f"{PREFIX}{follows}.json" if follows else "")
-    for sequence, identifier, item in later:
-        before = follows
-        with suppress(IntegrityError, OSError):
-            before = _read(storage, sequence, identifier, item)["follows"]
-        if before > follows:
-            raise IntegrityError("The catalog lacks changes that are in the log; run `ckstore recover`.")
-    sequence = 1 + int(max([follows, *(item.name.removeprefix(PREFIX) for _, _, item in later)])[:12] or 0)
-    if sequence > _LAST:
-        raise IntegrityError(f"The log has record {_LAST}, which nothing could have written; remove it.")
+    later = log_files.read_after(storage, follows)
+    if any(item.record is not None and item.record["follows"] > follows for item in later):
+        raise IntegrityError(BEHIND)
+    sequence = 1 + int(max([follows, *(item.name for item in later)])[:12] or 0)
+    if sequence > LAST:
+        raise IntegrityError(f"The log has record {LAST}, which nothing could have written; remove it.")
+    if sequence // SEGMENT > int(follows[:12] or 0) // SEGMENT and follows:
+        with suppress(CkstoreError, OSError):  # The next one that is due does it.
+            log_files.join(storage, follows)
     order = {"format": FORMAT, "sequence": sequence, "follows": follows, "part": part}
-    content = {**record, **order, "created": durable.timestamp()}
-    digest = blake3(canonical_json(content)).hexdigest(length=20)
-    name = _name(sequence, digest)
-    storage.put_absent(f"{PREFIX}{name}.json", canonical_json({**content, "digest": digest}))
+    name = log_files.write(storage, {**record, **order, "created": durable.timestamp()})
     durable.checkpoint("log-written")
     return name
 
@@ -107,12 +43,7 @@ def append(storage: Storage, record: Mapping[str, Any], follows: str = "", part:
 def withdraw(storage: Storage, names: Iterable[str]) -> None:
     """Delete the records of a transaction that failed, while it still holds the lock."""
     with suppress(OSError):  # The next record says that they do not count.
-        storage.delete([f"{PREFIX}{name}.json" for name in names])
-
-
-def name_of(record: Mapping[str, Any]) -> str:
-    """Return the name of a record that was read."""
-    return _name(record["sequence"], record["digest"])
+        log_files.delete(storage, names)
 
 
 def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
@@ -121,16 +52,11 @@ def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
     The last transaction may have been interrupted before its commit. Of earlier ones that were, the records that take
     something away, or move a tag, are left out. Raise `FormatVersionError` if a later version of ckstore wrote one.
     """
-    intact: list[dict[str, Any]] = []
-    problems = []
-    for sequence, identifier, item in _listed(storage):
-        try:
-            intact.append(_read(storage, sequence, identifier, item))
-        except AccessError:
-            raise
-        except (IntegrityError, OSError):
-            problems.append(f"Log record {item.name} is damaged; {LOSS}.")
-    damaged = {int(problem.split()[2].removeprefix(PREFIX)[:12]) for problem in problems}
+    found = log_files.read_files(storage)
+    intact = [item.record for item in found if item.record is not None]
+    broken = [item for item in found if item.record is None]
+    problems = [f"Log record {item.place} is damaged; {LOSS}." for item in broken]
+    damaged = {int(item.name[:12]) for item in broken}
     known = damaged | {record["sequence"] for record in intact}
     records: list[dict[str, Any]] = []
     uncommitted = set()
@@ -196,10 +122,6 @@ def superseded(records: Iterable[Mapping[str, Any]], before: Iterable[str] = ())
     return found
 
 
-def _name(sequence: int, digest: str) -> str:
-    return f"{sequence:012d}-{digest[:16]}"
-
-
 def contradictions(
     records: Sequence[Mapping[str, Any]],
     logged: str,
@@ -253,32 +175,3 @@ def gaps(numbers: Iterable[int]) -> Iterator[str]:
         if number > before + 1:
             yield f"{before + 1}" if number == before + 2 else f"{before + 1} to {number - 1}"
         before = number
-
-
-def _read(storage: Storage, sequence: int, identifier: str, item: Listed) -> dict[str, Any]:
-    data = storage.read(item.name) if item.size <= LARGEST else b""
-    try:
-        record = read_json(data, plain_object)
-        # Compared as bytes, too: changes that JSON ignores (blanks, escapes) are damage.
-        whole = canonical_json(record) == data
-        digest = record.pop("digest")
-        intact = whole and blake3(canonical_json(record)).hexdigest(length=20) == digest
-        _OWN([{**record, "digest": digest}])
-    except (ValueError, KeyError):
-        intact = False
-    if not intact or digest[:16] != identifier or record.get("sequence") != sequence:
-        raise IntegrityError(f"Log record {item.name} is damaged; restore it from a copy.")
-    if record["format"] > FORMAT:
-        version = record["format"]
-        raise FormatVersionError(f"{item.name} has format {version}, this ckstore reads {FORMAT}; install a later one.")
-    try:
-        RECORD([record])
-    except ValueError as error:
-        raise IntegrityError(f"Log record {item.name} is damaged ({error}); restore it from a copy.") from error
-    return {**record, "digest": digest}
-
-
-def _listed(storage: Storage, after: str = "") -> list[tuple[int, str, Listed]]:
-    """Return number, digest and object of every record after a name, in order."""
-    matches = ((_NAME.fullmatch(item.name.removeprefix(PREFIX)), item) for item in storage.list(PREFIX, after))
-    return [(int(match[1]), match[2], item) for match, item in matches if match is not None]

@@ -163,10 +163,16 @@ def write_file(path: Path, data: bytes, *, absent: bool = False) -> bool:
             else:
                 os.replace(temporary, path)
                 is_written = True
-            sync_directory(path.parent)
+            try:
+                sync_directory(path.parent)
+            except BaseException:
+                if absent and is_written:
+                    path.unlink(missing_ok=True)  # Nobody relies on it yet.
+                raise
         return is_written
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # It is swept later.
+            temporary.unlink(missing_ok=True)
 
 
 def write_cached(path: Path, data: bytes) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ckstore.errors import ConflictError, IntegrityError, NoStoreError, UsageError
+from ckstore.errors import ConflictError, NoStoreError, UsageError
 from ckstore.storage import root
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.catalog_replacement import replace_catalog
@@ -114,8 +114,7 @@ def rebuild_from_log(place: Path | str) -> bool:
         with RemoteCatalog(replace(mirror, path=target)) as catalog:
             catalog.refresh()
             if present is not None:
-                with suppress(IntegrityError):
-                    catalog.take_over_claims(present)
+                catalog.take_over_claims(present)
 
     replace_catalog(mirror.path, fill)
     return True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
 from blake3 import blake3
 
-from ckstore.errors import FormatVersionError, IntegrityError
-from ckstore.storage import change_log, durable, root
+from ckstore.errors import DiskFullError, FormatVersionError, IntegrityError
+from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.directory_storage import DirectoryStorage
 
 UNTAG = {"change": "untag", "tag": "a"}
@@ -19,7 +20,7 @@ def append(store, *records):
     names = []
     for record in records:
         known, _ = change_log.read_all(DirectoryStorage(store))
-        follows = change_log.name_of(known[-1]) if known else ""
+        follows = log_files.name_of(known[-1]) if known else ""
         names.append(change_log.append(DirectoryStorage(store), record, follows))
     return names
 
@@ -100,12 +101,12 @@ def test_a_record_of_a_transaction_that_failed_does_not_count(store):
     more = change_log.append(storage, {"change": "tag", "tag": "b", "version": 1}, first, 1)
     assert [record["change"] for record in records_of(store)] == ["untag", "tag", "tag"]
     [last] = append(store, UNTAG)
-    assert [change_log.name_of(record) for record in records_of(store)] == [first, other, more, last]
+    assert [log_files.name_of(record) for record in records_of(store)] == [first, other, more, last]
     tagged = change_log.append(storage, {"change": "tag", "tag": "c", "version": 1}, last)  # Nothing is lost by it.
     after = change_log.append(storage, UNTAG, last)
-    assert [change_log.name_of(record) for record in records_of(store)] == [first, other, more, last, tagged, after]
+    assert [log_files.name_of(record) for record in records_of(store)] == [first, other, more, last, tagged, after]
     change_log.withdraw(storage, [killed, tagged])
-    assert [change_log.name_of(record) for record in records_of(store)] == [first, other, more, last, after]
+    assert [log_files.name_of(record) for record in records_of(store)] == [first, other, more, last, after]
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -148,7 +149,7 @@ def test_a_catalog_that_lacks_committed_records_writes_none(store):
 
 def test_a_later_format_is_distinguished_from_damage(store):
     order = {"sequence": 1, "follows": "", "part": 0}
-    record = {"format": change_log.FORMAT + 1, **order, "created": durable.timestamp(), "other": "field"}
+    record = {"format": log_files.FORMAT + 1, **order, "created": durable.timestamp(), "other": "field"}
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
     digest = blake3(canonical).hexdigest(length=20)
     content = json.dumps({**record, "digest": digest}, sort_keys=True, separators=(",", ":"))
@@ -162,3 +163,136 @@ def test_crafted_records_are_refused(store, content):
     path = store / root.LOG / f"000000000001-{'0' * 16}.json"
     path.write_bytes(content)
     assert_refused(store, path)
+
+
+def segments(store):
+    return sorted(path.name for path in (store / root.LOG).glob("*.log"))
+
+
+def filled(store, monkeypatch, count):
+    """Append records, with segments of four numbers; return their names."""
+    monkeypatch.setattr(change_log, "SEGMENT", 4)
+    return append(store, *({"change": "tag", "tag": "a", "version": number} for number in range(1, count + 1)))
+
+
+def test_records_are_joined(store, monkeypatch):
+    names = filled(store, monkeypatch, 10)
+    assert segments(store) == ["000000000003.log", "000000000007.log"]
+    assert sorted(path.stem for path in (store / root.LOG).glob("*.json")) == names[7:]
+    assert [log_files.name_of(record) for record in records_of(store)] == names
+
+
+def test_an_uncommitted_record_is_not_joined_before_its_successor(store, monkeypatch):
+    monkeypatch.setattr(change_log, "SEGMENT", 4)
+    storage = DirectoryStorage(store)
+    first = change_log.append(storage, UNTAG)
+    left = change_log.append(storage, {**UNTAG, "tag": "left"}, first)
+    later = change_log.append(storage, UNTAG, first)
+    last = change_log.append(storage, UNTAG, later)
+    assert segments(store) == ["000000000003.log"]
+    change_log.append(storage, UNTAG, last)
+    assert left not in [log_files.name_of(record) for record in records_of(store)]
+
+
+def test_large_and_damaged_records_are_not_joined(store, monkeypatch):
+    names = append(store, {**UNTAG, "note": "x" * (1 << 16)}, UNTAG, UNTAG)
+    path_of(store, names[1]).write_bytes(b"{}")
+    filled(store, monkeypatch, 1)
+    assert segments(store) == ["000000000003.log"]
+    assert path_of(store, names[0]).exists()
+    records, problems = change_log.read_all(DirectoryStorage(store))
+    assert [record["sequence"] for record in records] == [1, 3, 4]
+    assert names[1] in problems[0]
+
+
+@pytest.mark.parametrize("deleted", [0, 1, 3])
+def test_a_process_may_die_while_it_joins_records(store, monkeypatch, deleted):
+    names = filled(store, monkeypatch, 3)
+    storage = DirectoryStorage(store)
+
+    def die(step):
+        if step == "log-joined":
+            log_files.delete(storage, names[:deleted])
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "checkpoint", die)
+        with pytest.raises(KeyboardInterrupt):
+            change_log.append(storage, UNTAG, names[-1])
+    assert [log_files.name_of(record) for record in records_of(store)] == names
+    names += append(store, UNTAG)
+    assert [log_files.name_of(record) for record in records_of(store)] == names
+    assert len(list((store / root.LOG).glob("*.json"))) == 1
+
+
+def test_a_full_disk_leaves_records_apart(store, monkeypatch):
+    names = filled(store, monkeypatch, 3)
+
+    def fail(self, name, data):
+        raise DiskFullError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectoryStorage, "put", fail)
+        names += append(store, UNTAG)
+    assert segments(store) == []
+    assert [log_files.name_of(record) for record in records_of(store)] == names
+
+
+def test_a_catalog_before_a_segment_is_refused(store, monkeypatch):
+    names = filled(store, monkeypatch, 4)
+    for follows in ("", names[0], names[1]):
+        with pytest.raises(IntegrityError, match="lacks changes"):
+            change_log.append(DirectoryStorage(store), UNTAG, follows)
+    change_log.append(DirectoryStorage(store), UNTAG, names[2])
+
+
+def test_damage_to_a_segment_is_found(store, monkeypatch):
+    names = filled(store, monkeypatch, 5)
+    path = store / root.LOG / segments(store)[0]
+    data = path.read_bytes()
+    for place in range(len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        records, problems = change_log.read_all(DirectoryStorage(store))
+        assert problems
+        assert {log_files.name_of(record) for record in records} < set(names)
+    path.write_bytes(data[:100])
+    records, problems = change_log.read_all(DirectoryStorage(store))
+    assert len(records) == 2
+    assert names[0] in problems[0]
+    path.unlink()
+    records, problems = change_log.read_all(DirectoryStorage(store))
+    assert [log_files.name_of(record) for record in records] == names[3:]
+    assert problems == [f"Log record 3 is missing; {change_log.LOSS}."]
+
+
+def test_a_reader_meets_records_that_are_being_joined(store, monkeypatch):
+    names = filled(store, monkeypatch, 3)
+    read = DirectoryStorage.read
+    joined = []
+
+    def reading(self, name):
+        if not joined:
+            joined.append(name)
+            log_files.join(DirectoryStorage(store), names[-1])
+        return read(self, name)
+
+    monkeypatch.setattr(DirectoryStorage, "read", reading)
+    assert [log_files.name_of(record) for record in records_of(store)] == names
+
+
+def test_an_append_lists_few_files_whatever_the_number_of_records(store, monkeypatch):
+    filled(store, monkeypatch, 200)
+    assert len(segments(store)) == 50
+    assert len(list((store / root.LOG).glob("*.json"))) <= 4
+
+
+def test_a_record_whose_directory_cannot_be_synced_is_not_left(store, monkeypatch):
+    def fail(directory):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(durable, "sync_directory", fail)
+    with pytest.raises(OSError, match="broken"):
+        change_log.append(DirectoryStorage(store), UNTAG)
+    assert list((store / root.LOG).iterdir()) == []

@@ -22,8 +22,8 @@ from blake3 import blake3
 
 from ckstore.errors import ConflictError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, zstd
-from ckstore.storage.change_log import RECORD as NOTE
 from ckstore.storage.interface import Storage
+from ckstore.storage.log_files import RECORD as NOTE
 from ckstore.storage.remote.bucket import ForeignNameError
 from ckstore.storage.remote.changes import read_calls
 from ckstore.storage.remote.retries import patiently, put_or_find

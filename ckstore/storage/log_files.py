@@ -1,0 +1,216 @@
+"""The files of the log: a checksummed one for each new record, and segments, in which older ones are joined."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from blake3 import blake3
+
+from ckstore.errors import AccessError, FormatVersionError, IntegrityError
+from ckstore.storage import durable, root
+from ckstore.storage.interface import Listed, Storage
+from ckstore.storage.names import names, names_or_empty
+from ckstore.storage.pack import PACK_NAME
+from ckstore.storage.schema import (
+    ID,
+    TIME,
+    by,
+    canonical_json,
+    fields,
+    items,
+    matching,
+    optional,
+    plain_object,
+    read_json,
+    rows,
+    text,
+    whole,
+)
+
+FORMAT = 1
+#: Prefix of the files' names.
+PREFIX = f"{root.LOG}/"
+#: Largest size of a record: hundreds of thousands of packs and versions in one collection.
+LARGEST = 1 << 25
+#: Records are joined each time that their number passes a multiple of this, unless they are larger than `_JOINED`.
+SEGMENT = 256
+_JOINED = 1 << 16
+LAST = 10**12 - 1
+_VERSION = whole(1)
+_PACKS = items(PACK_NAME)
+#: Schema of a record, by kind of change.
+RECORD = by(
+    "change",
+    {
+        "tag": fields({"tag": names, "version": _VERSION}),
+        "untag": fields({"tag": names}),
+        "rebase": fields({"packs": _PACKS, "versions": items(_VERSION)}),
+        "forget": fields({"versions": items(_VERSION), "uids": items(ID)}),
+        "thin": fields({"packs": _PACKS, "version": _VERSION}),
+        "drop": fields({"packs": _PACKS, "version": _VERSION}),
+        "compact": fields({"packs": _PACKS, "version": _VERSION}),
+        "metrics": fields({"version": _VERSION, "metrics": plain_object}),
+        "policy": fields({"run": names_or_empty, "policy": optional(text())}),
+        "gc": fields({"written": _PACKS, "removed": _PACKS, "versions": rows(ID, _VERSION, optional(_VERSION), TIME)}),
+        "lost": fields({"packs": _PACKS}),
+        "found": fields({"packs": _PACKS}),
+        "supersede": fields({"by": ID, "superseded": items(ID), "present": items(ID)}),
+        "renumber": fields({"uid": ID, "from": _VERSION, "version": _VERSION}),
+    },
+)
+#: A catalog that was restored from a copy.
+BEHIND = "The catalog lacks changes that are in the log; run `ckstore recover`."
+#: Schema of the name of the last record before another; empty if there is none.
+FOLLOWS = matching(re.compile(r"(\d{12}-[0-9a-f]{16})?"), "a record's name, or empty")
+_OWN = fields(
+    {
+        "format": whole(),
+        "sequence": whole(1, LAST),
+        "follows": FOLLOWS,
+        "part": whole(),
+        "created": TIME,
+        "digest": ID,
+    }
+)
+_NAME = re.compile(rb"(\d{12}-[0-9a-f]{16}) ")
+_FILE = re.compile(r"(\d{12}-[0-9a-f]{16})\.json")
+_SEGMENT = re.compile(r"(\d{12})\.log")
+
+
+class Found(NamedTuple):
+    """A record, and where it is; None if it is damaged. The name begins with its number, or that of its segment."""
+
+    name: str
+    record: dict[str, Any] | None
+    place: str
+
+
+def name_of(record: Mapping[str, Any]) -> str:
+    """Return the name of a record that was read."""
+    return f"{record['sequence']:012d}-{record['digest'][:16]}"
+
+
+def write(storage: Storage, content: Mapping[str, Any]) -> str:
+    """Write a record durably, with its digest; return its name."""
+    record = {**content, "digest": blake3(canonical_json(content)).hexdigest(length=20)}
+    storage.put_absent(f"{PREFIX}{name_of(record)}.json", canonical_json(record))
+    return name_of(record)
+
+
+def delete(storage: Storage, names: Iterable[str]) -> None:
+    """Delete records that were not joined."""
+    storage.delete([f"{PREFIX}{name}.json" for name in names])
+
+
+def read_after(storage: Storage, name: str) -> list[Found]:
+    """Return the records after a committed one; raise `IntegrityError` if later ones were joined, so committed."""
+    found: list[Found] = []
+    for item in storage.list(PREFIX, f"{PREFIX}{name}.json" if name else ""):
+        if _number(item) > int(name[:12] or 0):
+            raise IntegrityError(BEHIND)
+        found += _read_file(storage, item)
+    return found
+
+
+def read_files(storage: Storage) -> list[Found]:
+    """Return all records in order, each once."""
+    while True:
+        found: list[Found] = []
+        try:
+            for item in storage.list(PREFIX):
+                found += _read_segment(storage, item) if _number(item) else _read_file(storage, item)
+        except FileNotFoundError:
+            continue  # Another process joined records since they were listed.
+        intact = {item.name: item for item in found if item.record is not None}
+        damaged = [item for item in found if item.name not in intact]
+        return sorted([*intact.values(), *damaged], key=lambda item: item.name)
+
+
+def join(storage: Storage, last: str) -> None:
+    """Move the records up to a committed one into a segment, but for damaged and large ones.
+
+    Call it inside a catalog transaction. A record is in both places if the process dies in between.
+    """
+    lines: dict[bytes, None] = {}
+    joined = []
+    segment = f"{PREFIX}{last[:12]}.log"
+    with suppress(FileNotFoundError):  # A process died before it deleted the records.
+        lines |= dict.fromkeys(storage.read(segment).splitlines(keepends=True))
+    for item in storage.list(PREFIX):
+        match = _FILE.fullmatch(item.name.removeprefix(PREFIX))
+        if match is None or match[1] > last or item.size > _JOINED or sum(map(len, lines)) > LARGEST - 2 * _JOINED:
+            continue
+        data = storage.read(item.name)
+        with suppress(IntegrityError):
+            _parsed(data, match[1], item.name)
+            lines[b"%s %s\n" % (match[1].encode(), data)] = None
+            joined.append(match[1])
+    if joined:
+        storage.put(segment, b"".join(sorted(lines)))
+        durable.checkpoint("log-joined")
+        delete(storage, joined)
+
+
+def _number(item: Listed) -> int:
+    """Return the number of the last record in a segment; 0 for another file."""
+    match = _SEGMENT.fullmatch(item.name.removeprefix(PREFIX))
+    return 0 if match is None else int(match[1])
+
+
+def _read_file(storage: Storage, item: Listed) -> Iterator[Found]:
+    match = _FILE.fullmatch(item.name.removeprefix(PREFIX))
+    if match is not None:
+        try:
+            yield Found(match[1], _parsed(_data(storage, item), match[1], item.name), item.name)
+        except (AccessError, FileNotFoundError):
+            raise
+        except (IntegrityError, OSError):
+            yield Found(match[1], None, item.name)
+
+
+def _read_segment(storage: Storage, item: Listed) -> Iterator[Found]:
+    try:
+        lines = _data(storage, item).splitlines(keepends=True)
+    except AccessError:
+        raise
+    except (IntegrityError, OSError):
+        lines = [b""]
+    for line in lines:
+        match = _NAME.match(line)
+        name = item.name.removeprefix(PREFIX) if match is None else match[1].decode()
+        try:
+            yield Found(name, _parsed(line[30:-1] * line.endswith(b"\n"), name, f"{name} in {item.name}"), item.name)
+        except IntegrityError:
+            yield Found(name, None, item.name if match is None else f"{name} in {item.name}")
+
+
+def _data(storage: Storage, item: Listed) -> bytes:
+    """Return the bytes of a file; none if it is too large."""
+    return storage.read(item.name) if item.size <= LARGEST else b""
+
+
+def _parsed(data: bytes, name: str, place: str) -> dict[str, Any]:
+    """Return the record of a name; raise `IntegrityError` if it is damaged."""
+    try:
+        record: dict[str, Any] = read_json(data, plain_object)
+        # Compared as bytes, too: changes that JSON ignores (blanks, escapes) are damage.
+        whole = canonical_json(record) == data
+        digest = record.pop("digest")
+        intact = whole and blake3(canonical_json(record)).hexdigest(length=20) == digest
+        record["digest"] = digest
+        _OWN([record])
+    except (ValueError, KeyError):
+        intact = False
+    if not intact or name_of(record) != name:
+        raise IntegrityError(f"Log record {place} is damaged; restore it from a copy.")
+    if record["format"] > FORMAT:
+        version = record["format"]
+        raise FormatVersionError(f"{place} has format {version}, this ckstore reads {FORMAT}; install a later one.")
+    try:
+        RECORD([record])
+    except ValueError as error:
+        raise IntegrityError(f"Log record {place} is damaged ({error}); restore it from a copy.") from error
+    return record
