@@ -597,10 +597,15 @@ class Store(Mapping[str | int, "Version"]):
         self._repository.require_writable()
         return retain(self._followed(), run, progress=progress)
 
-    def stats(self) -> dict[str, Any]:
-        """Return totals of the store, and under `ledger` the bytes of its files by cause.
+    @checked()
+    def stats(self, *, ledger: bool = False) -> dict[str, Any]:
+        """Return totals of the store.
 
-        `held` are bytes of forgotten versions: garbage, and data that present versions need until a `rebase`.
+        Parameters
+        ----------
+        ledger
+            Add the bytes of its files by cause, under `ledger`, which takes a while in a large store. `held` are bytes
+            of forgotten versions: garbage, and data that present versions need until a `rebase`.
 
         Examples
         --------
@@ -609,7 +614,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.checking.ledger import stats
 
-        return stats(self._followed())
+        return stats(self._followed(), with_ledger=ledger)
 
     def _stored(self, row: VersionRow) -> StoredVersion:
         from ckstore.reading.stored_version import StoredVersion

@@ -14,6 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError
+from ckstore.gc.clean import held_since
+from ckstore.gc.plan import plan_for
 from ckstore.objects import units
 from ckstore.policy import Policy, Retention
 from ckstore.recovery.recover import recover
@@ -479,6 +481,16 @@ class StoreMachine(RuleBasedStateMachine):
         assert {row.number for row in rows if row.fidelity == "coarse"} == set(self.thinned)
         assert self.store._catalog.tags() == self.tags
         assert all(row.parent is None or row.parent in self.digests for row in rows)
+
+    @invariant()
+    def a_clean_store_has_no_garbage(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        held = held_since(self.store._repository)
+        if held is not None:
+            plan = plan_for(self.store._repository, 3600)
+            assert plan.is_empty
+            assert plan.survey.held <= held
 
     @precondition(lambda self: self.digests)
     @rule(data=st.data())

@@ -88,19 +88,19 @@ def _record(repository: Repository, pack: str, slot: int, unneeded: str | None, 
     return length
 
 
-def stats(repository: Repository) -> dict[str, Any]:
-    """Return totals of the store, and its ledger under `ledger`."""
+def stats(repository: Repository, *, with_ledger: bool = False) -> dict[str, Any]:
+    """Return totals of the store, and its ledger under `ledger` if it is wanted, which reads every manifest."""
     catalog = repository.catalog
-    causes, versions, totals = ledger(repository), catalog.versions(), catalog.totals()
-    original = sum(row.original_bytes for row in versions)
-    stored = sum(causes.values())
+    totals, original = catalog.totals(), catalog.original_bytes()
+    causes = ledger(repository) if with_ledger else {}
+    stored = sum(causes.values()) or sum(size for _, _, size in repository.packs.files())
     return {
-        "versions": len(versions),
+        "versions": totals.versions,
         "runs": totals.runs,
         "tags": totals.tags,
         "objects": catalog.objects(),
         "original_bytes": original,
         "stored_bytes": stored,
         "ratio": original / stored if stored else 0.0,
-        "ledger": causes,
+        **({"ledger": causes} if with_ledger else {}),
     }

@@ -38,13 +38,13 @@ def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> N
     with open_store(ctx, "r" if dry_run else "a") as store:
         report = store.gc(grace=grace, dry_run=dry_run)
         is_clean = not (report.removed or report.rewritten or report.files)
-        stats = store.stats() if is_clean and not as_json else {}
+        stored = store.stats()["stored_bytes"] if is_clean and not as_json else 0
     if as_json:
         print_json([{**dataclasses.asdict(report), "dry_run": dry_run}])
         return
     if is_clean:
         print_line("Nothing to do: no garbage.")
-        print_held(stats, 0)
+        print_held(stored, 0, report.held)
         return
     done = [
         f"{counted(report.removed, 'pack')} removed",

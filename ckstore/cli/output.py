@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -145,12 +145,11 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
         print_line(line(row))
 
 
-def print_held(stats: Mapping[str, Any], freed: int) -> None:
-    """Say on stderr how many bytes of forgotten versions are left, and the savings of a `gc` and a rebase."""
-    held = stats["ledger"]["held"]
-    if freed > stats["stored_bytes"] / 8:
+def print_held(stored: int, freed: int, held: int) -> None:
+    """Say on stderr how many of the stored bytes a `gc` would free, or how many of forgotten versions others need."""
+    if freed > stored / 8:
         print_line(f"ckstore: `ckstore gc` would free {size_text(freed)} of forgotten versions.", err=True)
-    elif held > stats["stored_bytes"] / 100:
+    elif held > stored / 100:
         print_line(
             f"ckstore: {size_text(held)} of forgotten versions stay: present ones are stored against them, in fewer "
             "bytes than in full. `ckstore rebase` would save none.",

@@ -27,16 +27,19 @@ _COUNTS = frozenset({"versions", "runs", "tags", "packs", "objects", "tensors", 
 def command(ctx: click.Context, with_ledger: bool, as_json: bool) -> None:
     """Print totals of the store."""
     with open_store(ctx) as store:
-        stats = store.stats()
-        freed = 0
-        with suppress(CkstoreError):  # Damage prevents a `gc`.
-            freed = 0 if as_json else store.gc(dry_run=True).bytes
+        stats = store.stats(ledger=with_ledger)
+        totals = store._catalog.totals()
+        garbage = None
+        if not as_json and totals.bytes - totals.stored_bytes > stats["stored_bytes"] / 100:
+            with suppress(CkstoreError):  # Damage prevents a `gc`.
+                garbage = store.gc(dry_run=True)
     if as_json:
         print_json([stats])
         return
     facts = {name: value for name, value in stats.items() if name != _LEDGER}
     print_facts((name.replace("_", " "), _text(name, value)) for name, value in _flat(facts))
-    print_held(stats, freed)
+    if garbage is not None:
+        print_held(stats["stored_bytes"], garbage.bytes, garbage.held)
     if with_ledger:
         ledger: Mapping[str, int] = stats[_LEDGER]
         total = sum(ledger.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from ckstore.commit.change import remove_uncommitted
 from ckstore.commit.costs import update_costs
 from ckstore.commit.in_full import store_in_full
 from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError, NotFoundError
+from ckstore.gc.clean import held_since
 from ckstore.gc.plan import GcPlan, plan_for
 from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
@@ -54,11 +55,13 @@ class GcReport:
         Number of deleted files of killed processes.
     versions
         Number of forgotten or replaced versions whose manifests were deleted.
+    held
+        Bytes of objects of forgotten versions that stay, since present versions are stored against them.
 
     Examples
     --------
     >>> store.gc(dry_run=True)
-    GcReport(bytes=0, removed=0, rewritten=0, in_full=0, files=0, versions=0)
+    GcReport(bytes=0, removed=0, rewritten=0, in_full=0, files=0, versions=0, held=0)
     """
 
     bytes: int = 0
@@ -67,11 +70,14 @@ class GcReport:
     in_full: int = 0
     files: int = 0
     versions: int = 0
+    held: int = field(default=0, compare=False)
 
     def add(self, other: GcReport) -> None:
         """Add the numbers of another report."""
+        held = other.held or self.held
         for name, value in asdict(other).items():
             setattr(self, name, getattr(self, name) + value)
+        self.held = held
 
 
 def gc(
@@ -100,7 +106,7 @@ class _Collection:
         self._lease = lease
         self._deadline = time.monotonic() + patience
         # Copies that a killed run left already take space: they are not counted as new.
-        self._before = {info.name for info in repository.packs.list_packs()}
+        self._before: set[str] = set()
         # The copy of each pack, and the contents that it was made for.
         self._copies: dict[str, tuple[Copy, tuple[Any, ...]]] = {}
         # Packs that a gc has already counted as freed: a remote store deletes them later.
@@ -111,6 +117,12 @@ class _Collection:
 
     def run(self) -> GcReport:
         """Plan, copy and commit until nothing changes in between."""
+        held = held_since(self._repository)
+        if held is not None:
+            report = GcReport(held=held)
+            self._sweep(report)
+            return report
+        self._before = {info.name for info in self._repository.packs.list_packs()}
         try:
             report = self._collect(rewriting=True)
         except DiskFullError:
@@ -250,6 +262,8 @@ class _Collection:
             files = [info for info in plan.files if info.name not in written and info.name not in known]
             report = self._report(plan, removed, files, copies)
             if plan.is_empty:
+                if catalog.is_only:
+                    catalog.note_clean(plan.survey.held)
                 return report
             going[:] = [name for name in (*removed, *copies) if name not in written]
             record = {
@@ -308,7 +322,8 @@ class _Collection:
         packs = plan.survey.packs
         freed = sum(packs[name].bytes for name in (*removed, *copies)) + sum(info.bytes for info in files)
         freed -= sum(copy.pack.bytes for copy in copies.values() if copy.pack.name not in self._before)
-        return GcReport(freed, len(removed), len(copies), files=len(files), versions=len(plan.lost))
+        counts = {"files": len(files), "versions": len(plan.lost), "held": plan.survey.held}
+        return GcReport(freed, len(removed), len(copies), **counts)
 
     def _unlink(self, names: Iterable[str]) -> None:
         for name in names:
@@ -329,13 +344,17 @@ class _Collection:
 
 def expected(repository: Repository, grace: float = GRACE, without: Collection[int] = ()) -> GcReport:
     """Predict the report of a collection, once the versions of some numbers are forgotten."""
-    plan = plan_for(repository, grace, ahead=True, without=without)
     temporaries = root.find_temporaries(repository.path, grace)
+    held = None if without else held_since(repository)
+    if held is not None:
+        return GcReport(sum(map(durable.size_of, temporaries)), files=len(temporaries), held=held)
+    plan = plan_for(repository, grace, ahead=True, without=without)
     freed = sum(pack.bytes for pack in plan.removed) + sum(info.bytes for info in plan.files)
     freed += sum(pack.garbage for pack in plan.rewritten) + sum(durable.size_of(path) for path in temporaries)
     in_full = sum(map(len, plan.survey.in_full.values()))
     report = GcReport(freed - plan.survey.added, len(plan.removed), len(plan.rewritten), in_full)
     report.files, report.versions = len(plan.files) + len(temporaries), len(plan.lost)
+    report.held = plan.survey.held
     gone = repository.catalog.gone().keys() - plan.told
     _add_files(report, [info.bytes for info in repository.packs.list_packs() if info.name in gone] if gone else [])
     return report

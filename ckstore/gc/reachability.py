@@ -118,6 +118,8 @@ class Survey:
         they are stored against.
     added
         The expected bytes of these.
+    held
+        Bytes of objects of forgotten versions that present ones are stored against.
     """
 
     packs: dict[str, PackContents]
@@ -125,6 +127,7 @@ class Survey:
     present: set[tuple[str, int]]
     in_full: dict[str, list[int]]
     added: int
+    held: int
 
 
 def survey(
@@ -162,7 +165,13 @@ def survey(
             slot for slot, number in slots.items() if number in needs.objects and not (ahead and number in again)
         }
     dead = [number for number in graph.bases if number not in needs.objects]
-    return Survey(contents, dead, present, in_full, added)
+    held = sum(
+        contents[name].sizes[slot]
+        for name, slots in graph.placed.items()
+        for slot in contents[name].slots
+        if slots[slot] not in needs.wanted
+    )
+    return Survey(contents, dead, present, in_full, added, held)
 
 
 def _to_store_in_full(graph: _Graph, needs: _Needs, packs: Mapping[str, PackContents], original: int) -> set[int]:

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError
 from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
-from ckstore.storage.catalog_reader import COLLECTED
+from ckstore.storage.catalog_reader import CLEAN, COLLECTED
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file, damaged
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
@@ -106,6 +106,10 @@ class Catalog(CatalogClaims):
     def records(self) -> list[dict[str, Any]]:
         """Return the log's undamaged records of committed changes, in order."""
         return change_log.read_all(self._storage)[0]
+
+    def logged_since(self, name: str, kinds: Collection[str]) -> bool:
+        """Return whether all records of the log after one are of some kinds of change."""
+        return change_log.changed_only(self._storage, name, kinds)
 
     def differences(self) -> list[str]:
         """Return a sentence for each damage of the log, and for each contradiction between it and the catalog."""
@@ -322,6 +326,11 @@ class Catalog(CatalogClaims):
     def note_collected(self, when: str) -> None:
         """Record the time at which `gc` last moved or removed an object, so that other processes notice."""
         self._write(COLLECTED, when)
+
+    def note_clean(self, held: int) -> None:
+        """Record that a collection found no garbage now, and how many bytes of forgotten versions others need."""
+        with self.transaction():
+            self._write(CLEAN, f"{held} {self.packs_apart()} {self.logged()}")
 
     @recorded
     def note_gone(self, names: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from ckstore.storage.schema import (
     LOWEST,
     Schema,
     items,
+    number,
     optional,
     plain_object,
     read_json,
@@ -46,6 +48,9 @@ from ckstore.storage.version_names import resolve
 
 #: Row of `meta` with the time of the last change by `gc`.
 COLLECTED = "collected"
+#: Row of `meta` with the findings of the last collection: held bytes, packs of no version, last record in the log.
+CLEAN = "collected:clean"
+_CLEAN = re.compile(r"(\d{1,15}) (\d{1,15}) ((?:\d{12}-[0-9a-f]{16})?)")
 
 _COLUMNS = (
     {"uid": "lower(hex(v.uid))", "run": "r.name", "pack": "p.name"}.get(name, f"v.{name}") for name in VERSION_COLUMNS
@@ -340,6 +345,22 @@ class CatalogReader:
     def collected(self) -> str:
         """Return the time at which `gc` last moved or removed an object; empty if never."""
         return self.moved_packs([COLLECTED]).get(COLLECTED, "")
+
+    def clean(self) -> tuple[int, int, str] | None:
+        """Return what the last collection found if it found no garbage: see `CLEAN`."""
+        match = _CLEAN.fullmatch(self.moved_packs([CLEAN]).get(CLEAN, ""))
+        return None if match is None else (int(match[1]), int(match[2]), match[3])
+
+    def packs_apart(self) -> int:
+        """Return the number of encoded packs without the manifest of a present version."""
+        query = "SELECT COUNT(*) FROM packs p WHERE kind = 'encoded' AND p.id NOT IN (SELECT pack FROM versions)"
+        [[number]] = self._connection.rows(query)
+        return int(number)
+
+    def original_bytes(self) -> int:
+        """Return the bytes of the files of all versions."""
+        [[total]] = self._connection.rows("SELECT TOTAL(original_bytes) FROM versions", schema=rows(number(0)))
+        return int(total)
 
     def state(self) -> tuple[int, int, int]:
         """Return a value that differs after any change of the catalog, by this process or another."""

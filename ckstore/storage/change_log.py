@@ -80,6 +80,13 @@ def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
     return [*_counting(records[::-1], uncommitted)], problems
 
 
+def changed_only(storage: Storage, after: str, kinds: Collection[str]) -> bool:
+    """Return whether all records after one, committed or not, are intact and of some kinds of change."""
+    return all(
+        item.record is not None and item.record["change"] in kinds for item in log_files.read_files(storage, after)
+    )
+
+
 def _missing(number: int) -> str:
     return f"Log record {number} is missing; {LOSS}."
 

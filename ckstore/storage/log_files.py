@@ -115,18 +115,18 @@ def read_after(storage: Storage, name: str) -> list[Found]:
     return found
 
 
-def read_files(storage: Storage) -> list[Found]:
-    """Return all records in order, each once."""
+def read_files(storage: Storage, after: str = "") -> list[Found]:
+    """Return all records in order, each once; only those after one if that has a name."""
     while True:
         found: list[Found] = []
         try:
-            for item in storage.list(PREFIX):
+            for item in storage.list(PREFIX, f"{PREFIX}{after}.json" if after else ""):
                 found += _read_segment(storage, item) if _number(item) else _read_file(storage, item)
         except FileNotFoundError:
             continue  # Another process joined records since they were listed.
         intact = {item.name: item for item in found if item.record is not None}
         damaged = [item for item in found if item.name not in intact]
-        return sorted([*intact.values(), *damaged], key=lambda item: item.name)
+        return sorted((item for item in (*intact.values(), *damaged) if item.name > after), key=lambda item: item.name)
 
 
 def join(storage: Storage, last: str) -> None:

@@ -63,7 +63,7 @@ def test_a_gc_that_frees_nothing_says_what_holds_the_bytes(ckstore, place: Path)
         ckstore("encode")
     ckstore("forget", "base")
     said = ckstore("gc", "--grace", "0")
-    held = ckstore("stats", "--json").json[0]["ledger"]["held"]
+    held = ckstore("stats", "--ledger", "--json").json[0]["ledger"]["held"]
     assert held > 0.5 * (place / "a.pt").stat().st_size
     said = ckstore("gc", "--grace", "0")
     assert said.out == "Nothing to do: no garbage.\n"

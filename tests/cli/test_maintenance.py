@@ -21,6 +21,9 @@ def test_stats(ckstore, filled: Path) -> None:
     assert stats["versions"] == 3
     assert stats["original_bytes"] == sum(path.stat().st_size for path in (filled / "in").iterdir())
     size = sum(len(data) for _, data in contents(filled / ".ckstore").values())
+    assert stats["stored_bytes"] == size
+    assert "ledger" not in stats
+    [stats] = ckstore("stats", "--ledger", "--json").json
     assert sum(stats["ledger"].values()) == stats["stored_bytes"] == size
     out = ckstore("stats").out
     assert "ledger" not in out

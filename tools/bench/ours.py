@@ -94,7 +94,7 @@ def measure(series: Series, work: Path) -> Ours:
             unbounded_later=size_of(free) - first,
             factor=factor,
             predicted=deepest.cost,
-            ledger=dict(store.stats()["ledger"]),
+            ledger=dict(store.stats(ledger=True)["ledger"]),
             coded=coded // 8,
             entropy=round(entropy / 8),
         )
