@@ -1,4 +1,4 @@
-"""What the last collection found, and whether anything since can have left garbage."""
+"""The findings of the last collection, and whether anything since can have left garbage."""
 
 from __future__ import annotations
 

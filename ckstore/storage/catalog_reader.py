@@ -347,7 +347,7 @@ class CatalogReader:
         return self.moved_packs([COLLECTED]).get(COLLECTED, "")
 
     def clean(self) -> tuple[int, int, str] | None:
-        """Return what the last collection found if it found no garbage: see `CLEAN`."""
+        """Return the findings of the last collection if there was no garbage: see `CLEAN`."""
         match = _CLEAN.fullmatch(self.moved_packs([CLEAN]).get(CLEAN, ""))
         return None if match is None else (int(match[1]), int(match[2]), match[3])
 

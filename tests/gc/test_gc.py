@@ -124,7 +124,7 @@ def test_needed_bytes_are_not_freed(store: ckstore.Store) -> None:
 
 @pytest.mark.local
 def test_a_clean_store_is_not_read_again(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a change may have left garbage, or an unknown file is there, a collection reads no manifest."""
+    """Until a change may have left garbage, or an unknown file appears, a collection reads no manifest."""
     planned = []
     plan_for = module.plan_for
 
