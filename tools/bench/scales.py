@@ -120,7 +120,7 @@ def table(found: dict[int, dict[str, float]]) -> str:
     for name in found[numbers[0]]:
         values = [found[number][name] for number in numbers]
         cells = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
-        lines.append(f"| {name} | {' | '.join(cells)} | {values[-1] / values[0]:.2f} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {values[-1] / values[0] if values[0] else float('nan'):.2f} |")
     return "\n".join(lines)
 
 
