@@ -187,6 +187,11 @@ class CatalogReader:
         query = f"SELECT {VERSION}, {_SET} FROM seals s LEFT JOIN versions v ON v.number = s.last {NAMES}"
         return self._owned(self._connection.rows(f"{query} WHERE s.name = 'versions'"), _OF_SET, "last")
 
+    def first(self, run: str) -> VersionRow | None:
+        """Return the version of a run with the lowest number that is not superseded; None if there are none."""
+        found = self._select("WHERE r.name = ? AND v.superseded = 0 ORDER BY v.number LIMIT 1", run)
+        return self._meant(found, lambda row: (row.run, row.superseded) == (run, False))
+
     def highest(self, run: str) -> VersionRow | None:
         """Return the version of a run with the highest step; without steps, the latest.
 

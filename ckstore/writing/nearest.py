@@ -36,8 +36,8 @@ def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionR
     total = sum(unit.count for unit in scanned.units)
     candidates = []
     for run in repository.catalog.runs():
-        rows = [row for row in repository.catalog.versions(run.name) if not row.superseded]
-        for row in {row.number: row for row in (rows[:1] + rows[-1:])}.values():
+        ends = repository.catalog.first(run.name), repository.catalog.latest(run.name)
+        for row in {row.number: row for row in ends if row is not None and not row.superseded}.values():
             version = StoredVersion(repository, row)
             objects = {
                 (unit.key, unit.signature): item
