@@ -716,3 +716,26 @@ def test_other_modes_are_refused(url: str | None, server: SimulatedServer, direc
     mode: Any = "w"
     with pytest.raises(UsageError, match="Unknown mode 'w'; open a store with 'r' to read, or 'a'"):
         ckstore.open(place, mode, cache=directory / "a")
+
+
+@pytest.mark.encoded
+def test_requests_do_not_grow_with_versions(server: SimulatedServer, directory: Path) -> None:
+    """Sixteen commits, an open with a warm mirror and a slice take as many requests and bytes as 256 versions before."""
+    generator = np.random.default_rng(0)
+    weight = generator.standard_normal((64, 32), np.float32)
+    found = []
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(16 + 256 + 16):
+            if step % 256 == 0:
+                server.requests.clear()
+                server.bytes.clear()
+            weight = weight + 1e-3 * generator.standard_normal(weight.shape, np.float32)
+            store.ingest({"w": weight}, run="a", step=step)
+            if step % 256 == 15:
+                with ckstore.open(URL, "r", cache=directory / "a") as warm:
+                    np.testing.assert_array_equal(warm[f"a@{step}"]["w"][5], weight[5])
+                found.append((server.requests.copy(), server.bytes.copy()))
+    (few, few_bytes), (many, many_bytes) = found
+    assert many == few
+    assert many_bytes["put"] < 1.05 * few_bytes["put"]
+    assert many_bytes["read"] <= 1.05 * few_bytes["read"]
