@@ -720,7 +720,7 @@ def test_other_modes_are_refused(url: str | None, server: SimulatedServer, direc
 
 @pytest.mark.encoded
 def test_requests_do_not_grow_with_versions(server: SimulatedServer, directory: Path) -> None:
-    """Sixteen commits, an open with a warm mirror and a slice take as many requests and bytes as 256 versions before."""
+    """Commits, an open with a warm mirror and a slice take as many requests and bytes as 256 versions before."""
     generator = np.random.default_rng(0)
     weight = generator.standard_normal((64, 32), np.float32)
     found = []
