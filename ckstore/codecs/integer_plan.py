@@ -29,8 +29,6 @@ class Workspace:
 
         self.directory, self.order, self.read = payload_directory, order, read
         most = payload_directory.CLASSES
-        self.coder = np.empty(5, np.int64)
-        self.odds = np.empty((payload_directory.CONTEXTS, 2), np.int32)
         self.groups = np.zeros(most, payload_directory.GROUP)
         self.lowers = np.empty((most, payload_directory.TABLE), np.int64)
         self.raws = np.empty((most, payload_directory.TABLE), np.uint8)

@@ -167,7 +167,7 @@ def _read_elements(header: Header, view: memoryview, room: Workspace, coded: Arr
     directory = np.array(view[header.directory : header.planes])
     number: int
     number, _ = room.directory.code_directory(
-        room.coder, directory, room.odds, False, header.grouped, header.count, room.groups, room.lowers, room.raws,
+        np.zeros(2, np.int64), directory, header.grouped, header.count, 0, room.groups, room.lowers, room.raws,
         room.lengths,
     )  # fmt: skip
     buffer = np.frombuffer(view, np.uint8)
@@ -249,10 +249,10 @@ def write_streams(plan: Plan, room: int) -> list[Array]:
 def write_directory(plan: Plan, room: int, *, grouped: bool) -> bytes:
     """Return the directory of a plan's groups, in at most `room` bytes."""
     held = plan.room
-    buffer = empty(room, np.uint8)
-    _, size = held.directory.code_directory(
-        held.coder, buffer, held.odds, True, grouped, plan.coded.size, held.groups, held.lowers, held.raws,
+    buffer = np.zeros(room, np.uint8)
+    number, size = held.directory.code_directory(
+        np.array([0, 1]), buffer, grouped, plan.coded.size, plan.number, held.groups, held.lowers, held.raws,
         held.lengths,
     )  # fmt: skip
-    assert size <= room, "`measure` makes room for all"
+    assert number == plan.number, "`measure` makes room for all"
     return buffer[:size].tobytes()

@@ -688,11 +688,9 @@ def crafted_directory(rng, items, tops, plane=0):
     groups["run_top"][0] = tops[-1]
     groups["bins"][0] = len(values)
     groups["run_bins"][0] = len(runs)
-    buffer = np.empty(1 << 20, np.uint8)
-    coder = np.zeros(5, np.int64)
-    odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
+    buffer = np.zeros(1 << 20, np.uint8)
     number, size = entropy_directory.code_directory(
-        coder, buffer, odds, True, False, 1 << 40, groups, lowers, raws, lengths
+        np.array([0, 1]), buffer, False, 1 << 40, 1, groups, lowers, raws, lengths
     )
     assert number == 1
     return buffer[:size].tobytes()
@@ -722,19 +720,22 @@ def test_bins_that_no_encoder_chooses_are_read_as_the_reference_does(seed, monke
     read_raw = payload_reader.BitReader.raw
 
     def counting(reader, bits):
-        taken[id(reader)] = taken.get(id(reader), 0) + bits
+        taken[reader] = taken.get(reader, 0) + bits
         return read_raw(reader, bits)
 
     monkeypatch.setattr(payload_reader.BitReader, "raw", counting)
     unread = crafted_payload(directory, streams, count, width, narrow, np.empty(0))
     elements = np.array(by_reference(unread), f"<i{width}")
-    bits = [*taken.values(), 0, 0, 0]
+    _, *bits = [*taken.values(), 0, 0, 0]  # The first reads the directory.
     streams = [stream[: bits[i] + 7 >> 3] for i, stream in enumerate(streams)]
     guard = np.full(count + 64, 77, elements.dtype)
     out = guard[32 : 32 + count]
     decode_integers(crafted_payload(directory, streams, count, width, narrow, elements), out)
     assert (out == elements).all()
-    # A stream that is too short, or too long.
+    # A directory or a stream that is too short, or too long.
+    for wrong in (directory[:-1], directory + b"\0"):
+        with pytest.raises(IntegrityError):
+            decode_integers(crafted_payload(wrong, streams, count, width, narrow, elements), out)
     for stream in range(4):
         for wrong in (streams[stream][:-1], streams[stream] + b"\0"):
             damaged = [*streams[:stream], wrong, *streams[stream + 1 :]]
@@ -743,3 +744,34 @@ def test_bins_that_no_encoder_chooses_are_read_as_the_reference_does(seed, monke
                     decode_integers(crafted_payload(directory, damaged, count, width, narrow, elements), out)
     assert (guard[:32] == 77).all()
     assert (guard[32 + count :] == 77).all()
+
+
+@pytest.mark.parametrize(
+    ("groups", "whole"),
+    [
+        ([(2, 3), (9, 2)], True),
+        ([(9, 2), (2, 3)], False),
+        ([(2, 3), (2, 2)], False),
+        ([(2, 3), (5, 0), (9, 2)], False),
+        ([(2, 3), (9, 1)], False),
+        ([(2, 3), (9, 3)], False),
+    ],
+)
+def test_groups_ascend_by_class_and_add_up(groups, whole):
+    classes = np.array([2, 9, 2, 2, 9], np.uint8)
+    bits = at = 0
+    fields = [(len(groups), 7)]
+    for label, count in groups:
+        fields += [(label, 6), (count, 8), (payload_reader.EQUAL, 2), (0, 8)]
+    for value, size in fields:
+        bits |= value << at
+        at += size
+    start = bytes((1, integer_header.GROUPED)) + bytes(4) + integer_header.count_bytes(5)
+    check = zlib.crc32(classes).to_bytes(4, "little")
+    payload = with_check(start + check + bits.to_bytes(at + 7 >> 3, "little"), np.zeros(5, np.int8))
+    out = np.ones(5, np.int8)
+    if whole:
+        assert not decoded(payload, out, classes).any()
+    else:
+        with pytest.raises(IntegrityError):
+            decode_integers(payload, out, classes)

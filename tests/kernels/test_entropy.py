@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from numba import njit
 
 from ckstore.kernels.entropy import bins as entropy_bins
-from ckstore.kernels.entropy import coder as entropy_coder
 from ckstore.kernels.entropy import lengths as entropy_lengths
 from ckstore.kernels.entropy import order as entropy_order
 from ckstore.kernels.entropy import payload_directory as entropy_directory
@@ -32,9 +30,7 @@ cell_of = callable_from_python(entropy_bins.cell_of)
 choose_bins = callable_from_python(entropy_bins.choose_bins)
 list_bins = callable_from_python(entropy_bins.list_bins)
 symbols_of_cells = callable_from_python(entropy_bins.symbols_of_cells)
-start_coder = callable_from_python(entropy_coder.start_coder)
-finish_writing = callable_from_python(entropy_coder.finish_writing)
-code_raw = callable_from_python(entropy_coder.code_raw)
+code_bits = callable_from_python(entropy_directory.code_bits)
 code_number = callable_from_python(entropy_directory.code_number)
 code_bins = callable_from_python(entropy_directory.code_bins)
 fill_table = callable_from_python(entropy_tables.fill_table)
@@ -239,34 +235,37 @@ def test_bins_without_numbers_are_listed_where_they_may_occur():
     assert lowers[-1] + sizes[-1] == 16
 
 
-@given(st.lists(st.tuples(st.sampled_from(["raw", "number"]), st.integers(0, 2**64 - 1)), max_size=40), st.data())
-def test_the_binary_coder_round_trips(items, data):
+def cursor(writes):
+    return np.array([0, writes])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["bits", "number"]), st.integers(0, 2**64 - 1)), max_size=40), st.data())
+def test_bits_and_numbers_come_back(items, data):
     shift = data.draw(st.integers(0, 63))
-    items = [(kind, value >> shift) for kind, value in items]
-    buffer = np.empty(4096, np.uint8)
-    coder = np.zeros(5, np.int64)
-    odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
-    start_coder(coder, buffer, odds, 1)
+    items = [(kind, value >> (max(shift, 1) if kind == "bits" else shift)) for kind, value in items]
+    buffer = np.zeros(4096, np.uint8)
+    written = cursor(1)
     for kind, value in items:
-        if kind == "raw":
-            code_raw(coder, buffer, value.bit_length(), np.uint64(value))
+        if kind == "bits":
+            code_bits(written, buffer, value.bit_length(), value)
         else:
-            code_number(coder, buffer, odds, 1, np.uint64(value))
-    size = finish_writing(coder, buffer)
-    written = buffer[:size].copy()
-    start_coder(coder, written, odds, 0)
-    reference = payload_reader.BinaryDecoder(written.tobytes())
+            code_number(written, buffer, np.uint64(value))
+    data = buffer[: int(written[0]) + 7 >> 3].copy()
+    read = cursor(0)
+    reference = payload_reader.BitReader(data.tobytes())
     for kind, value in items:
-        if kind == "raw":
-            got = code_raw(coder, written, value.bit_length(), np.uint64(0))
-            assert got == reference.raw(value.bit_length()) == value
+        if kind == "bits":
+            assert code_bits(read, data, value.bit_length(), 0) == reference.raw(value.bit_length()) == value
         else:
-            got = code_number(coder, written, odds, 1, np.uint64(0))
-            assert got == reference.number("pairs") == value
+            assert code_number(read, data, np.uint64(0)) == reference.number() == value
+    assert read[0] == written[0]
+    # Zeros follow the last byte; nothing is written there.
+    assert code_bits(read, data, 60, 0) == 0
+    code_bits(cursor(1), data[:0], 60, (1 << 60) - 1)
 
 
-@given(st.integers(0, 63), st.sampled_from([0, 1]), st.integers(0, 2**32 - 1))
-def test_tables_of_bins_come_back(top, which, seed):
+@given(st.integers(0, 63), st.integers(0, 2**32 - 1))
+def test_tables_of_bins_come_back(top, seed):
     rng = np.random.default_rng(seed)
     lowers, raws = [], []
     nodes = [(0, top), (-1 << top, top)]
@@ -277,37 +276,30 @@ def test_tables_of_bins_come_back(top, which, seed):
         elif rng.random() < 0.6:
             lowers.append(lower)
             raws.append(raw)
-    buffer = np.empty(4096, np.uint8)
-    coder = np.zeros(5, np.int64)
-    odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
-    start_coder(coder, buffer, odds, 1)
+    buffer = np.zeros(4096, np.uint8)
     number = len(lowers)
-    assert code_bins(coder, buffer, odds, which, top, number, np.array(lowers, np.int64), np.array(raws, np.uint8)) == (
+    assert code_bins(cursor(1), buffer, top, number, np.array(lowers, np.int64), np.array(raws, np.uint8)) == (
         top,
         number,
     )
-    written = buffer[: finish_writing(coder, buffer)].copy()
     found, found_raws = np.zeros(400, np.int64), np.zeros(400, np.uint8)
-    start_coder(coder, written, odds, 0)
-    assert code_bins(coder, written, odds, which, 0, 0, found, found_raws) == (top, number)
+    assert code_bins(cursor(0), buffer, 0, 0, found, found_raws) == (top, number)
     assert found[:number].tolist() == lowers
     assert found_raws[:number].tolist() == raws
-    bins = payload_reader.read_bins(payload_reader.BinaryDecoder(written.tobytes()), ("values", "runs")[which])
+    bins = payload_reader.read_bins(payload_reader.BitReader(buffer.tobytes()))
     assert bins == list(zip(lowers, raws, strict=True))
     # No room for all of them.
     if number:
-        start_coder(coder, written, odds, 0)
-        assert code_bins(coder, written, odds, which, 0, 0, found[: number - 1], found_raws[: number - 1])[1] == 0
+        assert code_bins(cursor(0), buffer, 0, 0, found[: number - 1], found_raws[: number - 1])[1] == 0
 
 
 def test_a_table_of_countless_bins_is_refused():
-    coder = np.zeros(5, np.int64)
-    odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
     for byte in range(256):
-        data = np.full(1000, byte, np.uint8)
-        start_coder(coder, data, odds, 0)
-        _, bins = code_bins(coder, data, odds, 0, 0, 0, np.zeros(SYMBOLS, np.int64), np.zeros(SYMBOLS, np.uint8))
+        data = np.full(100_000, byte, np.uint8)
+        read = cursor(0)
+        _, bins = code_bins(read, data, 0, 0, np.zeros(SYMBOLS, np.int64), np.zeros(SYMBOLS, np.uint8))
         assert bins <= SYMBOLS
+        assert read[0] <= 3 * 4 * SYMBOLS + 200
 
 
 def natural_order(coded, kinds, counts, back):
@@ -373,14 +365,6 @@ def test_a_class_out_of_range_is_reported(position):
     kinds[position] = 64
     groups = np.empty(64, entropy_directory.GROUP)
     assert entropy_order.group_classes(kinds, np.empty((4, 256), np.int64), groups) == -1
-
-
-def test_contexts_of_the_directory_do_not_overlap():
-    others = {"_CONFIDENCE", "_SLOWEST", "_LEAST", "_SHARES"}
-    names = {name for name in vars(entropy_directory) if name.startswith("_") and name[1:].isupper()}
-    starts = sorted(getattr(entropy_directory, name) for name in names - others)
-    assert all(a < b for a, b in itertools.pairwise(starts))
-    assert starts[-1] < entropy_directory.CONTEXTS
 
 
 @st.composite

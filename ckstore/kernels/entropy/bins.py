@@ -22,7 +22,7 @@ LEVEL, FIRST, SHIFT, OFFSET = 0, 1, 3, 4
 """Rows of a geometry (int64, 6 x ROW), by octave: log2 of its cells; their first cell (two rows: numbers from 0 on, and
 below 0); the right shift of a number and the offset added to it to make its cell (two rows)."""
 
-SPLIT_BITS = 1.0
+SPLIT_BITS = 3.0
 """Bits that a table of bins grows by where a bin is cut into two."""
 _LOGS = np.zeros(4096)
 _LOGS[1:] = np.arange(1, 4096) * np.log2(np.arange(1, 4096))

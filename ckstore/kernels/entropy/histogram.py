@@ -10,7 +10,7 @@ ROWS = 65
 """The histograms of a call: of all elements, and of each class."""
 
 _TABLE_BITS, _BIN_BITS = 64.0, 3.5
-"""Measured bits of a group in the directory, and of each of its bins."""
+"""Measured bits of a group in the directory, and of each cell; about half of them become bins."""
 _LOST = 0.72
 """Bits by which a bin makes a sample's entropy too small: half a nat."""
 

@@ -1,7 +1,7 @@
-"""The directory of a payload: its groups, their bins and code lengths.
+"""The directory of a payload: its groups, their bins and code lengths, as plain bits.
 
-A table of forty code lengths must not cost more than a few bytes in a chunk of six hundred bytes. So all but planes and
-streams are coded by one adaptive binary coder. As there, the same functions write and read.
+The same functions write and read: with `cursor[WRITES]` at 1 they write the given value and return it; at 0 they return
+the value read. A reader takes zeros beyond the end of its bytes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import numpy as np
 
 from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy.bins import SYMBOLS
-from ckstore.kernels.entropy.coder import MODE, code_bit, code_raw, code_tree, finish_writing, start_coder
-from ckstore.kernels.entropy.lengths import LONGEST
 from ckstore.kernels.entropy.words import Array, Word, bit_length, counted, inner, int64, uint64
+
+POSITION, WRITES = range(2)
+"""Entries of a cursor (int64): the next bit, and whether to write."""
 
 CLASSES = 64
 """The number of classes, and so the maximal number of groups."""
@@ -43,45 +44,52 @@ TABLE = SYMBOLS + 1
 LONGEST_RUN = 44
 """The maximal bits of a zero run: the sum of four does not overflow."""
 
-# Contexts. Not plain integers: numba would compile callees again for every literal.
-_KIND = int64(0)
-_PRESENT = _KIND + 4
-_NUMBER = _PRESENT + 2
-_TOP = _NUMBER + 3 * 128
-_SPLIT = _TOP + 2 * 64
-_SINGLE = _SPLIT + 2 * 16
-_ZERO = _SINGLE + 2
-_SAME = _ZERO + 8
-_SIGN = _SAME + 6
-_MORE = _SIGN + 6
-_PLANE = _MORE + 2 * 16
-_OCCURS = _PLANE + 4
-CONTEXTS = int(_OCCURS) + 4
-
-_0, _1, _2, _6, _7 = int64(0), int64(1), int64(2), int64(6), int64(7)
+# Not plain integers: numba would compile callees again for every literal.
+_0, _1, _2, _4, _6, _7, _8, _12 = (int64(bits) for bits in (0, 1, 2, 4, 6, 7, 8, 12))
 
 
 @inner
-def code_number(coder: Array, buffer: Array, odds: Array, which: int, value: Word) -> Word:
-    """Code an unsigned word: bit length in a tree of contexts, then raw bits."""
-    octave = code_tree(coder, buffer, odds, _NUMBER + 128 * which, _7, bit_length(value))
-    if octave > 64:
-        return uint64(0)
-    if octave < 2:
-        return uint64(octave)
-    top = uint64(1) << uint64(octave - 1)
-    return top | code_raw(coder, buffer, octave - 1, value)
+def code_bits(cursor: Array, buffer: Array, bits: int, value: int) -> int:
+    """Code the low `bits` bits of a number, lowest first; `buffer` has zeros where they are written."""
+    result = int64(0)
+    for i in range(bits):
+        place = uint64(cursor[POSITION])
+        at, shift = place >> uint64(3), place & uint64(7)
+        bit = (value >> i) & 1
+        if at < uint64(buffer.size):
+            if cursor[WRITES]:
+                buffer[at] |= bit << shift
+            else:
+                bit = (int64(buffer[at]) >> int64(shift)) & 1
+        elif not cursor[WRITES]:
+            bit = _0
+        result |= bit << i
+        cursor[POSITION] += 1
+    return result
+
+
+@inner
+def code_number(cursor: Array, buffer: Array, value: Word) -> Word:
+    """Code an unsigned word: seven bits per byte, lowest first; each byte but the last has bit 7 set."""
+    result = uint64(0)
+    for shift in range(0, 64, 7):
+        left = value >> uint64(shift)
+        byte = uint64(
+            code_bits(cursor, buffer, _8, int64((left & uint64(127)) | (uint64(left > uint64(127)) << uint64(7))))
+        )
+        result |= (byte & uint64(127)) << uint64(shift)
+        if byte < uint64(128):
+            break
+    return result
 
 
 @counted
-def code_bins(
-    coder: Array, buffer: Array, odds: Array, which: int, top: int, bins: int, lowers: Array, raws: Array
-) -> tuple[int, int]:
+def code_bins(cursor: Array, buffer: Array, top: int, bins: int, lowers: Array, raws: Array) -> tuple[int, int]:
     """Code `top` and a table of `bins` bins, by their least numbers (int64) and raw bits (uint8).
 
     Returns (top, bins); 0 bins for an impossible table.
     """
-    top = code_tree(coder, buffer, odds, _TOP + 64 * which, _6, top)
+    top = code_bits(cursor, buffer, _6, top)
     # Remaining nodes of 2^j numbers, the last one first.
     nodes = np.empty(2 * 64 + 2, np.int64)
     nodes[0] = top
@@ -90,23 +98,19 @@ def code_bins(
     lower = int64(-1) << top
     found = int64(0)
     leaves = 0
-    occurs = int64(0)
-    before = top
     while left:
         left -= 1
         node = nodes[left]
         inside = split = _0
-        if coder[MODE] and found < bins:
+        if cursor[WRITES] and found < bins:
             inside = int64(uint64(lowers[found] - lower) < uint64(1) << uint64(node))
             split = inside & int64(raws[found] < node)
-        context = _SPLIT + 16 * which + min(max(node - before, -2), 13) + 2
-        if node and code_bit(coder, buffer, odds, context, split):
+        if node and code_bits(cursor, buffer, _1, split):
             nodes[left] = node - 1
             nodes[left + 1] = node - 1
             left += 2
             continue
-        occurs = code_bit(coder, buffer, odds, _OCCURS + 2 * which + occurs, inside)
-        if occurs:
+        if code_bits(cursor, buffer, _1, inside):
             if found == raws.size:
                 return top, _0
             lowers[found] = lower
@@ -115,139 +119,84 @@ def code_bins(
         leaves += 1
         if leaves > 4 * SYMBOLS:
             return top, _0
-        before = node
         lower += int64(1) << node
     return top, found
 
 
-@inner
-def code_lengths(coder: Array, buffer: Array, odds: Array, lengths: Array, symbols: int, stride: int) -> int:
-    """Code the lengths of an alphabet; of a product alphabet in rows of `stride` above 1. Return 0 or 1."""
-    joint = int64(stride > 1)
-    last = int64(6)
-    turn = int64(0)
-    for symbol in range(symbols):
-        left = int64(0)
-        above = int64(0)
-        corner = int64(0)
-        column = symbol % stride if joint else symbol
-        if column:
-            left = int64(lengths[symbol - 1])
-        if joint and symbol >= stride:
-            above = int64(lengths[symbol - stride])
-            if column:
-                corner = int64(lengths[symbol - stride - 1])
-        near = 2 * int64(left > 0) + int64(above > 0)
-        if not code_bit(coder, buffer, odds, _ZERO + 4 * joint + near, int64(lengths[symbol] > 0)):
-            lengths[symbol] = 0
-            continue
-        guess = last
-        if left and above and corner:
-            guess = left + above - corner
-        elif left:
-            guess = left
-        elif above:
-            guess = above + 1
-        guess = min(max(guess, 1), LONGEST)
-        difference = int64(lengths[symbol]) - guess
-        if code_bit(coder, buffer, odds, _SAME + 3 * joint + turn, int64(difference != 0)):
-            negative = code_bit(coder, buffer, odds, _SIGN + 3 * joint + turn, int64(difference < 0))
-            size = abs(difference)
-            steps = int64(1)
-            while steps < 12 and code_bit(coder, buffer, odds, _MORE + 16 * joint + steps, int64(size > steps)):
-                steps += 1
-            difference = -steps if negative else steps
-            turn = 1 + negative
-        else:
-            difference = _0
-            turn = _0
-        length = guess + difference
-        if length < 1 or length > LONGEST:
-            return 1
-        lengths[symbol] = length
-        last = length
-    return 0
-
-
 @kernel
 def code_directory(
-    coder: Array, buffer: Array, odds: Array, writes: bool, grouped: bool, count: int, groups: Array, lowers: Array,
-    raws: Array, lengths: Array,
+    cursor: Array, buffer: Array, grouped: bool, count: int, number: int, groups: Array, lowers: Array, raws: Array,
+    lengths: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Write or read the directory.
 
     Parameters
     ----------
-    coder, buffer, odds
-        State of the coder (int64, 5), its bytes, its contexts (int32, CONTEXTS x 2).
-    writes : bool
-        Whether to write into `buffer`, or to read from it.
+    cursor, buffer
+        Its first bit, and whether to write (int64, 2); its bytes, zeros to write to.
     grouped : bool
         Whether elements have classes; if not, there is one group of `count` elements.
-    groups : GROUP, (CLASSES,)
+    number, groups : int; GROUP, (CLASSES,)
         The groups in the order of their classes. Reading fills the columns that the directory holds.
     lowers, raws : int64, uint8, (CLASSES, TABLE)
         Smallest numbers and raw bits of the bins of values, followed by those of runs.
     lengths : uint8, (CLASSES, SYMBOLS)
         Code lengths.
 
-    Returns (number of groups, bytes written); -1 groups for an impossible directory.
+    Returns (number of groups, bytes); -1 groups for an impossible directory.
     """
-    start_coder(coder, buffer, odds, int64(writes))
-    number = 0
+    number = code_bits(cursor, buffer, _7, number) if grouped else int64(count > 0)
     start = 0
-    before = 0
-    for group_class in range(CLASSES if grouped else min(count, 1)):
-        if grouped:
-            here = int64(groups[number].label == group_class and groups[number].count > 0) if writes else 0
-            before = code_bit(coder, buffer, odds, _PRESENT + before, here)
-            if not before:
-                continue
-        group = groups[number]
-        size = int64(code_number(coder, buffer, odds, _0, uint64(group.count))) if grouped else count
-        if size < 0 or size > count - start:
+    label = int64(-1)
+    for index in range(number):
+        if index == CLASSES:
             return -1, 0
-        group.label = group_class
+        group = groups[index]
+        before, label, size = label, _0, count
+        if grouped:
+            label = code_bits(cursor, buffer, _6, group.label)
+            size = int64(code_number(cursor, buffer, uint64(group.count)))
+        if label <= before or size < 1 or size > count - start:
+            return -1, 0
+        group.label = label
         group.start = start
         group.count = size
         start += size
-        kind = code_tree(coder, buffer, odds, _KIND, _2, group.kind)
-        group.kind = kind
-        if not writes:
+        kind = group.kind = code_bits(cursor, buffer, _2, group.kind)
+        if not cursor[WRITES]:
             group.plane = 0
         if kind == EQUAL:
-            zigzag = uint64((group.constant << 1) ^ (group.constant >> 63))
-            zigzag = code_number(coder, buffer, odds, _2, zigzag)
+            zigzag = code_number(cursor, buffer, uint64((group.constant << 1) ^ (group.constant >> 63)))
             group.constant = int64(zigzag >> uint64(1)) ^ -int64(zigzag & uint64(1))
-            number += 1
             continue
         if kind > EQUAL:
             return -1, 0
         if kind == SPARSE:
-            group.pairs = int64(code_number(coder, buffer, odds, _1, uint64(group.pairs)))
+            group.pairs = int64(code_number(cursor, buffer, uint64(group.pairs)))
             if group.pairs < 0 or group.pairs > size:
                 return -1, 0
-        if kind == DENSE:
-            group.plane = (1 << code_tree(coder, buffer, odds, _PLANE, _2, bit_length(uint64(group.plane)))) >> 1
-        group.top, bins = code_bins(coder, buffer, odds, _0, group.top, group.bins, lowers[number], raws[number])
+        else:
+            group.plane = (1 << code_bits(cursor, buffer, _2, bit_length(uint64(group.plane)))) >> 1
+        group.top, bins = code_bins(cursor, buffer, group.top, group.bins, lowers[index], raws[index])
         stride = int64(1)
         if bins > 0 and kind == SPARSE:
             group.run_top, stride = code_bins(
-                coder, buffer, odds, _1, group.run_top, group.run_bins, lowers[number, bins:], raws[number, bins:]
+                cursor, buffer, group.run_top, group.run_bins, lowers[index, bins:], raws[index, bins:]
             )
-        if bins < 1 or stride < 1 or bins * stride > SYMBOLS:
+        symbols = bins * stride
+        if symbols < 1 or symbols > SYMBOLS:
             return -1, 0
         group.bins = bins
         group.run_bins = stride
-        if code_bit(coder, buffer, odds, _SINGLE, int64(group.single >= 0)):
-            group.single = int64(code_raw(coder, buffer, int64(12), uint64(group.single)))
-            if group.single >= bins * stride:
+        if code_bits(cursor, buffer, _1, int64(group.single >= 0)):
+            group.single = code_bits(cursor, buffer, _12, group.single)
+            if group.single >= symbols:
                 return -1, 0
         else:
             group.single = -1
-            if code_lengths(coder, buffer, odds, lengths[number], bins * stride, stride):
-                return -1, 0
-        number += 1
-    if start != count:
+            for symbol in range(symbols):
+                lengths[index, symbol] = code_bits(cursor, buffer, _4, int64(lengths[index, symbol]))
+    used = (cursor[POSITION] + 7) >> 3
+    if start != count or used > buffer.size or (used < buffer.size and not cursor[WRITES]):
         return -1, 0
-    return number, finish_writing(coder, buffer) if writes else 0
+    return number, used
