@@ -119,8 +119,8 @@ class Intake:
                 from ckstore.retention.compactor import Compactor
 
                 self._compactor = Compactor(self.repository)
-            self._compactor.catch_up(run, keep)
-            self._compactor.begin(run, keep)
+            self._compactor.begin(run, keep, report.version)
+            self._compactor.wait(run)
         return report
 
     def plan(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shutil
 import threading
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from ckstore.errors import CkstoreError
@@ -15,13 +17,16 @@ from ckstore.retention.retain import Changed, note_changes, retain
 from ckstore.runtime import forks
 from ckstore.writing.compact import compact, due
 
+if TYPE_CHECKING:
+    from ckstore.storage.catalog import VersionRow
+
 _log = logging.getLogger("ckstore")
 
 #: Added to the thread's niceness: it yields to other work.
 _NICE = 10
 
-#: Most versions that wait for the thread; beyond it, the next ingest compacts the first of them.
-_WAITING = 1
+#: Ingests wait while more versions of a run than this are due, or while these take more than a part of the free disk.
+_MOST, _PART = 64, 0.25
 
 
 #: Compactors that have had a thread.
@@ -56,9 +61,11 @@ class Compactor:
         """Reset to no thread, at first and after a fork."""
         self._opened: Repository | None = None
         self._lock = forks.Lock()
+        self._moved = threading.Condition(self._lock)
         self._runs: dict[str, int] = {}
+        self._run: str | None = None  # The one that the thread is at.
+        self._due: dict[str, list[int]] = {}  # Bytes of each version.
         self._thread: threading.Thread | None = None
-        self._compacting = threading.Lock()
         self._retaining = threading.Lock()
         self._changed: dict[str, Changed] = {}
         self._may_go_on = threading.Event()
@@ -72,23 +79,34 @@ class Compactor:
         """Resume the thread."""
         self._may_go_on.set()
 
-    def catch_up(self, run: str, keep: int) -> None:
-        """Compact the backlog of the thread now, except for the allowed waiting versions, to bound the raw packs."""
-        while len(due(self._repository, run, keep=keep)) > _WAITING:
-            with self._compacting:  # Wait for the thread's own compaction, then check again.
-                if len(rows := due(self._repository, run, keep=keep)) > _WAITING:
-                    compact(self._repository, rows[:1])
-
-    def begin(self, run: str, keep: int) -> None:
-        """Give a run to the thread; its latest `keep` versions stay hot."""
+    def begin(self, run: str, keep: int, added: VersionRow | None = None) -> None:
+        """Give a run to the thread, with a version that was just `added`; its latest `keep` versions stay hot."""
         with self._lock:
             if self._is_closed:
                 return
             self._runs[run] = keep
+            if added is not None and added.hot:
+                self._due.setdefault(run, []).append(added.stored_bytes)
             if self._thread is None:
+                thread = threading.Thread(target=self._work, name="ckstore-compactor", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # The interpreter exits, or the system has no more threads.
+                    self._runs.clear()
+                    _warn(run, error)
+                    return
                 _begun.add(self)
-                self._thread = threading.Thread(target=self._work, name="ckstore-compactor", daemon=True)
-                self._thread.start()
+                self._thread = thread
+
+    def wait(self, run: str) -> None:
+        """Wait while too much of a run is due, unless the thread fails: then its versions stay hot."""
+        with self._lock:
+            while self._is_full(run) and self._thread is not None and run in {*self._runs, self._run}:
+                self._moved.wait()
+
+    def _is_full(self, run: str) -> bool:
+        due = self._due.get(run, [])
+        return len(due) > _MOST or sum(due) > _PART * shutil.disk_usage(self._repository.path).free
 
     def forget_changed(self, run: str) -> None:
         """Leave out of `take_changed` the changes so far; do not wait for the running step."""
@@ -100,11 +118,13 @@ class Compactor:
             return self._changed.pop(run, {})
 
     def close(self, *, finish: bool = True) -> None:
-        """Wait for the running compaction, or abort it; other versions stay hot."""
+        """Wait until one more version of each given run is encoded, or abort; other versions stay hot."""
         with self._lock:
             self._is_closed = True
             self._is_given_up = not finish
-            self._runs.clear()
+            if not finish:
+                self._runs.clear()
+            self._moved.notify_all()
             thread = self._thread
         self.resume()
         if thread is threading.current_thread():
@@ -116,10 +136,13 @@ class Compactor:
 
     def _next(self) -> tuple[str, int] | None:
         with self._lock:
+            self._run = None
+            self._moved.notify_all()
             if not self._runs:
                 self._thread = None
                 return None
-            return self._runs.popitem()
+            self._run = next(iter(self._runs))  # In turn: an ingest may wait for any run.
+            return self._run, self._runs.pop(self._run)
 
     def _work(self) -> None:
         with suppress(AttributeError, OSError):  # Linux has a priority for each thread.
@@ -128,12 +151,14 @@ class Compactor:
             self._work_off()
         except Exception as error:
             if threading.main_thread().is_alive() and "shutdown" not in str(error):
+                _warn(str(self._run), error)
                 raise
             # The interpreter exits without closing the store: no new tasks or threads can start.
         finally:
             with self._lock:
                 if self._thread is threading.current_thread():
                     self._thread = None
+                self._moved.notify_all()
 
     def _work_off(self) -> None:
         while (item := self._next()) is not None:
@@ -142,9 +167,10 @@ class Compactor:
             try:
                 if self._opened is None:
                     self._opened = self._repository.reopened("a", self._repository.cache_bytes)
-                with self._compacting:
-                    rows = due(self._opened, run, keep=keep)
-                    compact(self._opened, rows[:1], progress=self._step)
+                rows = due(self._opened, run, keep=keep)
+                with self._lock:
+                    self._due[run] = [row.stored_bytes for row in rows]
+                compact(self._opened, rows[:1], progress=self._step)
                 with self._retaining:
                     retained = retain(self._opened, run, progress=self._step)
                     note_changes(self._changed.setdefault(run, {}), retained)
@@ -153,9 +179,10 @@ class Compactor:
             except _GivenUp:
                 return
             except (CkstoreError, OSError) as error:
-                _log.warning("Older versions of run %s remain unchanged: %s", run, error)
+                _warn(run, error)
                 rows = []
             with self._lock:
+                del self._due.get(run, [])[:1]
                 if rows and not self._is_closed:  # Another version may be due.
                     self._runs.setdefault(run, keep)
 
@@ -164,3 +191,7 @@ class Compactor:
         self._may_go_on.wait()
         if self._is_given_up:
             raise _GivenUp
+
+
+def _warn(run: str, error: Exception) -> None:
+    _log.warning("Older versions of run %s remain unchanged: %s", run, error)

@@ -99,17 +99,20 @@ def serve(settings: Settings, connection: Connection) -> None:
     address = Address(place, tuple((name, value) for name, value in options), cache)
     with address.open("a") as repository:
         compactor = Compactor(repository)
+        saved = None
         try:
             while True:
                 keep = max(1, policy_of(repository.catalog, settings.run).kept_hot)
-                compactor.begin(settings.run, keep)
+                compactor.begin(settings.run, keep, saved)
                 while not connection.poll(_LOOK):
                     if os.getppid() != settings.parent:
                         return
                 save: Save | None = connection.recv()
                 if save is None:
                     break
+                compactor.wait(settings.run)
                 compactor.pause()
+                saved = None
                 try:
                     area = areas[save.area]
                     options = IngestOptions(
@@ -118,6 +121,7 @@ def serve(settings: Settings, connection: Connection) -> None:
                         gradients=None if save.gradients is None else area.read(*save.gradients),
                     )  # fmt: skip
                     answer: Any = ingest(repository, area.read(save.start, save.stop), options)
+                    saved = answer.version
                 except Exception as error:
                     answer = _portable(error)
                 finally:
