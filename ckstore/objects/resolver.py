@@ -22,6 +22,8 @@ from ckstore.storage.pack_reader import MissingPackError, PackReader
 #: Decoded manifests and layouts in the cache: most versions of a run share one layout.
 _MANIFESTS = 128
 _LAYOUTS = 2
+#: Numbers of packs' versions in the cache: more than there are hot versions.
+_NUMBERS = 4096
 #: Bytes of expanded blobs in the cache: a blob and the one that it is a delta against.
 _BLOBS = 4 << 20
 #: Bytes at the end of a pack that usually contain its manifest.
@@ -68,6 +70,7 @@ class CatalogResolver:
         self._forgotten = 0
         self._collected = catalog.collected()
         self._manifests: Lru[str, Manifest] = Lru(_MANIFESTS)
+        self._numbers: Lru[str, int] = Lru(_NUMBERS)
         self._layouts: Lru[bytes, LayoutDocument] = Lru(_LAYOUTS)
         self._blobs: Lru[BlobRef, bytes] = Lru(_BLOBS, len)
         in_child(self._begin_child)
@@ -112,6 +115,11 @@ class CatalogResolver:
     def manifest(self, pack: str) -> Manifest:
         """Return the manifest of a pack, or of the pack that replaced it in a `gc`."""
         return self.settled(partial(self._moved_manifest, pack))
+
+    def number_of(self, pack: str) -> int:
+        """Return the number of the version that a pack was written for."""
+        found = self._numbers.get(pack)
+        return self._numbers.put(pack, self.manifest(pack).document["number"]) if found is None else found
 
     def _moved_manifest(self, pack: str) -> Manifest:
         try:

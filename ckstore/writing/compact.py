@@ -157,22 +157,26 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
     `recover` may have added those of a version that is not committed yet; they stay. Content that is encoded exactly is
     not needed raw. The objects of a version that becomes coarse exist only raw.
     """
-    catalog, resolver = version.repository.catalog, version.repository.resolver
-    exact = {identity for unit, identity in enumerate(encoded.objects) if unit not in encoded.coarse_units}
-    needed: set[str] = set()
-    for row in catalog.hot():
-        if row.number != version.row.number:
-            try:
-                needed |= set(resolver.document(row).objects)
-            except IntegrityError:
-                return RawPacks({}, ())  # The needs of a damaged version are unknown; `gc` frees the packs later.
+    repository, number = version.repository, version.row.number
+    resolver = repository.resolver
+    hot = {row.number: row for row in repository.catalog.hot() if row.number != number}
     packs: dict[str, Collection[int]] = {version.row.pack: ()}
-    for name in catalog.raw_packs():
+    inside: set[str] = set()
+    for name in repository.catalog.raw_packs():
         with suppress(IntegrityError):
-            manifest = resolver.manifest(name).document
-            if manifest["number"] == version.row.number or _is_superseded(version.repository, manifest["number"]):
-                packs[name] = [key(record["id"]) for record in manifest["records"]]
-    return RawPacks(packs, {*map(key, needed - exact)})
+            owner = resolver.number_of(name)
+            if owner == number or (owner not in hot and _is_superseded(repository, owner)):
+                identities = [record["id"] for record in resolver.manifest(name).document["records"]]
+                packs[name] = [*map(key, identities)]
+                inside.update(identities)
+    inside -= {identity for unit, identity in enumerate(encoded.objects) if unit not in encoded.coarse_units}
+    needed: set[str] = set()
+    for row in hot.values() if inside else ():
+        try:
+            needed |= inside.intersection(resolver.document(row).objects)
+        except IntegrityError:
+            return RawPacks({}, ())  # The needs of a damaged version are unknown; `gc` frees the packs later.
+    return RawPacks(packs, {*map(key, needed)})
 
 
 def _is_superseded(repository: Repository, number: int) -> bool:
