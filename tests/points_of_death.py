@@ -1,7 +1,8 @@
 """Ends or fails an operation at any of its steps: each system call that changes files, and each SQL statement.
 
 Operations run in processes that are forked off, so that a step costs milliseconds. `POWER` ends them as a loss of power
-does: bytes without an fsync are lost, and names without an fsync of their directory are restored.
+does: bytes without an fsync are lost, and without an fsync of their directory the last names, or all, are restored: a
+file system with a journal keeps the order of changes in a directory.
 SQLite's files are left as they are at the end of a statement: that it syncs them in order is its own promise.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 import sqlite3
 import sys
@@ -126,9 +128,12 @@ class Steps:
 
     def _lose(self) -> None:
         """Restore the disk's state after a loss of power."""
+        chance = random.Random(self.at)
         self.at = -1
-        for _, undo in reversed(self._undo):
-            undo()
+        for place in sorted({directory for directory, _ in self._undo}):
+            changes = [undo for directory, undo in self._undo if directory == place]
+            for undo in reversed(changes[chance.randint(0, len(changes)) :]):
+                undo()
         for path in self._files():
             if os.lstat(path).st_ino not in self._old | self._synced and CATALOG not in path.name:
                 os.truncate(path, 0)

@@ -164,8 +164,9 @@ class ObjectWriter:
         # Both are synchronised at once; the pack of the version is named last.
         for pack in packs:
             pack.seal()
-        for pack in packs:
-            self.finished.append(pack.finish())
+        for pack in packs[:-1]:
+            self.finished.append(pack.place())
+        self.finished.append(packs[-1].finish())
         return self.finished, entry
 
 

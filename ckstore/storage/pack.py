@@ -213,10 +213,10 @@ class PackWriter:
                     self._zip.add_deflated("zarr.json", metadata)
                 self._digest = self._zip.finish()
             durable.checkpoint("pack-written")
-            self._writeback.begin()
+            self._writeback.end()
 
-    def finish(self) -> PackInfo:
-        """Make the pack durable under its name; leave no file if the disk is full."""
+    def place(self) -> PackInfo:
+        """Make the pack's bytes durable, and name it; `finish` of a later pack makes the name durable, too."""
         self.seal()
         size = self._zip.size
         with durable.write_explained(self._directory, size):
@@ -227,14 +227,22 @@ class PackWriter:
         self._done = True
         try:
             os.replace(self._path, self._directory / name)
+        except BaseException:
+            self._path.unlink(missing_ok=True)
+            raise
+        return PackInfo(name, size, self.kind)
+
+    def finish(self) -> PackInfo:
+        """Make the pack durable under its name; leave no file if the disk is full."""
+        pack = self.place()
+        try:
             durable.checkpoint("pack-renamed")
             durable.sync_directory(self._directory)
         except BaseException:
             # The caller does not know its name: `recover` would take it for a version's.
-            for path in (self._path, self._directory / name):
-                path.unlink(missing_ok=True)
+            (self._directory / pack.name).unlink(missing_ok=True)
             raise
-        return PackInfo(name, size, self.kind)
+        return pack
 
     def abort(self) -> None:
         """Remove the unfinished pack; does nothing after `finish`."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 #: Bytes written before the first and the next sync.
 _STEP = 32 << 20
+#: Bytes for which a thread is worth its start.
+_LEAST = 1 << 20
 
 
 class Writeback:
@@ -16,7 +19,8 @@ class Writeback:
         self._descriptor = descriptor
         self._written = 0
         self._pool: ThreadPoolExecutor | None = None
-        self._pending: Future[None] | None = None
+        self._pending: list[Future[None]] = []
+        self._is_ending = False
 
     def wrote(self, nbytes: int) -> None:
         """Record that the file grew."""
@@ -25,22 +29,23 @@ class Writeback:
             self.begin()
 
     def begin(self) -> None:
-        """Start a sync, unless the last one is still running."""
-        if not self._written or (self._pending is not None and not self._pending.done()):
-            return
-        self._written = 0
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckstore-writeback")
-        elif self._pending is not None:
-            self._pending.result()
-        self._pending = self._pool.submit(os.fdatasync, self._descriptor)
+        """Start a sync, unless the last one is still running, or `finish` can do it as soon."""
+        if self._written >= _LEAST and all(one.done() for one in self._pending):
+            self._submit(os.fdatasync)
+
+    def end(self) -> None:
+        """Start the last sync, for which `finish` waits: nothing is written any more."""
+        if self._written >= _LEAST or self._pending:
+            self._submit(os.fsync)
+            self._is_ending = True
 
     def finish(self) -> None:
         """Make everything durable; raise the error of this or of an earlier sync."""
         try:
-            if self._pending is not None:
-                self._pending.result()
-            os.fsync(self._descriptor)
+            for one in self._pending:
+                one.result()
+            if not self._is_ending:
+                os.fsync(self._descriptor)
         finally:
             self.cancel()
 
@@ -49,3 +54,9 @@ class Writeback:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
+
+    def _submit(self, sync: Callable[[int], None]) -> None:
+        self._written = 0
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckstore-writeback")
+        self._pending.append(self._pool.submit(sync, self._descriptor))

@@ -66,6 +66,7 @@ def store(tmp_path: Path) -> Iterator[ckstore.Store]:
     with mock.patch.object(Compactor, "begin"), ckstore.init(tmp_path / "store") as made:
         for step in (4, 8, 12):
             made.ingest(state(step), run="gpt", step=step)
+        made.encode([1])
         yield made
 
 
