@@ -96,8 +96,9 @@ def ingest(
     """Store a checkpoint as the next version of a run; see `Store.ingest`. Once its files are open, call `opened`."""
     repository.require_writable()
     repository.catalog.refresh()
-    with suppress(OSError):  # Files that a killed ingest left only take space.
-        sweep_temporaries(repository.path / PACKS)
+    if not repository.has_stored:
+        with suppress(OSError):  # Files that a killed ingest left only take space.
+            sweep_temporaries(repository.path / PACKS)
     request = request_of(repository.catalog, options)
     # An evaluation runs the caller's code, which may create garbage cycles.
     with (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +37,8 @@ Window = list[tuple[str, Unit]]
 
 #: Bytes of objects that are looked up and written together: the catalog is queried for many, and writing starts early.
 _BATCH = 4 << 20
+#: Bytes of a version for which a thread is worth its start.
+_LARGE = 1 << 20
 
 
 class UnitSource(Values, Protocol):
@@ -113,10 +115,11 @@ def store_objects(
 def all_windows(
     scanned: ScannedVersion, progress: Callable[[int], None] | None
 ) -> AbstractContextManager[Iterable[list[int]]]:
-    """Return the numbers of all units, in windows; a thread starts to read an unhashed version now."""
+    """Return the numbers of all units, in windows; a thread starts to read a large unhashed version now."""
     if scanned.is_hashed:
         return nullcontext([list(range(len(scanned.units)))])
-    return one_ahead(held_windows(scanned, progress, short=True))
+    windows = held_windows(scanned, progress, short=True)
+    return closing(windows) if scanned.size < _LARGE else one_ahead(windows)
 
 
 def store_raw(
