@@ -127,7 +127,7 @@ class CraftedStore:
 
     def change_layout(self, pack: str, change: Callable[[dict[str, Any]], Any]) -> str:
         """Change the layout document of the version in a pack in place."""
-        from ckstore.objects.skeleton_delta import compress_against, expand_against
+        from ckstore.objects.blobs import compress_against, expand_against
 
         document, blobs = self.read(pack)
         layout = json.loads(expand_against(blobs["layout"], None))

@@ -16,11 +16,11 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
+import zstandard
 from blake3 import blake3
-from numcodecs.zstd import Zstd
 
 from ckstore.codecs.integers import decode_integers
-from tests.payload_reader import decode, unzigzag
+from tests.payload_reader import decode
 
 Array = npt.NDArray[Any]
 
@@ -54,6 +54,11 @@ def dictionary() -> bytes:
     return "".join(line[4:] for line in printed.splitlines()).encode()
 
 
+def expanded(frame: bytes, dictionary: bytes = b"") -> bytes:
+    raw = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    return zstandard.ZstdDecompressor(dict_data=raw if dictionary else None).decompress(frame)
+
+
 def varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
@@ -62,14 +67,6 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 128:
             return value, at
-
-
-def varints(data: bytes) -> list[int]:
-    found, at = [], 0
-    while at < len(data):
-        value, at = varint(data, at)
-        found.append(value)
-    return found
 
 
 def patched(before: Array, data: bytes, dtype: str) -> Array:
@@ -162,9 +159,7 @@ class Pack:
         frame_bytes, at = varint(rest, at)
         text = rest[at : at + frame_bytes]
         if method == 1:
-            text = bytes(Zstd().decode(text))
-        elif method == 2:
-            text = zlib.decompressobj(-15, zdict=dictionary()).decompress(text)
+            text = expanded(text, dictionary())
         assert len(text) == text_bytes
         content = json.loads(text)
         blobs: dict[str, bytes] = {}
@@ -287,41 +282,20 @@ class Reader:
         """Return the expanded bytes of a blob."""
         held = self.packs[reference["pack"]] if "pack" in reference else pack
         data = held.blobs[reference["name"]]
-        method = data[8]
-        size, at = varint(data, 9)
-        against = b""
-        code_size = size
-        if method & 2:
-            code_size, at = varint(data, at)
-            against = self.blob(held, reference["against"])
-        packed = data[at:]
-        code = bytes(Zstd().decode(packed)) if method & 1 else zlib.decompress(packed, -15)
-        assert len(code) == code_size
-        result = self._copied(code, against) if method & 2 else code
-        assert len(result) == size
+        method, result = data[8], data[9:]
+        if method == 1:
+            result = expanded(result)
+        elif method == 2:
+            result = expanded(result, self.blob(held, reference["against"]))
+        elif method == 3:
+            changed, at = bytearray(self.blob(held, reference["against"])), 0
+            columns = zlib.decompress(result, -15)
+            for passed, change in zip(columns[: len(columns) // 2], columns[len(columns) // 2 :], strict=True):
+                at += passed
+                changed[at] ^= change
+            result = bytes(changed)
         assert blake(data[8:] + result, 8) == data[:8]
         return result
-
-    @staticmethod
-    def _copied(code: bytes, reference: bytes) -> bytes:
-        at = 0
-        sizes = []
-        for _ in range(3):
-            size, at = varint(code, at)
-            sizes.append(size)
-        columns = []
-        for size in sizes:
-            columns.append(varints(code[at : at + size]))
-            at += size
-        result = bytearray()
-        place = 0
-        for skip, jump, length in zip(*columns, strict=True):
-            result += code[at : at + skip]
-            at += skip
-            place += skip + unzigzag(jump)
-            result += reference[place : place + length]
-            place += length
-        return bytes(result + code[at:])
 
     @staticmethod
     def _patch(pack: Pack, record: dict[str, Any], chunk: int) -> bytes:

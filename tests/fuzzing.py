@@ -229,7 +229,7 @@ _CHECKSUMS = (
     "codecs.integers.crc32",
     "objects.stored_chunks.crc32",
     "storage.pack_reader.crc32c",
-    "objects.skeleton_delta._digest",
+    "objects.blobs._digest",
 )
 
 

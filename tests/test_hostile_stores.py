@@ -131,19 +131,18 @@ def blob(name: str, data: bytes | Callable[[], bytes]) -> Callable[[CraftedStore
     return craft
 
 
-def bomb(size: int, claimed: int | None = None, zstandard: bool = True) -> bytes:
-    """Return a blob of zeros that inflates to a size."""
-    import zlib
-
+def bomb(size: int, claimed: int | None = None, stated: bool = True) -> bytes:
+    """Return a blob of zeros that inflates to a size, and whose frame states or claims one."""
+    import zstandard
     from blake3 import blake3
 
-    from ckstore.storage import zstd
-    from ckstore.varint import varint
-
     zeros = bytes(size)
-    compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
-    payload = zstd.compress(zeros, 3) if zstandard else compressor.compress(zeros) + compressor.flush()
-    packed = bytes([int(zstandard)]) + varint(size if claimed is None else claimed) + payload
+    frame = zstandard.ZstdCompressor(write_content_size=stated).compress(zeros)
+    if claimed is not None:
+        # One segment, eight bytes of its length.
+        head = zstandard.MAGIC_NUMBER.to_bytes(4, "little") + b"\xe0" + claimed.to_bytes(8, "little")
+        frame = head + frame[zstandard.frame_header_size(frame) :]
+    packed = b"\1" + frame
     return blake3(packed).update(zeros).digest(length=8) + packed
 
 
@@ -226,7 +225,7 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
     "a blob that claims exabytes": (blob("skeleton.0", lambda: bomb(1000, 1 << 62)), "checkout verify"),
     "a blob that inflates to a gigabyte": (blob("skeleton.0", lambda: bomb(1 << 30)), "checkout verify"),
     "a layout that inflates to a gigabyte": (blob("layout", lambda: bomb(1 << 30)), "checkout verify"),
-    "a layout that inflates by deflate": (blob("layout", lambda: bomb(1 << 29, zstandard=False)), "checkout verify"),
+    "a layout of a length that is not stated": (blob("layout", lambda: bomb(1 << 29, stated=False)), "checkout verify"),
     "checksums that inflate": (blob("crcs", lambda: bomb(1 << 28)), "checkout verify"),
     "a manifest that claims a gigabyte": (manifest_text(b"{}", 1 << 30), "checkout verify recover"),
     "a manifest of zeros": (manifest_text(b"[" + b"0," * (1 << 27) + b"0]"), "checkout verify recover"),
@@ -329,7 +328,7 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
 
 
 def packed(data: bytes) -> bytes:
-    from ckstore.objects.skeleton_delta import compress_against
+    from ckstore.objects.blobs import compress_against
 
     return compress_against(data, None)
 

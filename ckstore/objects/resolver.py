@@ -10,9 +10,9 @@ from threading import local
 from typing import Any, TypeVar
 
 from ckstore.errors import IntegrityError
+from ckstore.objects.blobs import expand_against
 from ckstore.objects.documents import MANIFEST, BlobRef, LayoutDocument, VersionDocument
 from ckstore.objects.records import Raw, Record, record_from_json
-from ckstore.objects.skeleton_delta import expand_against
 from ckstore.runtime.forks import Lock, in_child
 from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest

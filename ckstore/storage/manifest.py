@@ -10,7 +10,7 @@ from typing import Any
 from blake3 import blake3
 
 from ckstore.errors import FormatVersionError, IntegrityError
-from ckstore.storage import deflate, zstd
+from ckstore.storage import zstd
 from ckstore.storage.schema import Schema, expanded_limit, fields, plain_object, read_json, rows, text, whole
 from ckstore.varint import read_varint, varint
 
@@ -22,11 +22,9 @@ _MAGIC = b"CKM1"
 # The magic and the BLAKE3-16 of the rest stay the same in every format version, so that a damaged version number is
 # recognised as damage and not as a later version.
 _ENVELOPE = struct.Struct("<4s16s")
-#: How the JSON document is stored: as it is, as a zstd frame, or as a raw deflate stream with the dictionary.
-_PLAIN, _ZSTANDARD, _DEFLATED = 0, 1, 2
-_LEVEL = 13
-#: JSON documents of up to this many bytes are deflated; the window reaches back to the dictionary.
-_SHORT = 1 << 14
+#: How the JSON document is stored: as it is, or as a zstd frame with the dictionary.
+_PLAIN, _ZSTANDARD = 0, 1
+_LEVEL = 16
 #: Text that documents share, the most frequent last: a short document takes half the bytes with it.
 DICTIONARY = (
     b'"coarse":{"scheme":"lattice","parameters":{"quality":1.5},"units":[[0,"'
@@ -46,14 +44,11 @@ DICTIONARY = (
 _TABLE = rows(text(last=255), whole())
 
 
-def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes], *, with_dictionary: bool = True) -> bytes:
+def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> bytes:
     """Frame a document and its blobs, which are stored in this order as they are: compress them first if that pays."""
     table = [[name, len(blob)] for name, blob in blobs.items()]
     content = json.dumps({"document": document, "blobs": table}, separators=(",", ":")).encode()
-    if with_dictionary and len(content) <= _SHORT:
-        method, frame = _DEFLATED, deflate.compress(content, dictionary=DICTIONARY)
-    else:
-        method, frame = _ZSTANDARD, zstd.compress(content, _LEVEL)
+    method, frame = _ZSTANDARD, zstd.compress(content, _LEVEL, DICTIONARY)
     if not len(frame) < len(content) <= expanded_limit(len(frame)):
         method, frame = _PLAIN, content
     head = varint(FORMAT) + bytes([method]) + varint(len(content)) + varint(len(frame))
@@ -94,16 +89,14 @@ def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[st
         blobs = _cut(rest[end:], content["blobs"])
     except FormatVersionError:
         raise
-    except (ValueError, IndexError, RuntimeError) as error:
+    except (ValueError, IndexError) as error:
         raise _damaged(str(error)) from error
     return content["document"], blobs
 
 
 def _expanded(method: int, frame: bytes, length: int) -> bytes:
     if method == _ZSTANDARD:
-        return zstd.expand(frame, length)
-    if method == _DEFLATED:
-        return deflate.expand(frame, length, DICTIONARY)
+        return zstd.expand(frame, length, DICTIONARY)
     if method != _PLAIN or len(frame) != length:
         raise ValueError("its header is out of bounds")
     return frame

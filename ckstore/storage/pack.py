@@ -190,11 +190,8 @@ class PackWriter:
         return lambda offset: offset if offset >= 0 else gathered - 1 - offset
 
     def add_manifest(self, document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> PackEntry:
-        """Add the manifest, which is no array, after everything else.
-
-        Readers of arrays in plain Zarr need no dictionary to read it.
-        """
-        data = manifest.encode_manifest(document, blobs, with_dictionary=not self._arrays)
+        """Add the manifest, which is no array, after everything else."""
+        data = manifest.encode_manifest(document, blobs)
         self._claim(manifest.MEMBER)
         return self._add_member(manifest.MEMBER, [memoryview(data)])
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ckstore.errors import IntegrityError
 from ckstore.formats.shards import gather_shards
+from ckstore.objects.blobs import compress_against, compress_quickly
 from ckstore.objects.documents import (
     DEEPEST_BLOB,
     BlobRef,
@@ -21,7 +22,6 @@ from ckstore.objects.documents import (
     VersionDocument,
 )
 from ckstore.objects.restore_cost import relative_cost
-from ckstore.objects.skeleton_delta import compress_against, compress_quickly
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository

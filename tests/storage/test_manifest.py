@@ -44,7 +44,7 @@ def test_every_flip_and_every_truncation_is_found():
 
 @pytest.mark.parametrize("size", [10, 1 << 13, 1 << 16])
 def test_a_document_of_any_length(size):
-    """Short ones are deflated with a dictionary, long ones compressed by zstd, incompressible ones stored."""
+    """Documents are compressed with a dictionary, incompressible ones stored."""
     for text in (
         random.Random(1).randbytes(size).hex(),
         "a" * size,

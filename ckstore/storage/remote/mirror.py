@@ -237,7 +237,7 @@ def _fetch(storage: Storage, name: str, path: Path) -> bool:
     length = int.from_bytes(data[:8], "little")
     if blake3(data).hexdigest(length=20) != name.rpartition("-")[2] or length > expanded_limit(len(data)):
         return False
-    with suppress(ValueError, RuntimeError):
+    with suppress(ValueError):
         catalog = zstd.expand(data[8:], length)
         with durable.new_file(path) as file:
             file.write(catalog)

@@ -275,7 +275,7 @@ class RemoteLog:
         data = self._storage.read(self._name(number))
         try:
             return _unpacked(data).split(b"\n")
-        except (ValueError, RuntimeError) as error:
+        except ValueError as error:
             raise self._lost(number) from error
 
     def _lost(self, number: int) -> IntegrityError:
@@ -326,7 +326,7 @@ def _packed(data: bytes) -> bytes:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """Undo `_packed`; raise `ValueError` or `RuntimeError` for a damaged object."""
+    """Undo `_packed`; raise `ValueError` for a damaged object."""
     digest, body = data[:_DIGEST], data[_DIGEST:]
     length = int.from_bytes(body[:8], "little")
     if blake3(body).digest(length=_DIGEST) != digest or length > expanded_limit(len(body)):

@@ -13,10 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import IntegrityError
-from ckstore.objects import skeleton_delta
-from ckstore.objects.skeleton_delta import _digest, compress_against, expand_against
+from ckstore.objects.blobs import (
+    _CHANGES,
+    _changed,
+    _changes,
+    _digest,
+    compress_against,
+    compress_quickly,
+    expand_against,
+)
 from ckstore.storage import deflate, zstd
-from ckstore.varint import varint
 
 
 def skeleton_of(path: Path) -> bytes:
@@ -65,7 +71,7 @@ def skeletons(tmp_path_factory) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("reference", "name", "limit"),
-    [("last", "last", 30), ("last", "final", 900), ("final", "step_180", 2000), ("step_180", "step_1000", 2000)],
+    [("last", "last", 30), ("last", "final", 1350), ("final", "step_180", 1350), ("step_180", "step_1000", 1350)],
 )
 def test_the_next_skeleton_is_small(skeletons, reference, name, limit):
     data = skeletons[name]
@@ -86,34 +92,6 @@ def test_changes_of_every_kind_cost_little():
     blob = compress_against(bytes(inserted), reference)
     assert expand_against(blob, reference) == inserted
     assert len(blob) < 400
-
-
-def test_strings_that_differ_in_short_places_are_compared_at_once(skeletons, monkeypatch):
-    data = skeletons["last"]
-    renamed = data.replace(b"last/", b"next/")
-    by_search = list(skeleton_delta._matches(renamed, data))
-    assert list(skeleton_delta._unchanged(renamed, data)) == by_search
-    assert len(by_search) > 100
-    monkeypatch.delattr(skeleton_delta, "_matches")
-    blob = compress_against(renamed, data)
-    assert expand_against(blob, data) == renamed
-
-
-def test_bytes_that_move_within_a_string_of_one_length_are_found():
-    reference = random.Random(5).randbytes(20_000)
-    data = b"begin" + reference[:9000] + reference[9005:]
-    assert skeleton_delta._unchanged(data, reference) is None
-    assert len(compress_against(data, reference)) < 100
-
-
-def test_comparing_other_strings_takes_little_memory():
-    data, reference = (random.Random(seed).randbytes(1 << 20) for seed in (1, 2))
-    tracemalloc.start()
-    try:
-        assert skeleton_delta._unchanged(data, reference) is None
-        assert tracemalloc.get_traced_memory()[1] < 2 << 20
-    finally:
-        tracemalloc.stop()
 
 
 edits = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 200), st.binary(max_size=60)), max_size=6)
@@ -159,33 +137,109 @@ def test_another_reference_is_found():
             expand_against(blob, other)
 
 
-def test_short_copies_are_refused() -> None:
-    """A crafted code of zeros has 128 times the bytes of its blob: as many empty copies would take seconds."""
-
-    def blob(length: int) -> bytes:
-        code = varint(1) * 3 + varint(0) * 2 + varint(length)
-        rest = b"\x02" + varint(length) + varint(len(code)) + deflate.compress(code)
-        return _digest(rest, bytes(length)) + rest
-
-    assert expand_against(blob(12), bytes(20)) == bytes(12)
-    with pytest.raises(IntegrityError, match="a short copy"):
-        expand_against(blob(11), bytes(20))
+@pytest.mark.parametrize("data", [b"", b"a", bytes(1000), bytes(1 << 22), random.Random(4).randbytes(5000)])
+def test_blobs_of_one_writing_come_back(data):
+    assert expand_against(compress_quickly(data), None) == data
+    assert expand_against(compress_against(data, None), None, len(data)) == data
+    with pytest.raises(IntegrityError, match="out of bounds"):
+        expand_against(compress_against(data, None), None, len(data) + 1)
 
 
-def test_many_copies_take_the_memory_of_their_code() -> None:
-    """Lists of the numbers of a crafted code would take eight times its bytes."""
-    count = 50_000
-    code = varint(count) + varint(count) * 2 + bytes(count) + b"\0" + b"\x17" * (count - 1) + b"\x0c" * count
-    rest = b"\x03" + varint(12 * count) + varint(len(code)) + zstd.compress(code, 3)
-    tracemalloc.start()
-    assert expand_against(_digest(rest, bytes(12 * count)) + rest, bytes(12)) == bytes(12 * count)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 4 * 12 * count
+def crafted(method: int, payload: bytes, result: bytes) -> bytes:
+    rest = bytes([method]) + payload
+    return _digest(rest, result) + rest
 
 
-def test_a_common_beginning_may_be_short() -> None:
-    reference = b"alike" + bytes(range(200)) * 3
-    data = b"alikX" + bytes(range(199, 0, -1)) + bytes(range(200)) * 3
+@pytest.mark.parametrize(("method", "reference"), [(2, None), (2, b""), (3, None), (3, b""), (4, b"a"), (255, b"a")])
+def test_crafted_methods_are_refused(method, reference):
+    with pytest.raises(IntegrityError):
+        expand_against(crafted(method, zstd.compress(b"abc", 3), b"abc"), reference)
+
+
+def test_a_blob_expands_to_the_limit_and_its_reference():
+    """Zeros take few bytes: a crafted blob must not become gigabytes, and ours of as many are stored otherwise."""
+    reference = bytes(1 << 20)
+    for megabytes, method, whole in ((1, 1, True), (3, 1, False), (2, 2, True), (4, 2, False)):
+        size = megabytes << 20
+        blob = crafted(method, zstd.compress(bytes(size), 19, reference if method == 2 else b""), bytes(size))
+        assert len(blob) < 800
+        if whole:
+            assert expand_against(blob, reference) == bytes(size)
+        else:
+            with pytest.raises(IntegrityError, match="out of bounds"):
+                expand_against(blob, reference)
+        assert expand_against(compress_against(bytes(size), reference), reference) == bytes(size)
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.2]))
+def test_changed_bytes_come_back(size, seed, share):
+    source = random.Random(seed)
+    reference = source.randbytes(size)
+    data = bytes(byte ^ source.randrange(256) if source.random() < share else byte for byte in reference)
+    changes = _changes(data, reference)
+    if changes is None:
+        assert sum(a != b for a, b in zip(data, reference, strict=True)) > size // 8
+    else:
+        assert len(changes) <= 2 * (size // 8 + size // 255 + 1)
+        assert _changed(changes, reference) == data
+
+
+@pytest.mark.parametrize("place", [0, 1, 254, 255, 256, 509, 510, 511, 765, 9999])
+def test_one_changed_byte_anywhere_takes_few_bytes(place):
+    reference = random.Random(6).randbytes(10_000)
+    data = reference[:place] + bytes([reference[place] ^ 1]) + reference[place + 1 :]
     blob = compress_against(data, reference)
-    assert expand_against(blob, reference) == data
+    assert blob[8] == _CHANGES
+    assert len(blob) < 25
+    assert expand_against(blob, reference, len(data)) == data
+
+
+def test_strings_that_differ_in_names_of_one_length_are_compared_at_once(skeletons, monkeypatch):
+    monkeypatch.delattr(zstd, "compress")
+    data = skeletons["last"]
+    renamed = data.replace(b"last/", b"next/")
+    blob = compress_against(renamed, data)
+    assert len(blob) < 400
+    assert expand_against(blob, data) == renamed
+
+
+def test_comparing_other_strings_takes_little_memory():
+    data, reference = (random.Random(seed).randbytes(1 << 20) for seed in (1, 2))
+    tracemalloc.start()
+    try:
+        assert _changes(data, reference) is None
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * (1 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        b"a",
+        bytes([100, 1]),
+        bytes([9, 0, 1, 2]),
+        bytes([99, 1, 1, 1]),
+        bytes(200),
+        bytes([255]) * 14 + bytes(14),
+        bytes(2 * (100 // 8 + 2)),
+    ],
+)
+def test_crafted_changes_are_refused(changes):
+    with pytest.raises(IntegrityError, match="A skeleton is damaged"):
+        expand_against(crafted(3, deflate.compress(changes), bytes(100)), bytes(100))
+
+
+def test_changes_take_little_memory_and_time():
+    """A few KB of changes of one byte in eight, of a string of a megabyte."""
+    reference = bytes(1 << 20)
+    entries = len(reference) // 8
+    blob = crafted(3, deflate.compress(b"\0" + bytes([8]) * (entries - 1) + b"\1" * entries), b"")
+    assert len(blob) < 2000
+    tracemalloc.start()
+    try:
+        with pytest.raises(IntegrityError, match="its checksum"):
+            expand_against(blob, reference)
+        assert tracemalloc.get_traced_memory()[1] < 5 * len(reference)
+    finally:
+        tracemalloc.stop()
