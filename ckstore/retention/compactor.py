@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import shutil
 import threading
@@ -65,6 +66,7 @@ class Compactor:
         self._runs: dict[str, int] = {}
         self._run: str | None = None  # The one that the thread is at.
         self._due: dict[str, list[int]] = {}  # Bytes of each version.
+        self._free = math.inf  # Bytes of the disk, as the thread saw it last.
         self._thread: threading.Thread | None = None
         self._retaining = threading.Lock()
         self._changed: dict[str, Changed] = {}
@@ -106,7 +108,7 @@ class Compactor:
 
     def _is_full(self, run: str) -> bool:
         due = self._due.get(run, [])
-        return len(due) > _MOST or sum(due) > _PART * shutil.disk_usage(self._repository.path).free
+        return len(due) > _MOST or sum(due) > _PART * self._free
 
     def forget_changed(self, run: str) -> None:
         """Leave out of `take_changed` the changes so far; do not wait for the running step."""
@@ -168,7 +170,9 @@ class Compactor:
                 if self._opened is None:
                     self._opened = self._repository.reopened("a", self._repository.cache_bytes)
                 rows = due(self._opened, run, keep=keep)
+                free = shutil.disk_usage(self._repository.path).free
                 with self._lock:
+                    self._free = free
                     self._due[run] = [row.stored_bytes for row in rows]
                 compact(self._opened, rows[:1], progress=self._step)
                 with self._retaining:
