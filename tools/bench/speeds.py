@@ -36,7 +36,8 @@ INTRODUCTION = """\
 # Benchmarks
 
 Speed and memory of ckstore and of the tools that it replaces. `tools/bench/speed --write` and
-`tools/bench/schemes --only coarse --write` write the sections below, except *Size*, which `tools/bench/size` prints.
+`tools/bench/schemes --only coarse --write` write the sections below, except *Size*, which `tools/bench/size` prints,
+and *A loop of saves*.
 
 Contenders take turns (A B A B). A ratio compares one round and is above 1 where ckstore is faster. Figures are
 medians, with the first and third quartiles in brackets. Files are in the page cache, and both sides sync their

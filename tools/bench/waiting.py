@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -67,12 +68,12 @@ def saves(path: Path, seconds: float, hot: int | None) -> Waits:
         return Waits(took, pressed, len(store._catalog.hot()))
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Print both loops, and the difference."""
     parser = argparse.ArgumentParser(prog="tools/bench/waits", description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--seconds", type=float, default=600, help="duration of the loop (default 600)")
     parser.add_argument("--work", type=Path, help="directory for the stores (default: the system's)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         with tempfile.TemporaryDirectory(dir=arguments.work) as directory:
