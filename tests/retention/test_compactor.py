@@ -187,6 +187,25 @@ def test_an_ingest_does_not_wait_for_a_thread_that_has_died(
     assert hot(store) == [len(store)]
 
 
+def test_without_another_thread_versions_stay_hot(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compactor_module, "_MOST", 0)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compactor_module.threading.Thread, "start", refuse)
+        for step in range(3):
+            store.ingest(state(step), run="a", step=step)
+    assert set(caplog.messages) == {"Older versions of run a remain unchanged: can't start new thread"}
+    assert hot(store) == [1, 2, 3]
+    store.ingest(state(3), run="a", step=3)
+    settled(store)
+    assert hot(store) == [4]
+
+
 def test_closing_the_store_ends_the_wait(directory: Path, gate: threading.Event) -> None:
     store = ckstore.init(directory / "store")
     thread = ingesting(store, range(MOST + 2))
