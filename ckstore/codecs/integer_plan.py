@@ -34,7 +34,16 @@ class Workspace:
         self.raws = np.empty((most, payload_directory.TABLE), np.uint8)
         self.lengths = np.empty((most, SYMBOLS), np.uint8)
         self.ends = np.empty(4, np.int64)
-        self.work = np.empty(read.WORK, np.uint64)
+        self._tables = (
+            self.groups,
+            self.lowers,
+            self.raws,
+            self.lengths,
+            self.ends,
+            np.empty(read.READER >> 3, np.int64),
+        )
+        self._addresses = np.array([array.ctypes.data for array in self._tables], np.uint64)
+        self.tables = self._addresses.ctypes.data
         self.cursors = np.empty((order.QUARTERS, 256), np.int64)
         self.costs = np.empty((most, 2))
         self._capacity = 0
@@ -124,7 +133,7 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
 def sort_elements(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:
     """Return the elements sorted by class, and the number of their groups."""
     classes = fixed(classes)
-    number = room.order.group_classes(classes, room.cursors, room.groups)
+    number = room.order.group_classes(classes, room.cursors, room.tables)
     if number < 0:
         raise UsageError("Classes must lie between 0 and 63.")
     coded = empty(signed.size, signed.dtype)

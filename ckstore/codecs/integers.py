@@ -108,8 +108,7 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
         return
     narrow = _decode(payload, out.size, out.itemsize, classes, signed)
     if narrow is not signed:
-        read = workspace().read
-        read.accumulate(narrow, signed, read.ALL_BITS)
+        workspace().read.widen(narrow, signed)
 
 
 def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: int = 0) -> None:
@@ -142,7 +141,7 @@ def _decode(
     number = _read_elements(header, view, room, coded)
     damaged = crc32(view[6:], crc32(view[:2], crc32(coded))) != header.check
     if not damaged and classes is not None:
-        damaged = room.order.to_natural_order(coded, classes, room.groups, number, target) != 0
+        damaged = room.order.to_natural_order(coded, classes, room.tables, number, target) != 0
     if damaged:
         raise IntegrityError(DAMAGED)
     return target
@@ -170,15 +169,9 @@ def _read_elements(header: Header, view: memoryview, room: Workspace, coded: Arr
         np.zeros(2, np.int64), directory, header.grouped, header.count, 0, room.groups, room.lowers, room.raws,
         room.lengths,
     )  # fmt: skip
-    buffer = np.frombuffer(view, np.uint8)
-    buffer.flags.writeable = False
     room.ends[:3] = header.streams
-    room.ends[3] = len(view) - PADDING if header.streamed else 0
     planes = header.planes if header.streamed else 0
-    if number < 0 or room.read.read_streams(
-        buffer, planes, room.ends, room.groups, number, room.lowers, room.raws, room.lengths,
-        room.work, coded.view(np.uint8), coded.itemsize,
-    ):  # fmt: skip
+    if number < 0 or room.read.read_streams(np.frombuffer(view, np.uint8), planes, room.tables, number, coded):
         raise IntegrityError(DAMAGED)
     return number
 

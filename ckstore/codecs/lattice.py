@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ckstore.codecs.short_floats import SHORT, narrowed, widened
 from ckstore.errors import IntegrityError
-from ckstore.runtime.blocks import empty, fixed
+from ckstore.runtime.blocks import aligned, empty, fixed
 
 Bits = npt.NDArray[Any]
 Integers = npt.NDArray[Any]
@@ -258,7 +258,7 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str, *, mirror
     from ckstore.kernels import lattice as kernels
 
     out = empty(bits.size, bits.dtype)
-    kernels.ordinal_difference(fixed(bits), _known(predicted, bits), mirrored, out)
+    kernels.ordinal_difference(aligned(bits), None if predicted is None else aligned(predicted), mirrored, out)
     return out.view(signed)
 
 
@@ -268,11 +268,6 @@ def ordinal_correct(predicted: Bits | None, residuals: Bits, dtype: str, *, mirr
     if dtype in FLOATS:
         from ckstore.kernels import lattice as kernels
 
-        kernels.ordinal_correct(_known(predicted, residuals), residuals, mirrored)
+        kernels.ordinal_correct(None if predicted is None else aligned(predicted), residuals, mirrored)
     elif predicted is not None:
         residuals += predicted
-
-
-def _known(predicted: Bits | None, like: Bits) -> Bits:
-    """Return the predictions for a kernel: an empty array for none."""
-    return fixed(np.empty(0, like.dtype) if predicted is None else predicted)

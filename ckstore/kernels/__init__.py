@@ -1,4 +1,4 @@
-"""The numba kernels."""
+"""The kernels: loops over the elements of chunks, compiled when ckstore is installed."""
 
 from ckstore.runtime.address_space import check
 from ckstore.runtime.collector import collection_seldom

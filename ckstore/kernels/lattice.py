@@ -15,8 +15,12 @@ import numpy as np
 from numba import njit
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.words import int64, uint64
+from ckstore.kernels.entropy.words import int64
 from ckstore.kernels.float_bits import power_of_two
+from ckstore.kernels.library import Array, check, function
+
+_ordinal_difference = function("ordinal_difference", "ppip")
+_ordinal_correct = function("ordinal_correct", "ppi")
 
 #: Largest magnitude of a linear lattice's integer.
 MAX_INTEGER = 1 << 24
@@ -143,50 +147,17 @@ def linear_project(
         row += 1
 
 
-@njit(inline="always")
-def _folded(value: int, sign: int, others: int) -> int:
-    """Return the order-preserving integer of float bits, modulo the width; this inverts itself.
-
-    Negative floats come below positive ones, -0.0 below +0.0. `sign` is the sign bit, `others` are all other bits.
-    """
-    return value ^ others if value >= sign else value
-
-
-@kernel
-def ordinal_difference(bits: np.ndarray, predicted: np.ndarray, is_mirrored: bool, out: np.ndarray) -> None:
-    """Write ``ord(bits) - ord(predicted)`` modulo the width, or ``ord(bits)`` if `predicted` is empty.
+def ordinal_difference(bits: Array, predicted: Array | None, is_mirrored: bool, out: Array) -> None:
+    """Write ``ord(bits) - ord(predicted)`` modulo the width, or ``ord(bits)`` without `predicted`.
 
     If it `is_mirrored`, both change their sign where the predicted one is negative. All arrays have one unsigned dtype.
     """
-    unsigned = bits.dtype.type
-    sign = unsigned(unsigned(1) << unsigned(bits.itemsize * 8 - 1))
-    others = unsigned(sign - unsigned(1))
-    mirrored = sign if is_mirrored else unsigned(0)
-    if predicted.size:
-        for k in range(uint64(bits.size)):
-            turned = unsigned(predicted[k] & mirrored)
-            before = _folded(unsigned(predicted[k] ^ turned), sign, others)
-            out[k] = _folded(unsigned(bits[k] ^ turned), sign, others) - before
-    else:
-        for k in range(uint64(bits.size)):
-            out[k] = _folded(bits[k], sign, others)
+    check(_ordinal_difference(id(bits), None if predicted is None else id(predicted), is_mirrored, id(out)))
 
 
-@kernel
-def ordinal_correct(predicted: np.ndarray, residuals: np.ndarray, is_mirrored: bool) -> None:
+def ordinal_correct(predicted: Array | None, residuals: Array, is_mirrored: bool) -> None:
     """Invert `ordinal_difference` in place."""
-    unsigned = residuals.dtype.type
-    sign = unsigned(unsigned(1) << unsigned(residuals.itemsize * 8 - 1))
-    others = unsigned(sign - unsigned(1))
-    mirrored = sign if is_mirrored else unsigned(0)
-    if predicted.size:
-        for k in range(uint64(residuals.size)):
-            turned = unsigned(predicted[k] & mirrored)
-            before = _folded(unsigned(predicted[k] ^ turned), sign, others)
-            residuals[k] = _folded(unsigned(before + residuals[k]), sign, others) ^ turned
-    else:
-        for k in range(uint64(residuals.size)):
-            residuals[k] = _folded(residuals[k], sign, others)
+    check(_ordinal_correct(None if predicted is None else id(predicted), id(residuals), is_mirrored))
 
 
 @kernel

@@ -82,3 +82,9 @@ def fixed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     array = array.view(np.ndarray)
     array.flags.writeable = False
     return array
+
+
+def aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the array contiguous and aligned, as kernels of the shared library take it."""
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=("C", "A"))

@@ -12,9 +12,9 @@ from ckstore.kernels.entropy import bins as entropy_bins
 from ckstore.kernels.entropy import lengths as entropy_lengths
 from ckstore.kernels.entropy import order as entropy_order
 from ckstore.kernels.entropy import payload_directory as entropy_directory
-from ckstore.kernels.entropy import tables as entropy_tables
 from ckstore.kernels.entropy.bins import ROW, SYMBOLS
 from ckstore.kernels.entropy.words import bit_length, first_bit, low_bits, magnitude_bits, non_zeros
+from ckstore.kernels.library import check, function
 from tests import payload_reader
 
 
@@ -24,7 +24,7 @@ def callable_from_python(kernel):
 
 
 code_lengths = callable_from_python(entropy_lengths.code_lengths)
-canonical_codes = callable_from_python(entropy_lengths.canonical_codes)
+canonical_codes = function("canonical_codes", "pp")
 set_geometry = callable_from_python(entropy_bins.set_geometry)
 cell_of = callable_from_python(entropy_bins.cell_of)
 choose_bins = callable_from_python(entropy_bins.choose_bins)
@@ -33,7 +33,6 @@ symbols_of_cells = callable_from_python(entropy_bins.symbols_of_cells)
 code_bits = callable_from_python(entropy_directory.code_bits)
 code_number = callable_from_python(entropy_directory.code_number)
 code_bins = callable_from_python(entropy_directory.code_bins)
-fill_table = callable_from_python(entropy_tables.fill_table)
 
 
 @njit
@@ -130,7 +129,7 @@ def test_canonical_codes_accept_complete_codes_only(lengths):
     array = np.array(lengths, np.uint8)
     codes = np.zeros(array.size, np.uint32)
     complete = max(lengths) <= 12 and sum(2 ** (12 - length) for length in lengths if length) == 4096
-    assert canonical_codes(array, array.size, codes) == (0 if complete else 1)
+    assert canonical_codes(id(array), id(codes)) == (0 if complete else 1)
     if complete:
         expected = payload_reader.canonical_codes(lengths)
         for (length, code), symbol in expected.items():
@@ -302,6 +301,11 @@ def test_a_table_of_countless_bins_is_refused():
         assert read[0] <= 3 * 4 * SYMBOLS + 200
 
 
+def pointers(groups):
+    """Return a directory as kernels take it, with groups alone."""
+    return np.array([groups.ctypes.data, 0, 0, 0, 0, 0], np.uint64)
+
+
 def natural_order(coded, kinds, counts, back):
     """Return elements in natural order from coded order, for a table of groups with these counts by class."""
     present = np.flatnonzero(counts)
@@ -309,7 +313,8 @@ def natural_order(coded, kinds, counts, back):
     groups["label"][: present.size] = present
     groups["count"][: present.size] = counts[present]
     groups["start"][: present.size] = np.cumsum(counts[present]) - counts[present]
-    return entropy_order.to_natural_order(coded, kinds, groups, present.size, back)
+    directory = pointers(groups)
+    return entropy_order.to_natural_order(coded, kinds, directory.ctypes.data, present.size, back)
 
 
 @given(
@@ -329,7 +334,8 @@ def test_coded_order_is_a_stable_sort(size, classes, common, dtype, seed):
     kinds[chosen] = few[(np.arange(size) // rng.choice([1, 50, 500]))[chosen] % few.size]
     cursors = np.empty((4, 256), np.int64)
     groups = np.zeros(64, entropy_directory.GROUP)
-    number = entropy_order.group_classes(kinds, cursors, groups)
+    directory = pointers(groups)
+    number = entropy_order.group_classes(kinds, cursors, directory.ctypes.data)
     counts = np.bincount(kinds, minlength=64)
     assert groups["label"][:number].tolist() == np.flatnonzero(counts).tolist()
     assert groups["count"][:number].tolist() == counts[counts > 0].tolist()
@@ -364,7 +370,23 @@ def test_a_class_out_of_range_is_reported(position):
     kinds = np.zeros(7, np.uint8)
     kinds[position] = 64
     groups = np.empty(64, entropy_directory.GROUP)
-    assert entropy_order.group_classes(kinds, np.empty((4, 256), np.int64), groups) == -1
+    directory = pointers(groups)
+    assert entropy_order.group_classes(kinds, np.empty((4, 256), np.int64), directory.ctypes.data) == -1
+
+
+#: As in `tables.h`: a symbol, kinds of entries, and an entry that is unresolved.
+SYMBOL = np.dtype({
+    "names": ["number", "run", "code", "length", "raw", "run_raw"],
+    "formats": ["i8", "i8", "i2", "i2", "i2", "i2"],
+})  # fmt: skip
+BY_SYMBOL, BY_CODE, BY_PAIR = range(3)
+UNRESOLVED = 64
+
+_fill_table = function("fill_table", "piipi")
+
+
+def fill_table(table, bits, tells, symbols):
+    check(_fill_table(id(table), bits, tells, symbols.ctypes.data, symbols.size))
 
 
 @st.composite
@@ -376,23 +398,23 @@ def symbol_tables(draw):
     single, _ = code_lengths(counts, counts.size, lengths)
     codes = np.zeros(counts.size, np.uint32)
     if single < 0:
-        assert canonical_codes(lengths, counts.size, codes) == 0
+        assert canonical_codes(id(lengths), id(codes)) == 0
     occurs = (lengths > 0) | (np.arange(counts.size) == single)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    symbols = np.zeros(counts.size, entropy_tables.SYMBOLS)
+    symbols = np.zeros(counts.size, SYMBOL)
     symbols["code"] = codes & 65535
     symbols["length"] = np.where(occurs, lengths.astype(np.int64), -1)
     for number, raw in (("number", "raw"), ("run", "run_raw")):
-        symbols[raw] = rng.integers(0, draw(st.integers(1, 20)), counts.size)
-        reach = 1 << draw(st.integers(0, 30)) >> symbols[raw]
-        symbols[number] = rng.integers(-reach, reach, endpoint=True) << symbols[raw]
+        bits = rng.integers(0, draw(st.integers(1, 20)), counts.size)
+        reach = 1 << draw(st.integers(0, 30)) >> bits
+        symbols[raw], symbols[number] = bits, rng.integers(-reach, reach, endpoint=True) << bits
     return symbols
 
 
 def symbol_at(symbols, bits, known):
     """The symbol whose code is the lowest of `known` bits, or None where these are too few to tell."""
     for symbol in np.flatnonzero(symbols["length"] >= 0).tolist():
-        code, length = symbols[symbol].tolist()[:2]
+        code, length = symbols[["code", "length"]][symbol].tolist()
         if length <= known and bits & ((1 << length) - 1) == code:
             return symbol
     return None
@@ -406,12 +428,12 @@ def test_tables_of_codes(symbols, slots):
     symbols["run"] = symbols["run_raw"] = 0
     longest = int(symbols["length"].max())
     by_symbol, by_code = np.full((2, 1 << longest), 77, np.uint64)
-    fill_table(by_symbol, longest, entropy_tables.SYMBOL, symbols)
-    fill_table(by_code, longest, entropy_tables.BY_CODE, symbols)
+    fill_table(by_symbol[: 1 << longest], longest, BY_SYMBOL, symbols)
+    fill_table(by_code[: 1 << longest], longest, BY_CODE, symbols)
     for slot in slots:
         slot &= (1 << longest) - 1
         symbol = symbol_at(symbols, slot, longest)
-        _, length, number, raw, _, _ = symbols[symbol].tolist()
+        number, _, _, length, raw, _ = symbols[symbol].tolist()
         assert by_symbol[slot] == length | symbol << 8
         assert by_code.view(np.int64)[slot] == length + raw | length << 8 | number << 12
 
@@ -419,13 +441,13 @@ def test_tables_of_codes(symbols, slots):
 @given(symbol_tables(), st.integers(1, 13), SLOTS)
 def test_tables_of_pairs(symbols, bits, slots):
     table = np.full(1 << bits, 77, np.uint64)
-    fill_table(table, bits, entropy_tables.PAIR, symbols)
+    fill_table(table, bits, BY_PAIR, symbols)
     for slot in slots:
         slot &= (1 << bits) - 1
-        expected = entropy_tables.UNRESOLVED
+        expected = UNRESOLVED
         symbol = symbol_at(symbols, slot, bits)
         if symbol is not None:
-            _, length, number, raw, run, run_raw = symbols[symbol].tolist()
+            number, run, _, length, raw, run_raw = symbols[symbol].tolist()
             total = length + run_raw + raw
             if total <= bits and run >= 0 and run + (1 << run_raw) < 1 << 16:
                 run += slot >> length & ((1 << run_raw) - 1)
