@@ -25,14 +25,13 @@ class Workspace:
 
     def __init__(self) -> None:
         from ckstore.kernels.entropy import order, payload_directory, read
-        from ckstore.kernels.entropy.bins import SYMBOLS
 
         self.directory, self.order, self.read = payload_directory, order, read
         most = payload_directory.CLASSES
         self.groups = np.zeros(most, payload_directory.GROUP)
         self.lowers = np.empty((most, payload_directory.TABLE), np.int64)
         self.raws = np.empty((most, payload_directory.TABLE), np.uint8)
-        self.lengths = np.empty((most, SYMBOLS), np.uint8)
+        self.lengths = np.empty((most, payload_directory.SYMBOLS), np.uint8)
         self.ends = np.empty(4, np.int64)
         self._tables = (
             self.groups,
@@ -52,14 +51,19 @@ class Workspace:
         """Get the encoder's kernels, and arrays for a payload of `size` elements."""
         if self._capacity > 0 and size <= self._capacity <= max(size, _KEPT):
             return
-        from ckstore.kernels.entropy import group_plan, survey, write
+        from ckstore.kernels.entropy import plan, survey, write
 
-        self.plan, self.survey, self.write = group_plan, survey, write
+        self.plan, self.survey, self.write = plan, survey, write
         self._capacity = capacity = 1 << size.bit_length()
-        self.cells = np.empty(group_plan.CELLS, np.int64)
-        self.splits = np.empty(2 * group_plan.CELLS, np.uint8)
-        self.symbols, self.joints, self.run_cells = (np.empty(capacity, np.uint16) for _ in range(3))
-        self.numbers, self.runs, self.values = (np.empty(capacity, np.int64) for _ in range(3))
+        self._encoder: tuple[Array, ...] = (
+            *(np.empty(capacity, np.uint16) for _ in range(3)),
+            *(np.empty(capacity, np.int64) for _ in range(3)),
+            np.empty(plan.CELLS, np.int64),
+            np.empty(2 * plan.CELLS, np.uint8),
+            self.costs,
+        )
+        self._encoder_addresses = np.array([*(array.ctypes.data for array in self._encoder), capacity], np.uint64)
+        self.encoder = self._encoder_addresses.ctypes.data
 
 
 def workspace() -> Workspace:
@@ -116,16 +120,13 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
         groups["count"][0] = signed.size
     else:
         coded, number = sort_elements(signed, classes, room)
-    bits = survey.survey_groups(coded, groups, number, room.numbers)
-    shared = (
-        groups, number, room.symbols, room.numbers, room.runs, room.values, room.joints, room.run_cells, room.cells,
-        room.splits, room.lowers, room.raws, room.lengths, room.costs,
-    )  # fmt: skip
-    planes = empty(plan.plan_groups(plan.CHOOSE_PLANES, *shared), np.uint8)
-    survey.take_numbers(coded, groups, number, room.symbols, room.numbers, planes)
-    if plan.plan_groups(plan.PLAN_DENSE, *shared):
-        survey.extract_pairs(coded, groups, number, room.runs, room.values)
-        plan.plan_groups(plan.PLAN_PAIRS, *shared)
+    planned = room.tables, number, room.encoder
+    bits = survey.survey_groups(coded, *planned)
+    planes = empty(plan.choose_planes(*planned), np.uint8)
+    survey.take_numbers(coded, *planned, planes)
+    if plan.plan_dense(*planned):
+        survey.extract_pairs(coded, *planned)
+        plan.plan_pairs(*planned)
     narrow = 1 if bits <= 7 else 2 if bits <= 15 else 4 if bits <= 31 else 8
     return Plan(coded, narrow, number, planes, room)
 

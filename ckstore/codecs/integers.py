@@ -19,7 +19,7 @@ from ckstore.codecs.integer_header import (
 )
 from ckstore.codecs.integer_plan import Plan, Workspace, check_arrays, make_plan, workspace
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.runtime.blocks import empty, fixed, joined
+from ckstore.runtime.blocks import aligned, empty, fixed, joined
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.scratch import scratch
 from ckstore.varint import varint
@@ -61,17 +61,16 @@ def _parts(values: Array, classes: Array | None) -> list[bytes | Array]:
     plan = make_plan(values, classes)
     kinds = plan.room.groups["kind"][: plan.number]
     streamed = bool((kinds < plan.room.directory.EQUAL).any())
-    stream_room, _, directory_room = plan.room.plan.measure(plan.room.groups, plan.number)
     flags = _SIZE_CODES[values.itemsize] | _SIZE_CODES[plan.narrow] << 2
     flags |= (classes is not None) * GROUPED | streamed * STREAMED
     start = bytes((FORMAT, flags))
     head = count_bytes(values.size)
     if classes is not None:
         head += crc32(fixed(classes)).to_bytes(4, "little")
-    directory = write_directory(plan, directory_room, grouped=classes is not None)
+    directory = write_directory(plan, grouped=classes is not None)
     parts: list[bytes | Array] = []
     if streamed:
-        parts = [plan.planes, *write_streams(plan, stream_room)]
+        parts = [plan.planes, *write_streams(plan)]
         head += b"".join(varint(len(part)) for part in (directory, *parts[1:4]))
     head += directory
     check = crc32(head, crc32(start, crc32(_narrowed(plan.coded, plan.narrow))))
@@ -195,9 +194,9 @@ def payload_bits(
     from ckstore.kernels.entropy.histogram import ROWS, estimate_bits
 
     found = np.empty((2, 2))
-    grouped = np.empty(0, np.uint8) if classes is None else classes
     counts = scratch("histogram", (1 if classes is None else ROWS) * (16 * values.itemsize << fine), np.int32)
-    estimate_bits(fixed(values.view(f"i{values.itemsize}")), fixed(grouped), fine, counts, found)
+    grouped = None if classes is None else aligned(classes)
+    estimate_bits(aligned(values.view(f"i{values.itemsize}")), grouped, fine, counts, found)
 
     growing, tables = found.T
     natural, in_groups = (
@@ -221,31 +220,30 @@ def _narrowed(coded: Array, width: int) -> Array:
     return narrow
 
 
-def write_streams(plan: Plan, room: int) -> list[Array]:
+def write_streams(plan: Plan) -> list[Array]:
     """Return the four streams, the last one followed by the payload's padding."""
     held = plan.room
+    room = held.plan.stream_room(held.tables, plan.number)
     buffer = empty(4 * room, np.uint8)
-    held.write.write_streams(
-        held.groups, plan.number, held.lowers, held.raws, held.lengths, held.symbols, held.numbers, held.runs,
-        held.values, held.joints, held.cells.view(np.uint64), buffer, room, held.ends,
-    )  # fmt: skip
+    held.write.write_streams(held.tables, plan.number, held.encoder, buffer, room)
     ends = held.ends.tolist()
     buffer[ends[3] : ends[3] + PADDING] = 0
     ends[3] += PADDING
     streams = []
     for stream, end in enumerate(ends):
-        assert end <= (stream + 1) * room, "`measure` makes room for all"
+        assert end <= (stream + 1) * room, "there is room for all"
         streams.append(buffer[stream * room : end])
     return streams
 
 
-def write_directory(plan: Plan, room: int, *, grouped: bool) -> bytes:
-    """Return the directory of a plan's groups, in at most `room` bytes."""
+def write_directory(plan: Plan, *, grouped: bool) -> bytes:
+    """Return the directory of a plan's groups."""
     held = plan.room
+    room = held.plan.directory_room(held.tables, plan.number)
     buffer = np.zeros(room, np.uint8)
     number, size = held.directory.code_directory(
         np.array([0, 1]), buffer, grouped, plan.coded.size, plan.number, held.groups, held.lowers, held.raws,
         held.lengths,
     )  # fmt: skip
-    assert number == plan.number, "`measure` makes room for all"
+    assert number == plan.number, "there is room for all"
     return buffer[:size].tobytes()

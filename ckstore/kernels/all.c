@@ -1,6 +1,11 @@
 /* All kernels of one level of processors, in one unit: the compiler sees every function that a kernel calls. */
 #include "entropy/lengths.c"
 #include "entropy/tables.c"
+#include "entropy/bins.c"
+#include "entropy/survey.c"
+#include "entropy/plan.c"
+#include "entropy/write.c"
+#include "entropy/histogram.c"
 #include "entropy/read_dense.c"
 #include "entropy/read_pairs.c"
 #include "entropy/read.c"

@@ -1,4 +1,5 @@
-/* The level of processors to use; compiled once, for the lowest. */
+/* The level of processors to use, and variables that all levels share; compiled once, for the lowest. */
+#include "entropy/logarithms.h"
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -31,8 +32,11 @@ static int64_t level(void) { return 0; }
 #endif
 
 int64_t array_head;
+double times_logs[TABULATED];
 
 int64_t start_kernels(int64_t head) {
     array_head = head;
+    for (int count = 1; count < TABULATED; count++)
+        times_logs[count] = count * log_2(count);
     return level();
 }

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numba import njit
 
 from ckstore.codecs import integer_header
 from ckstore.codecs.integers import (
@@ -23,14 +22,11 @@ from ckstore.codecs.integers import (
     payload_bits,
 )
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
-from ckstore.kernels.entropy import lengths as entropy_lengths
 from ckstore.kernels.entropy import payload_directory as entropy_directory
-from ckstore.kernels.entropy.bins import SYMBOLS
+from ckstore.kernels.entropy.payload_directory import SYMBOLS
 from ckstore.varint import varint
 from tests import payload_reader
-
-# With the wrapper for Python that inner kernels are compiled without.
-code_lengths = njit(error_model="numpy")(entropy_lengths.code_lengths.py_func)
+from tests.kernels.inner import code_lengths
 
 PAYLOADS = Path(__file__).parents[1] / "fixtures" / "payloads"
 CHUNK = 1 << 18

@@ -8,14 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from ckstore.kernels.entropy import bins as entropy_bins
-from ckstore.kernels.entropy import lengths as entropy_lengths
 from ckstore.kernels.entropy import order as entropy_order
 from ckstore.kernels.entropy import payload_directory as entropy_directory
-from ckstore.kernels.entropy.bins import ROW, SYMBOLS
-from ckstore.kernels.entropy.words import bit_length, first_bit, low_bits, magnitude_bits, non_zeros
+from ckstore.kernels.entropy.payload_directory import SYMBOLS
+from ckstore.kernels.entropy.words import bit_length, first_bit, low_bits
 from ckstore.kernels.library import check, function
 from tests import payload_reader
+from tests.kernels.inner import (
+    LONGEST,
+    OCTAVES,
+    cell_of,
+    choose_bins,
+    code_lengths,
+    list_bins,
+    set_geometry,
+    symbols_of_cells,
+)
 
 
 def callable_from_python(kernel):
@@ -23,13 +31,7 @@ def callable_from_python(kernel):
     return njit(error_model="numpy")(kernel.py_func)
 
 
-code_lengths = callable_from_python(entropy_lengths.code_lengths)
 canonical_codes = function("canonical_codes", "pp")
-set_geometry = callable_from_python(entropy_bins.set_geometry)
-cell_of = callable_from_python(entropy_bins.cell_of)
-choose_bins = callable_from_python(entropy_bins.choose_bins)
-list_bins = callable_from_python(entropy_bins.list_bins)
-symbols_of_cells = callable_from_python(entropy_bins.symbols_of_cells)
 code_bits = callable_from_python(entropy_directory.code_bits)
 code_number = callable_from_python(entropy_directory.code_number)
 code_bins = callable_from_python(entropy_directory.code_bins)
@@ -38,29 +40,14 @@ code_bins = callable_from_python(entropy_directory.code_bins)
 @njit
 def bit_facts(value):
     word = np.uint64(value)
-    return bit_length(word), low_bits(word, 20), first_bit(word), magnitude_bits(value)
+    return bit_length(word), low_bits(word, 20), first_bit(word)
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_bits_are_counted(value):
     word = value % (1 << 64)
     lowest = (word & -word).bit_length() - 1 if word else 64
-    magnitude = value if value >= 0 else -value - 1
-    assert bit_facts(np.int64(value)) == (word.bit_length(), word & 0xFFFFF, lowest, magnitude.bit_length())
-
-
-@njit
-def mask_of(elements, offset):
-    return non_zeros(elements, offset)
-
-
-@given(st.sampled_from(["i1", "i2", "i4", "i8"]), st.integers(0, 2**32 - 1))
-def test_masks_mark_non_zeros(dtype, seed):
-    rng = np.random.default_rng(seed)
-    elements = (rng.integers(-1, 2, 80) * rng.choice([1, 1 << 8 * (np.dtype(dtype).itemsize - 1)], 80)).astype(dtype)
-    offset = int(rng.integers(0, 17))
-    weights = np.uint64(1) << np.arange(64, dtype=np.uint64)
-    assert mask_of(elements, offset) == weights[elements[offset : offset + 64] != 0].sum()
+    assert bit_facts(np.int64(value)) == (word.bit_length(), word & 0xFFFFF, lowest)
 
 
 def huffman_cost(counts):
@@ -96,7 +83,7 @@ def test_short_code_lengths_are_huffmans(counts):
     assert bits == (counts * lengths).sum()
     assert ((lengths > 0) == (counts > 0)).all()
     assert sum(2.0 ** -int(length) for length in lengths if length) == 1
-    if lengths.max() < entropy_lengths.LONGEST:
+    if lengths.max() < LONGEST:
         assert bits == huffman_cost(counts)
 
 
@@ -105,9 +92,9 @@ def test_limited_code_lengths_are_near_the_best(ratio):
     counts = np.array([int(ratio**i) + 1 for i in range(30)], np.int64)
     lengths = np.zeros(counts.size, np.uint8)
     _, bits = code_lengths(counts, counts.size, lengths)
-    assert lengths.max() == entropy_lengths.LONGEST
+    assert lengths.max() == LONGEST
     assert sum(2.0 ** -int(length) for length in lengths) == 1
-    assert bits <= 1.01 * limited_cost(counts, entropy_lengths.LONGEST)
+    assert bits <= 1.01 * limited_cost(counts, LONGEST)
 
 
 def test_a_full_alphabet_gets_a_complete_code():
@@ -144,7 +131,7 @@ GEOMETRIES = [(12, 7), (6, 5), (8, 3), (15, 0)]
 @given(top=st.integers(0, 63), data=st.data())
 def test_cells_cut_all_numbers_in_ascending_order(exact, fine, top, data):
     top = min(top, 15) if fine == 0 else top
-    geometry = np.zeros((6, ROW), np.int64)
+    geometry = np.zeros((6, OCTAVES), np.int64)
     cells = set_geometry(top, exact, fine, geometry)
     limits = st.integers(-(1 << top), (1 << top) - 1)
     numbers = sorted({*data.draw(st.lists(limits, max_size=20)), -(1 << top), -1, 0, (1 << top) - 1})
@@ -163,7 +150,7 @@ def test_cells_cut_all_numbers_in_ascending_order(exact, fine, top, data):
 
 def bins_of(numbers, top, deepest, price, geometry_of=(12, 7), all_occur=False, most=SYMBOLS):
     """(cost, losses, lowers, raws, counts) of the best bins of some numbers."""
-    geometry = np.zeros((6, ROW), np.int64)
+    geometry = np.zeros((6, OCTAVES), np.int64)
     cells = np.zeros(set_geometry(top, *geometry_of, geometry), np.int64)
     for number in numbers:
         cells[cell_of(np.int64(number), geometry)] += 1

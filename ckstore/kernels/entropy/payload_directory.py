@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.bins import SYMBOLS
 from ckstore.kernels.entropy.words import Array, Word, bit_length, counted, inner, int64, uint64
 
 POSITION, WRITES = range(2)
 """Entries of a cursor (int64): the next bit, and whether to write."""
 
+SYMBOLS = 4096
+"""The maximal number of symbols of a group."""
 CLASSES = 64
 """The number of classes, and so the maximal number of groups."""
 

@@ -18,13 +18,9 @@ from ckstore.runtime.compiling import reference_counting
 Array = npt.NDArray[Any]
 """Any array; the docstrings name its dtype."""
 
-Group = Any
-"""An element of an array of `ckstore.kernels.entropy.payload_directory.GROUP`."""
-
 Word = Any
 """An unsigned 64-bit word. NumPy makes a float of one and an `int`: both operands must be words."""
 
-int32: Callable[[Any], int] = cast(Any, np.int32)
 int64: Callable[[Any], int] = cast(Any, np.int64)
 uint64: Callable[[Any], Word] = np.uint64
 """NumPy's types under names whose results the type checker takes for `int` and for words."""
@@ -118,19 +114,6 @@ def _trailing_zeros(typing_context: Any, word: Any) -> Any:
 
 
 @intrinsic
-def _non_zeros(typing_context: Any, array: Any, offset: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = ir.VectorType(context.get_data_type(signature.args[0].dtype), int(MASKED))
-        data = _structure(signature.args[0])(context, builder, arguments[0]).data
-        elements = builder.load(builder.bitcast(builder.gep(data, [arguments[1]]), vector.as_pointer()))
-        elements.align = 1
-        different = builder.icmp_signed("!=", elements, ir.Constant(vector, None))
-        return builder.bitcast(different, ir.IntType(64))
-
-    return types.uint64(array, types.int64), generate
-
-
-@intrinsic
 def _differing(typing_context: Any, array: Any, other: Any, offset: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector = ir.VectorType(ir.IntType(8), int(MASKED))
@@ -147,12 +130,9 @@ def _differing(typing_context: Any, array: Any, other: Any, offset: Any) -> Any:
 MASKED = int64(64)
 """Elements of a mask."""
 
-non_zeros: Callable[[Array, int], Word] = cast(Any, _non_zeros)
-"""Return a mask of the 64 elements from `offset` on that are not zero, the first in the lowest bit; the caller checks
-the bounds."""
-
 differing_bytes: Callable[[Array, Array, int], Word] = cast(Any, _differing)
-"""Return a mask of the 64 bytes from `offset` on that differ between two uint8 arrays; order and bounds as above."""
+"""Return a mask of the 64 bytes from `offset` on that differ between two uint8 arrays, the first in the lowest bit; the
+caller checks the bounds."""
 
 first_bit: Callable[[Word], int] = cast(Any, _trailing_zeros)
 """Return the place of the lowest set bit, 64 if none is set."""
@@ -167,29 +147,9 @@ def bit_length(word: Word) -> int:
 
 
 @inner
-def magnitude_bits(value: int) -> int:
-    """Return the bits of a signed integer without its sign: 0 for 0 and -1, else the least k of -2^k to 2^k - 1."""
-    return bit_length(uint64(value ^ (value >> 63)))
-
-
-@inner
 def low_bits(word: Word, bits: int) -> Word:
     """Return the low `bits` (0 to 63) bits of an unsigned word."""
     return word & ((uint64(1) << uint64(bits)) - uint64(1))
-
-
-@inner
-def clear(array: Array, count: int) -> None:
-    """Set the first `count` items to 0: numba's code for a slice takes ten times as long to compile."""
-    for i in range(uint64(count)):
-        array[i] = 0
-
-
-@inner
-def copy(source: Array, count: int, target: Array, first: int) -> None:
-    """Copy the first `count` items of an array into another one, from item `first` on."""
-    for i in range(uint64(count)):
-        target[uint64(first) + i] = source[i]
 
 
 @spliced
@@ -203,17 +163,3 @@ def store_element(coded: Array, size: int, at: int, value: int) -> None:
         store_4(coded, at << 2, value)
     else:
         store_word(coded, at << 3, value)
-
-
-@inner
-def read_bits(buffer: Array, position: int, limit: int, bits: int) -> Word:
-    """Return up to 63 raw bits at a bit position; loads beyond `limit` are moved there."""
-    result = uint64(0)
-    done = 0
-    while done < bits:
-        part = min(bits - done, 32)
-        at = min(position + done, limit)
-        word = load_word(buffer, at >> 3) >> uint64(at & 7)
-        result |= low_bits(word, part) << uint64(done)
-        done += part
-    return result

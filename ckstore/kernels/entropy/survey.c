@@ -1,0 +1,123 @@
+/* The encoder's input from elements in coded order: facts about groups, numbers to be coded, zero runs.
+ *
+ * Only these kernels read the elements in their own width. Planning and writing work on numbers and runs of 64 bits, and
+ * symbols of 16. */
+#include "encoder.h"
+#include "words.h"
+
+/* Share of zeros up to which only symbols of single elements are tried; and from which only joint symbols are. */
+static const double DENSE_BELOW = 0.1, SPARSE_ABOVE = 0.5;
+
+enum {
+    PLANED_FROM = 1024,  /* Minimal number of elements of a group that may have a plane. */
+    SAMPLE_BLOCK = 32,
+    SAMPLE_SHARE = 16,
+    SAMPLE_LEAST = 1024,
+    SAMPLE_MOST = 4096,
+};
+
+/* Return the number of elements that `survey_groups` samples, a multiple of SAMPLE_BLOCK; 0 without planes. */
+static int64_t sample_size(const struct group *group) {
+    int64_t count = group->count;
+    if (group->kind != DENSE || group->top < 7 || count < PLANED_FROM ||
+        (double)(count - group->pairs) > DENSE_BELOW * (double)count)
+        return 0;
+    return least(most(count / SAMPLE_SHARE, SAMPLE_LEAST), SAMPLE_MOST) / SAMPLE_BLOCK * SAMPLE_BLOCK;
+}
+
+#define ELEMENT int8_t
+#define SUFFIXED(name) name##_1
+#include "survey_of.h"
+#define ELEMENT int16_t
+#define SUFFIXED(name) name##_2
+#include "survey_of.h"
+#define ELEMENT int32_t
+#define SUFFIXED(name) name##_4
+#include "survey_of.h"
+#define ELEMENT int64_t
+#define SUFFIXED(name) name##_8
+#include "survey_of.h"
+
+/* Return whether the groups lie in `coded`, and the encoder has room for as many elements. */
+static bool fits(
+    const struct view *coded, const struct directory *directory, int64_t number, const struct encoder *encoder) {
+    if (coded->count < 0 || coded->count > encoder->capacity || !is_signed(coded) || number < 0 || number > CLASSES)
+        return false;
+    for (int64_t index = 0; index < number; index++) {
+        const struct group *group = &directory->groups[index];
+        if (group->start < 0 || group->count < 1 || group->start > coded->count - group->count)
+            return false;
+    }
+    return true;
+}
+
+int64_t KERNEL(survey_groups)(array coded, struct directory *directory, int64_t number, struct encoder *encoder) {
+    struct view from = input(coded);
+    if (!fits(&from, directory, number, encoder))
+        return MISFIT;
+    int64_t largest = 0;
+    for (int64_t index = 0; index < number; index++) {
+        struct group *group = &directory->groups[index];
+        const void *elements = from.data + from.size * group->start;
+        int64_t count = group->count, *numbers = encoder->numbers + group->start;
+        bool equal;
+#define SURVEY(size) survey_##size(elements, group, &equal)
+        WITH_SIZE(from.size, SURVEY)
+        largest = most(largest, group->top);
+        group->paired = 0;
+        group->plane = 0;
+        if (equal) {
+            group->kind = EQUAL;
+            int64_t unused = 64 - 8 * from.size;
+            group->constant = (int64_t)(load_bytes(elements, from.size) << unused) >> unused;
+        } else if ((double)(count - group->pairs) >= SPARSE_ABOVE * (double)count) {
+            group->kind = SPARSE;
+            group->paired = 1;
+        } else {
+            group->kind = DENSE;
+#define SAMPLE(size) sample_##size(elements, group, numbers)
+            WITH_SIZE(from.size, SAMPLE)
+        }
+    }
+    return largest;
+}
+
+int64_t KERNEL(take_numbers)(
+    array coded, const struct directory *directory, int64_t number, struct encoder *encoder, array planes) {
+    struct view from = input(coded), to = output(planes);
+    if (!fits(&from, directory, number, encoder) || to.type != U1)
+        return MISFIT;
+    int64_t at = 0;
+    for (int64_t index = 0; index < number; index++) {
+        const struct group *group = &directory->groups[index];
+        if (group->kind != DENSE)
+            continue;
+        if (group->plane * group->count > to.count - at)
+            return MISFIT;
+        const void *elements = from.data + from.size * group->start;
+        uint16_t *symbols = encoder->symbols + group->start;
+        int64_t *numbers = encoder->numbers + group->start;
+#define TAKE(size) take_##size(elements, group, symbols, numbers, to.data + at)
+        WITH_SIZE(from.size, TAKE)
+        at += group->plane * group->count;
+    }
+    return 0;
+}
+
+int64_t KERNEL(extract_pairs)(array coded, struct directory *directory, int64_t number, struct encoder *encoder) {
+    struct view from = input(coded);
+    if (!fits(&from, directory, number, encoder))
+        return MISFIT;
+    int64_t pair = 0;
+    for (int64_t index = 0; index < number; index++) {
+        struct group *group = &directory->groups[index];
+        if (!group->paired)
+            continue;
+        group->first_pair = pair;
+        const void *elements = from.data + from.size * group->start;
+        int64_t *runs = encoder->runs + pair, *values = encoder->values + pair, count = group->count;
+#define EXTRACT(size) pair += extract_##size(elements, count, runs, values)
+        WITH_SIZE(from.size, EXTRACT)
+    }
+    return 0;
+}

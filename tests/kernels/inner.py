@@ -1,0 +1,51 @@
+"""Functions of the shared library that are exported for tests, with arrays as parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.kernels.library import check, function
+
+LONGEST = 12
+OCTAVES = 64
+
+_code_lengths = function("code_lengths", "ppp")
+_set_geometry = function("set_geometry", "iiip")
+_cell_of = function("cell_of", "ip")
+_choose_bins = function("choose_bins", "ppiippppp")
+_list_bins = function("list_bins", "ppiiipppppi")
+_symbols_of_cells = function("symbols_of_cells", "pppip")
+
+
+def code_lengths(counts: npt.NDArray[np.int64], symbols: int, lengths: npt.NDArray[np.uint8]) -> tuple[int, int]:
+    """Return (the only symbol that occurs or -1, sum of count times length)."""
+    bits = np.zeros(1, np.int64)
+    counts, lengths = counts[:symbols], lengths[:symbols]
+    return check(_code_lengths(id(counts), id(lengths), bits.ctypes.data)), int(bits[0])
+
+
+def set_geometry(top: int, exact: int, fine: int, geometry: npt.NDArray[np.int64]) -> int:
+    """Return the number of cells; `geometry` has the shape (6, OCTAVES)."""
+    return _set_geometry(top, exact, fine, geometry.ctypes.data)
+
+
+def cell_of(number: int, geometry: npt.NDArray[np.int64]) -> int:
+    return _cell_of(int(number), geometry.ctypes.data)
+
+
+def choose_bins(cells, geometry, top, deepest, price, split_bits, splits, floors, losses) -> float:
+    prices, bits = np.array([price, split_bits], float), np.zeros(1)
+    arrays = (array.ctypes.data for array in (prices, splits, floors, losses, bits))
+    _choose_bins(cells.ctypes.data, geometry.ctypes.data, top, deepest, *arrays)
+    return float(bits[0])
+
+
+def list_bins(cells, geometry, top, deepest, all_occur, splits, floors, lowers, raws, counts, limit) -> int:
+    arrays = (array.ctypes.data for array in (splits, floors, lowers, raws, counts))
+    return _list_bins(cells.ctypes.data, geometry.ctypes.data, top, deepest, all_occur, *arrays, limit)
+
+
+def symbols_of_cells(geometry, lowers, raws, bins, table) -> None:
+    arrays = (array.ctypes.data for array in (geometry, lowers, raws))
+    _symbols_of_cells(*arrays, bins, table.ctypes.data)
