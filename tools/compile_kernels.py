@@ -24,8 +24,16 @@ LIBRARY = KERNELS / "libkernels.so"
 
 #: No contraction: all levels and compilers round alike. Four streams that are joined in vectors are decoded slowly.
 _FLAGS = [
-    *("-std=c17", "-O3", "-funroll-loops", "-fno-tree-slp-vectorize", "-ffp-contract=off", "-fno-math-errno"),
-    *("-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *(
+        "-std=c17",
+        "-O3",
+        "-funroll-loops",
+        "-fno-tree-slp-vectorize",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+    ),
+    *("-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
 ]
 _SANITIZE = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 

@@ -11,3 +11,6 @@
 #include "entropy/read.c"
 #include "entropy/order.c"
 #include "lattice.c"
+#include "short_floats.c"
+#include "coarse.c"
+#include "codebook.c"

@@ -36,7 +36,19 @@ struct geometry;
 /* Set `array_head`. Return the processor's level: 0 for the baseline, 1 for AVX2, 2 for AVX-512. */
 int64_t start_kernels(int64_t head);
 
-/* lattice.c */
+/* lattice.c: an element's step is two to the power step + rows[(start + k) / width] + cols[(start + k) % width]; rows and
+ * cols are int16, or empty. Values are float32 or float64 (n), integers int32 (n). */
+
+/* Fill found, float64 (2), with the sum of squares and the largest magnitude of finite values. Return their number. */
+int64_t KERNEL(statistics)(array values, array found);
+
+/* Write the integers nearest to values; 0 for values that are not finite. */
+int64_t KERNEL(linear_quantise)(
+    array values, int64_t step, array rows, array cols, int64_t width, int64_t start, array out);
+
+/* Write the integers of a base on a lattice whose exponents are larger by `shift` and those of rows and cols. */
+int64_t KERNEL(linear_project)(
+    array integers, int64_t shift, array rows, array cols, int64_t width, int64_t start, array out);
 
 /* Write ord(bits) - ord(predicted) modulo the width, or ord(bits) if `predicted` is null. If `mirrored`, both change
  * their sign where the predicted one is negative. All arrays have one unsigned type and size. */
@@ -44,6 +56,87 @@ int64_t KERNEL(ordinal_difference)(array bits, array predicted, int64_t mirrored
 
 /* Invert `ordinal_difference` in place. */
 int64_t KERNEL(ordinal_correct)(array predicted, array residuals, int64_t mirrored);
+
+/* Write uint8 classes (n) of unsigned bits (n): top less the magnitude's bits from `shift` on, from 0 to `limit`. */
+int64_t KERNEL(magnitude_classes)(array bits, int64_t shift, int64_t top, int64_t limit, array classes);
+
+/* Return the largest (bits without sign) >> shift below `ceiling`, 0 if there is none. */
+int64_t KERNEL(magnitude_top)(array bits, int64_t shift, int64_t ceiling);
+
+/* coarse.c, with the same steps */
+
+/* Write the values of integers, at most the largest finite number. */
+int64_t KERNEL(linear_values)(
+    array integers, int64_t step, array rows, array cols, int64_t width, int64_t start, array out);
+
+/* Write the integers of uint16 or uint32 bits: (ord(x) - unit * (level + rows[i] + cols[j])) / 2^shift, 3/8 and more up. */
+int64_t KERNEL(rounded_quantise)(
+    array bits, int64_t shift, int64_t unit, int64_t level, array rows, array cols, int64_t width, int64_t start,
+    array out);
+
+/* Write the bits of the ordinals in the middle of the integers' cells, at most `largest` in magnitude. */
+int64_t KERNEL(rounded_values)(
+    array integers, int64_t shift, int64_t unit, int64_t level, array rows, array cols, int64_t width, int64_t start,
+    int64_t largest, array out);
+
+/* Fill found, float64 (3), with the largest difference, the sum of squared differences and that of squares of values that
+ * are finite in both arrays. Return their number. */
+int64_t KERNEL(deviation)(array values, array others, array found);
+
+/* Add ordinals of magnitudes of unsigned bits, from 1 to `ceiling` and less `shift` low bits, to int64 rows and cols, and
+ * their numbers to int64 counts, rows first. */
+int64_t KERNEL(order_sums)(
+    array bits, int64_t width, int64_t ceiling, int64_t shift, array rows, array cols, array counts);
+
+/* Add finite values, or their squares, in rows of `width`, to float64 rows and cols. */
+int64_t KERNEL(value_sums)(array values, int64_t squared, int64_t width, array rows, array cols);
+
+/* Fill found, float64 (1), with the sum of squared differences of finite values, in units of the elements' steps. */
+int64_t KERNEL(weighted_squares)(
+    array values, array others, int64_t step, array rows, array cols, int64_t width, int64_t start, array found);
+
+/* Write the integers of finite values, rounded up or down by a threshold per element. */
+int64_t KERNEL(linear_dithered)(
+    array values, int64_t step, array rows, array cols, int64_t width, int64_t start, array out);
+
+/* Fill found, float64 (1), with the mean cosine of the distances of values from lattice values. */
+int64_t KERNEL(concentration)(
+    array values, int64_t step, array rows, array cols, int64_t width, int64_t start, array found);
+
+/* short_floats.c: round uint32 bits (n) of finite float32 to uint16 bits (n), ties to even, at most the largest finite
+ * number; and convert the latter to the former. */
+int64_t KERNEL(to_bfloat16)(array bits, array out);
+int64_t KERNEL(to_float16)(array bits, array out);
+int64_t KERNEL(from_bfloat16)(array bits, array out);
+int64_t KERNEL(from_float16)(array bits, array out);
+
+/* codebook.c: words are those of float32, uint32 (n) */
+
+/* Write the number of float64 midpoints, at most 256 that end with infinity, below each value, into uint8 out (n). */
+int64_t KERNEL(nearest)(array words, array midpoints, int64_t zero, array out);
+
+/* Write base + centroids[indices] of uint8 indices (n); centroids are float32. */
+int64_t KERNEL(add)(array base, array indices, array centroids, array out);
+
+/* Write value - base. */
+int64_t KERNEL(difference)(array words, array base, array out);
+
+/* Add normal values to int64 counts and float64 sums (at least 2^(32 - shift)) of their words without `shift` bits. */
+int64_t KERNEL(bucket_statistics)(array words, array counts, array sums, int64_t shift);
+
+/* Count finite values by the bins of the magnitudes of their ranks, uint32 (n), in int64 counts (16384). */
+int64_t KERNEL(rank_counts)(array words, array ranks, array counts);
+
+/* Count values that are neither pruned nor protected by their bins, in int64 counts (32768). Elements with bins of
+ * magnitude and sensitivity below the first two numbers are pruned, from the others on protected. */
+int64_t KERNEL(level_counts)(
+    array words, array sensitivities, int64_t pruned, int64_t insensitive, int64_t large, int64_t sensitive,
+    array counts);
+
+/* Overwrite uint8 indices of pruned elements with `zero`, and of protected elements with `aside`. */
+int64_t KERNEL(split_indices)(
+    array words, array sensitivities, int64_t pruned, int64_t insensitive, int64_t large, int64_t sensitive,
+    int64_t zero, int64_t aside, array out);
 
 /* entropy/read.c */
 

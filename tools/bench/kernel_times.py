@@ -248,6 +248,103 @@ def _adding(size: int) -> Case:
     return _timed(lambda: add_integers(payload, sums, 1)), output
 
 
+def _lattice(dtype: str, kernel: str) -> Callable[[int], Case]:
+    """A kernel of a lattice with exponents of rows, and for "columns" of columns."""
+
+    def case(size: int) -> Case:
+        from ckstore.codecs.lattice import LinearLattice, statistics_of
+        from ckstore.codecs.rounded import RoundedLattice
+
+        rng = np.random.default_rng(size)
+        bits = _bits(dtype, size)[1] if dtype != "float64" else rng.standard_normal(size).view(np.uint64)
+        width = 512
+        rows = rng.integers(-2, 3, size // width).astype(np.int16)
+        cols = rng.integers(-2, 3, width).astype(np.int16) if kernel.endswith("columns") else rows[:0]
+        lattice: Any = LinearLattice(dtype, -14, width, rows, cols)
+        other = LinearLattice(dtype, -12, width, rows, cols)
+        if kernel.startswith("rounded"):
+            lattice = RoundedLattice(dtype, 18 if dtype == "float32" else 2, 100, width, rows, cols)
+        integers = lattice.quantise(bits, 0)
+        verb = kernel.split()[0]
+        calls: dict[str, Callable[[], Any]] = {
+            "quantise": lambda: lattice.quantise(bits, 0),
+            "values": lambda: lattice.values(integers, 0),
+            "project": lambda: other.project(lattice, integers, 0),
+            "rounded": lambda: lattice.quantise(bits, 0),
+            "rounded_values": lambda: lattice.values(integers, 0),
+            "dithered": lambda: lattice.dithered(bits, 0),
+            "statistics": lambda: np.array(statistics_of(bits, dtype)),
+            "concentration": lambda: np.array(lattice.concentration(bits, 0)),
+        }
+        call = calls[verb]
+        return _timed(call), lambda: call().tobytes()
+
+    return case
+
+
+def _codebook(kernel: str) -> Callable[[int], Case]:
+    def case(size: int) -> Case:
+        from ckstore.codecs import codebook
+
+        before, after = (bits.view(np.float32) for bits in _floats(size))
+        lattice = codebook.codebook(np.random.default_rng(1).standard_normal(100) * 0.02, "float32")
+        indices = lattice.nearest(after)
+        words = before.view(np.uint32)
+        calls: dict[str, Callable[[], Any]] = {
+            "nearest": lambda: lattice.nearest(after),
+            "add": lambda: lattice.add(words, indices),
+            "difference": lambda: codebook.differences(after.view(np.uint32), words, "float32"),
+        }
+        call = calls[kernel]
+        return _timed(call), lambda: call().tobytes()
+
+    return case
+
+
+def _patching(*, inverse: bool) -> Callable[[int], Case]:
+    def case(size: int) -> Case:
+        from ckstore.codecs.patches import apply_patch, find_changes
+
+        rng = np.random.default_rng(size)
+        before = _floats(size)[0]
+        after = before.copy()
+        after[rng.choice(size, size // 50, replace=False)] += 3
+        before.flags.writeable = after.flags.writeable = False
+        target = before.copy()
+
+        def find() -> bytes:
+            patch = find_changes(after, before, is_float=True).patch()
+            assert patch is not None
+            return bytes(patch)
+
+        patch = find()
+
+        def apply() -> None:
+            apply_patch(memoryview(patch), target, is_float=True)
+
+        def output() -> bytes:
+            target[:] = before
+            apply()
+            return patch + target.tobytes()
+
+        return _timed(apply if inverse else find), output
+
+    return case
+
+
+def _estimating(size: int) -> Case:
+    from ckstore.codecs.integers import payload_bits
+    from ckstore.codecs.lattice import ordinal_classes, ordinal_difference
+
+    before, after = _floats(size)
+    difference, classes = ordinal_difference(after, before, "float32"), ordinal_classes(before, "float32")
+
+    def call() -> Any:
+        return payload_bits(difference, classes)
+
+    return _timed(call), lambda: np.rint(call()).tobytes()
+
+
 _CASES: dict[str, Callable[[int], Case]] = {
     **{f"streams {dtype}": _exact(dtype, grouped=False) for dtype in ("float32", "bfloat16")},
     **{f"streams {dtype} classes": _exact(dtype, grouped=True) for dtype in ("float32", "bfloat16")},
@@ -269,6 +366,23 @@ _CASES: dict[str, Callable[[int], Case]] = {
     "add int8": _adding,
     "encode float32": _encoding("float32"),
     "encode bfloat16": _encoding("bfloat16"),
+    "estimate": _estimating,
+    **{
+        f"{kernel} {dtype}": _lattice(dtype, kernel)
+        for dtype in ("float32", "float64", "bfloat16")
+        for kernel in (
+            *("quantise", "quantise columns", "values", "values columns", "project", "project columns"),
+            *("dithered", "statistics", "concentration"),
+        )
+    },
+    **{
+        f"{kernel} {dtype}": _lattice(dtype, kernel)
+        for dtype in ("float32", "bfloat16")
+        for kernel in ("rounded", "rounded columns", "rounded_values", "rounded_values columns")
+    },
+    **{f"codebook {kernel}": _codebook(kernel) for kernel in ("nearest", "add", "difference")},
+    "patch": _patching(inverse=False),
+    "apply patch": _patching(inverse=True),
 }
 
 

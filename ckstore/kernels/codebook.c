@@ -1,0 +1,168 @@
+/* Kernels of the non-uniform quantisers: histograms, assignment to levels, additive values.
+ *
+ * Floats are passed as the words of float32 values. The exponent field alone decides whether a value is normal, so that a
+ * process that flushes subnormals computes the same bits. */
+#include "grid.h"
+
+enum {
+    BIN_SHIFT = 17,            /* Low bits that a histogram's bin drops from a word. */
+    BINS = 1 << (32 - BIN_SHIFT), /* Bins of signed values; the lower half are those of magnitudes. */
+    NOT_A_NUMBER = 0x7FC00000, /* The word of an element without a finite value. */
+};
+
+INLINE uint32_t field_of(uint32_t word) { return word >> 23 & 255; }
+
+INLINE bool is_normal(uint32_t word) { return field_of(word) - 1 < 254; }
+
+/* Return the value of a word; 0 unless it is normal. */
+INLINE double normal_value(uint32_t word) {
+    float value;
+    memcpy(&value, &word, sizeof value);
+    return is_normal(word) ? (double)value : 0.0;
+}
+
+/* Return a value as the word of a float32: at most the largest finite number, and +0 below the smallest normal one. */
+INLINE uint32_t word_of(double total) {
+    float value = (float)clamped(total, FLT_MAX);
+    uint32_t word;
+    memcpy(&word, &value, sizeof word);
+    return fabs(total) >= FLT_MIN ? word : 0;
+}
+
+/* Find the cell of the lowest value of each bin, by the leading bits of a word; subnormals count as 0. */
+static void first_cells(const double *midpoints, uint8_t cells[BINS]) {
+    int cell = 0;
+    memset(cells, 0, BINS);
+    for (int k = 0; k < BINS; k++) {
+        /* Ascending values: the negative bins from the last to the first, then the others. */
+        uint32_t place = (uint32_t)(k < BINS / 2 ? BINS - 1 - k : k - BINS / 2), word = place << BIN_SHIFT;
+        if (field_of(word) == 255)
+            continue;
+        double value = normal_value(word | (word >> 31) * ((1u << BIN_SHIFT) - 1));
+        while (midpoints[cell] < value)
+            cell++;
+        cells[place] = (uint8_t)cell;
+    }
+}
+
+int64_t KERNEL(nearest)(array words, array midpoints, int64_t zero, array out) {
+    struct view from = input(words), edges = input(midpoints), to = output(out);
+    const double *between = (const double *)edges.data;
+    if (from.count < 0 || from.type != U4 || !is_of(&to, U1, from.count) || edges.type != F8 || edges.count < 1 ||
+        edges.count > 256 || !(between[edges.count - 1] > DBL_MAX))
+        return MISFIT;
+    uint8_t cells[BINS];
+    first_cells(between, cells);
+    for (int64_t i = 0; i < from.count; i++) {
+        uint32_t word = ((const uint32_t *)from.data)[i];
+        int64_t index = cells[word >> BIN_SHIFT];
+        if (field_of(word) == 255)
+            index = zero;
+        else if (is_normal(word))
+            for (double value = normal_value(word); between[index] < value;)
+                index++;
+        to.data[i] = (uint8_t)index;
+    }
+    return 0;
+}
+
+int64_t KERNEL(add)(array base, array indices, array centroids, array out) {
+    struct view from = input(base), by = input(indices), levels = input(centroids), to = output(out);
+    if (from.count < 0 || from.type != U4 || !is_of(&by, U1, from.count) || !is_of(&to, U4, from.count) ||
+        levels.type != F4 || levels.count < 0 || levels.count > 256)
+        return MISFIT;
+    double changes[256] = {0};
+    for (int64_t i = 0; i < levels.count; i++)
+        changes[i] = (double)((const float *)levels.data)[i];
+    for (int64_t i = 0; i < from.count; i++)
+        ((uint32_t *)to.data)[i] = word_of(normal_value(((const uint32_t *)from.data)[i]) + changes[by.data[i]]);
+    return 0;
+}
+
+int64_t KERNEL(difference)(array words, array base, array out) {
+    struct view from = input(words), before = input(base), to = output(out);
+    if (from.count < 0 || from.type != U4 || !is_of(&before, U4, from.count) || !is_of(&to, U4, from.count))
+        return MISFIT;
+    const uint32_t *restrict minuends = (const uint32_t *)from.data, *restrict others = (const uint32_t *)before.data;
+    uint32_t *restrict differences = (uint32_t *)to.data;
+    for (int64_t i = 0; i < from.count; i++) {
+        uint32_t change = word_of(normal_value(minuends[i]) - normal_value(others[i]));
+        differences[i] = field_of(minuends[i]) == 255 ? NOT_A_NUMBER : change;
+    }
+    return 0;
+}
+
+int64_t KERNEL(bucket_statistics)(array words, array counts, array sums, int64_t shift) {
+    struct view from = input(words), numbers = output(counts), totals = output(sums);
+    if (from.count < 0 || from.type != U4 || shift < 0 || shift > 31 || numbers.type != I8 ||
+        numbers.count < INT64_C(1) << (32 - shift) || !is_of(&totals, F8, numbers.count))
+        return MISFIT;
+    for (int64_t i = 0; i < from.count; i++) {
+        uint32_t word = ((const uint32_t *)from.data)[i];
+        if (is_normal(word)) {
+            ((int64_t *)numbers.data)[word >> shift]++;
+            ((double *)totals.data)[word >> shift] += normal_value(word);
+        }
+    }
+    return 0;
+}
+
+/* Return the bin of a magnitude. */
+INLINE int64_t bin_of(uint32_t word) { return (word & 0x7FFFFFFF) >> BIN_SHIFT; }
+
+int64_t KERNEL(rank_counts)(array words, array ranks, array counts) {
+    struct view from = input(words), by = input(ranks), to = output(counts);
+    if (from.count < 0 || from.type != U4 || !is_of(&by, U4, from.count) || !is_of(&to, I8, BINS / 2))
+        return MISFIT;
+    for (int64_t i = 0; i < from.count; i++) {
+        uint32_t word = ((const uint32_t *)from.data)[i];
+        if (field_of(word) != 255)
+            ((int64_t *)to.data)[field_of(word) ? bin_of(((const uint32_t *)by.data)[i]) : 0]++;
+    }
+    return 0;
+}
+
+/* Bins of magnitudes and sensitivities: elements below the first two are pruned, those from the last two on protected. */
+struct split {
+    int64_t pruned, insensitive, large, sensitive;
+};
+
+/* Return 1 for a protected element, -1 for a pruned one and 0 for a quantised one. */
+INLINE int side_of(uint32_t word, uint32_t sensitivity, const struct split *split) {
+    int64_t magnitude = bin_of(word), rank = bin_of(sensitivity);
+    if (!is_normal(word))
+        return -1;
+    if (magnitude >= split->large || rank >= split->sensitive)
+        return 1;
+    return magnitude < split->pruned || rank < split->insensitive ? -1 : 0;
+}
+
+int64_t KERNEL(level_counts)(
+    array words, array sensitivities, int64_t pruned, int64_t insensitive, int64_t large, int64_t sensitive,
+    array counts) {
+    struct view from = input(words), by = input(sensitivities), to = output(counts);
+    struct split split = {pruned, insensitive, large, sensitive};
+    if (from.count < 0 || from.type != U4 || !is_of(&by, U4, from.count) || !is_of(&to, I8, BINS))
+        return MISFIT;
+    for (int64_t i = 0; i < from.count; i++) {
+        uint32_t word = ((const uint32_t *)from.data)[i];
+        if (side_of(word, ((const uint32_t *)by.data)[i], &split) == 0)
+            ((int64_t *)to.data)[word >> BIN_SHIFT]++;
+    }
+    return 0;
+}
+
+int64_t KERNEL(split_indices)(
+    array words, array sensitivities, int64_t pruned, int64_t insensitive, int64_t large, int64_t sensitive,
+    int64_t zero, int64_t aside, array out) {
+    struct view from = input(words), by = input(sensitivities), to = output(out);
+    struct split split = {pruned, insensitive, large, sensitive};
+    if (from.count < 0 || from.type != U4 || !is_of(&by, U4, from.count) || !is_of(&to, U1, from.count))
+        return MISFIT;
+    for (int64_t i = 0; i < from.count; i++) {
+        int side = side_of(((const uint32_t *)from.data)[i], ((const uint32_t *)by.data)[i], &split);
+        if (side)
+            to.data[i] = (uint8_t)(side < 0 ? zero : aside);
+    }
+    return 0;
+}
