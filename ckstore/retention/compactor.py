@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import shutil
 import threading
@@ -65,8 +64,8 @@ class Compactor:
         self._moved = threading.Condition(self._lock)
         self._runs: dict[str, int] = {}
         self._run: str | None = None  # The one that the thread is at.
-        self._due: dict[str, list[int]] = {}  # Bytes of each version.
-        self._free = math.inf  # Bytes of the disk, as the thread saw it last.
+        self._due: dict[str, dict[int, int]] = {}  # Bytes by number of version.
+        self._free: int | None = None  # Bytes of the disk, as seen last.
         self._thread: threading.Thread | None = None
         self._retaining = threading.Lock()
         self._changed: dict[str, Changed] = {}
@@ -88,7 +87,7 @@ class Compactor:
                 return
             self._runs[run] = keep
             if added is not None and added.hot:
-                self._due.setdefault(run, []).append(added.stored_bytes)
+                self._due.setdefault(run, {})[added.number] = added.stored_bytes
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="ckstore-compactor", daemon=True)
                 try:
@@ -107,8 +106,10 @@ class Compactor:
                 self._moved.wait()
 
     def _is_full(self, run: str) -> bool:
-        due = self._due.get(run, [])
-        return len(due) > _MOST or sum(due) > _PART * self._free
+        if self._free is None:  # Later the thread looks: a call of the system may wait for its turn.
+            self._free = shutil.disk_usage(self._repository.path).free
+        due = self._due.get(run, {})
+        return len(due) > _MOST or sum(due.values()) > _PART * self._free
 
     def forget_changed(self, run: str) -> None:
         """Leave out of `take_changed` the changes so far; do not wait for the running step."""
@@ -169,11 +170,7 @@ class Compactor:
             try:
                 if self._opened is None:
                     self._opened = self._repository.reopened("a", self._repository.cache_bytes)
-                rows = due(self._opened, run, keep=keep)
-                free = shutil.disk_usage(self._repository.path).free
-                with self._lock:
-                    self._free = free
-                    self._due[run] = [row.stored_bytes for row in rows]
+                rows = self._look(self._opened, run, keep)
                 compact(self._opened, rows[:1], progress=self._step)
                 with self._retaining:
                     retained = retain(self._opened, run, progress=self._step)
@@ -186,9 +183,22 @@ class Compactor:
                 _warn(run, error)
                 rows = []
             with self._lock:
-                del self._due.get(run, [])[:1]
+                for row in rows[:1]:
+                    self._due[run].pop(row.number, None)
                 if rows and not self._is_closed:  # Another version may be due.
                     self._runs.setdefault(run, keep)
+
+    def _look(self, opened: Repository, run: str, keep: int) -> list[VersionRow]:
+        """Return the versions of a run that are due; note them, and the free space of the disk."""
+        free = shutil.disk_usage(self._repository.path).free
+        with self._lock:
+            known = set(self._due.get(run, ()))
+        rows = due(opened, run, keep=keep)
+        with self._lock:
+            self._free = free
+            added = {number: size for number, size in self._due.get(run, {}).items() if number not in known}
+            self._due[run] = {row.number: row.stored_bytes for row in rows} | added
+        return rows
 
     def _step(self, nbytes: int) -> None:
         """Pause or abort the thread if requested; called after each few megabytes."""
