@@ -183,6 +183,16 @@ def test_a_version_whose_row_is_lost(made: tuple[Path, Facts], verb: str) -> Non
         assert wrongs(path, before, apply(statement, ()), [verb]) == []
 
 
+def test_an_encoded_pack_that_is_called_raw(made: tuple[Path, Facts]) -> None:
+    """An encode frees the raw packs of encoded versions: it must not take another for one."""
+    path, before = made
+    with closing(sqlite3.connect(path / "catalog.sqlite")) as database:
+        packs = [number for (number,) in database.execute("SELECT id FROM packs WHERE kind = 'encoded'")]
+    for number in packs:
+        edited = apply("UPDATE packs SET kind = 'raw' WHERE id = ?", (number,))
+        assert wrongs(path, before, edited, ["encode", "gc"]) == []
+
+
 def rows_of(data: bytes) -> Any:
     """Return all rows as SQLite reads them; None if it finds the file damaged while it reads."""
     try:

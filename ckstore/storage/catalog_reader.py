@@ -285,7 +285,8 @@ class CatalogReader:
 
     def raw_packs(self) -> list[str]:
         """Return the names of the packs with raw objects."""
-        return [name for (name,) in self._connection.rows("SELECT name FROM packs WHERE kind = 'raw'", schema=_NAMES)]
+        found = self._connection.sealed(f"SELECT {_PACK} FROM packs p WHERE kind = 'raw'", schema=PACK_ROWS)
+        return [name for _, name, _, _ in found]
 
     def known_packs(self, names: Iterable[str]) -> set[str]:
         """Return the names of those packs that the catalog has."""
