@@ -161,16 +161,13 @@ def _check_header(header: Header, count: int, width: int, classes: Array | None)
 
 def _read_elements(header: Header, view: memoryview, room: Workspace, coded: Array) -> int:
     """Decode the elements in coded order. Return the number of groups; `room.groups` has the groups."""
-    # A copy: the kernel is compiled for writable bytes.
-    directory = np.array(view[header.directory : header.planes])
-    number: int
-    number, _ = room.directory.code_directory(
-        np.zeros(2, np.int64), directory, header.grouped, header.count, 0, room.groups, room.lowers, room.raws,
-        room.lengths,
-    )  # fmt: skip
+    payload = np.frombuffer(view, np.uint8)
+    number: int = room.directory.read_directory(
+        payload, header.directory, header.planes, header.grouped, header.count, room.tables
+    )
     room.ends[:3] = header.streams
     planes = header.planes if header.streamed else 0
-    if number < 0 or room.read.read_streams(np.frombuffer(view, np.uint8), planes, room.tables, number, coded):
+    if number < 0 or room.read.read_streams(payload, planes, room.tables, number, coded):
         raise IntegrityError(DAMAGED)
     return number
 
@@ -239,11 +236,7 @@ def write_streams(plan: Plan) -> list[Array]:
 def write_directory(plan: Plan, *, grouped: bool) -> bytes:
     """Return the directory of a plan's groups."""
     held = plan.room
-    room = held.plan.directory_room(held.tables, plan.number)
-    buffer = np.zeros(room, np.uint8)
-    number, size = held.directory.code_directory(
-        np.array([0, 1]), buffer, grouped, plan.coded.size, plan.number, held.groups, held.lowers, held.raws,
-        held.lengths,
-    )  # fmt: skip
-    assert number == plan.number, "there is room for all"
+    buffer = empty(held.plan.directory_room(held.tables, plan.number), np.uint8)
+    size: int = held.directory.write_directory(buffer, grouped, plan.coded.size, plan.number, held.tables)
+    assert size >= 0, "there is room for all"
     return buffer[:size].tobytes()

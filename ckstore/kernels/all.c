@@ -1,4 +1,5 @@
 /* All kernels of one level of processors, in one unit: the compiler sees every function that a kernel calls. */
+#include "entropy/directory.c"
 #include "entropy/lengths.c"
 #include "entropy/tables.c"
 #include "entropy/bins.c"

@@ -23,11 +23,12 @@ typedef const void *array;
 /* Bytes of the head of an object of Python, before the fields of arrays. */
 extern int64_t array_head;
 
-/* Types of entropy/directory.h, tables.h, encoder.h and bins.c. */
+/* Types of entropy/directory.h, directory.c, tables.h, encoder.h and bins.c. */
 struct directory;
 struct symbol;
 struct encoder;
 struct geometry;
+struct bits;
 
 #pragma GCC visibility push(default)
 
@@ -138,6 +139,17 @@ int64_t KERNEL(split_indices)(
     array words, array sensitivities, int64_t pruned, int64_t insensitive, int64_t large, int64_t sensitive,
     int64_t zero, int64_t aside, array out);
 
+/* entropy/directory.c */
+
+/* Read a directory from bytes `begin` to `end` of a uint8 payload of `count` elements; without classes (`grouped`) there is
+ * one group. Return the number of groups, -1 for an impossible directory. */
+int64_t KERNEL(read_directory)(
+    array payload, int64_t begin, int64_t end, int64_t grouped, int64_t count, struct directory *directory);
+
+/* Write a directory of `number` groups into a uint8 buffer. Return its bytes, -1 if there is no room. */
+int64_t KERNEL(write_directory)(
+    array buffer, int64_t grouped, int64_t count, int64_t number, struct directory *directory);
+
 /* entropy/read.c */
 
 /* Decode the first `number` groups of a directory into integers of any signed type, in coded order.
@@ -227,6 +239,11 @@ int64_t KERNEL(code_lengths)(array counts, array lengths, int64_t *bits);
 
 /* Fill the 2^bits entries of a table, uint64, of the kind `tells` with `count` symbols. */
 int64_t KERNEL(fill_table)(array table, int64_t bits, int64_t tells, const struct symbol *symbols, int64_t count);
+
+/* entropy/directory.c describes these. */
+int64_t KERNEL(code_bits)(struct bits *bits, int64_t count, int64_t value);
+int64_t KERNEL(code_number)(struct bits *bits, int64_t value);
+int64_t KERNEL(code_bins)(struct bits *bits, int64_t *top, int64_t bins, int64_t room, int64_t *lowers, uint8_t *raws);
 
 /* entropy/bins.c describes these; `prices` are those of a symbol and of a cut. */
 int64_t KERNEL(set_geometry)(int64_t top, int64_t exact, int64_t fine, struct geometry *geometry);

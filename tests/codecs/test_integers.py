@@ -685,10 +685,8 @@ def crafted_directory(rng, items, tops, plane=0):
     groups["bins"][0] = len(values)
     groups["run_bins"][0] = len(runs)
     buffer = np.zeros(1 << 20, np.uint8)
-    number, size = entropy_directory.code_directory(
-        np.array([0, 1]), buffer, False, 1 << 40, 1, groups, lowers, raws, lengths
-    )
-    assert number == 1
+    addresses = np.array([*(array.ctypes.data for array in (groups, lowers, raws, lengths)), 0, 0], np.uint64)
+    size = entropy_directory.write_directory(buffer, False, 1 << 40, 1, addresses.ctypes.data)
     return buffer[:size].tobytes()
 
 

@@ -49,3 +49,35 @@ def list_bins(cells, geometry, top, deepest, all_occur, splits, floors, lowers, 
 def symbols_of_cells(geometry, lowers, raws, bins, table) -> None:
     arrays = (array.ctypes.data for array in (geometry, lowers, raws))
     _symbols_of_cells(*arrays, bins, table.ctypes.data)
+
+
+_code_bits = function("code_bits", "pii")
+_code_number = function("code_number", "pi")
+_code_bins = function("code_bins", "ppiipp")
+
+
+class Bits:
+    """The bits of a directory in a buffer, which are written or read."""
+
+    def __init__(self, buffer: npt.NDArray[np.uint8], writes: bool) -> None:
+        self._buffer = buffer
+        self._fields = np.array([buffer.ctypes.data, buffer.size, 0, writes], np.int64)
+
+    @property
+    def position(self) -> int:
+        return int(self._fields[2])
+
+    def code_bits(self, count: int, value: int = 0) -> int:
+        return _code_bits(self._fields.ctypes.data, count, value)
+
+    def code_number(self, value: int = 0) -> int:
+        return _code_number(self._fields.ctypes.data, value) % (1 << 64)
+
+    def code_bins(
+        self, top: int, bins: int, lowers: npt.NDArray[np.int64], raws: npt.NDArray[np.uint8]
+    ) -> tuple[int, int]:
+        """Return (top, bins)."""
+        tops = np.array([top])
+        arrays = lowers.ctypes.data, raws.ctypes.data
+        found = _code_bins(self._fields.ctypes.data, tops.ctypes.data, bins, lowers.size, *arrays)
+        return int(tops[0]), found

@@ -37,10 +37,9 @@ def test_damage_stays_inside(path: Path) -> None:
     room = workspace()
     outcomes = set()
     for turn in range(TURNS):
-        directory = np.frombuffer(original[header.directory : header.planes], np.uint8).copy()
-        number, _ = room.directory.code_directory(
-            np.zeros(2, np.int64), directory, header.grouped, header.count, 0, room.groups, room.lowers, room.raws,
-            room.lengths,
+        number = room.directory.read_directory(
+            np.frombuffer(original, np.uint8), header.directory, header.planes, header.grouped, header.count,
+            room.tables,
         )  # fmt: skip
         room.ends[:3] = header.streams
         payload = np.frombuffer(original, np.uint8).copy()

@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numba import njit
 
 from ckstore.kernels.entropy import order as entropy_order
 from ckstore.kernels.entropy import payload_directory as entropy_directory
 from ckstore.kernels.entropy.payload_directory import SYMBOLS
-from ckstore.kernels.entropy.words import bit_length, first_bit, low_bits
 from ckstore.kernels.library import check, function
 from tests import payload_reader
 from tests.kernels.inner import (
     LONGEST,
     OCTAVES,
+    Bits,
     cell_of,
     choose_bins,
     code_lengths,
@@ -25,29 +24,7 @@ from tests.kernels.inner import (
     symbols_of_cells,
 )
 
-
-def callable_from_python(kernel):
-    """An inner kernel with the wrapper that it is compiled without."""
-    return njit(error_model="numpy")(kernel.py_func)
-
-
 canonical_codes = function("canonical_codes", "pp")
-code_bits = callable_from_python(entropy_directory.code_bits)
-code_number = callable_from_python(entropy_directory.code_number)
-code_bins = callable_from_python(entropy_directory.code_bins)
-
-
-@njit
-def bit_facts(value):
-    word = np.uint64(value)
-    return bit_length(word), low_bits(word, 20), first_bit(word)
-
-
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_bits_are_counted(value):
-    word = value % (1 << 64)
-    lowest = (word & -word).bit_length() - 1 if word else 64
-    assert bit_facts(np.int64(value)) == (word.bit_length(), word & 0xFFFFF, lowest)
 
 
 def huffman_cost(counts):
@@ -221,33 +198,31 @@ def test_bins_without_numbers_are_listed_where_they_may_occur():
     assert lowers[-1] + sizes[-1] == 16
 
 
-def cursor(writes):
-    return np.array([0, writes])
-
-
 @given(st.lists(st.tuples(st.sampled_from(["bits", "number"]), st.integers(0, 2**64 - 1)), max_size=40), st.data())
 def test_bits_and_numbers_come_back(items, data):
     shift = data.draw(st.integers(0, 63))
-    items = [(kind, value >> (max(shift, 1) if kind == "bits" else shift)) for kind, value in items]
+    items = [(kind, value >> (max(shift, 7) if kind == "bits" else shift)) for kind, value in items]
     buffer = np.zeros(4096, np.uint8)
-    written = cursor(1)
+    written = Bits(buffer, True)
     for kind, value in items:
         if kind == "bits":
-            code_bits(written, buffer, value.bit_length(), value)
+            written.code_bits(value.bit_length(), value)
         else:
-            code_number(written, buffer, np.uint64(value))
-    data = buffer[: int(written[0]) + 7 >> 3].copy()
-    read = cursor(0)
+            written.code_number(value)
+    data = buffer[: written.position + 7 >> 3].copy()
+    read = Bits(data, False)
     reference = payload_reader.BitReader(data.tobytes())
     for kind, value in items:
         if kind == "bits":
-            assert code_bits(read, data, value.bit_length(), 0) == reference.raw(value.bit_length()) == value
+            assert read.code_bits(value.bit_length()) == reference.raw(value.bit_length()) == value
         else:
-            assert code_number(read, data, np.uint64(0)) == reference.number() == value
-    assert read[0] == written[0]
+            assert read.code_number() == reference.number() == value
+    assert read.position == written.position
     # Zeros follow the last byte; nothing is written there.
-    assert code_bits(read, data, 60, 0) == 0
-    code_bits(cursor(1), data[:0], 60, (1 << 60) - 1)
+    assert read.code_bits(57) == 0
+    around = np.zeros(9, np.uint8)
+    Bits(around[1:1], True).code_bits(57, (1 << 57) - 1)
+    assert not around.any()
 
 
 @given(st.integers(0, 63), st.integers(0, 2**32 - 1))
@@ -264,28 +239,26 @@ def test_tables_of_bins_come_back(top, seed):
             raws.append(raw)
     buffer = np.zeros(4096, np.uint8)
     number = len(lowers)
-    assert code_bins(cursor(1), buffer, top, number, np.array(lowers, np.int64), np.array(raws, np.uint8)) == (
-        top,
-        number,
-    )
+    tables = np.array(lowers, np.int64), np.array(raws, np.uint8)
+    assert Bits(buffer, True).code_bins(top, number, *tables) == (top, number)
     found, found_raws = np.zeros(400, np.int64), np.zeros(400, np.uint8)
-    assert code_bins(cursor(0), buffer, 0, 0, found, found_raws) == (top, number)
+    assert Bits(buffer, False).code_bins(0, 0, found, found_raws) == (top, number)
     assert found[:number].tolist() == lowers
     assert found_raws[:number].tolist() == raws
     bins = payload_reader.read_bins(payload_reader.BitReader(buffer.tobytes()))
     assert bins == list(zip(lowers, raws, strict=True))
     # No room for all of them.
     if number:
-        assert code_bins(cursor(0), buffer, 0, 0, found[: number - 1], found_raws[: number - 1])[1] == 0
+        assert Bits(buffer, False).code_bins(0, 0, found[: number - 1], found_raws[: number - 1])[1] == 0
 
 
 def test_a_table_of_countless_bins_is_refused():
     for byte in range(256):
         data = np.full(100_000, byte, np.uint8)
-        read = cursor(0)
-        _, bins = code_bins(read, data, 0, 0, np.zeros(SYMBOLS, np.int64), np.zeros(SYMBOLS, np.uint8))
+        read = Bits(data, False)
+        _, bins = read.code_bins(0, 0, np.zeros(SYMBOLS, np.int64), np.zeros(SYMBOLS, np.uint8))
         assert bins <= SYMBOLS
-        assert read[0] <= 3 * 4 * SYMBOLS + 200
+        assert read.position <= 3 * 4 * SYMBOLS + 200
 
 
 def pointers(groups):
