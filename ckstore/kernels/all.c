@@ -15,3 +15,4 @@
 #include "short_floats.c"
 #include "coarse.c"
 #include "codebook.c"
+#include "patches.c"

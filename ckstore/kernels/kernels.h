@@ -139,6 +139,19 @@ int64_t KERNEL(split_indices)(
     array words, array sensitivities, int64_t pruned, int64_t insensitive, int64_t large, int64_t sensitive,
     int64_t zero, int64_t aside, array out);
 
+/* patches.c: elements of 1, 2, 4 or 8 bytes are passed as uint8 (size n) */
+
+/* List the elements that differ: their numbers in int32 places (n), their differences in uint64 numbers (n), as sign and
+ * magnitude less one. Return their number. */
+int64_t KERNEL(find_changes)(
+    array after, array before, int64_t size, int64_t is_float, array places, array numbers);
+
+/* Write a patch of `count` changes into a uint8 payload (at least 19 count + 96); return the next byte. */
+int64_t KERNEL(write_patch)(array places, array numbers, int64_t count, array payload);
+
+/* Apply a patch to its elements in place; DAMAGED if it does not fit them. */
+int64_t KERNEL(apply_patch)(array payload, array bits, int64_t size, int64_t is_float);
+
 /* entropy/directory.c */
 
 /* Read a directory from bytes `begin` to `end` of a uint8 payload of `count` elements; without classes (`grouped`) there is
