@@ -5,6 +5,10 @@
 #include "arrays.h"
 #include "entropy/words.h"
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 enum {
     BLOCK = 64,       /* Numbers of one width. */
     BEHIND = 8,       /* Bytes after the last number that a load may touch. */
@@ -34,18 +38,22 @@ INLINE uint64_t differing(const uint8_t *after, const uint8_t *before, int64_t c
             mask |= (uint64_t)(after[i] != before[i]) << i;
         return mask;
     }
-    const uint64_t sevens = UINT64_C(0x7F7F7F7F7F7F7F7F);
-    uint64_t words[8], all = 0;
-    for (int i = 0; i < 8; i++) {
-        words[i] = load_word(after + 8 * i) ^ load_word(before + 8 * i);
-        all |= words[i];
+#ifdef __SSE2__
+    for (int i = 0; i < 64; i += 16) {
+        __m128i now = _mm_loadu_si128((const __m128i *)(after + i)), then = _mm_loadu_si128((const __m128i *)(before + i));
+        mask |= (uint64_t)(uint16_t)_mm_movemask_epi8(_mm_cmpeq_epi8(now, then)) << i;
     }
-    for (int i = 0; all && i < 8; i++) {
+    return ~mask;
+#else
+    const uint64_t sevens = UINT64_C(0x7F7F7F7F7F7F7F7F);
+    for (int i = 0; i < 64; i += 8) {
         /* Bit 7 of each byte that is not 0; the product moves that of byte j to bit 56 + j. */
-        uint64_t flags = (((words[i] & sevens) + sevens) | words[i]) & ~sevens;
-        mask |= (flags >> 7) * UINT64_C(0x0102040810204080) >> 56 << 8 * i;
+        uint64_t word = load_word(after + i) ^ load_word(before + i);
+        uint64_t flags = (((word & sevens) + sevens) | word) & ~sevens;
+        mask |= (flags >> 7) * UINT64_C(0x0102040810204080) >> 56 << i;
     }
     return mask;
+#endif
 }
 
 INLINE int64_t find_changes_of(

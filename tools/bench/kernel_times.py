@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter_ns
@@ -40,7 +40,7 @@ def main() -> None:
     workers = [_start(checkout) for checkout in (here, options.other.resolve())]
     print(f"{'case':24} {'elements':>8} {'here':>8} {'other':>8}  ns an element; ratio")
     for size in map(int, options.sizes.split(",")):
-        for case in _CASES:
+        for case in CASES:
             if options.case and not any(part in case for part in options.case):
                 continue
             digests = [_ask(worker, case, size, 0) for worker in workers]
@@ -80,7 +80,7 @@ def serve() -> None:
         case, size, is_timed = json.loads(line)
         if (case, size) not in prepared:
             prepared.clear()
-            prepared[case, size] = _CASES[case](size)
+            prepared[case, size] = CASES[case](size)
         run, output = prepared[case, size]
         if not is_timed:
             print(sha256(output()).hexdigest(), flush=True)
@@ -345,7 +345,7 @@ def _estimating(size: int) -> Case:
     return _timed(call), lambda: np.rint(call()).tobytes()
 
 
-_CASES: dict[str, Callable[[int], Case]] = {
+CASES: dict[str, Callable[[int], Case]] = {
     **{f"streams {dtype}": _exact(dtype, grouped=False) for dtype in ("float32", "bfloat16")},
     **{f"streams {dtype} classes": _exact(dtype, grouped=True) for dtype in ("float32", "bfloat16")},
     "streams int8 dense": _integers("int8", 3, 1.0),
@@ -384,11 +384,6 @@ _CASES: dict[str, Callable[[int], Case]] = {
     "patch": _patching(inverse=False),
     "apply patch": _patching(inverse=True),
 }
-
-
-def names() -> Iterator[str]:
-    """Yield the names of the cases."""
-    yield from _CASES
 
 
 if __name__ == "__main__":

@@ -1,0 +1,49 @@
+"""The shared library: all levels of processors return the same bytes, and arrays that do not fit are refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ckstore.kernels import lattice, library
+from ckstore.kernels.entropy import order, read
+
+DIGESTS = """
+import sys
+from hashlib import sha256
+from ckstore.kernels import library
+library.level = sys.argv[1]
+from tools.bench.kernel_times import CASES
+for name, case in CASES.items():
+    print(name, *(sha256(case(size)[1]()).hexdigest() for size in (4096, 33280)))
+"""
+
+
+def test_all_levels_return_the_same_bytes() -> None:
+    levels = library.LEVELS[: library.LEVELS.index(library.level) + 1]
+    found = [
+        subprocess.run([sys.executable, "-c", DIGESTS, level], capture_output=True, text=True, check=True).stdout
+        for level in levels
+    ]
+    assert found[0].count("\n") > 50
+    assert len(set(found)) == 1
+
+
+def test_arrays_of_other_types_and_sizes_are_refused() -> None:
+    words, fewer = np.zeros(8, np.uint32), np.zeros(7, np.uint32)
+    fixed = words.copy()
+    fixed.flags.writeable = False
+    for out in (fewer, words.view(np.int32), words.view(np.uint16), np.zeros(16, np.uint32)[::2], fixed):
+        with pytest.raises(ValueError, match="do not fit"):
+            lattice.ordinal_difference(words, None, False, out)
+    unaligned = np.zeros(33, np.uint8)[1:].view(np.uint32)
+    for bits in (unaligned, words.astype(">u4"), words.astype(np.float32), words.astype(object)):
+        with pytest.raises(ValueError, match="do not fit"):
+            lattice.ordinal_difference(bits, None, False, words)
+    with pytest.raises(ValueError, match="do not fit"):
+        read.widen(np.zeros(3, np.int32), np.zeros(3, np.int16))
+    with pytest.raises(ValueError, match="do not fit"):
+        order.to_coded_order(words, np.zeros(7, np.uint8), np.zeros((4, 256), np.int64), words.copy())
