@@ -1,4 +1,4 @@
-"""The hook of the build: wheels carry the library of the kernels, and machine code of those that numba compiles."""
+"""The hook of the build: wheels carry the library of the kernels, and serve every Python."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Kernels(BuildHookInterface):  # type: ignore[misc]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the library to the sources; an editable installation finds it there."""
-        if self._run("tools.compile_kernels"):
+        settings = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+        command = [sys.executable, "-m", "tools.compile_kernels"]
+        if subprocess.run(command, cwd=self.root, env=settings).returncode:
             raise SystemExit("The kernels were not compiled.")
-        if self._run("tools.machine_code"):
-            self.app.display_warning("Some kernels were not compiled: ckstore compiles them at first use.")
-        build_data.update(pure_python=False, infer_tag=True)
+        build_data.update(pure_python=False, tag=f"py3-none-{self._tool().wheel_platform()}")
 
     def _tool(self) -> Any:
         sys.path.insert(0, self.root)
@@ -32,7 +32,3 @@ class Kernels(BuildHookInterface):  # type: ignore[misc]
         finally:
             sys.path.remove(self.root)
         return compile_kernels
-
-    def _run(self, module: str) -> int:
-        settings = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-        return subprocess.run([sys.executable, "-m", module], cwd=self.root, env=settings).returncode

@@ -17,7 +17,7 @@ versions of a run in order. `Saver` stores states from a process of its own. `Po
 versions are stored and kept. Every error is a `CkstoreError` with a stable kind and an exit code.
 
 Threads may share all objects, and another process opens a pickled one again. Importing `ckstore` imports neither torch
-nor Zarr nor numba; they are imported on first use.
+nor Zarr nor the kernels; they are imported on first use.
 """
 
 from importlib import import_module

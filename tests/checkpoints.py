@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.repository import Repository
-from ckstore.runtime.compiling import MESSAGE
 from ckstore.storage import root
 from ckstore.storage.remote.bucket import ObstoreBucket
 
@@ -66,11 +65,6 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ..
         file.write(len(text).to_bytes(8, "little") + text)
         for _, _, array in tensors.values():
             file.write(np.ascontiguousarray(array).tobytes())
-
-
-def without_compiling(text: str) -> str:
-    """Remove the line about compiling kernels from a program's output: only the first program prints it."""
-    return text.replace(f"ckstore: {MESSAGE}\n", "")
 
 
 def sha256(path: Path) -> str:

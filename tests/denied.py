@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import without_compiling
-
 #: The user to whom denied files belong where the tests run as root.
 OWNER = 65534
 
@@ -57,4 +55,4 @@ def run(place: Path, arguments: Sequence[object]) -> Done:
     if done.returncode == 77:
         pytest.skip("root's capabilities cannot be dropped here")
     assert "Traceback" not in done.stderr, done.stderr
-    return Done(done.returncode, done.stdout, without_compiling(done.stderr))
+    return Done(done.returncode, done.stdout, done.stderr)

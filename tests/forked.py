@@ -156,17 +156,13 @@ def of_ranks(world: int) -> list[dict[str, str]]:
 
 
 def _begin(modules: Sequence[str]) -> None:
-    """Import some modules and all of ckstore, and make the look-ups that precede numba's first kernel call."""
+    """Import some modules and all of ckstore."""
     for module in modules:
         with suppress(ImportError):  # A program that needs it says so itself.
             importlib.import_module(module)
     for info in pkgutil.walk_packages(ckstore.__path__, "ckstore."):
         if not info.name.startswith("ckstore.integrations") and not info.name.endswith("__main__"):
             importlib.import_module(info.name)
-    from numba.core.registry import cpu_target
-
-    cpu_target.typing_context.refresh()
-    cpu_target.target_context.refresh()
 
 
 def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:

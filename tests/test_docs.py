@@ -34,7 +34,6 @@ from blake3 import blake3
 import ckstore
 from ckstore import errors
 from ckstore.cli.verb import EXIT_CODES
-from tests.checkpoints import without_compiling
 from tests.forked import forking, run_forked
 from tests.object_store import object_store
 
@@ -163,7 +162,7 @@ def run_commands(block: str, place: Path, went_in: dict[str, str], environment: 
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout}"
-        assert agrees(shown, without_compiling(done.stdout)), f"$ {command}\nshown:\n{shown}\nprinted:\n{done.stdout}"
+        assert agrees(shown, done.stdout), f"$ {command}\nshown:\n{shown}\nprinted:\n{done.stdout}"
         check_digests(shown, done.stdout, place, went_in)
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import click
 
-from ckstore.cli.output import print_failure, print_line
+from ckstore.cli.output import print_failure
 from ckstore.cli.verb import VERSION_HELP, option, write_exit_codes
 from ckstore.errors import CkstoreError
-from ckstore.runtime import compiling
 from ckstore.runtime.access import DENIED, denied
 from ckstore.runtime.address_space import check, limit, too_little
 
@@ -128,7 +127,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Names of files and tensors may not be printable in the terminal's encoding.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    compiling.on_first(lambda message: print_line(f"ckstore: {message}", err=True))
     code = 0
     try:
         code = _guarded(arguments)

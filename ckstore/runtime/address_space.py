@@ -1,15 +1,12 @@
-"""The limit on address space (`ulimit -v`): if it is too small, LLVM ends the whole process."""
+"""The limit on address space (`ulimit -v`): if it is too small, a library may end the whole process."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 from ckstore.errors import CkstoreError
 from ckstore.runtime.threads import worker_count
 
-#: Bytes for Python, NumPy and the compiler; for each thread (stack and heap); and for compiling.
-_LIBRARIES, _THREAD, _COMPILING = 512 << 20, 72 << 20, 96 << 20
+#: Bytes for Python and NumPy; and for each thread (stack and heap).
+_LIBRARIES, _THREAD = 512 << 20, 72 << 20
 
 
 def limit() -> int | None:
@@ -27,19 +24,6 @@ def check() -> None:
     """Raise `CkstoreError` if the limit is too small for computations."""
     allowed = limit()
     if allowed is not None and allowed < _LIBRARIES + _THREAD * worker_count():
-        raise CkstoreError(too_little(allowed))
-
-
-def check_before_compiling() -> None:
-    """Raise `CkstoreError` if the remaining space is too small for the compiler."""
-    allowed = limit()
-    if allowed is None:
-        return
-    try:
-        used = int(Path("/proc/self/statm").read_bytes().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return
-    if allowed - used < _COMPILING:
         raise CkstoreError(too_little(allowed))
 
 

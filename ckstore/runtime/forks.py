@@ -141,11 +141,6 @@ def in_child(method: Callable[[], None]) -> None:
         _methods.add(WeakMethod(method, _methods.discard))
 
 
-def wait_for(lock: _Waitable) -> None:
-    """Make forks wait for a lock of another library, too; the lock must live as long as the process."""
-    _foreign.append(lock)
-
-
 def leave(inherited: object) -> None:
     """Keep an object of the parent alive forever in a child: its deletion would affect the parent."""
     pythonapi.Py_IncRef(py_object(inherited))

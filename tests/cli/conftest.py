@@ -14,7 +14,6 @@ import torch
 
 import ckstore as library
 from ckstore.cli.program import run
-from tests.checkpoints import without_compiling
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def ckstore(capfd: pytest.CaptureFixture[str]) -> Ckstore:
         capfd.readouterr()
         found = run([str(argument) for argument in arguments])
         out, err = capfd.readouterr()
-        result = Result(found, out, without_compiling(err))
+        result = Result(found, out, err)
         assert code is None or found == code, result
         return result
 

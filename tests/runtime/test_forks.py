@@ -202,20 +202,6 @@ def test_a_module_that_another_thread_imports(tmp_path: Path, monkeypatch: pytes
     thread.join()
 
 
-def test_a_compiler_that_another_thread_uses() -> None:
-    pytest.importorskip("ckstore.kernels")
-    from llvmlite.binding import ffi
-    from numba.core.compiler_lock import global_compiler_lock
-
-    for lock in (global_compiler_lock, ffi.lib._lock):
-
-        def work(lock: object = lock) -> None:
-            assert lock._lock.acquire(timeout=1)  # type: ignore[attr-defined]
-
-        with held(lock):
-            assert in_child(work) == 0
-
-
 def test_a_value_that_another_thread_computes() -> None:
     class Holder:
         @cached_property

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 #: Packages that affect the speed.
-_PACKAGES = ("numba", "numpy", "torch")
+_PACKAGES = ("numpy", "torch")
 
 #: The columns that `compared` fills.
 COMPARED = ["measurement", "GB/s", "CPU s/GB", "stored", "ratio"]
