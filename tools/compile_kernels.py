@@ -27,7 +27,6 @@ _FLAGS = [
     *(
         "-std=c17",
         "-O3",
-        "-funroll-loops",
         "-fno-tree-slp-vectorize",
         "-ffp-contract=off",
         "-fno-math-errno",

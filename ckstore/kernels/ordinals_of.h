@@ -13,10 +13,12 @@ static void SUFFIXED(difference)(
     bool is_mirrored) {
     const ELEMENT mirrored = is_mirrored ? (ELEMENT)((ELEMENT)1 << (8 * sizeof(ELEMENT) - 1)) : 0;
     if (!predicted) {
+        UNROLLED
         for (int64_t i = 0; i < count; i++)
             out[i] = SUFFIXED(folded)(bits[i]);
         return;
     }
+    UNROLLED
     for (int64_t i = 0; i < count; i++) {
         ELEMENT turned = predicted[i] & mirrored;
         ELEMENT before = SUFFIXED(folded)(predicted[i] ^ turned);
@@ -28,10 +30,12 @@ static void SUFFIXED(correct)(
     const ELEMENT *restrict predicted, ELEMENT *restrict residuals, int64_t count, bool is_mirrored) {
     const ELEMENT mirrored = is_mirrored ? (ELEMENT)((ELEMENT)1 << (8 * sizeof(ELEMENT) - 1)) : 0;
     if (!predicted) {
+        UNROLLED
         for (int64_t i = 0; i < count; i++)
             residuals[i] = SUFFIXED(folded)(residuals[i]);
         return;
     }
+    UNROLLED
     for (int64_t i = 0; i < count; i++) {
         ELEMENT turned = predicted[i] & mirrored;
         ELEMENT before = SUFFIXED(folded)(predicted[i] ^ turned);

@@ -11,6 +11,13 @@
 #error "Payloads are little-endian; so must be the processor."
 #endif
 
+/* Before a loop of few instructions: Clang unrolls it by itself. */
+#ifdef __clang__
+#define UNROLLED
+#else
+#define UNROLLED _Pragma("GCC unroll 4")
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 /* Integers at any address. */
