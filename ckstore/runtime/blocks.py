@@ -73,7 +73,7 @@ def joined(parts: Sequence[bytes | npt.NDArray[np.uint8]]) -> memoryview:
 
 
 def fixed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the array contiguous, aligned and read-only: kernels are compiled for this kind only, once."""
+    """Return the array contiguous, aligned and read-only."""
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned):
         array = np.require(array, requirements=("C", "A"))

@@ -1,4 +1,4 @@
-"""Forks only while no other thread holds a lock of ours, compiles or imports, so that children inherit no held lock.
+"""Forks only while no other thread holds a lock of ours or imports, so that children inherit no held lock.
 
 A child has only the thread that forked. A lock of another thread would stay held there forever, and SQLite, whose locks
 belong to a process, would take the parent's locks for the child's. So a fork waits for such threads. If it waits in
@@ -26,8 +26,6 @@ from ckstore.errors import CkstoreError
 
 #: Seconds for which a fork waits, as long as a writer waits for another process's lock.
 PATIENCE = 30.0
-#: Seconds for which a fork waits for another library's lock: a compilation may take a minute on a busy machine.
-COMPILATION = 120.0
 #: Seconds for which a thread yields a lock to a waiting fork, and between checks.
 _GIVE_WAY, _LOOK = 0.05, 0.0005
 #: Seconds to wait for an import by another thread, which a child can do without unless it imports the same module.
@@ -196,7 +194,7 @@ def _pause() -> bool:
 
     While waiting for one lock it holds no other, which prevents deadlocks.
     """
-    start = time.monotonic()
+    deadline = time.monotonic() + PATIENCE
     awaited: _Waitable | None = None
     while True:
         wanted: list[_Waitable] = [_imports, _registry, *_foreign, *_all()]
@@ -210,7 +208,6 @@ def _pause() -> bool:
         if missed is None:
             return True
         _give_back()
-        deadline = start + (COMPILATION if missed in _foreign else PATIENCE)
         if not missed.acquire(timeout=max(0.0, deadline - time.monotonic())):
             _held.extend(lock for lock in wanted if lock.acquire(timeout=0))
             return False

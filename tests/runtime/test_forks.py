@@ -142,14 +142,6 @@ def test_a_fork_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert in_child(forks.check) == 0, "the next fork finds it free"
 
 
-def test_a_fork_waits_longer_for_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = threading.RLock()
-    monkeypatch.setattr(forks, "_foreign", [*forks._foreign, compiler])
-    monkeypatch.setattr(forks, "PATIENCE", 0.05)
-    with held(compiler, lambda: time.sleep(0.5)):
-        assert in_child(forks.check) == 0
-
-
 def test_a_thread_that_forks_with_a_lock() -> None:
     lock = forks.Lock()
 

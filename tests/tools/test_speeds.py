@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from tools.bench import peaks, remotes, reports, series, speed_figures, speed_frame, speed_process, speeds
+from tools.bench import peaks, remotes, reports, series, speed_figures, speed_frame, speeds
 from tools.bench.keepers import KEEPERS, Keeper, Source
 from tools.bench.speed_figures import COMPARED, Section, Spread, Timing, compared, digits
 from tools.bench.speed_frame import Bench, Contender, race
@@ -41,7 +41,6 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(reports, "FIDELITIES", ("exact",))
     monkeypatch.setattr(remotes, "LATENCY", 0.001)
     monkeypatch.setattr(remotes, "_SECONDS", 0.2)
-    monkeypatch.setattr(speed_process, "CACHE", "NO_CACHE")  # compiling everything takes too long
     # A process of a contender's own has torch to import.
     monkeypatch.setattr(speed_frame, "process", lambda name: ThreadPoolExecutor(1))
     return Bench(tmp_path, 1, 3, 1, report=lambda line: None)

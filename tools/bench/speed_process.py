@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import compileall
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
 
 import ckstore
-from tools.bench.speed_figures import Section, Spread, digits
+from tools.bench.speed_figures import Section, Spread
 from tools.bench.speed_frame import Bench, Contender, race
-
-#: Names the directory of compiled kernels.
-CACHE = "NUMBA_CACHE_DIR"
 
 #: A program that slices a tensor of an encoded version.
 _SLICE = "import ckstore, sys; ckstore.open(sys.argv[1], 'r')[1]['model/layer0.weight'][0]"
@@ -51,12 +45,11 @@ def start(bench: Bench) -> Section:
     rows = [["measurement", "figure"]]
     for name, timings in race(contenders, range(1, len(paths)), warm=False).items():
         rows.append([name, f"{Spread.of([timing.seconds for timing in timings])} s"])
-    rows.extend(_first_use(directory / "first", paths))
     shutil.rmtree(directory)
     return Section(
         "Start of a verb",
         "One process from start to end, on a checkpoint of 1 MB. *First slice*: a program opens a store and slices "
-        "a tensor. *First use*: two ingests and a checkout on a machine that has compiled nothing yet.",
+        "a tensor.",
         [rows],
     )
 
@@ -74,27 +67,8 @@ def _tiny(path: Path, step: int) -> Path:
     return path
 
 
-def _first_use(root: Path, paths: Sequence[Path]) -> list[list[str]]:
-    environment = {CACHE: str(root.with_name("cache"))}
-    run(root, "init", str(root))
-    verbs = {
-        "ingest": ("ingest", str(paths[0])),
-        "next ingest": ("ingest", str(paths[1])),
-        "checkout": ("checkout", "latest", "-o", str(root.with_suffix(".pt"))),
-    }
-    contenders = [Contender(name, partial(_run_verb, root, verb, environment)) for name, verb in verbs.items()]
-    timings = {name: found[0] for name, found in race(contenders, [0], warm=False).items()}
-    seconds = {name: timing.seconds for name, timing in timings.items()}
-    seconds |= {"all": sum(seconds.values()), "processor time": sum(timing.processor for timing in timings.values())}
-    return [[f"first use, {name}", f"{digits(taken)} s"] for name, taken in seconds.items()]
-
-
-def _run_verb(root: Path, verb: Sequence[str], environment: Mapping[str, str], _: int) -> None:
-    run(root, *verb, more=environment)
-
-
-def run(root: Path, *verb: str, more: Mapping[str, str] | None = None) -> None:
-    """Run a verb on a store in a new process, with more in its environment.
+def run(root: Path, *verb: str) -> None:
+    """Run a verb on a store in a new process.
 
     Raises
     ------
@@ -102,6 +76,6 @@ def run(root: Path, *verb: str, more: Mapping[str, str] | None = None) -> None:
         It failed; the message has its output.
     """
     command = [sys.executable, "-m", "ckstore", "--store", str(root), *verb]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **(more or {})})
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"ckstore {' '.join(verb)}: exit code {done.returncode}\n{done.stderr}")
