@@ -258,12 +258,16 @@ class Store(Mapping[str | int, "Version"]):
         >>> store.log("gpt").where("val_loss<3").columns("step", "val_loss")
         [{'step': 200, 'val_loss': 2.7}, {'step': 300, 'val_loss': 2.8}]
         """
+        return self._logged(self._catalog.versions(run))
+
+    def _logged(self, rows: Iterable[VersionRow]) -> Table:
+        """Return a table of versions."""
         from ckstore.table import Table, version_record
 
         tags: dict[int, list[str]] = {}
         for tag, number in self._catalog.tags().items():
             tags.setdefault(number, []).append(tag)
-        return Table(version_record(row, tags.get(row.number, [])) for row in self._catalog.versions(run))
+        return Table(version_record(row, tags.get(row.number, [])) for row in rows)
 
     @checked(sample=WHOLE)
     def report(

@@ -98,7 +98,10 @@ def command(
     if graph and (sort is not None or as_json):
         raise UsageError("--graph has an order and a form of its own; leave --sort and --json out.")
     with open_store(ctx) as store:
-        records = store.log(run or run_option).where(*where)
+        if limit is None or where or sort is not None:
+            records = store.log(run or run_option).where(*where)
+        else:
+            records = store._logged(store._catalog.last_versions(limit, run or run_option))
         if sort is not None:
             records = records.sorted_by(sort)
         garbage = _garbage(store._repository.catalog)

@@ -143,7 +143,11 @@ class GcPlan:
     def _is_present(self, origin: Origin) -> bool:
         """Return whether a version exists, perhaps renumbered; a thinned version has another manifest."""
         uid, number, _, created = origin
-        return (self._number(uid, number), created) in {(row.number, row.created) for row in self.state.versions}
+        return (self._number(uid, number), created) in self._present
+
+    @cached_property
+    def _present(self) -> set[tuple[int, str]]:
+        return {(row.number, row.created) for row in self.state.versions}
 
     def holds(self, written: Collection[str]) -> bool:
         """Return whether the plan is still valid: nothing committed since needs an object that it removes.

@@ -139,6 +139,14 @@ class CatalogReader:
             raise _unknown_run(run)
         return self._versions(self._whole(found, _OF_RUN, run))
 
+    def last_versions(self, count: int, run: str | None = None) -> list[VersionRow]:
+        """Return the versions with the highest numbers, of one run or of all, by number."""
+        if run is None:
+            return self._select("ORDER BY v.number DESC LIMIT ?", count)[::-1]
+        if not self.has_run(run):
+            raise _unknown_run(run)
+        return self._select("WHERE r.name = ? ORDER BY v.number DESC LIMIT ?", run, count)[::-1]
+
     def totals(self) -> Totals:
         """Return the sums of all versions, runs, tags and packs."""
         sums = {row[0]: self._sum(row) for row in self._connection.rows(f"SELECT {_SET} FROM seals s")}

@@ -133,6 +133,7 @@ def test_a_clean_store_is_not_read_again(store: ckstore.Store, monkeypatch: pyte
         return plan_for(*arguments, **options)
 
     def plans() -> int:
+        settled(store)
         planned.clear()
         assert store.gc(dry_run=True) == store.gc() == GcReport()
         return len(planned)
