@@ -20,7 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 KERNELS = Path(__file__).resolve().parents[1] / "ckstore" / "kernels"
-LIBRARY = KERNELS / "libkernels.so"
+#: Not `.so`, which Python takes for a module.
+LIBRARY = KERNELS / "libkernels.so.1"
 
 #: No contraction: all levels and compilers round alike. Four streams that are joined in vectors are decoded slowly.
 _FLAGS = [

@@ -12,7 +12,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 """Any array; the docstrings name its dtype."""
 
-PATH = Path(__file__).with_name("libkernels.so")
+PATH = Path(__file__).with_name("libkernels.so.1")
 
 LEVELS = ("baseline", "avx2", "avx512")
 """Levels of processors, the lowest first; all return the same bytes."""
