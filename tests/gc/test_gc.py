@@ -473,7 +473,7 @@ def test_a_lost_pack(store: ckstore.Store) -> None:
 def test_a_version_that_is_not_whole(path: Path) -> None:
     """Its remains may serve a repair; nothing is freed until it is healed or forgotten."""
     with ckstore.open(path) as store:
-        pack = next(pack for pack in store._catalog.packs() if pack.kind == "encoded").name
+        pack = store["a@0"]._stored.row.pack
     (path / "packs" / pack).rename(path / "away")
     assert recover(path).problems
     with ckstore.open(path) as store:
