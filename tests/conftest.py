@@ -75,6 +75,13 @@ def _as_marked(node: pytest.Item | pytest.Collector) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_versions_wait() -> Iterator[None]:
+    """Let an ingest wait while more than one older version of its run is due, however busy the machine is."""
+    with mock.patch("ckstore.retention.compactor._MOST", 1):
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def encoded_in_module(request: pytest.FixtureRequest) -> Iterator[None]:
     """In a module marked `encoded`, encode versions at once, those of its fixtures too."""
