@@ -258,9 +258,9 @@ class Store(Mapping[str | int, "Version"]):
         >>> store.log("gpt").where("val_loss<3").columns("step", "val_loss")
         [{'step': 200, 'val_loss': 2.7}, {'step': 300, 'val_loss': 2.8}]
         """
-        return self._logged(self._catalog.versions(run))
+        return self._table(self._catalog.versions(run))
 
-    def _logged(self, rows: Iterable[VersionRow]) -> Table:
+    def _table(self, rows: Iterable[VersionRow]) -> Table:
         """Return a table of versions."""
         from ckstore.table import Table, version_record
 

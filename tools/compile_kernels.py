@@ -84,7 +84,7 @@ def wheel_platform() -> str:
     """Return the platform that a wheel with the library is for, by the symbols of the C library that it needs."""
     name = re.sub(r"[-.]", "_", sysconfig.get_platform())
     versions = [int(version) for version in re.findall(rb"GLIBC_2\.(\d+)", LIBRARY.read_bytes())]
-    return name.replace("linux", f"manylinux_2_{max(*versions, 17, 17)}", 1) if versions else name
+    return name.replace("linux", f"manylinux_2_{max(*versions, 17)}", 1) if versions else name
 
 
 def _is_current() -> bool:

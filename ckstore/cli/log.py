@@ -101,7 +101,7 @@ def command(
         if limit is None or where or sort is not None:
             records = store.log(run or run_option).where(*where)
         else:
-            records = store._logged(store._catalog.last_versions(limit, run or run_option))
+            records = store._table(store._catalog.last_versions(limit, run or run_option))
         if sort is not None:
             records = records.sorted_by(sort)
         garbage = _garbage(store._repository.catalog)

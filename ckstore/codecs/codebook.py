@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ckstore.codecs.lattice import FLOATS, check_sizes
 from ckstore.codecs.short_floats import narrowed, widened
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.runtime.blocks import empty, fixed
+from ckstore.runtime.blocks import aligned, empty
 
 Array = npt.NDArray[Any]
 Bits = npt.NDArray[Any]
@@ -146,7 +146,7 @@ class CodebookLattice:
         self._check_numbers(indices)
         check_sizes(base, indices)
         words = empty(base.size, np.uint32)
-        kernels.add(_words(base, self.dtype), fixed(indices), self.centroids, words)
+        kernels.add(_words(base, self.dtype), aligned(indices), self.centroids, words)
         return as_bits(words.view(np.float32), self.dtype)
 
     def delta(self, numbers: Numbers, base: Indices) -> npt.NDArray[np.int32]:
@@ -229,8 +229,8 @@ def float_words(values: Floats) -> npt.NDArray[np.uint32]:
     """Return the words of a one-dimensional float32 array; raise `UsageError` for another array."""
     if values.dtype != np.float32 or values.ndim != 1:
         raise UsageError("Values to quantise must be a one-dimensional float32 array.")
-    return fixed(values).view(np.uint32)
+    return aligned(values).view(np.uint32)
 
 
 def _words(bits: Bits, dtype: str) -> npt.NDArray[np.uint32]:
-    return fixed(bits.view(np.uint32) if dtype == "float32" else widened(bits, dtype))
+    return aligned(bits.view(np.uint32) if dtype == "float32" else widened(bits, dtype))

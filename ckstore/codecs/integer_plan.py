@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.errors import UsageError
-from ckstore.runtime.blocks import empty, fixed
+from ckstore.runtime.blocks import aligned, empty
 
 Array = npt.NDArray[Any]
 
@@ -113,7 +113,7 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
     room = workspace()
     room.reserve(values.size)
     survey, plan, groups = room.survey, room.plan, room.groups
-    signed = fixed(values.view(f"i{values.itemsize}"))
+    signed = aligned(values.view(f"i{values.itemsize}"))
     groups.view(np.uint8).fill(0)
     if classes is None:
         coded, number = signed, int(signed.size > 0)
@@ -133,10 +133,10 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
 
 def sort_elements(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:
     """Return the elements sorted by class, and the number of their groups."""
-    classes = fixed(classes)
+    classes = aligned(classes)
     number = room.order.group_classes(classes, room.cursors, room.tables)
     if number < 0:
         raise UsageError("Classes must lie between 0 and 63.")
     coded = empty(signed.size, signed.dtype)
     room.order.to_coded_order(signed, classes, room.cursors, coded)
-    return fixed(coded), number
+    return aligned(coded), number

@@ -19,7 +19,7 @@ from ckstore.codecs.integer_header import (
 )
 from ckstore.codecs.integer_plan import Plan, Workspace, check_arrays, make_plan, workspace
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.runtime.blocks import aligned, empty, fixed, joined
+from ckstore.runtime.blocks import aligned, empty, joined
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.scratch import scratch
 from ckstore.varint import varint
@@ -66,7 +66,7 @@ def _parts(values: Array, classes: Array | None) -> list[bytes | Array]:
     start = bytes((FORMAT, flags))
     head = count_bytes(values.size)
     if classes is not None:
-        head += crc32(fixed(classes)).to_bytes(4, "little")
+        head += crc32(aligned(classes)).to_bytes(4, "little")
     directory = write_directory(plan, grouped=classes is not None)
     parts: list[bytes | Array] = []
     if streamed:
@@ -130,7 +130,7 @@ def _decode(
     view = memoryview(payload).cast("B")
     header = read_header(view)
     if classes is not None:
-        classes = fixed(classes)
+        classes = aligned(classes)
     _check_header(header, count, width, classes)
 
     if target is None or header.narrow != width:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ckstore.codecs.short_floats import SHORT, narrowed, widened
 from ckstore.errors import IntegrityError
-from ckstore.runtime.blocks import aligned, empty, fixed
+from ckstore.runtime.blocks import aligned, empty
 
 Bits = npt.NDArray[Any]
 Integers = npt.NDArray[Any]
@@ -103,7 +103,7 @@ class LinearLattice:
 
     @property
     def _exponents(self) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
-        return fixed(self.rows), fixed(self.cols)
+        return aligned(self.rows), aligned(self.cols)
 
     def quantise(self, bits: Bits, start: int) -> Integers:
         """Return the nearest integers (int32) of a chunk of values that begins at element `start`."""
@@ -148,7 +148,9 @@ class LinearLattice:
         if self.step == base.step and not rows.size and not cols.size:
             return integers
         out = empty(integers.size, np.int32)
-        kernels.linear_project(fixed(integers), self.step - base.step, fixed(rows), fixed(cols), self.width, start, out)
+        kernels.linear_project(
+            aligned(integers), self.step - base.step, aligned(rows), aligned(cols), self.width, start, out
+        )
         return out
 
     def values(self, integers: Integers, start: int, out: Bits | None = None) -> Bits:
@@ -162,7 +164,7 @@ class LinearLattice:
         else:
             carrier = out
         values = carrier.view(np.float32 if is_short else self.dtype)
-        kernels.linear_values(fixed(integers), self.step, *self._exponents, self.width, start, values)
+        kernels.linear_values(aligned(integers), self.step, *self._exponents, self.width, start, values)
         return narrowed(carrier, self.dtype, out) if is_short else carrier
 
 
@@ -177,8 +179,8 @@ def _exponent_difference(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]
 def floats(bits: Bits, dtype: str) -> npt.NDArray[Any]:
     """Return bits of a float dtype of `STEP_RANGE` as an array for NumPy: 16-bit floats are widened to float32."""
     if dtype in SHORT:
-        return fixed(widened(bits, dtype).view(np.float32))
-    return fixed(np.ascontiguousarray(bits).view(dtype))
+        return aligned(widened(bits, dtype).view(np.float32))
+    return aligned(np.ascontiguousarray(bits).view(dtype))
 
 
 def statistics_of(bits: Bits, dtype: str) -> tuple[float, float, int]:
@@ -220,7 +222,7 @@ def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:
     shift, ceiling, limit = mantissa, fields - 1, _OCTAVES
     if parent.itemsize == 1:
         shift, ceiling, limit = 1, 64, 63
-    parent = fixed(parent)
+    parent = aligned(parent)
     top = kernels.magnitude_top(parent, shift, ceiling)
     classes = empty(parent.size, np.uint8)
     kernels.magnitude_classes(parent, shift, top, limit, classes)

@@ -43,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.errors import IntegrityError
-from ckstore.runtime.blocks import fixed
+from ckstore.runtime.blocks import aligned
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.scratch import scratch
 
@@ -101,9 +101,9 @@ def apply_patch(payload: memoryview, bits: Array, *, is_float: bool) -> None:
     body = payload[_CHECKSUM:]
     if len(body) < 2 + _PADDING or crc32(body) != int.from_bytes(payload[:_CHECKSUM], "little"):
         raise IntegrityError(DAMAGED)
-    if kernels.apply_patch(fixed(np.frombuffer(payload, np.uint8)), bits.view(np.uint8), bits.itemsize, is_float):
+    if kernels.apply_patch(aligned(np.frombuffer(payload, np.uint8)), bits.view(np.uint8), bits.itemsize, is_float):
         raise IntegrityError(DAMAGED)
 
 
 def _bytes(array: Array) -> Array:
-    return fixed(array).view(np.uint8)
+    return aligned(array).view(np.uint8)

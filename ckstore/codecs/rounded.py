@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS, NO_EXPONENTS, Bits, Integers, check_sizes
-from ckstore.runtime.blocks import empty, fixed
+from ckstore.runtime.blocks import aligned, empty
 
 #: dtypes whose ordinals can be rounded: differences of ordinals and models fit 64 bits.
 ROUNDED = ("float32", "bfloat16", "float16")
@@ -49,7 +49,7 @@ class RoundedLattice:
 
         out = empty(bits.size, np.int32)
         kernels.rounded_quantise(
-            fixed(bits), self.shift, quarter_octave(self.dtype), self.level, fixed(self.rows), fixed(self.cols),
+            aligned(bits), self.shift, quarter_octave(self.dtype), self.level, aligned(self.rows), aligned(self.cols),
             self.width, start, out,
         )  # fmt: skip
         return out
@@ -62,8 +62,8 @@ class RoundedLattice:
         if out is None:
             out = empty(integers.size, "u4" if self.dtype == "float32" else "u2")
         kernels.rounded_values(
-            fixed(integers), self.shift, quarter_octave(self.dtype), self.level, fixed(self.rows), fixed(self.cols),
-            self.width, start, largest_finite(self.dtype), out,
+            aligned(integers), self.shift, quarter_octave(self.dtype), self.level, aligned(self.rows),
+            aligned(self.cols), self.width, start, largest_finite(self.dtype), out,
         )  # fmt: skip
         return out
 

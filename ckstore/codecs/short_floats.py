@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.runtime.blocks import empty, fixed
+from ckstore.runtime.blocks import aligned, empty
 
 Words = npt.NDArray[np.uint32]
 Bits = npt.NDArray[Any]
@@ -21,7 +21,7 @@ def widened(bits: Bits, dtype: str) -> Words:
     from ckstore.kernels import short_floats as kernels
 
     words = empty(bits.size, np.uint32)
-    (kernels.from_bfloat16 if dtype == "bfloat16" else kernels.from_float16)(fixed(bits.view(np.uint16)), words)
+    (kernels.from_bfloat16 if dtype == "bfloat16" else kernels.from_float16)(aligned(bits.view(np.uint16)), words)
     return words
 
 
@@ -33,5 +33,5 @@ def narrowed(words: Words, dtype: str, out: Bits | None = None) -> Bits:
     from ckstore.kernels import short_floats as kernels
 
     bits = empty(words.size, np.uint16) if out is None else out
-    (kernels.to_bfloat16 if dtype == "bfloat16" else kernels.to_float16)(fixed(words), bits)
+    (kernels.to_bfloat16 if dtype == "bfloat16" else kernels.to_float16)(aligned(words), bits)
     return bits

@@ -23,7 +23,7 @@ from ckstore.errors import IntegrityError
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import Linear, Record, check_cut
 from ckstore.objects.units import Unit
-from ckstore.runtime.blocks import fixed
+from ckstore.runtime.blocks import aligned
 from ckstore.runtime.threads import worker_count
 
 #: The step of quality 1: this many times the change since the parent ...
@@ -190,7 +190,13 @@ def _distance(unit: Unit, lattice: LinearLattice, bits: Bits, integers: npt.NDAr
 
     there = floats(lattice.values(integers, start), unit.dtype)
     total: float = weighted_squares(
-        floats(bits, unit.dtype), there, lattice.step, fixed(lattice.rows), fixed(lattice.cols), lattice.width, start
+        floats(bits, unit.dtype),
+        there,
+        lattice.step,
+        aligned(lattice.rows),
+        aligned(lattice.cols),
+        lattice.width,
+        start,
     )
     return total
 
@@ -200,8 +206,8 @@ def _square(unit: Unit, sample: Sample, shape: Sensitivity, other: Bits | None) 
     from ckstore.kernels.coarse import weighted_squares
 
     values = floats(sample.bits, unit.dtype)
-    others = fixed(np.zeros_like(values)) if other is None else floats(other, unit.dtype)
-    rows, cols = fixed(whole(shape.rows)), fixed(whole(shape.cols))
+    others = aligned(np.zeros_like(values)) if other is None else floats(other, unit.dtype)
+    rows, cols = aligned(whole(shape.rows)), aligned(whole(shape.cols))
     total: float = weighted_squares(values, others, 0, rows, cols, row_width(unit), sample.start)
     return total / max(sample.bits.size, 1)
 

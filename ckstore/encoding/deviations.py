@@ -12,7 +12,7 @@ from ckstore.codecs.lattice import Bits, LinearLattice, floats
 from ckstore.objects.documents import CoarseUnit, Deviation
 from ckstore.objects.identity import MemberHasher
 from ckstore.objects.units import Unit
-from ckstore.runtime.blocks import fixed
+from ckstore.runtime.blocks import aligned
 
 #: The number of significant digits of recorded errors.
 _UPWARDS = Context(prec=4, rounding=ROUND_CEILING)
@@ -43,7 +43,7 @@ class Comparison:
         if lattice is not None:
             self._spread += weighted_squares(
                 floats(bits, self._unit.dtype), floats(decoded, self._unit.dtype),
-                lattice.step, fixed(lattice.rows), fixed(lattice.cols), lattice.width, self._position,
+                lattice.step, aligned(lattice.rows), aligned(lattice.cols), lattice.width, self._position,
             )  # fmt: skip
         self._position += bits.size
 

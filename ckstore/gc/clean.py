@@ -16,7 +16,7 @@ def held_since(repository: Repository) -> int | None:
     if last is None or not catalog.is_only:
         return None
     held, apart, logged = last
-    if catalog.packs_apart() != apart or not catalog.logged_since(logged, _HARMLESS):
+    if catalog.packs_apart() != apart or not catalog.changed_only(logged, _HARMLESS):
         return None
     if any(not _is_of_hot(repository, name) for name in catalog.raw_packs()):
         return None
@@ -27,6 +27,6 @@ def held_since(repository: Repository) -> int | None:
 def _is_of_hot(repository: Repository, raw: str) -> bool:
     """Return whether a raw pack is that of a hot version."""
     try:
-        return repository.catalog.version(repository.resolver.manifest(raw).document["number"]).hot
+        return repository.catalog.version(repository.resolver.number_of(raw)).hot
     except (IntegrityError, NotFoundError):
         return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.library import Array, check, function
+from ckstore.kernels.native import Array, check, function
 
 _linear_values = function("linear_values", "pippiip")
 _rounded_quantise = function("rounded_quantise", "piiippiip")

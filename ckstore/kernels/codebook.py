@@ -7,7 +7,7 @@ decides whether a value is normal, so that a process that flushes subnormals com
 
 from __future__ import annotations
 
-from ckstore.kernels.library import Array, check, function
+from ckstore.kernels.native import Array, check, function
 
 _nearest = function("nearest", "ppip")
 _add = function("add", "pppp")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.library import Array, check, function
+from ckstore.kernels.native import Array, check, function
 
 _statistics = function("statistics", "pp")
 _linear_quantise = function("linear_quantise", "pippiip")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ckstore.kernels.library import Array, check, function
+from ckstore.kernels.native import Array, check, function
 
 _find_changes = function("find_changes", "ppiipp")
 _write_patch = function("write_patch", "ppip")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckstore.kernels.library import Array, check, function
+from ckstore.kernels.native import Array, check, function
 
 _to_bfloat16, _to_float16, _from_bfloat16, _from_float16 = (
     function(name, "pp") for name in ("to_bfloat16", "to_float16", "from_bfloat16", "from_float16")

@@ -72,19 +72,7 @@ def joined(parts: Sequence[bytes | npt.NDArray[np.uint8]]) -> memoryview:
     return whole.data
 
 
-def fixed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the array contiguous, aligned and read-only."""
-    flags = array.flags
-    if not (flags.c_contiguous and flags.aligned):
-        array = np.require(array, requirements=("C", "A"))
-    elif not flags.writeable and type(array) is np.ndarray:
-        return array
-    array = array.view(np.ndarray)
-    array.flags.writeable = False
-    return array
-
-
 def aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the array contiguous and aligned, as kernels of the shared library take it."""
+    """Return the array contiguous and aligned, as kernels take it."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=("C", "A"))

@@ -107,7 +107,7 @@ class Catalog(CatalogClaims):
         """Return the log's undamaged records of committed changes, in order."""
         return change_log.read_all(self._storage)[0]
 
-    def logged_since(self, name: str, kinds: Collection[str]) -> bool:
+    def changed_only(self, name: str, kinds: Collection[str]) -> bool:
         """Return whether all records of the log after one are of some kinds of change."""
         return change_log.changed_only(self._storage, name, kinds)
 

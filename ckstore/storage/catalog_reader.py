@@ -141,6 +141,7 @@ class CatalogReader:
 
     def last_versions(self, count: int, run: str | None = None) -> list[VersionRow]:
         """Return the versions with the highest numbers, of one run or of all, by number."""
+        self.latest(run)  # Raises `IntegrityError` if its row is lost.
         if run is None:
             return self._select("ORDER BY v.number DESC LIMIT ?", count)[::-1]
         if not self.has_run(run):

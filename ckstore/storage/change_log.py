@@ -1,4 +1,4 @@
-"""The log: one small checksummed file for each change that is not an ingest, written before the change."""
+"""The log: a checksummed record of each change that is not an ingest, written before the change."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def delete(storage: Storage, names: Iterable[str]) -> None:
 def read_after(storage: Storage, name: str) -> list[Found]:
     """Return the records after a committed one; raise `IntegrityError` if later ones were joined, so committed."""
     found: list[Found] = []
-    for item in storage.list(PREFIX, f"{PREFIX}{name}.json" if name else ""):
+    for item in _listed(storage, name):
         if _number(item) > int(name[:12] or 0):
             raise IntegrityError(BEHIND)
         found += _read_file(storage, item)
@@ -120,7 +120,7 @@ def read_files(storage: Storage, after: str = "") -> list[Found]:
     while True:
         found: list[Found] = []
         try:
-            for item in storage.list(PREFIX, f"{PREFIX}{after}.json" if after else ""):
+            for item in _listed(storage, after):
                 found += _read_segment(storage, item) if _number(item) else _read_file(storage, item)
         except FileNotFoundError:
             continue  # Another process joined records since they were listed.
@@ -139,10 +139,12 @@ def join(storage: Storage, last: str) -> None:
     segment = f"{PREFIX}{last[:12]}.log"
     with suppress(FileNotFoundError):  # A process died before it deleted the records.
         lines |= dict.fromkeys(storage.read(segment).splitlines(keepends=True))
-    for item in storage.list(PREFIX):
+    size = sum(map(len, lines))
+    for item in _listed(storage):
         match = _FILE.fullmatch(item.name.removeprefix(PREFIX))
-        if match is None or match[1] > last or item.size > _JOINED or sum(map(len, lines)) > LARGEST - 2 * _JOINED:
+        if match is None or match[1] > last or item.size > _JOINED or size > LARGEST - 2 * _JOINED:
             continue
+        size += item.size
         data = storage.read(item.name)
         with suppress(IntegrityError):
             _parsed(data, match[1], item.name)
@@ -152,6 +154,11 @@ def join(storage: Storage, last: str) -> None:
         storage.put(segment, b"".join(sorted(lines)))
         durable.checkpoint("log-joined")
         delete(storage, joined)
+
+
+def _listed(storage: Storage, after: str = "") -> Iterator[Listed]:
+    """Return the files after a record, if that has a name, in order."""
+    return storage.list(PREFIX, f"{PREFIX}{after}.json" if after else "")
 
 
 def _number(item: Listed) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.kernels.library import check, function
+from ckstore.kernels.native import check, function
 
 LONGEST = 12
 OCTAVES = 64

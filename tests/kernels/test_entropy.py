@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ckstore.kernels.entropy import order as entropy_order
 from ckstore.kernels.entropy import payload_directory as entropy_directory
 from ckstore.kernels.entropy.payload_directory import SYMBOLS
-from ckstore.kernels.library import check, function
+from ckstore.kernels.native import check, function
 from tests import payload_reader
 from tests.kernels.inner import (
     LONGEST,

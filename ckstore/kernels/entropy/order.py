@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckstore.kernels.library import Array, check, function
+from ckstore.kernels.native import Array, check, function
 
 _group_classes = function("group_classes", "ppp")
 _to_coded_order = function("to_coded_order", "pppp")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.library import Array, check, function
+from ckstore.kernels.native import Array, check, function
 
 _read_directory = function("read_directory", "piiiip")
 _write_directory = function("write_directory", "piiip")

@@ -6,7 +6,7 @@ the order of the steps.
 
 from __future__ import annotations
 
-from ckstore.kernels.library import function
+from ckstore.kernels.native import function
 
 CELLS = 1 << 16
 """The maximal number of cells of a histogram."""

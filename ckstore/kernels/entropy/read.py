@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckstore.kernels.library import Array, check, function
+from ckstore.kernels.native import Array, check, function
 
 _read_streams = function("read_streams", "pipip")
 _widen = function("widen", "pp")

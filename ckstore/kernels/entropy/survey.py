@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckstore.kernels.library import Array, check, function
+from ckstore.kernels.native import Array, check, function
 
 _survey_groups = function("survey_groups", "ppip")
 _take_numbers = function("take_numbers", "ppipp")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckstore.kernels.library import Array, check, function
+from ckstore.kernels.native import Array, check, function
 
 _write_streams = function("write_streams", "pippi")
 

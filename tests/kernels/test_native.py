@@ -8,14 +8,14 @@ import sys
 import numpy as np
 import pytest
 
-from ckstore.kernels import lattice, library
+from ckstore.kernels import lattice, native
 from ckstore.kernels.entropy import order, read
 
 DIGESTS = """
 import sys
 from hashlib import sha256
-from ckstore.kernels import library
-library.level = sys.argv[1]
+from ckstore.kernels import native
+native.level = sys.argv[1]
 from tools.bench.kernel_times import CASES
 for name, case in CASES.items():
     print(name, *(sha256(case(size)[1]()).hexdigest() for size in (4096, 33280)))
@@ -23,7 +23,7 @@ for name, case in CASES.items():
 
 
 def test_all_levels_return_the_same_bytes() -> None:
-    levels = library.LEVELS[: library.LEVELS.index(library.level) + 1]
+    levels = native.LEVELS[: native.LEVELS.index(native.level) + 1]
     found = [
         subprocess.run([sys.executable, "-c", DIGESTS, level], capture_output=True, text=True, check=True).stdout
         for level in levels
