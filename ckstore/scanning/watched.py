@@ -230,12 +230,13 @@ def _signature(path: Path) -> Iterator[_File]:
 
 
 def _files(root: Path, directory: Path) -> Iterator[_File]:
-    for entry in os.scandir(directory):
-        path = Path(entry.path)
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(root, path)
-        elif not entry.is_symlink():
-            yield _fact(path.relative_to(root).as_posix(), entry.stat())
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(root, path)
+            elif not entry.is_symlink():
+                yield _fact(path.relative_to(root).as_posix(), entry.stat())
 
 
 def _fact(path: str, status: os.stat_result) -> _File:

@@ -254,7 +254,7 @@ def test_a_child_does_not_wait_for_the_thread_of_its_parent(store: ckstore.Store
 
 
 PROGRAM = """
-    import sys, threading, time
+    import os, sys, threading, time
     import numpy as np
     import ckstore
     from ckstore.retention import compactor
@@ -272,7 +272,7 @@ PROGRAM = """
     def work():
         for step in range(9):
             store.ingest({"w": np.full((40, 30), step, np.float32)}, run="a", step=step)
-            print(step, flush=True)
+            os.write(1, b"%d\\n" % step)  # A buffered stream has a lock, which the end of the program needs.
 
     threading.Thread(target=work, daemon=True).start()
     sys.stdin.readline()
