@@ -31,7 +31,7 @@ ROOT = "ckstore.json"
 FORMAT = 1
 #: The environment variable that names the directory of mirrors.
 VARIABLE = "CKSTORE_CACHE"
-#: Number of records between two snapshots of the catalog.
+#: Smallest number of records between two snapshots of the catalog.
 EVERY = 256
 _LEVEL = 6
 #: Largest permissions of the directories of mirrors: all processes that use a mirror write to it.
@@ -123,6 +123,14 @@ def find(
 def _is_followed(path: Path) -> bool:
     """Return whether a mirror has records, which will prove at the next refresh that the store is the same."""
     return (path / root.CATALOG).is_file() and any(name.isdigit() for name in os.listdir(path / root.LOG))
+
+
+def needs_snapshot(number: int) -> bool:
+    """Return whether a snapshot follows a record: after every 256th, from 4,096 on after n/16 to n/8 more.
+
+    Neither a record's share of the snapshots nor the share of the log that follows one grows with the log.
+    """
+    return number % max(EVERY, 1 << max(number.bit_length() - 4, 0)) == 0
 
 
 def put_snapshot(mirror: Mirror, number: int) -> None:

@@ -23,7 +23,7 @@ from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote import retries
 from ckstore.storage.remote.changes import call_again, plain_call
-from ckstore.storage.remote.mirror import EVERY, Mirror, put_snapshot
+from ckstore.storage.remote.mirror import EVERY, Mirror, needs_snapshot, put_snapshot
 from ckstore.storage.remote.remote_log import BehindError, Head, RemoteLog
 from ckstore.storage.rows import META_ROWS, VersionRow
 from ckstore.storage.schema import matching, rows, text
@@ -167,7 +167,7 @@ class RemoteCatalog(Catalog):
                     self._set_head(made)
             finally:
                 self._calls = None
-        if made is not None and made.number % EVERY == 0:
+        if made is not None and needs_snapshot(made.number):
             with suppress(
                 CkstoreError, OSError, ValueError, sqlite3.Error
             ):  # Ignored, since the change is already committed.

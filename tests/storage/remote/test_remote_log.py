@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import ckstore
 from ckstore.errors import ConflictError, IntegrityError
 from ckstore.storage.interface import Listed
 from ckstore.storage.remote import mirror as mirror_module
-from ckstore.storage.remote import remote_catalog as catalog_module
 from ckstore.storage.remote import remote_log as log_module
 from ckstore.storage.remote import retries as retries_module
 from ckstore.storage.remote.bucket import ForeignNameError
@@ -153,7 +153,6 @@ def test_a_lost_response_is_no_conflict(server: SimulatedServer, directory: Path
 def test_a_mirror_begins_with_a_snapshot_and_few_requests(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_module, "EVERY", 64)
     monkeypatch.setattr(mirror_module, "EVERY", 64)
     monkeypatch.setattr(log_module, "_MANY", 64)
     with ckstore.init(URL, cache=directory / "a") as store:
@@ -367,3 +366,12 @@ def store_id(server: SimulatedServer) -> str:
     found = json.loads(server.objects["ckstore.json"][0])["store"]
     assert isinstance(found, str)
     return found
+
+
+@pytest.mark.parametrize("last", [1_000, 10_000, 1_000_000])
+def test_snapshots_become_rare_as_the_log_grows(last: int) -> None:
+    """A catalog grows with its log: all snapshots together, and what follows the last one, are a share of the log."""
+    found = [number for number in range(1, last + 1) if mirror_module.needs_snapshot(number)]
+    assert sum(found) <= 17 * last
+    for before, number in pairwise([0, *found, last]):
+        assert number - before <= max(mirror_module.EVERY, number / 8)

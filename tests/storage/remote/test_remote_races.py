@@ -126,7 +126,7 @@ def test_a_missing_pack_is_noticed_inside_of_a_transaction_too(server: Simulated
 def test_a_commit_without_its_snapshot_is_a_commit(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_module, "EVERY", 2)
+    monkeypatch.setattr(mirror_module, "EVERY", 2)
 
     def fails(*arguments: object) -> None:
         raise UnreachableError("The network is gone.")

@@ -15,7 +15,6 @@ from ckstore.reading import prefetch
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.remote import block_cache as cache_module
 from ckstore.storage.remote import mirror as mirror_module
-from ckstore.storage.remote import remote_catalog as catalog_module
 from ckstore.storage.remote.block_cache import BLOCK
 from tests.checkpoints import draw
 from tests.equality import assert_same
@@ -109,7 +108,6 @@ def test_the_log_is_listed_while_a_snapshot_comes(
         return nullcontext()
 
     server.client = lambda url: SimulatedBucket(server, turn)
-    monkeypatch.setattr(catalog_module, "EVERY", 16)
     monkeypatch.setattr(mirror_module, "EVERY", 16)
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest({"w": draw(8)}, run="r", step=0)
