@@ -2,7 +2,8 @@
 
 A number has digits, perhaps in groups of three (`1_000`, `1,000`), and perhaps an exponent (`1e5`) or a suffix (`10k`,
 `1M`). A step is a whole number of at most 64 bits: `3.0` and `2.5k` are steps, `2.5` is none. Dates, versions (`-v1`),
-ids and the numbers of shards in names are no steps.
+ids and the numbers of shards in names are no steps. Nor are the sizes and numbers in the names of models (`conv2d`,
+`float16`, `resnet50`, `gpt-2`), unless they tell the names of a series apart.
 """
 
 from __future__ import annotations
@@ -148,12 +149,13 @@ def step_of_name(name: str) -> NamedStep:
     """Return the step in the name of a file or directory.
 
     It is the number after `step`, else after `iter`, `checkpoint` or `epoch`, else before one of these words, else the
-    last whole number of the name without its endings.
+    last whole number of the name without its endings. A number right after a letter, and one digit after a letter and
+    a hyphen, belong to the name of a model.
 
     Examples
     --------
-    >>> [step_of_name(name).step for name in ("seed1_step1000.pth", "weights.03-1.26.h5", "best-v1", "10k.pt")]
-    [1000, 3, None, 10000]
+    >>> [step_of_name(name).step for name in ("seed1_step1000.pth", "weights.03-1.26.h5", "10k.pt", "gpt-2.pt")]
+    [1000, 3, 10000, None]
     """
     return _step_of(_blank(name), _AFTER)
 
@@ -175,7 +177,7 @@ def steps_of_names(names: Sequence[str]) -> list[NamedStep]:
     # `4_7` next to `4_100`: the latter is two numbers, too.
     is_grouped = all(_GROUPS.fullmatch(digits) for digits in joined)
     alone = [_step_of(name, _AFTER if is_grouped else _AFTER_PLAIN) for name in plain]
-    if differ([found.step for found in alone]):
+    if len(names) == 1 or differ([found.step for found in alone]):
         return alone
     parts = [_NUMBER.split(name) for name in plain]
     if len({tuple(part[::2]) for part in parts}) > 1:
@@ -194,14 +196,15 @@ def differ(steps: Sequence[int | None]) -> bool:
 
 
 def without_numbers(name: str) -> str:
-    """Return a name with # for each number, date and version: names of one series have the same rest.
+    """Return a name with # for each number, date and version before its endings: a series has the same rest.
 
     Examples
     --------
-    >>> without_numbers("ckpt-900.pt"), without_numbers("ckpt-1e5.pt")
-    ('ckpt-#.pt', 'ckpt-#.pt')
+    >>> without_numbers("ckpt-900.h5"), without_numbers("ckpt-1e5.h5")
+    ('ckpt-#.h5', 'ckpt-#.h5')
     """
-    return _NUMBER.sub("#", _NO_STEPS.sub("#", name))
+    stem = _stem(name)
+    return _NUMBER.sub("#", _NO_STEPS.sub("#", stem)) + name[len(stem) :]
 
 
 def without_words(name: str) -> str:
@@ -239,6 +242,8 @@ def _step_of(plain: str, after: Sequence[re.Pattern[str]]) -> NamedStep:
         text = match[1]
         if _goes_on(plain, match) or _DECIMAL.fullmatch(text) or text == wrong.removeprefix("-"):
             continue
+        if _is_of_a_model(plain[: match.start()], text):
+            continue
         step = _step("", text)
         if step is not None:
             return NamedStep(step)
@@ -265,6 +270,11 @@ def _after_word(plain: str, after: Sequence[re.Pattern[str]]) -> NamedStep:
     return NamedStep(None, wrong)
 
 
+def _is_of_a_model(before: str, number: str) -> bool:
+    """Return whether a number belongs to the letters before it, as in `resnet50` and `gpt-2`."""
+    return before[-1:].isalpha() or (len(number) == 1 and before[-1:] == "-" and before[-2:-1].isalpha())
+
+
 def _goes_on(plain: str, match: re.Match[str]) -> bool:
     """Return whether a number is the beginning of a word, as in `50sims` and `7b`."""
     rest = plain[match.end() :]
@@ -273,13 +283,17 @@ def _goes_on(plain: str, match: re.Match[str]) -> bool:
 
 def _blank(name: str) -> str:
     """Return a name without its endings, and with a filler for the numbers that are no steps."""
-    stem = PurePosixPath(name.rstrip("/")).name
+    return _NO_STEPS.sub(_FILLER, _stem(PurePosixPath(name.rstrip("/")).name))
+
+
+def _stem(name: str) -> str:
+    """Return a name without its endings."""
     while True:
-        cut = stem.rpartition(".")
+        cut = name.rpartition(".")
         # An ending has a letter: `model.12` keeps its number.
-        if not cut[0] or not cut[2][:1].isalpha() or len(cut[2]) > 12:
-            return _NO_STEPS.sub(_FILLER, stem)
-        stem = cut[0]
+        if not cut[0] or not cut[2][:1].isalpha() or len(cut[2]) > 12 or not cut[2].isalnum():
+            return name
+        name = cut[0]
 
 
 def _step(sign: str, text: str) -> int | None:

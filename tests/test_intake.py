@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import IngestOptions, Planned
+from ckstore import IngestOptions, InputError, Planned
 
 
 def save(path: Path, value: float, **more: object) -> Path:
@@ -75,6 +75,41 @@ def test_a_folder_is_planned_and_stored_by_run(store: ckstore.Store, tmp_path: P
     again = store.ingest_many([Planned(tmp_path / "old" / "a" / "step1.pt", 7, run="c")])
     assert again[0].version is not None
     assert again[0].version.parent is not None
+
+
+def test_a_folder_as_people_have_it(store: ckstore.Store, tmp_path: Path) -> None:
+    """Endings, sizes and numbers of models are no steps; a name has metrics; a directory with a step is one version."""
+    old = tmp_path / "old"
+    names = {
+        "best.h5": ("old/best", None), "conv2d.pt": ("old/conv2d", None), "float16.pt": ("old/float16", None),
+        "gpt-2.pt": ("old/gpt-2", None), "x.pt2": ("old/x", None), "ckpt_100.pt": ("old/checkpoints", 100),
+        "ckpt_200.pt": ("old/checkpoints", 200), "epoch=1-val_acc=0.51.ckpt": ("old/checkpoints-2", 1),
+        "epoch=2-val_acc=0.61.ckpt": ("old/checkpoints-2", 2),
+        "megatron/iter_0000100/mp_rank_00/model_optim_rng.pt": ("megatron", 100),
+        "megatron/iter_0000200/mp_rank_00/model_optim_rng.pt": ("megatron", 200),
+        "deepspeed/global_step30/mp_rank_00_model_states.pt": ("deepspeed", 30),
+    }  # fmt: skip
+    for number, name in enumerate(names):
+        save(old / name, number)
+    (old / "megatron" / "latest_checkpointed_iteration.txt").write_text("200")
+    done = store.ingest_many(store.plan(old, recursive=True))
+    found = {(item.version.run, item.version.step) for item in done if item.version is not None}
+    assert found == set(names.values())
+    assert store["old/checkpoints-2@1"].metrics == {"val_acc": 0.51}
+    assert store["best:val_acc"].step == 2
+    assert store[2].describe()["metrics_from"] == {}
+
+
+def test_a_directory_without_tensors_is_stored_on_demand_alone(store: ckstore.Store, tmp_path: Path) -> None:
+    (tmp_path / "saved_model" / "variables").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"holds no checkpoint.*name another"):
+        store.ingest(tmp_path / "saved_model", force=True)
+    (tmp_path / "saved_model" / "variables" / "variables.index").write_bytes(b"\x00\x01" * 300)
+    with pytest.raises(InputError, match=r"holds no checkpoint.*`force` stores their bytes"):
+        store.ingest(tmp_path / "saved_model")
+    number = store.ingest(tmp_path / "saved_model", force=True).version.number
+    store[number].checkout(tmp_path / "again")
+    assert (tmp_path / "again" / "variables" / "variables.index").read_bytes() == b"\x00\x01" * 300
 
 
 def test_content_without_a_step_is_unchanged_in_a_plan_too(store: ckstore.Store, tmp_path: Path) -> None:

@@ -39,9 +39,12 @@ NAMES = {
     # Signs, fractions, dates, versions, ids, sizes.
     "step=-1.ckpt": None, "checkpoint_-1": None, "step-100": 100, "step_2.5.pt": None, "lr1e-3.pt": None,
     "lr-1e-3_step7.pt": 7, "2024-05-01": None, "model_20240501_120000.pt": None, "20240501-120000_100.pt": 100,
-    "Dec03_15-41-11_host": None, "step20240501.pt": 20_240_501, "model-3-v2.pt": 3, "v2_1000.pt": 1000,
+    "Dec03_15-41-11_host": None, "step20240501.pt": 20_240_501, "model_3-v2.pt": 3, "model-30-v2.pt": 30,
     "version_3": None, "1.2.3": None, "model-1.0.pt": None, "a1b2c3d.pt": None, "yolov5s.pt": None, "llama-7b": None,
     "run-550e8400-e29b-41d4-a716-446655440000": None, "checkpoint_0.93_100.pth": 100,
+    # Sizes, and numbers of models.
+    "conv2d.pt": None, "float16.pt": None, "model-f16.gguf": None, "gpt-2.gguf": None, "resnet50.pt": None,
+    "v2_1000.pt": 1000, "model_3.pt": 3, "gpt-2_100.pt": 100, "best.h5": None, "x.pt2": None, "resnet50-10.mp3": 10,
 }  # fmt: skip
 
 #: Values of steps in contents, their steps, and the beginning of the sentence on a value that is none.
@@ -124,6 +127,10 @@ def test_any_name_and_text_has_a_step_or_none(text: str) -> None:
         (["step_900", "step_1_000", "step_1_500"], [900, 1000, 1500]),
         (["ckpt-10k", "ckpt-900", "ckpt-1M", "ckpt-1e5"], [10_000, 900, 1_000_000, 100_000]),
         (["best-v1.ckpt", "best-v2.ckpt"], [None, None]),
+        (["model-1.pt", "model-2.pt"], [1, 2]),
+        (["model8.pt", "model16.pt"], [8, 16]),
+        (["conv2d.pt"], [None]),
+        (["gpt-2.gguf"], [None]),
         (["model_20240501_120000.pt", "model_20240501_130000.pt"], [None, None]),
     ],
 )

@@ -103,7 +103,10 @@ def option(declaration: str, text: str, *, name: str | None = None, **settings: 
 
 
 def with_options(text: str) -> str:
-    """Return a sentence of the library with options in place of parameters: `--keep-last` for `keep_last`."""
+    """Return a sentence of the library with options in place of parameters: `--keep-last` for `keep_last`.
+
+    Functions, which are in parentheses, are left out.
+    """
     command = click.get_current_context().command
     names = {"store": "--store", "force": "`ckstore ingest --force`"}
     for parameter in command.params:
@@ -113,7 +116,7 @@ def with_options(text: str) -> str:
             names[option.lstrip("-").replace("-", "_")] = option
     if "fidelity" in names:
         names["policy"] = names["fidelity"]
-    return re.sub(r"`(\w+)`", lambda found: names.get(found[1], found[0]), text)
+    return re.sub(r"`(\w+)`", lambda found: names.get(found[1], found[0]), re.sub(r" \(`\w+`\)", "", text))
 
 
 def exit_for_failures(ctx: click.Context, errors: Sequence[CkstoreError], count: int, noun: str, done: str) -> None:

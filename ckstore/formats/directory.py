@@ -130,7 +130,10 @@ def require_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -
                         f"{os.path.join(root, entry.path)} is a Git LFS pointer, not the checkpoint itself; "
                         "run `git lfs pull` first."
                     )
-    raise InputError(f"{os.fspath(root)} holds no checkpoint: none of its files is of a kind with tensors.")
+    remedy = (
+        "`force` stores their bytes unchanged" if any(entry.kind == "file" for entry in entries) else "name another"
+    )
+    raise InputError(f"{os.fspath(root)} holds no checkpoint: none of its files is of a kind with tensors; {remedy}.")
 
 
 def refuse_several(root: str | os.PathLike[str], entries: Iterable[Entry]) -> None:
@@ -169,11 +172,13 @@ def is_marked(names: Iterable[str]) -> bool:
 def is_one(directory: str | os.PathLike[str]) -> bool:
     """Return whether a directory is one checkpoint, even a damaged or incomplete one.
 
-    It holds tensors, but not those of several steps, and either its name has a step or a file marks it.
+    It holds tensors, but not those of several steps, and either its name has a step, unless its only entry has one too,
+    or a file marks it.
     """
     with os.scandir(directory) as found:
         inside = list(found)
-    named = named_step(os.path.basename(os.path.realpath(directory))) is not None and len(inside) > 1
+    alone = inside[0].name if len(inside) == 1 else ""
+    named = named_step(os.path.basename(os.path.realpath(directory))) is not None and named_step(alone) is None
     if not named and not is_marked(entry.name for entry in inside if not entry.is_dir(follow_symlinks=False)):
         return False
     files = list(_files(directory))

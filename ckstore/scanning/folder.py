@@ -185,7 +185,9 @@ def _named(
     for (parent, template), alike in groups.items():
         for group in alike:
             planned = plan_steps([found.path for found in group], force=force)
-            runs.setdefault(parent, []).extend(_apart(planned) or [(template, planned)])
+            is_alone = len(planned) == 1 and planned[0].step is None  # Then numbers are a part of its name.
+            named = planned[0].path.name if is_alone else template
+            runs.setdefault(parent, []).extend(_apart(planned) or [(named, planned)])
     proposed: list[Planned] = []
     taken: set[str] = set()
     for parent, several in runs.items():
@@ -228,8 +230,8 @@ def _apart(planned: Sequence[Planned]) -> list[tuple[str, list[Planned]]]:
 
 
 def _common(template: str) -> str:
-    """Return the common part of names, without numbers, endings and words for steps."""
-    words = without_words(re.sub(r"[#_=]+", " ", _ENDINGS.sub("", template)))
+    """Return the common part of names, without numbers and their names (`val_acc=#`), endings and words for steps."""
+    words = without_words(re.sub(r"\w+=-?#|[#_=]+", " ", _ENDINGS.sub("", template)))
     return "-".join(part for part in re.split(r"[^A-Za-z0-9]+", words) if part) or "checkpoints"
 
 

@@ -227,7 +227,7 @@ def _open_directory(path: Path, *, force: bool, is_one: bool) -> ScannedVersion:
     _name_shards(version, force=force)
     if not is_one:
         _refuse_series(path, version)
-    if not any(file.layout.tensors for file in version.files):
+    if not any(file.layout.tensors for file in version.files) and not (force and version.files):
         require_checkpoint(path, entries)
     return version
 

@@ -1,4 +1,4 @@
-"""Finds metrics in checkpoints: numbers such as `val_loss` at the top level, in logs and in states of callbacks."""
+"""Finds metrics of checkpoints: numbers such as `val_loss` at the top level, in logs, states of callbacks and names."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _NAME = re.compile(
     r"|mae|nll|error|err|score|reward|metric)(?:[@_-]?(?:top)?[_-]?\d+)?$",
     re.IGNORECASE,
 )
+#: As Lightning names files.
+_IN_NAMES = re.compile(r"(?<![A-Za-z0-9_/])([A-Za-z][A-Za-z0-9_/]*)=(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)")
 #: Keys whose mappings hold metrics alone.
 _HOLDERS = ("metrics", "eval_metrics", "val_metrics", "logs")
 
@@ -26,12 +28,19 @@ _MOST, _LONGEST = 64, 100
 
 
 def metrics_inside(scanned: ScannedVersion) -> dict[str, tuple[int | float, str]]:
-    """Return the metrics in the files of a version: value and path of the file by name, from the first file with it."""
+    """Return the metrics of a version: value and path of the file by name, from the first file that holds it.
+
+    Metrics in the input's own name count last, such as `val_acc=0.51` in `epoch=1-val_acc=0.51.ckpt`.
+    """
     found: dict[str, tuple[int | float, str]] = {}
     for file in scanned.files:
         for name, value in _of_file(file.layout, file.source, file.path):
             if len(found) < _MOST:
                 found.setdefault(name, (value, file.path))
+    path = PurePosixPath(scanned.name).name
+    named = dict(_IN_NAMES.findall(path)[:_MOST])
+    for name, value in _numbers(named, FileLayout("opaque", 0), None, named=True):
+        found.setdefault(name, (value, path))
     return found
 
 
@@ -62,7 +71,7 @@ def _of_trainer_state(source: Source) -> Iterator[tuple[str, int | float]]:
 
 
 def _numbers(
-    mapping: Mapping[Any, Any], layout: FileLayout, source: Source, *, named: bool
+    mapping: Mapping[Any, Any], layout: FileLayout, source: Source | None, *, named: bool
 ) -> Iterator[tuple[str, int | float]]:
     """Yield the numbers in a mapping; with `named`, only those whose names are of metrics."""
     for key, value in mapping.items():
@@ -72,9 +81,9 @@ def _numbers(
                 yield key, number
 
 
-def _number(value: Any, layout: FileLayout, source: Source) -> int | float | None:
+def _number(value: Any, layout: FileLayout, source: Source | None) -> int | float | None:
     reference = tensor_of(value)
-    if reference is not None:
+    if reference is not None and source is not None:
         value = number_of_tensor(layout.tensors[reference.index], layout, source)
         value = float(f"{value:.7g}") if isinstance(value, float) else value
     elif isinstance(value, str):

@@ -61,6 +61,7 @@ def test_step_from_selects_the_source_of_steps(ckstore, place: Path) -> None:
     assert [(item["step"], item["step_from"]) for item in plan] == [(11, "order"), (12, "order"), (13, "order")]
     result = ckstore("ingest", *paths, "--run", "other", "--step-from", "content", code=3)
     assert "--step-from" in result.err
+    assert "ingest_many" not in result.err
     assert "version 1 exists" in ckstore("ingest", *paths, "--run", "net", "--dry-run").out
     assert ckstore("ingest", paths[0], "--step", "3", "--step-from", "name", code=2).err.startswith("ckstore: --step ")
 
