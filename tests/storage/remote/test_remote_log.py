@@ -370,7 +370,7 @@ def store_id(server: SimulatedServer) -> str:
 
 @pytest.mark.parametrize("last", [1_000, 10_000, 1_000_000])
 def test_snapshots_become_rare_as_the_log_grows(last: int) -> None:
-    """A catalog grows with its log: the snapshots together, and the records after the last one, are a share of the log."""
+    """A catalog grows with its log: all snapshots, and the records after the last one, take a share of the log."""
     found = [number for number in range(1, last + 1) if mirror_module.needs_snapshot(number)]
     assert sum(found) <= 17 * last
     for before, number in pairwise([0, *found, last]):
