@@ -421,8 +421,8 @@ class Version(Mapping[str, "LazyTensor"]):
             The file or directory to write. It becomes visible when it is complete.
         format
             `original`: the ingested files byte for byte, of a coarse version with coarse values and matching checksums.
-            `safetensors`, `pt`, `npz`: the tensors. By default `original`, or the target's suffix where `include` or
-            `exclude` choose tensors of a file.
+            `safetensors`, `pt`, `npz`: the tensors. By default the format of the target's suffix, and `original` where
+            the suffix says nothing else than the version's own.
         include, exclude
             Globs over the paths of tensors; of a directory without `format`, over its files.
         strip

@@ -46,8 +46,7 @@ _STDOUT = "-"
 )
 @option(
     "--format",
-    "Write the original files, or the tensors in another format.  "
-    "[default: original, or by the suffix of TARGET if tensors are selected]",
+    "Write the original files, or the tensors in another format.  [default: by the suffix of TARGET, else original]",
     name="form",
     type=click.Choice([_ORIGINAL, *_SUFFIXES]),
 )

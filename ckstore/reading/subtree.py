@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ckstore.errors import NotFoundError, UsageError
@@ -24,6 +24,14 @@ _ENDINGS: dict[str, Format] = {
     ".bin": "pt",
     ".npz": "npz",
 }
+#: Kinds of files that are of a format already.
+_KINDS: dict[Format, tuple[str, ...]] = {
+    "safetensors": ("safetensors",),
+    "pt": ("torch-zip", "torch-legacy"),
+    "npz": ("npz",),
+}
+#: Kinds by the suffix of a target to which nothing is converted.
+_UNWRITTEN = {".gguf": "gguf", ".h5": "hdf5", ".hdf5": "hdf5", ".keras": "keras", ".msgpack": "msgpack", ".npy": "npy"}
 _S = TypeVar("_S")
 
 
@@ -35,10 +43,11 @@ def format_for(
     globs: bool = False,
     strip: bool = False,
 ) -> Literal["original"] | Format:
-    """Return the format of a checkout: the given one, or that of the target's suffix if tensors are chosen.
+    """Return the format of a checkout: the given one, or that of the target's suffix.
 
     `globs` and `strip` tell whether globs, or names within a subtree, are given; globs choose files of a directory, and
-    tensors of a file. Raise `UsageError` if tensors are chosen, and neither `format` nor `target` gives a format.
+    tensors of a file. Raise `UsageError` if tensors are chosen, and neither `format` nor `target` gives a format, or if
+    the suffix is that of another format which is not written.
     """
     choose = "give `format` safetensors, pt or npz, or let the target's name end with one of these"
     if strip and format == "original":
@@ -46,11 +55,29 @@ def format_for(
     if format is not None and format != "original":
         return format
     if not strip and (version.document.is_directory or not globs):
-        return "original"
+        return "original" if globs or format is not None or target is None else _format_of(version, target)
     if format is None and target is not None and target.suffix in _ENDINGS:
         return _ENDINGS[target.suffix]
     given = "`strip` changes the names of tensors" if strip else "`include` and `exclude` choose tensors of a file"
     raise UsageError(f"{given}; {choose}.")
+
+
+def _format_of(version: StoredVersion, target: Path) -> Literal["original"] | Format:
+    """Return the format that a target's suffix asks for; the original one if it has the same suffix, or no tensors."""
+    document, files = version.document, version.layout.files
+    suffix = target.suffix.lower()
+    own = document.source if document.is_directory else document.files[0].path
+    own_suffix = PurePosixPath(own).suffix.lower()
+    if suffix == own_suffix or target.is_dir() or not any(file.tensors for file in files):
+        return "original"
+    kind = "" if document.is_directory else files[0].kind
+    if suffix in _UNWRITTEN and kind != _UNWRITTEN[suffix]:
+        raise UsageError(
+            f"{target} is named as a file of another format, which is not written; name one with the suffix"
+            " .safetensors, .pt or .npz, or give `format` original."
+        )
+    form = _ENDINGS.get(suffix)
+    return "original" if form is None or kind in _KINDS[form] else form
 
 
 def chosen_tensors(version: StoredVersion, include: Sequence[str], exclude: Sequence[str]) -> list[str]:

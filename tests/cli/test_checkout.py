@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from blake3 import blake3
+from safetensors.torch import load_file
 
 import ckstore as library
 from tests.checkpoints import change_pack, draw, flip, packs_of
@@ -84,6 +86,35 @@ def test_a_full_disk_behind_stdout(filled: Path, verb: list[str], unbuffered: st
             [sys.executable, "-m", "ckstore", *verb], stdout=full, stderr=subprocess.PIPE, env=environment, check=False
         )
     assert (done.returncode, done.stderr.decode()) == (1, "ckstore: No space left on device.\n")
+
+
+def test_the_ending_of_the_target_is_what_is_written(ckstore, filled: Path) -> None:
+    with library.open() as store:
+        expected = {path: store["best"][path][...] for path in store["best"]}
+    ckstore("checkout", "best", "-o", "all.safetensors")
+    assert load_file("all.safetensors").keys() == expected.keys()
+    ckstore("checkout", "best", "-o", "all.NPZ")
+    with np.load("all.NPZ") as arrays:
+        assert arrays.keys() == expected.keys()
+        assert all(np.array_equal(arrays[path], values) for path, values in expected.items())
+    for name in ("again.pth", "again", "again.x"):
+        ckstore("checkout", "best", "-o", name)
+        assert Path(name).read_bytes() == (filled / "in" / "step20.pt").read_bytes()
+    ckstore("ingest", "all.safetensors", "--run", "flat")
+    ckstore("checkout", "flat", "-o", "flat.safetensors")
+    assert Path("flat.safetensors").read_bytes() == Path("all.safetensors").read_bytes()
+    ckstore("checkout", "flat", "-o", "flat.pt")
+    assert torch.load("flat.pt", weights_only=True).keys() == expected.keys()
+    assert ".safetensors" in ckstore("checkout", "flat", "-o", "flat.gguf", code=2).sentence
+    assert not Path("flat.gguf").exists()
+    ckstore("checkout", "flat", "-o", "flat.gguf", "--format", "original")
+    assert Path("flat.gguf").read_bytes() == Path("all.safetensors").read_bytes()
+    Path("hf").mkdir()
+    shutil.copy("all.safetensors", "hf/model.safetensors")
+    Path("hf/config.json").write_text("{}")
+    ckstore("ingest", "hf", "--run", "hf")
+    ckstore("checkout", "hf", "-o", "model.safetensors")
+    assert len(load_file("model.safetensors")) == len(expected)
 
 
 def test_the_ending_selects_the_format_and_stderr_names_omitted_tensors(ckstore, filled: Path) -> None:
