@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run of a store, or some of its versions, by number. Made by `Store.run`.
+    """A run of a store, or some of its versions, by step; by number where some have no step. Made by `Store.run`.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class Run:
 
     @checked()
     def tail(self, count: int) -> Run:
-        """Return the run of the last `count` versions, by number.
+        """Return the run of the last `count` versions.
 
         Examples
         --------

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 #: Keys of steps in contents, in order.
 STEP_KEYS = ("global_step", "step", "iteration", "iter")
@@ -61,6 +61,21 @@ _NO_STEPS = re.compile(
     r"|-[0-9]+-of-[0-9]+$"
 )
 _FILLER = "~"
+
+
+class Stepped(Protocol):
+    """Has the step and the number of a version."""
+
+    @property
+    def step(self) -> int | None:
+        """The step, None without one."""
+
+    @property
+    def number(self) -> int:
+        """The number."""
+
+
+V = TypeVar("V", bound=Stepped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +208,12 @@ def differ(steps: Sequence[int | None]) -> bool:
     """Return whether there are steps, and they are distinct."""
     known = [step for step in steps if step is not None]
     return bool(known) and len(set(known)) == len(known)
+
+
+def by_step(versions: Sequence[V]) -> list[V]:
+    """Return the versions of a run in order of step; in order of number if some have no step."""
+    has_steps = all(version.step is not None for version in versions)
+    return sorted(versions, key=lambda version: ((version.step or 0) if has_steps else 0, version.number))
 
 
 def without_numbers(name: str) -> str:

@@ -14,6 +14,7 @@ from ckstore.errors import NotFoundError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Retention
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.runtime.arguments import NAME, PATH, PATHS, TEXT, WHOLE, checked, plain, shown
+from ckstore.steps import by_step
 from ckstore.storage import root
 from ckstore.storage.catalog import RECENT, Catalog, VersionRow
 from ckstore.storage.opening import create_store, ensure_store
@@ -1311,8 +1312,8 @@ class Store(Mapping[str | int, "Version"]):
 
 
 def _present(versions: list[Version]) -> list[Version]:
-    """Return the versions that are not superseded; all if all are."""
-    return [version for version in versions if not version.superseded] or versions
+    """Return the versions of a run that are not superseded, in order of step; all if all are."""
+    return by_step([version for version in versions if not version.superseded] or versions)
 
 
 def _paths(paths: Any) -> list[Path]:

@@ -18,6 +18,7 @@ from ckstore.repository import Address
 from ckstore.runtime.arguments import FLAG, TEXT, checked
 from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
+from ckstore.steps import by_step
 
 if TYPE_CHECKING:
     import zarr
@@ -320,11 +321,13 @@ class Version(Mapping[str, "LazyTensor"]):
         from ckstore.report.sparkline import sparkline
         from ckstore.table import Table
 
-        rows = [
-            row
-            for row in self._stored.repository.catalog.versions(self.run)
-            if not row.superseded or row.number == self.number
-        ]
+        rows = by_step(
+            [
+                row
+                for row in self._stored.repository.catalog.versions(self.run)
+                if not row.superseded or row.number == self.number
+            ]
+        )
         names = list(self.metrics)
         history = {name: [row.metrics.get(name) for row in rows] for name in names}
         place = next((place for place, row in enumerate(rows) if row.number == self.number), None)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,6 +42,19 @@ def test_a_run_is_its_versions_in_order(run: Run) -> None:
         store.run("gpt2")
     with pytest.raises(NotFoundError):
         _ = run.tail(0).latest
+
+
+def test_a_run_is_in_order_of_step(tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        for step in (30, 20, 100, 3):
+            store.ingest({"w": np.full(3, step)}, run="gpt", step=step, metrics={"at": step})
+        found = store.run("gpt")
+        assert found.steps == found.metrics["at"] == found.arrays["w"][:, 0].tolist() == [3, 20, 30, 100]  # type: ignore[index, union-attr]
+        assert store.runs() == [found]
+        assert found.tail(2).steps == found[30:].steps == [30, 100]
+        assert [version["step"] for version in store.report("gpt").contents["runs"][0]["versions"]] == found.steps
+        store.ingest({"w": np.zeros(3)}, run="gpt")
+        assert store.run("gpt").steps == [30, 20, 100, 3, None]
 
 
 def test_the_history_of_a_weight_is_a_slice(run: Run) -> None:
