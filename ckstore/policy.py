@@ -112,7 +112,9 @@ class Retention:
         for best in self.exact_best:
             metric, _, sense = best.rpartition(":")
             if not metric or sense not in ("min", "max"):
-                raise UsageError(f"{best!r} is no metric with a sense; give one such as loss:min.")
+                raise UsageError(
+                    f"{best!r} does not say whether its lowest or highest values are best; give one such as loss:min."
+                )
 
     def __bool__(self) -> bool:
         return self.exact_last is not None or self.keep_last is not None or bool(self.drop)

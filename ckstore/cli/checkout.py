@@ -154,6 +154,8 @@ def _write(
     name = f"{found.name} (version {found.number})"
     start = time.perf_counter()
     if form == _ORIGINAL:
+        if not found._stored.document.is_directory and target.is_dir():
+            target /= found._stored.document.files[0].path
         entries = _chosen_files(found, include, exclude)
         size = sum(entry.size for entry in entries)
         with progress_bar(name, size) as progress:

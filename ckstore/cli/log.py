@@ -137,8 +137,8 @@ def command(
     print_table(headings, rows, right=[place for place, name in enumerate(names) if name not in _LEFT])
     if garbage:
         print_line(
-            f"ckstore: {size_text(garbage)} of the store are of no version in this list: `ckstore stats` says how many "
-            "of them `ckstore gc` would free.",
+            f"ckstore: {size_text(garbage)} of the store belong to no version in this list; `ckstore stats` says how "
+            "many of them `ckstore gc` would free.",
             err=True,
         )
 

@@ -146,9 +146,9 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
 
 
 def print_held(stored: int, freed: int, held: int) -> None:
-    """Say on stderr how many of the stored bytes a `gc` would free, or how many of forgotten versions others need."""
+    """Say on stderr how many bytes of the stored a `gc` would free, or how many of forgotten versions others need."""
     if freed > stored / 8:
-        print_line(f"ckstore: `ckstore gc` would free {size_text(freed)} of forgotten versions.", err=True)
+        print_line(f"ckstore: `ckstore gc` would free {size_text(freed)} that no version needs.", err=True)
     elif held > stored / 100:
         print_line(
             f"ckstore: {size_text(held)} of forgotten versions stay: present ones are stored against them, in fewer "

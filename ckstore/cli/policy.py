@@ -87,8 +87,8 @@ def command(
 
     A new version follows the options of its ingest, else the policy of its RUN, else the store's, else it is exact.
     Every ingest of the run applies its policy to older versions, even if it stores nothing new. `ckstore gc` runs by
-    itself once a tenth of the bytes can be freed. Both the N highest steps and the N most recently ingested versions
-    count as the latest N.
+    itself once a tenth of the bytes can be freed. The latest N are the versions with the N highest steps, and the N
+    that were ingested last.
 
     Policies never change tagged versions, versions that another run continues, and the best. --keep-last forgets
     versions that --exact-every keeps exact, unless --keep-every keeps them. The retention options (--exact-*, --keep-*,

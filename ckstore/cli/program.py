@@ -182,6 +182,8 @@ def _lacks_memory(error: Exception) -> bool:
 
 def _usage(error: click.UsageError) -> str:
     """Return click's message as one sentence with the remedy."""
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--store" and error.ctx is not None:
+        return f"Put --store before the verb: `ckstore --store PATH {error.ctx.info_name}`."
     message = error.format_message().replace("\n\t", " ")  # click lists choices on lines.
     if "`" in message or message.endswith("?"):
         return message

@@ -37,7 +37,7 @@ transfer_options = with_all(
 
 def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, ...], options: dict[str, Any]) -> None:
     """Send versions, print the outcome of each, and set the exit code."""
-    dry_run, as_json = options["dry_run"], options["as_json"]
+    dry_run, as_json, arrives = options["dry_run"], options["as_json"], ctx.info_name == "pull"
     chosen = source.select(versions or None, run=options["run"])
     total = 0 if dry_run else sum(version.original_bytes for version in chosen)
     with progress_bar(ctx.info_name or "", total, shown=not as_json) as progress:
@@ -59,14 +59,16 @@ def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, 
         for failed in report.failed:
             name, message = name_of(failed.version), str(failed.error)
             print_line(f"ckstore: {message if name in message else f'{name}: {message}'}", err=True)
-        said = "Would send" if dry_run else "Sent"
-        there = f"; {counted(len(report.there), 'version')} there already" if report.there else ""
+        said = ("Would receive" if arrives else "Would send") if dry_run else "Received" if arrives else "Sent"
+        place, repeats = ("here", "fetches") if arrives else ("there", "sends")
+        there = f"; {counted(len(report.there), 'version')} {place} already" if report.there else ""
         print_line(f"{said} {counted(len(report.versions), 'version')}, {size_text(report.bytes)}{there}.")
         if report.forgotten:
             were, them = ("was", "it") if len(report.forgotten) == 1 else ("were", "them")
             count = counted(len(report.forgotten), "version")
-            print_line(f"{count} {were} forgotten there; --restore sends {them} again.")
-    exit_for_failures(ctx, [item.error for item in report.failed], len(chosen), "versions", "sent")
+            print_line(f"{count} {were} forgotten {place}; --restore {repeats} {them} again.")
+    done = "received" if arrives else "sent"
+    exit_for_failures(ctx, [item.error for item in report.failed], len(chosen), "versions", done)
 
 
 def _line(item: Transferred) -> str:

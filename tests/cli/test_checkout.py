@@ -33,7 +33,7 @@ def test_the_default_name(ckstore, filled: Path) -> None:
     ckstore("checkout", "best")
     assert (filled / "step20.pt").read_bytes() == (filled / "in" / "step20.pt").read_bytes()
     (filled / "into").mkdir()
-    ckstore("checkout", "best", "-o", "into")
+    assert "-> into/step20.pt  " in ckstore("checkout", "best", "-o", "into").out
     assert (filled / "into" / "step20.pt").is_file()
 
 

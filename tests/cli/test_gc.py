@@ -47,7 +47,7 @@ def test_bytes_of_forgotten_versions_are_explained(ckstore, filled: Path) -> Non
     ckstore("forget", "gpt@0", "gpt@10")
     [expected] = ckstore("gc", "--dry-run", "--json").json
     assert f"`ckstore gc` would free {size_text(expected['bytes'])}" in ckstore("stats").sentence
-    assert "of no version in this list: `ckstore stats` says" in ckstore("log").sentence
+    assert "belong to no version in this list; `ckstore stats` says" in ckstore("log").sentence
     ckstore("gc", "--grace", "0")
     assert ckstore("log").err == ckstore("stats").err == ckstore("gc").err == ""
 

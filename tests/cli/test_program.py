@@ -81,6 +81,7 @@ def test_version(ckstore) -> None:
         ),
         (["log", "--nope"], "No such option"),
         (["log", "-n", "x"], "see `ckstore log --help`."),
+        (["log", "--store", "s"], "Put --store before the verb: `ckstore --store PATH log`."),
         (["show"], "see `ckstore show --help`."),
         (["verify", "--sample", "2"], "--sample"),
         (["rebase", "--max-restore-cost", "0.5"], "--max-restore-cost"),
