@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 #: Lines of the summary by subtree.
 _SUMMARY = 10
+
+#: Share of changed elements below which their number is shown.
+_FEW = 0.001
 
 #: Characters of the longest bar.
 _BAR = 10
@@ -46,7 +50,7 @@ def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...],
 
     CHANGED is the share of elements that differ; DRIFT the norm of the difference, relative to the norm before, with a
     bar relative to the largest; COSINE that of the angle between both. Infinities and NaNs are counted, and left out of
-    these numbers.
+    these numbers. Tensors of one element, mostly counters and schedules, come last.
     """
     with open_store(ctx) as store:
         left, right = version_of(store, before), version_of(store, after)
@@ -56,9 +60,8 @@ def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...],
         print_json([_object(change) for change in report.changes])
         return
     counts = {kind: report.count(kind) for kind in ("added", "removed", "shape", "dtype", "values")}
-    named = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    same = report.compared - len(report.changes)
-    print_line(f"{named or 'no difference'}; {same} of {report.compared} tensors are the same.")
+    named = ", ".join(f"{count} {'changed' if kind == 'values' else kind}" for kind, count in counts.items() if count)
+    print_line(f"{named or 'no difference'}; {len(report.changes)} of {report.compared} tensors differ.")
     if not globs and len(report.changes) > _SUMMARY:
         _print_subtrees(report.changes)
     structure = [change for change in report.changes if change.change != "values"]
@@ -86,20 +89,26 @@ def _print_values(changes: Sequence[TensorChange]) -> None:
     """Print the tensors with other values, and name the ones with infinities or NaNs."""
     if not changes:
         return
-    finite = [change.drift for change in changes if change.drift is not None and change.drift < float("inf")]
-    most = max(finite, default=0.0)
+    drifts = [change.drift for change in changes if change.drift is not None and not change.is_scalar]
+    most = max((drift for drift in drifts if drift < float("inf")), default=0.0)
     rows = []
     for change in changes:
         drift = 0.0 if change.drift is None or change.drift != change.drift else min(change.drift, most)
-        bar = "█" * round(_BAR * drift / most) if most else ""
+        bar = "█" * round(_BAR * drift / most) if most and not change.is_scalar else ""
         numbers = [None if value is None else f"{value:.4g}" for value in (change.rms, change.max_abs)]
         cosine = None if change.cosine is None else f"{change.cosine:.6f}"
         shown = None if change.drift is None else f"{change.drift:.4g}"
-        rows.append([percent_text(change.share or 0), shown, bar or "▏", cosine, *numbers, change.path])
+        rows.append([_share_text(change), shown, bar or "▏", cosine, *numbers, change.path])
     print_table(["changed", "drift", "", "cosine", "rms", "max abs", "path"], rows, (0, 1, 3, 4, 5))
     for change in changes:
         if change.nonfinite is not None and any(change.nonfinite):
             print_line("{} has {} infinities and NaNs before, {} after.".format(change.path, *change.nonfinite))
+
+
+def _share_text(change: TensorChange) -> str:
+    """Return the share of changed elements; their number, if they are few of many."""
+    share, elements = change.share or 0.0, prod(change.after.shape) if change.after is not None else 0
+    return f"{share * elements:,.0f} of {elements:,}" if share < _FEW else percent_text(share)
 
 
 def _object(change: TensorChange) -> dict[str, Any]:

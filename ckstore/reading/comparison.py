@@ -92,6 +92,11 @@ class TensorChange:
     max_abs: float | None = None
     nonfinite: tuple[int, int] | None = None
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the tensor has one element, as a counter or a schedule has."""
+        return self.after is not None and prod(self.after.shape) == 1
+
 
 @dataclass(frozen=True, slots=True)
 class DiffReport:
@@ -132,7 +137,8 @@ def compare(
     globs
         Globs over the paths of tensors; without any, all tensors are compared.
     sort
-        Order of tensors with other values: `path` is that of the second version, others are descending.
+        Order of tensors with other values: `path` is that of the second version; others are descending, tensors of one
+        element last, since they are mostly counters and schedules.
 
     Raises
     ------
@@ -150,7 +156,7 @@ def compare(
         )
     values = _changed_values(one, other)
     if sort != "path":
-        values.sort(key=lambda change: -_magnitude(getattr(change, sort)))
+        values.sort(key=lambda change: (change.is_scalar, -_magnitude(getattr(change, sort))))
     return DiffReport((*_structure(one, other), *values), len(one.tensors.keys() | other.tensors.keys()))
 
 

@@ -52,8 +52,8 @@ def test_diff_finds_differences_that_equality_misses(ckstore, place: Path) -> No
         ckstore("ingest", f"odd{step}.pt", "--step", step)
     changes = ckstore("diff", "1", "2", "--json").json
     assert [(item["path"], item["change"], item["max_abs"]) for item in changes] == [
-        ("n", "values", 1.0),
         ("zero", "values", 0.0),
+        ("n", "values", 1.0),
     ]
     assert [(item["path"], item["change"]) for item in ckstore("diff", "2", "3", "--json").json] == [
         ("nan", "shape"),
@@ -74,12 +74,12 @@ def test_another_layout_of_the_same_values(ckstore, place: Path) -> None:
 
 def test_table_and_glob(ckstore, filled: Path) -> None:
     lines = ckstore("diff", "1", "3", "model/*").out.splitlines()
-    assert lines[0] == "1 added, 2 values; 2 of 5 tensors are the same."
+    assert lines[0] == "1 added, 2 changed; 3 of 5 tensors differ."
     assert lines[1].split() == ["CHANGE", "DTYPE", "SHAPE", "PATH"]
     assert lines[3].split() == ["CHANGED", "DRIFT", "COSINE", "RMS", "MAX", "ABS", "PATH"]
     assert lines[4].endswith("model/bias")
     assert "██████████" in lines[4]
-    assert ckstore("diff", "1", "3", "*/frozen").out == "no difference; 1 of 1 tensors are the same.\n"
+    assert ckstore("diff", "1", "3", "*/frozen").out == "no difference; 0 of 1 tensors differ.\n"
     assert "nowhere" in ckstore("diff", "1", "3", "nowhere", code=13).sentence
 
 
@@ -89,7 +89,7 @@ def test_a_summary_comes_first(ckstore, place: Path) -> None:
         torch.save(state, place / f"many{step}.pt")
         ckstore("ingest", f"many{step}.pt", "--step", step)
     lines = ckstore("diff", "1", "2").out.splitlines()
-    assert lines[:3] == ["16 values; 0 of 16 tensors are the same.", "      8  model", "      8  ema"]
+    assert lines[:3] == ["16 changed; 16 of 16 tensors differ.", "      8  model", "      8  ema"]
     assert len(lines) == 3 + 1 + 16
 
 
@@ -101,6 +101,21 @@ def test_orders(ckstore, place: Path) -> None:
         ckstore("ingest", f"two{step}.pt", "--step", step)
     for sort, first in (("drift", "far"), ("rms", "far"), ("share", "near"), ("path", "near")):
         assert ckstore("diff", "1", "2", "--sort", sort, "--json").json[0]["path"] == first
+
+
+def test_counters_come_last_and_flatten_no_bars(ckstore, place: Path) -> None:
+    weight = torch.ones(4096)
+    for step in (1, 20):
+        weight[0] += step
+        torch.save({"w": weight, "step": torch.tensor(float(step))}, place / f"counted{step}.pt")
+        ckstore("ingest", f"counted{step}.pt", "--step", step)
+    lines = ckstore("diff", "1", "2").out.splitlines()
+    assert lines[0] == "2 changed; 2 of 2 tensors differ."
+    assert lines[2].startswith("1 of 4,096  0.31")
+    assert "██████████" in lines[2]
+    assert lines[3].startswith("      100 %")
+    assert lines[3].endswith("  step")
+    assert "█" not in lines[3]
 
 
 def test_infinities_and_nans_are_counted(ckstore, place: Path) -> None:
