@@ -33,6 +33,7 @@ _LIGHT = ("init", "log", "tag", "metric", "forget", "completion")
 _SYNONYMS = {
     "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "compact": "encode", "delete": "forget",
     "expire": "forget", "export": "checkout", "fsck": "verify", "history": "log", "info": "show", "list": "log",
+    "runs": "log", "snapshots": "log",
     "load": "checkout", "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget",
     "save": "ingest", "soup": "average", "status": "stats", "versions": "log",
 }  # fmt: skip

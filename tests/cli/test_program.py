@@ -72,6 +72,7 @@ def test_version(ckstore) -> None:
             ([typed], f"Unknown verb {typed}; did you mean {verb}?")
             for typed, verb in {
                 "list": "log",
+                "runs": "log",
                 "restore": "checkout",
                 "add": "ingest",
                 "rm": "forget",
