@@ -91,11 +91,14 @@ def test_metrics_are_read_from_files_of_frameworks(store: ckstore.Store, tmp_pat
         for path in (tmp_path / "lightning.ckpt", trained, tmp_path / "st.safetensors")
     ]
     assert [dict(row.metrics) for row in found] == [
-        {"top1": 0.5, "val/acc": 0.75},
+        {"top1": 0.5, "val/acc": 0.75, "accuracy": "NaN"},
         {"eval_loss": 2.25, "loss": 1.5},
         {"eval_loss": 0.125},
     ]
     assert store["best:eval_loss"].number == 3
+    assert [row["version"] for row in store.log().where("accuracy=NaN")] == [1]
+    with pytest.raises(ckstore.NotFoundError, match="No version has a number as metric accuracy"):
+        store["best:accuracy"]
     store.encode()
     assert store[2].describe()["metrics_from"] == {
         "eval_loss": "trainer_state.json",

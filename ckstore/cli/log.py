@@ -67,7 +67,7 @@ _LEFT = ("graph", "run", "kind", "tags", "created", "superseded", "fidelity", "d
 @click.argument("run", required=False, type=RunName())
 @option("--run RUN", "Same as RUN.", name="run_option", type=RunName())
 @click.option("-n", "--last", "limit", metavar="N", type=click.IntRange(min=0), help="List only the last N versions.")
-@option("--where CONDITION", "List matching versions: step>=100, tags=best.", multiple=True)
+@option("--where CONDITION", "List matching versions: step>=100, tags=best, loss=NaN.", multiple=True)
 @option("--sort COLUMN", "Sort by a column or metric; descending with - before it.")
 @option("--columns COLUMN,...", "Show these columns and metrics.")
 @option("--graph", "Draw the lineage: newest first, a line from each version to its parent.")

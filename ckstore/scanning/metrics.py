@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from math import isfinite
+from math import isnan
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -30,7 +30,8 @@ _MOST, _LONGEST = 64, 100
 def metrics_inside(scanned: ScannedVersion) -> dict[str, tuple[int | float, str]]:
     """Return the metrics of a version: value and path of the file by name, from the first file that holds it.
 
-    Metrics in the input's own name count last, such as `val_acc=0.51` in `epoch=1-val_acc=0.51.ckpt`.
+    NaN is a value; infinities and huge numbers, which mostly mean that there is none yet, are not. Metrics in the
+    input's own name count last, such as `val_acc=0.51` in `epoch=1-val_acc=0.51.ckpt`.
     """
     found: dict[str, tuple[int | float, str]] = {}
     for file in scanned.files:
@@ -93,4 +94,4 @@ def _number(value: Any, layout: FileLayout, source: Source | None) -> int | floa
             return None
     value = plain(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and abs(value) < 1 << 53 and isfinite(value) else None
+    return value if is_number and (abs(value) < 1 << 53 or isnan(value)) else None

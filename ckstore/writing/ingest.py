@@ -49,7 +49,7 @@ from ckstore.writing.gradients import Gradients
 from ckstore.writing.nearest import nearest_version
 from ckstore.writing.parents import cuts_of
 from ckstore.writing.rebase import within_budget
-from ckstore.writing.request import AUTO, IngestOptions, Request, request_of
+from ckstore.writing.request import AUTO, IngestOptions, Request, plain_metrics, request_of
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
 from ckstore.writing.tuning import Search, Trials, last_choice, restored, search_space, weight
 
@@ -180,8 +180,9 @@ def _ingest(
             request = in_place_of(repository, existing, scanned, request)
     given = request.metrics
     read = metrics_inside(scanned)
-    values = {name: value for name, (value, _) in read.items()}
-    request = replace(request, metrics={**values, **request.metrics}, read=read)
+    values = plain_metrics({name: value for name, (value, _) in read.items()})
+    places = {name: (values[name], place) for name, (_, place) in read.items()}
+    request = replace(request, metrics={**values, **request.metrics}, read=places)
     if request.parent is not None and not request.is_hot:
         request = replace(request, parent=compacted(repository, request.parent))
     number = committed = 0

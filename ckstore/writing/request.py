@@ -79,7 +79,7 @@ class Request:
     policy: Policy = field(default_factory=Policy)
     search: Search | None = None
     gradients: Gradients | None = None
-    read: Mapping[str, tuple[int | float, str]] = field(default_factory=dict)
+    read: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     force: bool = False
     heals: bool = False
     goes_back: bool = False
