@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckstore.intake.intake import Ingested
     from ckstore.scanning.steps import Planned, StepSource
     from ckstore.store import Store
+    from ckstore.writing.request import IngestOptions
 
 
 @verb(
@@ -79,19 +80,7 @@ def command(
     Numbers such as val_loss in a checkpoint become metrics of its version; --metric adds others.
     """
     options = options_of(given)
-    if not paths:
-        raise UsageError("Name the checkpoints to store, files or directories.")
-    if recursive and (
-        options.step is not None
-        or any((options.run, step_from, options.parent, tag, options.metrics, options.gradients))
-    ):
-        raise UsageError(
-            "A folder has runs and steps of its own: leave --run, --step, --parent, --tag, --metric, --gradients out."
-        )
-    if executor is not None and not recursive:
-        raise UsageError("--executor stores the runs of a folder in parallel: give --recursive, or leave it out.")
-    if options.step is not None and step_from is not None:
-        raise UsageError("--step sets the step; leave --step-from out.")
+    _check(paths, options, step_from, tag, executor, recursive=recursive)
     if dry_run:
         with open_store(ctx) as store:
             planned = (
@@ -117,9 +106,7 @@ def command(
     with warnings_printed(), open_store(ctx, "a") as store:
         if options.parent not in (None, "auto"):
             version_of(store, str(options.parent))
-        inputs: Sequence[Planned | Path] = paths
-        if recursive:
-            inputs = _folder_plan(store, paths, force=options.force)
+        inputs = _folder_plan(store, paths, force=options.force) if recursive else paths
         planned = [item if isinstance(item, Planned) else Planned(item, run="*") for item in inputs]
         name = paths[0].name if len(paths) == 1 else f"{len(planned)} inputs"
         try:
@@ -137,13 +124,43 @@ def command(
                 ordered = sorted(outcomes, key=lambda item: item.version is None)
                 print_json([outcome_object(item, tags) for item in ordered])
             else:
-                for left in (item for item in planned if not item.run and not item.refused):
-                    print_line(f"{left.path} left out: {left.note}")
-                if sum(item.version is not None for item in outcomes) > 1 or (recursive and outcomes):
-                    print_summary(outcomes)
-                for failed in (item for item in outcomes if recursive and item.version is None):
-                    print_outcome(failed)
+                _print_rest(planned, outcomes, recursive=recursive)
     exit_for_failures(ctx, [item.error for item in outcomes if item.error], len(outcomes), "inputs", "stored")
+
+
+def _check(
+    paths: Sequence[Path],
+    options: IngestOptions,
+    step_from: StepSource | None,
+    tag: str | None,
+    executor: str | None,
+    *,
+    recursive: bool,
+) -> None:
+    """Raise `UsageError` for options that exclude each other."""
+    if not paths:
+        raise UsageError("Name the checkpoints to store, files or directories.")
+    if recursive and (
+        options.step is not None
+        or any((options.run, step_from, options.parent, tag, options.metrics, options.gradients))
+    ):
+        raise UsageError(
+            "A folder has runs and steps of its own: leave --run, --step, --parent, --tag, --metric, --gradients out."
+        )
+    if executor is not None and not recursive:
+        raise UsageError("--executor stores the runs of a folder in parallel: give --recursive, or leave it out.")
+    if options.step is not None and step_from is not None:
+        raise UsageError("--step sets the step; leave --step-from out.")
+
+
+def _print_rest(planned: Sequence[Planned], outcomes: Sequence[Ingested], *, recursive: bool) -> None:
+    """Print the inputs that were left out, the totals, and last the failures of a folder."""
+    for left in (item for item in planned if not item.run and not item.refused):
+        print_line(f"{left.path} left out: {left.note}")
+    if sum(item.version is not None for item in outcomes) > 1 or (recursive and outcomes):
+        print_summary(outcomes)
+    for failed in (item for item in outcomes if recursive and item.version is None):
+        print_outcome(failed)
 
 
 def _folder_plan(store: Store, paths: tuple[Path, ...], *, force: bool) -> list[Planned]:

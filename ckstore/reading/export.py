@@ -169,66 +169,94 @@ def _write_pt(
     flat: bool = False,
 ) -> None:
     """Write tensors as `pt`; `parsed` gives the layouts of files, which need no trees for one flat dictionary."""
-    trees: dict[str, Any] = {}
-    by_name: dict[str, Any] = {}
-    tensors: list[Tensor] = []
-    extents: list[Extent] = []
-    places: list[tuple[int, int] | str] = []
-    joined: dict[str, TensorRef] = {}
-    for path in names:
-        whole = version.paths[path][1]
-        if whole.shards:
-            joined[path] = by_name[names[path]] = TensorRef(len(tensors))
-            extent = -1 if 0 in whole.shape else len(extents)
-            tensors.append(Tensor(whole.path, whole.dtype, whole.shape, row_major(whole.shape), extent, 0))
-            if extent >= 0:
-                extents.append(Extent(0, whole.dtype, whole.shape, whole.path))
-                places.append(path)
-    for directory in sharded_directories(version) if joined and not flat else ():
-        tree, found, _ = sharded_tree(version, directory)
-        kept = {index for index, path in enumerate(found) if path in joined}
-        if kept:
-            tree = select_tensors(tree if subtree is None else _descend(tree, subtree, kept), kept)
-            tree = replace_tensors(tree, {index: joined[found[index]] for index in kept}.__getitem__)
-            trees |= {directory: tree} if directory or subtree is not None else tree
-    wanted = {
-        (file, tensor.path): names[path]
-        for path in names
-        for file, tensor in [version.paths[path]]
-        if not tensor.shards
-    }
-    sharded = sharded_files(version)
-    for number, entry in enumerate(version.document.files):
-        if not version.layout.files[number].tensors or number in sharded:
-            continue
-        layout = parsed(number)
-        kept = {index for index, tensor in enumerate(layout.tensors) if (number, tensor.path) in wanted}
-        if not kept:
-            continue
-        tensors_before, extents_before = len(tensors), len(extents)
-        refs = [TensorRef(tensors_before + index) for index in range(len(layout.tensors))]
-        by_name |= {wanted[number, layout.tensors[index].path]: refs[index] for index in sorted(kept)}
-        tree = select_tensors(layout.tree if subtree is None else _descend(layout.tree, subtree, kept), kept)
-        trees[entry.path] = replace_tensors(tree, refs.__getitem__)
-        for tensor in layout.tensors:
-            extent = tensor.extent + extents_before if tensor.extent >= 0 else -1
-            tensors.append(replace(tensor, extent=extent))
-        extents += layout.extents
-        places += [(number, index) for index in range(len(layout.extents))]
-    top: Any
-    if subtree is not None:
-        only = next(iter(trees.values()))
-        top = only if len(trees) == 1 and only is not None else by_name
-    elif flat:
-        top = by_name
-    else:
-        top = trees if version.document.is_directory else next(iter(trees.values()))
+    parts = _TorchParts(version, names, subtree)
+    parts.add_sharded(flat=flat)
+    parts.add_files(parsed)
 
     def read(index: int) -> Iterator[Block]:
-        place = places[index]
+        place = parts.places[index]
         return reader.tensor(place) if isinstance(place, str) else reader.extent(*place)
 
-    write_torch(out, top, tensors, extents, read)
+    write_torch(out, parts.by_name if flat else parts.top(), parts.tensors, parts.extents, read)
+
+
+class _TorchParts:
+    """The trees, tensors and extents of one torch file, from those of a version's files.
+
+    Attributes
+    ----------
+    tensors, extents
+        Of the torch file; its trees have references to these tensors.
+    places
+        (File, extent) in the version of each extent, or the path of a tensor that is joined from shards.
+    by_name
+        References by the given names of the tensors.
+    """
+
+    def __init__(self, version: StoredVersion, names: dict[str, str], subtree: TensorPath | None) -> None:
+        self.tensors: list[Tensor] = []
+        self.extents: list[Extent] = []
+        self.places: list[tuple[int, int] | str] = []
+        self.by_name: dict[str, TensorRef] = {}
+        self._trees: dict[str, Any] = {}
+        self._version = version
+        self._names = names
+        self._subtree = subtree
+
+    def add_sharded(self, *, flat: bool) -> None:
+        """Add the tensors that are joined from shards, and without `flat` the trees with them."""
+        joined: dict[str, TensorRef] = {}
+        for path, name in self._names.items():
+            whole = self._version.paths[path][1]
+            if whole.shards:
+                joined[path] = self.by_name[name] = TensorRef(len(self.tensors))
+                extent = -1 if 0 in whole.shape else len(self.extents)
+                self.tensors.append(Tensor(whole.path, whole.dtype, whole.shape, row_major(whole.shape), extent, 0))
+                if extent >= 0:
+                    self.extents.append(Extent(0, whole.dtype, whole.shape, whole.path))
+                    self.places.append(path)
+        for directory in sharded_directories(self._version) if joined and not flat else ():
+            tree, found, _ = sharded_tree(self._version, directory)
+            kept = {index for index, path in enumerate(found) if path in joined}
+            if kept:
+                tree = replace_tensors(
+                    self._part(tree, kept), {index: joined[found[index]] for index in kept}.__getitem__
+                )
+                self._trees |= {directory: tree} if directory or self._subtree is not None else tree
+
+    def add_files(self, parsed: Callable[[int], FileLayout]) -> None:
+        """Add the other tensors, file by file."""
+        found = {path: self._version.paths[path] for path in self._names}
+        wanted = {(file, one.path): self._names[path] for path, (file, one) in found.items() if not one.shards}
+        sharded = sharded_files(self._version)
+        for number, layout in enumerate(self._version.layout.files):
+            if layout.tensors and number not in sharded:
+                self._add_file(number, parsed(number), wanted)
+
+    def _add_file(self, number: int, layout: FileLayout, wanted: dict[tuple[int, TensorPath], str]) -> None:
+        kept = {index for index, tensor in enumerate(layout.tensors) if (number, tensor.path) in wanted}
+        if not kept:
+            return
+        refs = [TensorRef(len(self.tensors) + index) for index in range(len(layout.tensors))]
+        self.by_name |= {wanted[number, layout.tensors[index].path]: refs[index] for index in sorted(kept)}
+        path = self._version.document.files[number].path
+        self._trees[path] = replace_tensors(self._part(layout.tree, kept), refs.__getitem__)
+        before = len(self.extents)
+        for tensor in layout.tensors:
+            self.tensors.append(replace(tensor, extent=tensor.extent + before if tensor.extent >= 0 else -1))
+        self.extents += layout.extents
+        self.places += [(number, index) for index in range(len(layout.extents))]
+
+    def _part(self, tree: Any, kept: Collection[int]) -> Any:
+        """Return the chosen part of a file's tree."""
+        return select_tensors(tree if self._subtree is None else _descend(tree, self._subtree, kept), kept)
+
+    def top(self) -> Any:
+        """Return the tree of the torch file."""
+        only = next(iter(self._trees.values()))
+        if self._subtree is not None:
+            return only if len(self._trees) == 1 and only is not None else self.by_name
+        return self._trees if self._version.document.is_directory else only
 
 
 def _descend(tree: Any, subtree: TensorPath, kept: Collection[int]) -> Any:

@@ -136,30 +136,21 @@ class _Reading:
     def _read_file(self, number: int) -> Iterator[list[int]]:
         held, file = self._held, self._version.files[number]
         layout = file.layout
-        block = np.empty(min(BLOCK, layout.size), np.uint8).data
-        # The file of a state dict in memory has valid checksums by construction.
-        checks = None if isinstance(file.source, StateDictSource) else Checks(layout)
+        blocks = _Blocks(file, self._progress)
         skeleton = bytearray()
         cuts = list(_cuts(layout, number, self._stretches))
         large = [layout.size, *([] if held is None else _large(cuts))]
         following = iter(cuts)
         extent, member, stop = next(following, (-1, None, layout.size))
-        whole, hasher = blake3(), blake3()
+        hasher = blake3()
         target = yield from self._target(number, extent, member)
         start = 0
         while start < layout.size:
             while large[-1] <= start:
                 large.pop()
-            view = block[: large[-1] - start]
-            in_place = False
-            if target is not None and stop - start >= _LARGE:
-                view, in_place = target.data[: min(BLOCK, stop - start)], True
-            file.source.read_into(start, view)
-            whole.update(view)
-            if checks is not None:
-                checks.update(start, view)
-            if self._progress is not None:
-                self._progress(len(view))
+            in_place = target is not None and stop - start >= _LARGE
+            place = target[: stop - start].data if target is not None and in_place else None
+            view = blocks.read(start, large[-1], place)
             while view:
                 part = view[: stop - start]
                 if member is None:
@@ -181,12 +172,7 @@ class _Reading:
                             held.arrived(arrived)
                     extent, member, stop = next(following, (-1, None, layout.size))
                     target = yield from self._target(number, extent, member)
-        file.blake3 = whole.hexdigest()
-        file.crcs = stored_crcs(file.source, layout)
-        if checks is not None:
-            for checked, expected, found in zip(layout.checked, file.crcs, checks.results, strict=True):
-                if expected != found:
-                    raise _CrcMismatch(file, checked.name)
+        blocks.check()
         file.skeleton = fill_crcs(bytes(skeleton), layout, [0] * len(file.crcs))
         file.source.check_unchanged()
 
@@ -246,6 +232,39 @@ class _Reading:
         digests = [version.files[one.file].digests[one.extent, one.first] for one in unit.members]
         version.contents[number] = content_id(unit.dtype, unit.chunk, digests)
         return number
+
+
+class _Blocks:
+    """Reads a file block by block, and hashes and checks every byte."""
+
+    def __init__(self, file: ScannedFile, progress: Progress | None) -> None:
+        self._file = file
+        self._block = np.empty(min(BLOCK, file.layout.size), np.uint8).data
+        # The file of a state dict in memory has valid checksums by construction.
+        self._checks = None if isinstance(file.source, StateDictSource) else Checks(file.layout)
+        self._whole = blake3()
+        self._progress = progress
+
+    def read(self, start: int, stop: int, place: memoryview | None) -> memoryview:
+        """Return bytes from `start` on: some before `stop`, in a reused block, or as many as fit into `place`."""
+        view = self._block[: stop - start] if place is None else place[:BLOCK]
+        self._file.source.read_into(start, view)
+        self._whole.update(view)
+        if self._checks is not None:
+            self._checks.update(start, view)
+        if self._progress is not None:
+            self._progress(len(view))
+        return view
+
+    def check(self) -> None:
+        """Set the digest and the stored CRCs of the file, which was read; raise `_CrcMismatch` unless they match."""
+        file = self._file
+        file.blake3 = self._whole.hexdigest()
+        file.crcs = stored_crcs(file.source, file.layout)
+        if self._checks is not None:
+            for checked, expected, found in zip(file.layout.checked, file.crcs, self._checks.results, strict=True):
+                if expected != found:
+                    raise _CrcMismatch(file, checked.name)
 
 
 class _Held:

@@ -14,6 +14,7 @@ from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, Identity
 from ckstore.formats.trees import tensor_of
 
 _BATCH = 1000
+_CONSTANTS = {None: b"N", True: b"\x88", False: b"\x89"}
 _MAX_DEPTH = 300
 
 
@@ -87,10 +88,8 @@ class _Writer:
             raise UsageError(f"A value that nests deeper than {_MAX_DEPTH} levels cannot be written; make it flatter.")
         emit = self.parts.append
         kind = type(node)
-        if node is None:
-            emit(b"N")
-        elif kind is bool:
-            emit(b"\x88" if node else b"\x89")
+        if node is None or kind is bool:
+            emit(_CONSTANTS[node])
         elif kind is str:
             self._text(node)
         elif kind is int:
@@ -139,24 +138,7 @@ class _Writer:
             self._remember(key)
             self._items(node, depth)
         elif isinstance(node, dict):
-            if kind is dict:
-                emit(b"}")
-            elif kind is OrderedDict:
-                self._call(ORDERED_DICT, (), depth)
-            else:
-                factory = getattr(node, "default_factory", None)
-                named = () if factory is None else (Reference((factory.__module__, factory.__qualname__)),)
-                self._call(DEFAULT_DICT, named, depth)
-            self._remember(key)
-            entries = list(node.items())
-            for start in range(0, len(entries), _BATCH):
-                emit(b"(")
-                for name, item in entries[start : start + _BATCH]:
-                    self.value(name, depth + 1)
-                    self.value(item, depth + 1)
-                emit(b"u")
-            if kind is OrderedDict and vars(node):
-                self._state(vars(node), depth)
+            self._mapping(node, key, depth)
         elif kind is set or kind is frozenset:
             # A set is sorted rather than in hash order, so that equal trees give equal bytes.
             self._call(SET if kind is set else FROZENSET, (sorted(node, key=_rank),), depth)
@@ -176,6 +158,26 @@ class _Writer:
             self._remember(key)
         else:
             raise UsageError(f"A value of type {kind.__name__} cannot be written to a torch file.")
+
+    def _mapping(self, node: dict[Any, Any], key: Any, depth: int) -> None:
+        if type(node) is dict:
+            self.parts.append(b"}")
+        elif type(node) is OrderedDict:
+            self._call(ORDERED_DICT, (), depth)
+        else:
+            factory = getattr(node, "default_factory", None)
+            named = () if factory is None else (Reference((factory.__module__, factory.__qualname__)),)
+            self._call(DEFAULT_DICT, named, depth)
+        self._remember(key)
+        entries = list(node.items())
+        for start in range(0, len(entries), _BATCH):
+            self.parts.append(b"(")
+            for name, item in entries[start : start + _BATCH]:
+                self.value(name, depth + 1)
+                self.value(item, depth + 1)
+            self.parts.append(b"u")
+        if type(node) is OrderedDict and vars(node):
+            self._state(vars(node), depth)
 
     def _items(self, items: list[Any] | tuple[Any, ...], depth: int) -> None:
         for start in range(0, len(items), _BATCH):
