@@ -114,6 +114,8 @@ class _Collection:
         # Objects that were stored in full, and their bytes.
         self._in_full = self._added = 0
         self._may_store_in_full = True
+        # Whether another process was writing when a plan was to be committed.
+        self._met_writer = False
 
     def run(self) -> GcReport:
         """Plan, copy and commit until nothing changes in between."""
@@ -155,8 +157,12 @@ class _Collection:
                     self._store_in_full(plan)
                     continue
                 self._copy(plan)
+                self._repository.packs.publish(sorted(copy.pack.name for copy, _ in self._copies.values()))
                 try:
                     report = self._commit(plan)
+                    while report is None and self._met_writer and time.monotonic() <= self._deadline:
+                        self._wait()  # The plan may still hold: a new one may take longer than writers pause.
+                        report = self._commit(plan)
                 except ConflictError as error:  # Another mirror deleted a copy as a leftover.
                     self._drop(list(self._copies))
                     report = None
@@ -241,15 +247,14 @@ class _Collection:
         copies: dict[str, Copy] = {}
         written = {copy.pack.name for copy, _ in self._copies.values()}
         going: list[str] = []
-        self._repository.packs.publish(sorted(written))
-
         self._told = plan.told
         tries = count()
 
         def change() -> GcReport | None:
             # Nobody can begin to write while this holds the lock; a process that has begun holds a lease.
             late = next(tries) and time.monotonic() > self._deadline
-            if late or self._writer() or not plan.holds(written):
+            self._met_writer = bool(self._writer())
+            if late or self._met_writer or not plan.holds(written):
                 return None
             # Skip packs that others have freed since.
             known = {pack.name for pack in catalog.packs()}

@@ -652,6 +652,27 @@ def test_gc_waits_for_a_running_ingest(path: Path, series: list[Path], monkeypat
     check(path, series, ["a@0", "a@1", "c@3"])
 
 
+def test_a_plan_outlives_a_writer_that_needs_nothing_of_it(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of a large store may take longer than the pauses of a training: it is made once."""
+    store.forget(["a@0"])
+    plans, leases = [], ExitStack()
+    plan_for = module.plan_for
+
+    def planned(*arguments: Any) -> Any:
+        plans.append(plan_for(*arguments))
+        if len(plans) == 1:  # It begins after the plan, and ends after the first attempt to commit.
+            leases.enter_context(store._catalog.lease("ingest 99"))
+        return plans[-1]
+
+    monkeypatch.setattr(module, "plan_for", planned)
+    monkeypatch.setattr(reachability, "to_store_in_full", lambda *_: set())
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: leases.close())
+    assert store.gc(grace=0).bytes > 0
+    assert len(plans) == 1
+
+
 def test_a_process_that_ingests_all_the_time(path: Path, series: list[Path], directory: Path) -> None:
     """Neither process is refused, whichever is first; everything comes back."""
     script = (
