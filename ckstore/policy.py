@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from msgspec import Meta
 
 from ckstore.codecs.schemes import LATTICE, OWN, scheme_of
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.arguments import FLOAT, TEXT, TEXTS, WHOLE, plain_fields
-from ckstore.storage import schema
-from ckstore.storage.schema import items, number, one_of, read_json, text, whole
+from ckstore.storage.schema import LIMIT, Number, Plain, Positive, Text, Whole, Word, check, decode
+from ckstore.storage.schema import fields as typed
 
 if TYPE_CHECKING:
     from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
@@ -29,21 +31,16 @@ HOT = 1
 #: Qualities beyond these are useless: steps of powers of two do not follow, or a model does not survive.
 _FINEST, _COARSEST = 0.125, 64.0
 
-_POLICY = schema.fields(
-    {"fidelity": one_of(*FIDELITIES)},
+_SETTINGS = {"levels": Whole, "prune": Number, "protect": Number, "metric": Text, "embedding_levels": Whole}
+_RETENTION = {
+    "exact_last": Positive, "exact_every": Positive, "exact_best": list[Text], "keep_last": Positive,
+    "keep_every": Positive, "drop": Annotated[list[Word], Meta(min_length=1)], "whole_last": Positive,
+}  # fmt: skip
+_POLICY = typed(
+    {"fidelity": Fidelity},
     {
-        "hot": whole(), "scheme": text(1), "quality": number(), "max_abs_error": number(),
-        "max_rel_error": number(),
-        "settings": schema.fields(
-            {"levels": whole(), "prune": number(), "protect": number(), "metric": text(), "embedding_levels": whole()}
-        ),
-        "retention": schema.fields(
-            {},
-            {
-                "exact_last": whole(1), "exact_every": whole(1), "exact_best": items(text()), "keep_last": whole(1),
-                "keep_every": whole(1), "drop": items(text(1), 1), "whole_last": whole(1),
-            },
-        ),
+        "hot": Whole, "scheme": Word, "quality": Number, "max_abs_error": Number, "max_rel_error": Number,
+        "settings": typed(_SETTINGS), "retention": typed({}, _RETENTION),
     },
 )  # fmt: skip
 
@@ -198,7 +195,7 @@ class Policy:
             scheme_of(self.scheme)
         if not _FINEST <= self.quality <= _COARSEST:
             raise UsageError(f"Quality must be between {_FINEST} and {_COARSEST:g}, not {self.quality}.")
-        if self.hot is not None and not 0 <= self.hot < schema.LIMIT:
+        if self.hot is not None and not 0 <= self.hot < LIMIT:
             raise UsageError(f"The number of hot versions must be 0 or more, not {self.hot}.")
         for bound in (self.max_abs_error, self.max_rel_error):
             if bound is not None and not 0 < bound < float("inf"):
@@ -230,7 +227,8 @@ class Policy:
     def from_text(cls, text: str) -> Policy:
         """Invert `to_text`; raise `IntegrityError` for a damaged text."""
         try:
-            said = read_json(text, _POLICY)
+            said = decode(text, Plain)
+            check(said, _POLICY)
             if "settings" in said:
                 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 

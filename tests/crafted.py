@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 import ckstore
 from ckstore.checking.verify import VerifyReport
-from ckstore.objects.documents import MANIFEST
-from ckstore.objects.records import Record, record_from_json
+from ckstore.objects.documents import ManifestDocument
+from ckstore.objects.records import Record
 from ckstore.recovery.recover import recover
 from ckstore.runtime.zip_records import CENTRAL, CENTRAL_MAGIC, END, read_central
 from ckstore.storage import zstd
 from ckstore.storage.manifest import MEMBER, decode_manifest, encode_manifest
 from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.schema import encode
 from ckstore.storage.zip_stream import digest_file
 from ckstore.varint import varint
 from tests.catalog_edits import sign, without_triggers
@@ -35,8 +37,13 @@ SECONDS, BYTES = 2.0, 512 << 20
 def read_record(document: dict[str, Any], pack: str = "p") -> Record:
     """Return a record as it comes out of a manifest."""
     said = {"kind": "encoded", "number": 1, "created": "2026-07-01T12:00:00.000000Z", "records": [document]}
-    manifest, _ = decode_manifest(encode_manifest(said, {}), MANIFEST)
-    return record_from_json(manifest["records"][0], pack)
+    manifest, _ = decode_manifest(encode_manifest(said, {}), ManifestDocument)
+    return manifest.records[0].placed(pack)
+
+
+def plainly(record: Record) -> dict[str, Any]:
+    """Return a record as it is in a manifest."""
+    return dict(json.loads(encode(replace(record, pack=""))))
 
 
 def sealed(text: bytes, tail: bytes = b"", length: int | None = None, version: int = 1, method: int = 1) -> bytes:
@@ -82,7 +89,7 @@ class CraftedStore:
         """Return the document and the blobs of a pack's manifest."""
         reader = PackReader.of(self.path)
         entry = reader.find_entry(pack, MEMBER)
-        return decode_manifest(reader.pread(pack, entry.offset, entry.length))
+        return decode_manifest(reader.pread(pack, entry.offset, entry.length), dict[str, Any])
 
     def write(self, pack: str, document: Any, blobs: Mapping[str, bytes]) -> str:
         """Put another manifest into a pack. Returns the pack's name then."""

@@ -406,7 +406,8 @@ class Reader:
         pack, version = self.versions[number]
         layout = json.loads(self.blob(pack, version["layout"]))
         extents: dict[tuple[int, int], bytearray] = {}
-        decoded = {unit: values for unit, values, *_ in version.get("coarse", {"units": []})["units"]}
+        units = version.get("coarse", {"units": {}})["units"]
+        decoded = {int(unit): values for unit, (values, *_) in units.items()}
         coarse = set()
         held: dict[tuple[int, int], int] = {}
         for unit, ((key, _, dtype, shape, _, members), identity) in enumerate(

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import ckstore
 from ckstore.errors import CkstoreError
-from ckstore.objects.documents import MANIFEST, LayoutDocument, VersionDocument
-from ckstore.objects.records import record_from_json
+from ckstore.objects.documents import LayoutDocument, ManifestDocument
 from ckstore.storage.manifest import decode_manifest
 from tests.checkpoints import scratch
 from tests.crafted import CraftedStore, sealed
@@ -67,11 +66,12 @@ def test_manifests_are_read_or_refused(documents: dict[str, list[Any]], drawn: r
     for _ in range(changes):
         document = mutated(document, drawn)
     try:
-        found, _ = decode_manifest(sealed(json.dumps({"document": document, "blobs": []}).encode(), b""), MANIFEST)
-        for record in found["records"]:
-            record_from_json(record, "p")
-        if "version" in found:
-            VersionDocument.from_json(found["version"])
+        found, _ = decode_manifest(
+            sealed(json.dumps({"document": document, "blobs": []}).encode(), b""), ManifestDocument
+        )
+        for record in found.records:
+            record.placed("p")
+        found.described()
     except CkstoreError as error:
         str(error).encode()  # It can be printed.
 

@@ -606,8 +606,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _coarse_is_there(self, place: tuple[str, int]) -> bool:
         packs = self.store._repository.packs.list_packs()
-        documents = [self.store._repository.resolver.manifest(pack.name).document.get("version") for pack in packs]
-        return any(document is not None and (document["run"], document["step"]) == place for document in documents)
+        documents = [self.store._repository.resolver.manifest(pack.name).document.described() for pack in packs]
+        return any(document is not None and (document.run, document.step) == place for document in documents)
 
 
 StoreMachine.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)

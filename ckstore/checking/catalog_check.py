@@ -14,6 +14,7 @@ from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
 
 if TYPE_CHECKING:
+    from ckstore.objects.records import Record
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.repository import Repository
 
@@ -61,7 +62,7 @@ def _wrong_fields(
 ) -> list[str]:
     row, document = version.row, version.document
     written_as = _written_as(repository, row)
-    commit = written_as, repository.resolver.manifest(row.pack).document["created"]
+    commit = written_as, repository.resolver.manifest(row.pack).document.created
     packs = [companions[commit]] if commit in companions else []
     packs.append(PackInfo(row.pack, repository.packs.size(row.pack), "encoded"))
     expected = version_row(document, packs, repository.packs.find_entry(row.pack, manifest.MEMBER))
@@ -93,7 +94,7 @@ def _wrong_fields(
 
 def _written_as(repository: Repository, row: VersionRow) -> int:
     """Return the number of a version at its commit; `recover` may have renumbered it."""
-    number: int = repository.resolver.manifest(row.pack).document["number"]
+    number: int = repository.resolver.manifest(row.pack).document.number
     return number
 
 
@@ -105,7 +106,7 @@ def _raw_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
             try:
                 document = repository.resolver.manifest(pack.name).document
                 info = PackInfo(pack.name, repository.packs.size(pack.name), "raw")
-                found[document["number"], document["created"]] = info
+                found[document.number, document.created] = info
             except CkstoreError:
                 continue  # Packs are checked separately.
     return found
@@ -122,9 +123,9 @@ def _packs(repository: Repository) -> Iterator[str]:
             size = repository.packs.size(name)
         except CkstoreError:
             continue  # Packs are checked separately.
-        for before in document.get("stands_for", ()):
+        for before in document.stands_for:
             former.setdefault(before, set()).add(name)
-        if (pack.kind, pack.bytes) != (document["kind"], size):
+        if (pack.kind, pack.bytes) != (document.kind, size):
             yield f"The catalog has the wrong data for pack {name} ({pack.kind}, {pack.bytes}); run `ckstore recover`."
     for name, present in repository.catalog.moved_packs(None).items():
         if present not in known or present not in former.get(name, {present}):
@@ -138,7 +139,7 @@ def _places(repository: Repository) -> Iterator[str]:
     """Compare the catalog's places of objects with the manifests."""
     for pack, slots in repository.catalog.placed_objects().items():
         try:
-            records = repository.resolver.manifest(pack).document["records"]
+            records = repository.resolver.manifest(pack).document.records
         except CkstoreError:
             continue
         wrong = [slot for slot, number in slots.items() if not _is_at(records, slot, number)]
@@ -146,5 +147,5 @@ def _places(repository: Repository) -> Iterator[str]:
             yield f"The catalog has wrong places for {len(wrong)} objects in pack {pack}; run `ckstore recover`."
 
 
-def _is_at(records: Sequence[Mapping[str, Any]], slot: int, number: int) -> bool:
-    return slot < len(records) and key(records[slot]["id"]) == number
+def _is_at(records: Sequence[Record], slot: int, number: int) -> bool:
+    return slot < len(records) and key(records[slot].id) == number

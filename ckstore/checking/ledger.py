@@ -49,7 +49,7 @@ def ledger(repository: Repository) -> dict[str, int]:
         placed = repository.catalog.objects_in(name)
         live = {slot for _, slot in placed}
         owned = {slot for found, slot in placed if found in own}
-        for slot in range(len(repository.resolver.manifest(name).document["records"])):
+        for slot in range(len(repository.resolver.manifest(name).document.records)):
             unneeded = "superseded" if slot not in live else None if slot in owned else "held"
             rest -= _record(repository, name, slot, unneeded, causes)
         causes["zip and Zarr metadata"] += rest

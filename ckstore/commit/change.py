@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
+from msgspec import structs
+
 from ckstore.commit.costs import Costs, write_costs
 from ckstore.commit.going_back import Marks, marks_of
 from ckstore.commit.naming import check_run_is_no_tag
@@ -262,7 +264,7 @@ class Change:
         number = catalog.free_number(document.number)
         if number != document.number:
             catalog.note({"change": "renumber", "uid": document.uid, "from": document.number, "version": number})
-        return version_row(replace(document, number=number), self.packs, self._entry)
+        return version_row(structs.replace(document, number=number), self.packs, self._entry)
 
     def _is_found(self, row: VersionRow) -> bool:
         """Return whether a `recover` has found the version, and committed it, since its packs were written."""

@@ -72,7 +72,7 @@ def own_bytes(version: StoredVersion, objects: Iterable[str]) -> int:
     resolver = version.repository.resolver
     records = map(resolver.record, objects)
     return sum(
-        record.nbytes for record in records if resolver.manifest(record.pack).document["number"] == version.row.number
+        record.nbytes for record in records if resolver.manifest(record.pack).document.number == version.row.number
     )
 
 
@@ -101,4 +101,4 @@ def bytes_again(repository: Repository, objects: Iterable[str]) -> int:
     """Return the bytes of those objects that a rebase stored again: their packs are of no version."""
     resolver = repository.resolver
     records = [resolver.record(identity) for identity in set(objects)]
-    return sum(record.nbytes for record in records if resolver.manifest(record.pack).document["number"] == 0)
+    return sum(record.nbytes for record in records if resolver.manifest(record.pack).document.number == 0)

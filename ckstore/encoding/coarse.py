@@ -33,7 +33,7 @@ from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Full, Linear, Rounded, check_cut, exact_work
+from ckstore.objects.records import Linear, Rounded, check_cut, common_fields, exact_work
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 
@@ -163,10 +163,10 @@ class CoarseEncoder:
             # The next version will be stored against these; moments would only evict them.
             for chunk, integers in enumerate(coded):
                 self.reader.cache.put((identity, chunk), integers)
-        common = Full(id=identity, dtype=unit.dtype, count=unit.count, chunk=unit.chunk, alone=estimate.alone).common
+        common = common_fields(identity, unit, estimate.alone)
         if isinstance(lattice, RoundedLattice):
-            return Encoded(Rounded(**common, lattice=lattice), [*payloads], comparison.result())
-        record = Linear(**common, lattice=lattice, base=plan.base_id, debt=debt, origin=estimate.origin)
+            return Encoded(Rounded.on(lattice, **common), [*payloads], comparison.result())
+        record = Linear.on(lattice, **common, base=plan.base_id, debt=debt, origin=estimate.origin)
         return Encoded(record, [*payloads], comparison.result())
 
     def _estimate_bounded(

@@ -27,7 +27,7 @@ from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Codebook, Record, check_cut, exact_work
+from ckstore.objects.records import Codebook, Record, check_cut, common_fields, exact_work
 from ckstore.objects.units import Unit
 
 #: Roles of values that become neither 0 nor negative.
@@ -85,11 +85,8 @@ class CodebookEncoder:
             decoded = lattice.values(part) if before is None else lattice.add(before, part)
             comparison.add(bits[start : start + unit.chunk], decoded)
         base = plan.base.id if plan.additive and plan.base is not None else ""
-        record = Codebook(
-            id=lattice_id(lattice, unit.count, unit.chunk, digests, base), dtype=unit.dtype, count=unit.count,
-            chunk=unit.chunk, alone=estimate.alone, lattice=lattice, base=plan.base_id, debt=debt,
-            additive=plan.additive,
-        )  # fmt: skip
+        common = common_fields(lattice_id(lattice, unit.count, unit.chunk, digests, base), unit, estimate.alone)
+        record = Codebook.on(lattice, **common, base=plan.base_id, debt=debt, additive=plan.additive)
         return Encoded(record, [*payloads], comparison.result())
 
     def _estimate_changes(self, unit: Unit, bits: Bits, record: Codebook | None, layer: Layer) -> Estimate:

@@ -13,6 +13,7 @@ from ckstore.objects.documents import CoarseUnit, Deviation
 from ckstore.objects.identity import MemberHasher
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import aligned
+from ckstore.storage.schema import LARGEST
 
 #: The number of significant digits of recorded errors.
 _UPWARDS = Context(prec=4, rounding=ROUND_CEILING)
@@ -54,7 +55,7 @@ class Comparison:
         rms = np.where(self._sums[:, 1] < _LEAST, self._sums[:, 0], np.sqrt(self._sums[:, 1] / counts))
         size = np.sqrt(self._sums[:, 2] / counts)
         rows = zip(self._sums[:, 0].tolist(), rms.tolist(), size.tolist(), strict=True)
-        spread = float(f"{self._spread / max(self._position, 1):.4g}")
+        spread = min(float(f"{self._spread / max(self._position, 1):.4g}"), LARGEST)
         return CoarseUnit(self._hasher.identity(), tuple(Deviation(*map(_bound, row)) for row in rows), spread)
 
 
@@ -84,5 +85,5 @@ def add_squares(
 
 
 def _bound(value: float) -> float:
-    """Return `value` to a few digits, rounded up."""
-    return float(_UPWARDS.create_decimal_from_float(value))
+    """Return `value` to a few digits, rounded up; at most the largest float."""
+    return min(float(_UPWARDS.create_decimal_from_float(value)), LARGEST)

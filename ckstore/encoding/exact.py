@@ -14,7 +14,7 @@ from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work, cost, layer, patches, price
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Delta, Full, Patches, Raw, Record, check_cut
+from ckstore.objects.records import Delta, Full, Patches, Raw, Record, check_cut, common_fields
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import empty
 
@@ -63,7 +63,7 @@ class ObjectEncoder:
         stored against them, and their memory is reused.
         """
         unit = estimate.unit
-        whole = Full(id=content, dtype=unit.dtype, count=unit.count, chunk=unit.chunk, alone=estimate.alone)
+        whole = Full(**common_fields(content, unit, estimate.alone))
         sample = Sample.of(unit, read)
         self.reader.samples.put((content, sample.chunk), sample.bits)
         try:
@@ -177,7 +177,8 @@ def encoded_as(whole: Record, way: Way, payloads: list[memoryview | bytes | None
     if way.base is None:
         return Encoded(Full(**whole.common), payloads)
     if way.patched and any(payloads):
-        return Encoded(Patches(**whole.common, base=way.base.id, debt=debt), payloads)
+        sizes = tuple(len(payload or b"") for payload in payloads)
+        return Encoded(Patches(**whole.common, base=way.base.id, debt=debt, sizes=sizes), payloads)
     return Encoded(Delta(**whole.common, base=way.base.id, debt=debt, context=way.context), payloads)
 
 

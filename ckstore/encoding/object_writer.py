@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from ckstore.codecs.exponents import exponents_to_text
 from ckstore.codecs.integers import encode_integers
@@ -15,7 +17,7 @@ from ckstore.codecs.rounded import RoundedLattice
 from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES, NATIVE, zarr_type
 from ckstore.encoding.estimate import Encoded
-from ckstore.objects.documents import VersionDocument
+from ckstore.objects.documents import ManifestDocument, VersionDocument
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import Coarse, Codebook, Delta, Linear, Patches, Raw, Record, Rounded
 from ckstore.runtime.checksum import crc32, crc32_combine
@@ -55,11 +57,9 @@ class ObjectWriter:
         if isinstance(record, Patches):
             patches = [payload or b"" for payload in encoded.payloads]
             entry = self._encoded.add_bytes(array_name(record.id), patches)
-            record = replace(record, sizes=tuple(map(len, patches)))
         else:
             entry = self._add_integers(record, encoded.payloads)
-        record = replace(record, offset=entry.offset, length=entry.length)
-        self.encoded_records.append(record)
+        self.encoded_records.append(replace(record, at=(entry.offset, entry.length)))
 
     def put_raw(self, content: str, dtype: str, chunk: int, bits: Bits, digest: bytes | None = None) -> None:
         """Write one object unencoded: `bits` are those of its elements, `chunk` of them in a chunk.
@@ -75,8 +75,8 @@ class ObjectWriter:
         entry = self._raw.add_values(array_name(content), bits.size, zarr_type(dtype), bits.data, digest, whole)
         self.raw_records.append(
             Raw(
-                id=content, dtype=dtype, count=bits.size, chunk=chunk, alone=entry.length,
-                offset=entry.offset, length=entry.length, crcs=crcs,
+                id=content, dtype=dtype, count=bits.size, chunk=chunk, at=(entry.offset, entry.length),
+                alone=entry.length, crcs=crcs,
             )
         )  # fmt: skip
 
@@ -143,24 +143,22 @@ class ObjectWriter:
         again = again or document is None
         # Exponents of one kind compress best as neighbours.
         self.encoded_records.sort(key=lambda record: (record.kind, record.base is None))
-        number = 0 if document is None else document.number
-        head: dict[str, Any] = {"format": 1, "number": number, "created": durable.timestamp()}
-        if document is not None and not again:
-            head |= {"created": document.created}
-        if trial:
-            head |= {"trial": True}
-        if again:
-            head |= {"rebase": True}
+        manifest = partial(
+            ManifestDocument,
+            number=0 if document is None else document.number,
+            created=durable.timestamp() if document is None or again else document.created,
+            trial=trial,
+            rebase=again,
+        )
         packs = self._packs
         for pack in packs[:-1]:
-            body = head | {"kind": pack.kind, "records": [record.to_json() for record in self.raw_records]}
-            pack.add_manifest(body, {})
+            pack.add_manifest(manifest(kind=pack.kind, records=self.raw_records), {})
         place = self._encoded.gather()
         self.encoded_records = [record.moved(place) for record in self.encoded_records]
-        body = head | {"kind": "encoded", "records": [record.to_json() for record in self.encoded_records]}
-        if document is not None:
-            body["version"] = document.to_json()
-        entry = self._encoded.add_manifest(body, blobs)
+        version = UNSET if document is None else document.encode()
+        entry = self._encoded.add_manifest(
+            manifest(kind="encoded", records=self.encoded_records, version=version), blobs
+        )
         # Both are synchronised at once; the pack of the version is named last.
         for pack in packs:
             pack.seal()
@@ -207,7 +205,8 @@ def _shown(record: Record) -> tuple[str, Mapping[str, Any]]:
     if isinstance(lattice, RoundedLattice):
         settings = {"shift": lattice.shift, "level": lattice.level, **_axes(lattice), **short}
     elif isinstance(record, Codebook) and (record.base is None or record.additive):
-        settings = {**record._lattice_to_json(), **short}
+        protected = {"protected": True} if record.protected else {}
+        settings = {"centroids": record.centroids, **protected, **short}
     elif record.base is None and record.dtype in STEP_RANGE:
         settings = short
     else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ckstore.codecs.integers import encode_changes
 from ckstore.encoding.estimate import Encoded, Way
@@ -20,7 +21,7 @@ def in_full(reader: ObjectReader, record: Record) -> Encoded:
         return Encoded(replace(record, base=None, debt=0), [*payloads])
     if isinstance(record, Linear | Rounded):
         payloads = [encode_changes(reader.integers(record, chunk)) for chunk in chunks]
-        return Encoded(replace(record, base=None, debt=0), [*payloads])
+        return Encoded(record if isinstance(record, Rounded) else replace(record, base=None, debt=0), [*payloads])
     return _exactly(reader, record, Way(None))
 
 

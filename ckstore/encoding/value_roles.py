@@ -7,11 +7,12 @@ an unknown kind, and a tensor whose values are those of a second moment, are rou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, floats
 from ckstore.encoding.estimate import ReadUnit

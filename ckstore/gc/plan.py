@@ -17,7 +17,7 @@ from ckstore.gc.reachability import (
     survey,
     version_origin,
 )
-from ckstore.objects.documents import MANIFEST
+from ckstore.objects.documents import ManifestDocument
 from ckstore.runtime.cached import cached_property
 from ckstore.storage.catalog import key
 from ckstore.storage.pack import PackInfo
@@ -176,8 +176,8 @@ class GcPlan:
                 return False
         resolver.prefetch_manifests(unread)
         for name in unread:
-            for record in resolver.manifest(name).document["records"]:
-                ids = [record.get(field) for field in ("id", "base", "origin")]
+            for record in resolver.manifest(name).document.records:
+                ids = (record.id, record.base, record.origin)
                 if not dead.isdisjoint(key(identity) for identity in ids if identity is not None):
                     return False
         self._sound_packs |= came
@@ -202,7 +202,7 @@ class GcPlan:
         """
         found = gone_versions(self.survey.packs.values(), self.survey.present)
         files = [pack for pack in self._going if pack.info.name not in committed]
-        documents = [described_version(pack.document["version"]) for pack in files if "version" in pack.document]
+        documents = [described_version(pack.document) for pack in files]
         found += [
             version_origin(document)
             for document in documents
@@ -219,9 +219,9 @@ class GcPlan:
         """Return whether an unreferenced pack is the leftover of a process that is gone."""
         if any(pack.info.name in record["removed"] for record in self._collections):
             return True  # A `gc` was killed before it deleted the file.
-        if pack.document["number"] == 0 and self._repository.catalog.is_only:
+        if pack.document.number == 0 and self._repository.catalog.is_only:
             return True  # It would have stored objects again; its writer has no lease, or this plan is not committed.
-        copied = pack.document.get("stands_for", [])
+        copied = pack.document.stands_for
         if copied and copied[-1] in self._names:
             return True  # A `gc` was killed before it committed the copy.
         ended = self._ended.get(_commit(pack))
@@ -231,7 +231,7 @@ class GcPlan:
         """Yield the unreferenced packs; raise `IntegrityError` if the catalog may be too old, or a pack is damaged."""
         last = self._repository.catalog.last_number()
         for info in files:
-            found = scan_pack(self._repository.packs, info, MANIFEST)
+            found = scan_pack(self._repository.packs, info, ManifestDocument)
             if isinstance(found, DamagedPack):
                 if info not in self._repository.packs.list_packs():
                     continue  # Its writer removed it since.
@@ -239,9 +239,9 @@ class GcPlan:
                     f"Pack {info.name} is damaged ({found.reason}) and not in the catalog; restore it from a copy and"
                     " run `ckstore recover`, or delete the file, then free space."
                 )
-            if found.document["number"] > last and self._repository.catalog.is_only:
+            if found.document.number > last and self._repository.catalog.is_only:
                 raise IntegrityError(
-                    f"The catalog is older than pack {info.name} of version {found.document['number']};"
+                    f"The catalog is older than pack {info.name} of version {found.document.number};"
                     " run `ckstore recover`, then free space."
                 )
             yield found
@@ -272,7 +272,7 @@ def plan_for(
 
 def _commit(pack: ScannedPack) -> tuple[int, str]:
     """Return the number and time of a pack's commit."""
-    return pack.document["number"], pack.document["created"]
+    return pack.document.number, pack.document.created
 
 
 def _ends(packs: Iterable[ScannedPack], written: Mapping[str, float]) -> dict[tuple[int, str], float]:

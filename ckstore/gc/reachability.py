@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckstore.errors import IntegrityError
 from ckstore.lineage.release import Layer, to_store_in_full
-from ckstore.objects.documents import VersionDocument
-from ckstore.objects.records import declared
+from ckstore.objects.documents import ManifestDocument, VersionDocument
+from ckstore.objects.records import Codebook, Record
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import ScannedPack
@@ -200,14 +200,14 @@ class _Graph:
     #: By name of the pack: the key in each placed slot.
     placed: dict[str, dict[int, int]] = field(default_factory=dict)
 
-    def add(self, pack: str, slots: Mapping[int, int], records: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, pack: str, slots: Mapping[int, int], records: Sequence[Record]) -> None:
         for slot, number in slots.items():
-            record = records[slot] if slot < len(records) else {}
-            if not record or key(record["id"]) != number:
+            record = records[slot] if slot < len(records) else None
+            if record is None or key(record.id) != number:
                 raise IntegrityError(f"Pack {pack} has no record {slot}; run `ckstore recover`.")
-            self.bases[number] = _key(declared(record, "base") if record else None)
-            if (origin := declared(record, "origin")) is not None:
-                self.origins[number] = key(origin)
+            self.bases[number] = _key(record.base)
+            if record.origin is not None:
+                self.origins[number] = key(record.origin)
         self.placed[pack] = dict(slots)
 
 
@@ -246,32 +246,26 @@ def _read_packs(repository: Repository, state: State, graph: _Graph) -> dict[str
     for pack in state.packs:
         manifest = repository.resolver.manifest(pack.name)
         document = manifest.document
-        try:
-            size = repository.packs.size(pack.name)
-            found[pack.name] = _contents(pack.name, pack.kind, size, document, manifest.blobs)
-            graph.add(pack.name, state.objects.get(pack.name, {}), document["records"])
-        except IntegrityError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"The manifest of pack {pack.name} is incomplete; run `ckstore recover`.") from error
+        size = repository.packs.size(pack.name)
+        found[pack.name] = _contents(pack.name, pack.kind, size, document, manifest.blobs)
+        graph.add(pack.name, state.objects.get(pack.name, {}), document.records)
     return found
 
 
-def _contents(name: str, kind: str, size: int, document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> PackContents:
-    sizes = [record["at"][1] for record in document["records"]]
+def _contents(name: str, kind: str, size: int, document: ManifestDocument, blobs: Mapping[str, bytes]) -> PackContents:
+    sizes = [record.nbytes for record in document.records]
     # Sums of deltas cannot be stored in full.
-    alone = [None if declared(record, "additive") else record["alone"] for record in document["records"]]
-    version = document.get("version")
+    alone = [None if isinstance(record, Codebook) and record.additive else record.alone for record in document.records]
     blob_sizes = {blob: len(data) for blob, data in blobs.items()}
-    described = None if version is None else described_version(version)
+    described = described_version(document)
     origin = None if described is None else version_origin(described)
-    return PackContents(name, kind, size, (document["number"], document["created"]), sizes, alone, blob_sizes, origin)
+    return PackContents(name, kind, size, (document.number, document.created), sizes, alone, blob_sizes, origin)
 
 
-def described_version(document: Mapping[str, Any]) -> VersionDocument | None:
-    """Return the version in a manifest; None if it is invalid."""
+def described_version(document: ManifestDocument) -> VersionDocument | None:
+    """Return the version in a manifest; None if there is none or it is invalid."""
     try:
-        return VersionDocument.from_json(document)
+        return document.described()
     except IntegrityError:
         return None
 
@@ -314,10 +308,8 @@ def _need_uncommitted(
     repository: Repository, pack: ScannedPack, packs: Mapping[str, PackContents], needs: _Needs
 ) -> None:
     """Mark the references of an uncommitted pack, as far as they exist."""
-    document = described_version(pack.document["version"]) if "version" in pack.document else None
-    for identity in [declared(record, "base") for record in pack.document["records"]] + list(
-        document.objects if document else ()
-    ):
+    document = described_version(pack.document)
+    for identity in [record.base for record in pack.document.records] + list(document.objects if document else ()):
         # A missing object is in the pack itself, or in another uncommitted pack.
         with suppress(_LostError):
             needs.add(_key(identity))

@@ -6,6 +6,9 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from ckstore.errors import IntegrityError
 from ckstore.objects.identity import array_name
 from ckstore.storage import durable
@@ -13,6 +16,7 @@ from ckstore.storage.pack import PackEntry, PackInfo, PackWriter, parse_pack_nam
 
 if TYPE_CHECKING:
     from ckstore.gc.reachability import PackContents
+    from ckstore.objects.records import AnyRecord
     from ckstore.repository import Repository
 
 
@@ -43,24 +47,23 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
             f"Pack {contents.name} does not match its name; restore it from a copy, or see `ckstore verify`."
         )
     before = repository.resolver.manifest(contents.name)
-    records: list[dict[str, Any]] = before.document["records"]
+    records = before.document.records
     slots = sorted(contents.slots)
     with PackWriter(repository.path, parsed[1]) as writer:
         metadata = repository.packs.array_metadata(contents.name)
         copied = [_copy(repository, writer, contents.name, records[slot], metadata) for slot in slots]
         place = writer.gather()
-        for record in copied:
-            record["at"][0] = place(record["at"][0])
-        document = {**before.document, "records": copied}
-        former = document.get("stands_for", ())
+        former = before.document.stands_for
         # After a killed `gc`, a pack and its copy may both exist, each with parts that the other lacks.
         moved = repository.catalog.moved_packs(former)
-        document["stands_for"] = [*(name for name in former if moved.get(name) == contents.name), contents.name]
-        if not repository.catalog.is_only:
+        document = replace(
+            before.document,
+            records=[record.moved(place) for record in copied],
+            stands_for=(*(name for name in former if moved.get(name) == contents.name), contents.name),
             # A removed copy's name is never used again, and the same contents may have to be copied again.
-            document["nonce"] = secrets.token_hex(8)
-        if not contents.is_present:
-            document.pop("version", None)
+            nonce="" if repository.catalog.is_only else secrets.token_hex(8),
+            version=before.document.version if contents.is_present else UNSET,
+        )
         blobs = {name: data for name, data in before.blobs.items() if name in contents.wanted}
         entry = writer.add_manifest(document, blobs)
         pack = writer.finish()
@@ -69,9 +72,9 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
 
 
 def _copy(
-    repository: Repository, writer: PackWriter, pack: str, record: dict[str, Any], metadata: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
+    repository: Repository, writer: PackWriter, pack: str, record: AnyRecord, metadata: dict[str, dict[str, Any]]
+) -> AnyRecord:
     """Copy the layer of one record; return the record of the copy."""
-    name = array_name(record["id"])
-    place = writer.add_copy(name, metadata.get(name), repository.packs.pread(pack, *record["at"]))
-    return {**record, "at": [place.offset, place.length]}
+    name = array_name(record.id)
+    place = writer.add_copy(name, metadata.get(name), repository.packs.pread(pack, *record.at))
+    return replace(record, at=(place.offset, place.length))

@@ -4,77 +4,64 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+from msgspec.structs import replace
 
 from ckstore.codecs.lattice import PARTS
-from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, IntegrityError, UsageError
 from ckstore.formats.layout import MARKS, MOST_AXES, Box, Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.formats.shards import fit_together, gather_shards
-from ckstore.formats.sources import PERMISSIONS
 from ckstore.objects.identity import digest
-from ckstore.objects.records import RECORDS
+from ckstore.objects.records import AnyRecord, Dtype
 from ckstore.objects.units import Unit
-from ckstore.policy import FIDELITIES, Policy
+from ckstore.policy import Fidelity, Policy
 from ckstore.runtime.local_path import is_relative
-from ckstore.storage.names import names
-from ckstore.storage.pack import PACK_NAME, PackKind
+from ckstore.storage.names import Name
+from ckstore.storage.pack import PackKind, PackName
 from ckstore.storage.schema import (
     HIGHEST,
-    ID,
+    LARGEST,
+    LIMIT,
     LOWEST,
-    TIME,
-    Schema,
-    anything,
+    Id,
+    Integer,
+    Natural,
+    Plain,
+    Positive,
+    Size,
+    Text,
+    Time,
+    Whole,
+    Word,
+    decode,
+    encode,
     fields,
-    flag,
-    hexadecimal,
-    items,
-    number,
-    one_of,
-    optional,
-    plain_object,
-    read_json,
-    real,
-    rows,
-    text,
-    whole,
+    rule,
 )
 
 #: Most blobs that one is a delta against, one after the other.
 DEEPEST_BLOB = 4
 
 
-@dataclass(frozen=True, slots=True)
-class BlobRef:
+class BlobRef(Struct, frozen=True, omit_defaults=True):
     """Reference to a blob: its name, its pack (None: the manifest's own) and the blob that it is a delta against."""
 
-    name: str
-    pack: str | None = None
+    name: Annotated[str, Meta(pattern=r"\A[^\0]{1,255}\Z")]
+    pack: PackName | None = None
     against: BlobRef | None = None
 
     @property
     def chain(self) -> list[BlobRef]:
         """The reference itself, and those of the blobs that it is a delta against, one after the other."""
-        return [self, *([] if self.against is None else self.against.chain)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        document: dict[str, Any] = {"name": self.name}
-        if self.pack is not None:
-            document["pack"] = self.pack
-        if self.against is not None:
-            document["against"] = self.against.to_json()
-        return document
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> BlobRef:
-        """Decode a result of `to_json`."""
-        against = document.get("against")
-        return cls(document["name"], document.get("pack"), None if against is None else cls.from_json(against))
+        found = [self]
+        while (against := found[-1].against) is not None:
+            found.append(against)
+        return found
 
     def renamed(self, rename: Callable[[str | None], str | None]) -> BlobRef:
         """Return the reference with other names of packs."""
@@ -85,15 +72,28 @@ class BlobRef:
         return self.renamed(lambda name: name or pack)
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
+def _check_nanoseconds(value: Any) -> None:
+    """Accept any time that a file system may store, which may take more than 64 bits."""
+    if type(value) is not int or not LOWEST * 10**9 <= value < (HIGHEST + 1) * 10**9:
+        raise ValueError("Expected a time in nanoseconds")
+
+
+if TYPE_CHECKING:
+    Nanoseconds = int
+else:
+    Nanoseconds = rule(_check_nanoseconds)
+
+Mode = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+class FileEntry(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One file of a version. For a version of a single file, `path` is the file's name."""
 
     path: str
-    size: int
-    blake3: str
-    mode: int | None
-    mtime_ns: int | None
+    size: Whole
+    blake3: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    mode: Mode | None
+    mtime_ns: Nanoseconds | None
     skeleton: BlobRef
 
 
@@ -115,9 +115,9 @@ class Deviation(NamedTuple):
     0.02
     """
 
-    max_abs: float
-    rms: float
-    size: float
+    max_abs: Size
+    rms: Size
+    size: Size
 
     @property
     def relative(self) -> float:
@@ -125,8 +125,7 @@ class Deviation(NamedTuple):
         return self.rms / self.size if self.size else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CoarseUnit:
+class CoarseUnit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Errors and checksum of one coarse object of a version.
 
     Attributes
@@ -140,46 +139,24 @@ class CoarseUnit:
         its distance to this one.
     """
 
-    decoded: str
+    decoded: Id
     deviations: tuple[Deviation, ...]
-    spread: float = 0.0
-
-    def to_json(self) -> list[Any]:
-        """Return the JSON list."""
-        return [self.decoded, [list(deviation) for deviation in self.deviations], self.spread]
-
-    @classmethod
-    def from_json(cls, document: Any) -> CoarseUnit:
-        """Decode a result of `to_json`."""
-        decoded, deviations, spread = document
-        return cls(decoded, tuple(Deviation(*deviation) for deviation in deviations), spread)
+    spread: Size
 
 
-@dataclass(frozen=True, slots=True)
-class CoarseFacts:
+class CoarseFacts(Struct, frozen=True):
     """The coarse objects of a version, by number of their units, and how they were quantised (see `Policy`)."""
 
-    scheme: str
-    parameters: dict[str, Any]
-    units: dict[int, CoarseUnit]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        units = [[number, *unit.to_json()] for number, unit in sorted(self.units.items())]
-        return {"scheme": self.scheme, "parameters": self.parameters, "units": units}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> CoarseFacts:
-        """Decode a result of `to_json`."""
-        units = {number: CoarseUnit.from_json(rest) for number, *rest in document["units"]}
-        return cls(document["scheme"], document["parameters"], units)
+    scheme: Word
+    parameters: Plain
+    units: dict[Whole, CoarseUnit]
 
 
-class HotFacts(NamedTuple):
+class HotFacts(Struct, frozen=True):
     """How a compaction encodes a hot version: the policy (`Policy.to_text`), and the budget of the encoded version."""
 
-    policy: str
-    budget: float
+    policy: Text
+    budget: Annotated[float, Meta(ge=1, le=LARGEST)]
 
     @property
     def asked(self) -> Policy:
@@ -187,8 +164,17 @@ class HotFacts(NamedTuple):
         return Policy.from_text(self.policy)
 
 
-@dataclass(frozen=True, slots=True)
-class VersionDocument:
+if TYPE_CHECKING:
+    Summary = dict[str, Any]
+else:
+    #: The counts and costs of a version's row in the catalog.
+    Summary = fields(
+        {"original_bytes": Whole, "elements": Whole, "tensors": Whole, "depth": Whole, "cost": Size, "base": bool},
+        {"stored_bytes": Whole},
+    )
+
+
+class VersionDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The metadata of a version.
 
     Attributes
@@ -222,27 +208,27 @@ class VersionDocument:
         Whether the parent was not the tip of the run, so that this version superseded others; the log has their ids.
     """
 
-    number: int
-    run: str
-    step: int | None
-    parent: int | None
-    created: str
-    fidelity: str
-    is_directory: bool
+    number: Positive
+    run: Name
+    step: Integer | None
+    parent: Positive | None
+    created: Time
+    fidelity: Fidelity
+    is_directory: bool = field(name="directory")
     files: tuple[FileEntry, ...]
     links: tuple[tuple[str, str], ...]
-    directories: tuple[tuple[str, int], ...]
+    directories: tuple[tuple[str, Mode], ...]
     layout: BlobRef
     crcs: BlobRef
-    objects: tuple[str, ...]
-    metrics: dict[str, Any] = field(default_factory=dict)
-    source: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
-    replaces: int | None = None
+    objects: tuple[Id, ...]
+    metrics: Plain
+    source: Text
+    facts: Plain
+    summary: Summary
+    replaces: Positive | None
     coarse: CoarseFacts | None = None
     hot: HotFacts | None = None
-    dropped: tuple[str, ...] = ()
+    dropped: tuple[Word, ...] = ()
     goes_back: bool = False
 
     @property
@@ -259,10 +245,13 @@ class VersionDocument:
         """The coarse objects, by number of their unit."""
         return {} if self.coarse is None else self.coarse.units
 
+    @property
+    def _refs(self) -> list[BlobRef]:
+        return [self.layout, self.crcs, *(file.skeleton for file in self.files)]
+
     def blobs(self) -> list[BlobRef]:
         """Return references to the version's blobs, and to the blobs that these are deltas against."""
-        refs = [self.layout, self.crcs, *(file.skeleton for file in self.files)]
-        return [blob for ref in refs for blob in ref.chain]
+        return [blob for ref in self._refs for blob in ref.chain]
 
     def blob_packs(self) -> set[str]:
         """Return the names of other versions' packs that hold blobs of this one."""
@@ -284,55 +273,98 @@ class VersionDocument:
         """Return the document as other packs refer to its blobs."""
         return self._renamed(lambda name: name or pack)
 
-    def check(self) -> None:
-        """Raise `InputError` if `from_json` would refuse the document."""
-        _require(VERSION, self.to_json())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return {
-            "number": self.number, "run": self.run, "step": self.step, "parent": self.parent, "created": self.created,
-            "fidelity": self.fidelity, "directory": self.is_directory,
-            "files": [
-                [file.path, file.size, file.blake3, file.mode, file.mtime_ns, file.skeleton.to_json()]
-                for file in self.files
-            ],
-            "links": self.links, "directories": self.directories, "layout": self.layout.to_json(),
-            "crcs": self.crcs.to_json(), "objects": self.objects, "metrics": self.metrics, "source": self.source,
-            "facts": self.facts, "summary": self.summary, "replaces": self.replaces,
-            **({} if self.coarse is None else {"coarse": self.coarse.to_json()}),
-            **({} if self.hot is None else {"hot": self.hot._asdict()}),
-            **({"dropped": self.dropped} if self.dropped else {}),
-            **({"goes_back": True} if self.goes_back else {}),
-        }  # fmt: skip
+    def encode(self) -> Raw:
+        """Return the document as JSON; raise `InputError` if it could not be read back."""
+        return Raw(_encoded(self, VersionDocument))
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> VersionDocument:
-        """Decode a result of `to_json`; raise `IntegrityError` for another document, since it may come from anyone."""
+    def decode(cls, data: bytes | Raw) -> VersionDocument:
+        """Decode a result of `encode`; raise `IntegrityError` for another document, since it may come from anyone."""
         try:
-            VERSION([document])
+            document: VersionDocument = decode(data, cls)
+            if any(len(ref.chain) > 1 + DEEPEST_BLOB for ref in document._refs):
+                raise ValueError(f"a blob is against more than {DEEPEST_BLOB} others, one after the other")
         except ValueError as error:
             raise IntegrityError(f"A manifest describes no version ({error}); restore its pack from a copy.") from error
         _check_places(document)
         _check_sums(document)
+        return document
+
+
+class ManifestDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The JSON document of a manifest; `docs/format.md` describes the fields.
+
+    The version is decoded separately: the rest may be intact if it is not.
+    """
+
+    number: Whole
+    created: Time
+    kind: PackKind
+    records: list[AnyRecord]
+    rebase: bool = False
+    trial: bool = False
+    stands_for: tuple[PackName, ...] = ()
+    nonce: Annotated[str, Meta(pattern=r"\A([0-9a-f]{16})?\Z")] = ""
+    version: Raw | UnsetType = UNSET
+
+    def described(self) -> VersionDocument | None:
+        """Return the version; None if there is none. Raise `IntegrityError` for an invalid one."""
+        return None if self.version is UNSET else VersionDocument.decode(self.version)
+
+
+if TYPE_CHECKING:
+    Mark = str
+else:
+    Mark = Literal[MARKS]
+
+_Shape = Annotated[tuple[Whole, ...], Meta(max_length=MOST_AXES)]
+#: Sizes and strides are arbitrary for tensors without elements and along axes of length one.
+_Sizes = Annotated[tuple[Natural, ...], Meta(max_length=MOST_AXES)]
+
+
+class _StoredFile(Struct, omit_defaults=True):
+    """The layout of a file in a layout document, with paths as text."""
+
+    kind: Annotated[str, Meta(pattern=r"\A[^\0]{1,64}\Z")]
+    size: Whole
+    extents: list[tuple[Whole, Dtype, _Shape, Text]]
+    tensors: list[tuple[Text, Dtype, _Sizes, _Sizes, Annotated[int, Meta(ge=-1, lt=LIMIT)], Whole, tuple[Mark, ...]]]
+    checked: list[tuple[Text, Whole, Whole, tuple[Whole, ...]]]
+    shards: list[tuple[Whole, _Sizes, _Sizes]] = []
+
+    @classmethod
+    def of(cls, layout: FileLayout) -> _StoredFile:
+        """Return the stored form of a layout."""
+        boxes = ((number, tensor.box) for number, tensor in enumerate(layout.tensors))
         return cls(
-            number=document["number"], run=document["run"], step=document["step"], parent=document["parent"],
-            created=document["created"], fidelity=document["fidelity"], is_directory=document["directory"],
-            files=tuple(
-                FileEntry(path, size, blake3, _permissions(mode), mtime_ns, BlobRef.from_json(skeleton))
-                for path, size, blake3, mode, mtime_ns, skeleton in document["files"]
-            ),
-            links=tuple((path, target) for path, target in document["links"]),
-            directories=tuple((path, mode & PERMISSIONS) for path, mode in document["directories"]),
-            layout=BlobRef.from_json(document["layout"]), crcs=BlobRef.from_json(document["crcs"]),
-            objects=tuple(document["objects"]),
-            metrics=document["metrics"], source=document["source"], facts=document["facts"],
-            summary=document["summary"], replaces=document["replaces"],
-            coarse=CoarseFacts.from_json(document["coarse"]) if "coarse" in document else None,
-            hot=HotFacts(**document["hot"]) if "hot" in document else None,
-            dropped=tuple(document.get("dropped", ())),
-            goes_back=document.get("goes_back", False),
-        )  # fmt: skip
+            layout.kind,
+            layout.size,
+            [(extent.start, extent.dtype, extent.shape, path_to_text(extent.path)) for extent in layout.extents],
+            [(path_to_text(t.path), t.dtype, t.shape, t.strides, t.extent, t.offset, t.marks) for t in layout.tensors],
+            [(_as_text(item.name), item.start, item.stop, item.positions) for item in layout.checked],
+            [(number, box.first, box.whole) for number, box in boxes if box is not None],
+        )
+
+    def layout(self) -> FileLayout:
+        """Return the layout; it has neither tree nor facts."""
+        boxes = {number: Box(first, whole) for number, first, whole in self.shards}
+        return FileLayout(
+            self.kind,
+            self.size,
+            [Extent(start, dtype, shape, text_to_path(path)) for start, dtype, shape, path in self.extents],
+            [
+                Tensor(text_to_path(path), dtype, shape, strides, extent, offset, marks, boxes.get(number))
+                for number, (path, dtype, shape, strides, extent, offset, marks) in enumerate(self.tensors)
+            ],
+            [Checked(*item) for item in self.checked],
+        )
+
+
+class _StoredLayout(Struct):
+    """A layout document."""
+
+    files: list[_StoredFile]
+    units: list[Unit]
 
 
 @dataclass(slots=True)
@@ -344,67 +376,16 @@ class LayoutDocument:
 
     def encode(self) -> bytes:
         """Return the document as JSON; raise `InputError` if `decode` would refuse it."""
-        files = [
-            {
-                "kind": layout.kind,
-                "size": layout.size,
-                "extents": [
-                    [extent.start, extent.dtype, extent.shape, path_to_text(extent.path)] for extent in layout.extents
-                ],
-                "tensors": [
-                    [path_to_text(t.path), t.dtype, t.shape, t.strides, t.extent, t.offset, *t.marks]
-                    for t in layout.tensors
-                ],
-                "checked": [[_as_text(item.name), item.start, item.stop, item.positions] for item in layout.checked],
-                **_shards(layout),
-            }
-            for layout in self.files
-        ]
-        document = {"files": files, "units": [unit.to_json() for unit in self.units]}
-        _require(LAYOUT, document)
-        return json.dumps(document, separators=(",", ":")).encode()
+        return _encoded(_StoredLayout(list(map(_StoredFile.of, self.files)), self.units), _StoredLayout)
 
     @classmethod
     def decode(cls, data: bytes) -> LayoutDocument:
         """Decode a result of `encode`; it has neither trees nor facts."""
         try:
-            document = read_json(data, LAYOUT)
-            return cls._of(document)
+            document = decode(data, _StoredLayout)
+            return cls([file.layout() for file in document.files], document.units)
         except (UsageError, ValueError) as error:
             raise IntegrityError(f"A layout is damaged ({error}); restore its pack from a copy.") from error
-
-    @classmethod
-    def _of(cls, document: dict[str, Any]) -> LayoutDocument:
-        boxes = [
-            {number: Box(tuple(f), tuple(w)) for number, f, w in item.get("shards", ())} for item in document["files"]
-        ]
-        files = [
-            FileLayout(
-                kind=item["kind"],
-                size=item["size"],
-                extents=[
-                    Extent(start, dtype, tuple(shape), text_to_path(path))
-                    for start, dtype, shape, path in item["extents"]
-                ],
-                tensors=[
-                    Tensor(
-                        text_to_path(path), dtype, tuple(shape), tuple(strides), extent, offset, tuple(marks),
-                        boxes[file].get(number),
-                    )
-                    for number, (path, dtype, shape, strides, extent, offset, *marks) in enumerate(item["tensors"])
-                ],
-                checked=[Checked(name, start, stop, tuple(places)) for name, start, stop, places in item["checked"]],
-            )
-            for file, item in enumerate(document["files"])
-        ]  # fmt: skip
-        return cls(files, [Unit.from_json(unit) for unit in document["units"]])
-
-
-def _shards(layout: FileLayout) -> dict[str, Any]:
-    """Return the places of tensors that are shards, where a file has such."""
-    boxes = ((number, tensor.box) for number, tensor in enumerate(layout.tensors))
-    shards = [[number, box.first, box.whole] for number, box in boxes if box is not None]
-    return {"shards": shards} if shards else {}
 
 
 def _as_text(name: str) -> str:
@@ -412,34 +393,31 @@ def _as_text(name: str) -> str:
     return name.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
-def _require(schema: Schema, document: Any) -> None:
-    """Raise `InputError` unless the document could be read back."""
+def _encoded(value: Any, kind: type[Struct]) -> bytes:
+    """Return a document as JSON; raise `InputError` if it could not be read back."""
     try:
-        schema([document])
+        data = encode(value)
+        decode(data, kind)
     except ValueError as error:
         raise InputError(
             f"The checkpoint cannot be stored as it is ({error}); put it into a tar archive, and ingest that."
         ) from error
+    return data
 
 
-def _check_places(document: Mapping[str, Any]) -> None:
+def _check_places(document: VersionDocument) -> None:
     """Raise `IntegrityError` if a path of a version document could not come from an ingest."""
-    files = [entry[0] for entry in document["files"]]
-    paths = [*files, *(path for path, _ in document["links"]), *(path for path, _ in document["directories"])]
-    targets = [target for _, target in document["links"]]
-    wrong = [path for path in paths if not is_relative(path)]
-    wrong += [target for target in targets if not is_target(target)]
-    if not document["directory"] and not wrong and (len(files) != 1 or paths != files or "/" in files[0]):
+    files = [entry.path for entry in document.files]
+    paths = [*files, *(path for path, _ in document.links), *(path for path, _ in document.directories)]
+    wrong: list[Any] = [path for path in paths if not is_relative(path)]
+    wrong += [target for _, target in document.links if not is_target(target)]
+    if not document.is_directory and not wrong and (len(files) != 1 or paths != files or "/" in files[0]):
         wrong = [paths]
     if wrong:
         raise IntegrityError(
-            f"The manifest of version {document['number']} names {wrong[0]!r:.200}, which is not a path inside it; "
+            f"The manifest of version {document.number} names {wrong[0]!r:.200}, which is not a path inside it; "
             "restore its pack from a copy that you trust."
         )
-
-
-def _permissions(mode: int | None) -> int | None:
-    return None if mode is None else mode & PERMISSIONS
 
 
 def check_layout(layout: LayoutDocument, document: VersionDocument) -> None:
@@ -503,18 +481,17 @@ def is_target(target: object) -> bool:
     return isinstance(target, str) and bool(target) and "\0" not in target
 
 
-def _check_sums(document: Mapping[str, Any]) -> None:
+def _check_sums(document: VersionDocument) -> None:
     """Raise `IntegrityError` if the numbers of a version document contradict each other."""
-    number, parent, replaces = document["number"], document["parent"], document["replaces"]
-    units = [unit[0] for unit in document["coarse"]["units"]] if "coarse" in document else []
+    number, parent, units = document.number, document.parent, list(document.coarse_units)
     wrong = [
         name
         for name, is_wrong in (
             ("parent", parent is not None and parent >= number),
             # The replaced version may have the higher number: it may have been begun later and committed earlier.
-            ("replaces", replaces == number),
-            ("original_bytes", sum(file[1] for file in document["files"]) != document["summary"]["original_bytes"]),
-            ("coarse", not _are_places(units, document) or (document["fidelity"] == "coarse") != bool(units)),
+            ("replaces", document.replaces == number),
+            ("original_bytes", sum(file.size for file in document.files) != document.summary["original_bytes"]),
+            ("coarse", not _are_places(units, document) or (document.fidelity == "coarse") != bool(units)),
         )
         if is_wrong
     ]
@@ -524,74 +501,6 @@ def _check_sums(document: Mapping[str, Any]) -> None:
         )
 
 
-def _are_places(units: Sequence[int], document: Mapping[str, Any]) -> bool:
+def _are_places(units: Sequence[int], document: VersionDocument) -> bool:
     """Return whether these are numbers of the document's units, in order."""
-    return units == sorted(set(units)) and (not units or units[-1] < len(document["objects"]))
-
-
-_BLOB = one_of()  # The deepest blob is a delta against none.
-for _ in range(1 + DEEPEST_BLOB):
-    _BLOB = fields({"name": text(1, 255)}, {"pack": PACK_NAME, "against": _BLOB})
-_MODE = whole(0, (1 << 32) - 1)
-_INTEGER = whole(LOWEST, HIGHEST)
-#: Nanoseconds of any time that a file system may store.
-_NANOSECONDS = whole(LOWEST * 10**9, HIGHEST * 10**9 + 10**9 - 1)
-_ERROR = real(0)
-
-#: Schema of version documents; paths are checked separately.
-VERSION = fields(
-    {
-        "number": whole(1), "run": names, "step": optional(_INTEGER), "parent": optional(whole(1)), "created": TIME,
-        "fidelity": one_of(*FIDELITIES), "directory": flag,
-        "files": rows(anything, whole(), hexadecimal(64), optional(_MODE), optional(_NANOSECONDS), _BLOB),
-        "links": rows(anything, anything), "directories": rows(anything, _MODE), "layout": _BLOB, "crcs": _BLOB,
-        "objects": items(ID), "metrics": plain_object, "source": text(), "facts": plain_object,
-        "summary": fields(
-            {"original_bytes": whole(), "elements": whole(), "tensors": whole(), "depth": whole(), "cost": number(0),
-             "base": flag},
-            {"stored_bytes": whole()},
-        ),
-        "replaces": optional(whole(1)),
-    },
-    {
-        "coarse": fields(
-            {"scheme": text(1), "parameters": plain_object,
-             "units": rows(whole(), ID, rows(_ERROR, _ERROR, _ERROR), _ERROR)}
-        ),
-        "hot": fields({"policy": text(), "budget": number(1)}),
-        "dropped": items(text(1), 1),
-        "goes_back": flag,
-    },
-)  # fmt: skip
-
-_DTYPE = one_of(*ITEM_SIZES)
-_SHAPE = items(whole(), last=MOST_AXES)
-#: Sizes and strides are arbitrary for tensors without elements and along axes of length one.
-_SIZES = items(whole(0, HIGHEST), last=MOST_AXES)
-
-#: Schema of layout documents.
-LAYOUT = fields(
-    {
-        "files": items(
-            fields(
-                {
-                    "kind": text(1, 64), "size": whole(),
-                    "extents": rows(whole(), _DTYPE, _SHAPE, text()),
-                    "tensors": rows(text(), _DTYPE, _SIZES, _SIZES, whole(-1), whole(), rest=one_of(*MARKS)),
-                    "checked": rows(text(), whole(), whole(), items(whole())),
-                },
-                {"shards": rows(whole(), _SIZES, _SIZES)},
-            )
-        ),
-        "units": rows(
-            text(), hexadecimal(16), one_of(*(ITEM_SIZES.keys() - PARTS.keys())), items(whole(1), last=MOST_AXES),
-            text(), rows(whole(), whole(), whole(), whole(1)),
-        ),
-    }
-)  # fmt: skip
-
-#: Schema of manifests without the version, which is checked separately: the rest may be intact if it is not.
-MANIFEST = fields(
-    {"number": whole(), "created": TIME, "kind": one_of(*get_args(PackKind)), "records": RECORDS},
-    {"rebase": flag, "trial": flag, "stands_for": items(PACK_NAME), "nonce": hexadecimal(16)},
-)
+    return units == sorted(units) and (not units or units[-1] < len(document.objects))

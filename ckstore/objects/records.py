@@ -1,18 +1,18 @@
 """Records: how one object is stored. Each kind declares its fields once, its work and its description.
 
-An exact object is `raw`, `full`, a `delta` or `patches`; a coarse one is `linear`, `rounded` or a `codebook`. The
-records of a manifest are checked against the declarations of their kinds before any `Record` is made.
+An exact object is `raw`, `full`, a `delta` or `patches`; a coarse one is `linear`, `rounded` or a `codebook`.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice
 from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
@@ -23,79 +23,75 @@ from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work, layer, patches
 from ckstore.objects.identity import Lattice
 from ckstore.objects.units import Unit
-from ckstore.storage.schema import (
-    ID,
-    LIMIT,
-    Schema,
-    both,
-    by,
-    either,
-    fields,
-    flag,
-    items,
-    one_of,
-    row,
-    text,
-    whole,
-)
+from ckstore.runtime.cached import cached_property
+from ckstore.storage.schema import LIMIT, Id, Positive, Text, Whole
 
-#: Schemas of fields, by name.
-Fields = Mapping[str, Schema]
+if TYPE_CHECKING:
+    Dtype = str
+else:
+    Dtype = Literal[tuple(ITEM_SIZES)]
+
+Balance = Annotated[int, Meta(gt=-LIMIT, lt=LIMIT)]
+Exponent = Annotated[int, Meta(ge=-(1 << 15), lt=1 << 15)]
+# No pattern: msgspec (0.22) crashes when it frees a union of a list and a string with a pattern.
+Exponents = str | list[Exponent]
 
 #: The expected bytes of an exact object in full, as a part of its values'.
 EXACT_SHARE = 0.85
 
-_DEBT = whole(-LIMIT, LIMIT)
-_EXPONENT = whole(-(1 << 15), (1 << 15) - 1)
-_EXPONENTS = either(text(), items(_EXPONENT))
-_AXES: Fields = {"rows": _EXPONENTS, "cols": _EXPONENTS}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag=str.lower):
     """One object of the store.
 
     Attributes
     ----------
-    kind
-        Name of the class in documents.
     is_exact
         Whether the values are the original ones.
     dtypes
         dtypes of the elements that the kind supports.
-    required, optional
-        Schemas of the fields of the kind in a document, besides those of all records. A field of the same name holds
-        the value; the others belong to the lattice.
     id
         Content id of an exact object, lattice id of a coarse one.
     dtype
         Of the coded elements: for complex numbers, of their parts.
     count, chunk
         Number of elements, and of elements in a chunk.
+    at
+        Place of the data in the pack: offset and length.
     alone
         Bytes of the object, had it been stored in full (estimated if it was not).
-    pack, offset, length
-        Place of the data: name of the pack, bytes.
+    pack
+        Name of the pack; empty in documents.
     """
 
-    kind: ClassVar[str]
     is_exact: ClassVar[bool] = True
     dtypes: ClassVar[frozenset[str]] = frozenset(ITEM_SIZES.keys() - PARTS.keys())
-    required: ClassVar[Fields] = {}
-    optional: ClassVar[Fields] = {}
 
-    id: str
-    dtype: str
-    count: int
-    chunk: int
-    alone: int = 0
+    id: Id
+    dtype: Dtype
+    count: Positive
+    chunk: Annotated[int, Meta(ge=1, le=CHUNK)]
+    at: tuple[Whole, Whole]
+    alone: Whole
     pack: str = ""
-    offset: int = 0
-    length: int = 0
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind in documents."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def offset(self) -> int:
+        """The first byte of the record's data in its pack."""
+        return self.at[0]
 
     @property
     def base(self) -> str | None:
         """Id of the object that this one is stored against, or None."""
+        return None
+
+    @property
+    def origin(self) -> str | None:
+        """Id of the first object of this one's run, or None."""
         return None
 
     @property
@@ -106,12 +102,12 @@ class Record:
     @property
     def end(self) -> int:
         """The first byte after the record's data in its pack."""
-        return self.offset + self.length
+        return sum(self.at)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the record's data."""
-        return self.length
+        return self.at[1]
 
     @property
     def nbytes_of_values(self) -> int:
@@ -150,7 +146,7 @@ class Record:
     @property
     def common(self) -> dict[str, Any]:
         """The fields of the object itself, for a record of another kind."""
-        return {name: getattr(self, name) for name in ("id", "dtype", "count", "chunk", "alone")}
+        return {name: getattr(self, name) for name in ("id", "dtype", "count", "chunk", "at", "alone")}
 
     def fits_on(self, base: Record) -> bool:
         """Return whether the object can be stored against another one of its dtype, count and cut."""
@@ -158,38 +154,28 @@ class Record:
 
     def moved(self, place: Callable[[int], int]) -> Self:
         """Return the record with another offset."""
-        return replace(self, offset=place(self.offset))
+        return replace(self, at=(place(self.at[0]), self.at[1]))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the record without the pack's name; empty fields of its kind are left out."""
-        own = ((name, getattr(self, name)) for name in self._own_fields())
-        return {
-            "kind": self.kind, "id": self.id, "dtype": self.dtype, "count": self.count, "chunk": self.chunk,
-            "at": [self.offset, self.length], "alone": self.alone, **self._lattice_to_json(),
-            **{name: list(value) if type(value) is tuple else value for name, value in own if value},
-        }  # fmt: skip
-
-    @classmethod
-    @cache
-    def _own_fields(cls) -> list[str]:
-        """Return the names of the kind's fields in a document that are also fields of its records."""
-        return [name for name in (*cls.required, *cls.optional) if name in cls.__dataclass_fields__]
-
-    def _lattice_to_json(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def _lattice_from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the lattice of a coarse object, as a keyword argument."""
-        return {}
+    def placed(self, pack: str) -> Self:
+        """Return a record of the manifest of a pack; raise `IntegrityError` if it contradicts itself."""
+        record = replace(self, pack=pack)
+        try:
+            is_possible = record.dtype in record.dtypes and record._is_possible()
+        except (ArithmeticError, ValueError, LookupError) as error:
+            raise IntegrityError(f"Pack {pack} has a damaged record ({error}); run `ckstore recover`.") from error
+        if not is_possible:  # Kernels do not check the fields.
+            raise IntegrityError(
+                f"The record of object {self.id} is out of bounds; restore its pack from a copy, or run"
+                " `ckstore recover`."
+            )
+        return record
 
     def _is_possible(self) -> bool:
         """Return whether the fields agree with one another."""
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raw(Record):
+class Raw(Record, frozen=True, kw_only=True):
     """Values as they are; of a hot version.
 
     Attributes
@@ -198,10 +184,7 @@ class Raw(Record):
         CRC-32 of each chunk.
     """
 
-    kind = "raw"
-    required: ClassVar[Fields] = {"crcs": items(whole(0, (1 << 32) - 1), 1)}
-
-    crcs: tuple[int, ...]
+    crcs: tuple[Annotated[int, Meta(ge=0, lt=1 << 32)], ...]
 
     @property
     def work(self) -> Work:
@@ -209,30 +192,25 @@ class Raw(Record):
         return Work(records=1)
 
     def _is_possible(self) -> bool:
-        return len(self.crcs) == self.chunks and self.length == self.nbytes_of_values
+        return len(self.crcs) == self.chunks and self.nbytes == self.nbytes_of_values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Full(Record):
+class Full(Record, frozen=True, kw_only=True):
     """The ordinals of values."""
 
-    kind = "full"
 
+class _Based(Record, frozen=True, kw_only=True):
+    """An object that is stored against another one, its base."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Based(Record):
-    """An object that may be stored against another one, its base."""
-
-    base: str | None = None
-    debt: int = 0
+    base: Id
+    debt: Balance = 0
 
     def fits_on(self, base: Record) -> bool:
         """Return whether the object can be stored against another one of its dtype, count and cut."""
         return base.is_exact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta(_Based):
+class Delta(_Based, frozen=True, kw_only=True):
     """Differences of ordinals to those of the base.
 
     Attributes
@@ -240,10 +218,6 @@ class Delta(_Based):
     context
         Chunks are coded in context order (classes from the base).
     """
-
-    kind = "delta"
-    required: ClassVar[Fields] = {"base": ID}
-    optional: ClassVar[Fields] = {"debt": _DEBT, "context": flag}
 
     context: bool = False
 
@@ -256,8 +230,7 @@ class Delta(_Based):
         return not self.context or self.dtype in FLOATS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patches(_Based):
+class Patches(_Based, frozen=True, kw_only=True):
     """A patch of each chunk of the base.
 
     Attributes
@@ -266,11 +239,7 @@ class Patches(_Based):
         Bytes of each chunk's patch, 0 for an unchanged chunk.
     """
 
-    kind = "patches"
-    required: ClassVar[Fields] = {"base": ID, "sizes": items(whole(), 1)}
-    optional: ClassVar[Fields] = {"debt": _DEBT}
-
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[Whole, ...]
 
     @property
     def work(self) -> Work:
@@ -278,22 +247,18 @@ class Patches(_Based):
         return patches(sum(map(bool, self.sizes)), self.nbytes)
 
     def _is_possible(self) -> bool:
-        return len(self.sizes) == self.chunks and self.length == sum(self.sizes)
+        return len(self.sizes) == self.chunks and self.nbytes == sum(self.sizes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coarse(_Based):
-    """An object of quantised values.
-
-    Attributes
-    ----------
-    lattice
-        The meaning of the integers.
-    """
+class Coarse(Record, frozen=True, kw_only=True):
+    """An object of quantised values."""
 
     is_exact = False
 
-    lattice: Lattice
+    @property
+    def lattice(self) -> Lattice:
+        """The meaning of the integers."""
+        raise NotImplementedError
 
     @property
     def full_work(self) -> Work:
@@ -301,33 +266,27 @@ class Coarse(_Based):
         return exact_work(self.count, self.chunk, self.dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gridded(Coarse):
-    """Integers on a lattice with exponents of rows and columns; its other settings are the required fields."""
+class _Gridded(Coarse, frozen=True, kw_only=True, dict=True):
+    """Integers on a lattice with exponents of rows and columns."""
 
-    grid: ClassVar[type[LinearLattice | RoundedLattice]]
+    width: Positive
+    rows: Exponents = ""
+    cols: Exponents = ""
 
-    lattice: LinearLattice | RoundedLattice
+    @property
+    def lattice(self) -> LinearLattice | RoundedLattice:
+        """The meaning of the integers."""
+        raise NotImplementedError
 
-    def _lattice_to_json(self) -> dict[str, Any]:
-        axes = {"rows": self.lattice.rows, "cols": self.lattice.cols}
-        settings = {name: getattr(self.lattice, name) for name in self.required}
-        return settings | {name: exponents_to_text(axis) for name, axis in axes.items() if axis.size}
-
-    @classmethod
-    def _lattice_from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the lattice, as a keyword argument."""
-        settings: dict[str, Any] = {name: document[name] for name in cls.required}
-        settings |= {name: exponents_from_text(document.get(name)) for name in _AXES}
-        return {"lattice": cls.grid(document["dtype"], **settings)}
+    def _axes(self) -> dict[str, npt.NDArray[np.int16]]:
+        return {"rows": exponents_from_text(self.rows), "cols": exponents_from_text(self.cols)}
 
     def _is_possible(self) -> bool:
         lattice = self.lattice
         return lattice.rows.size in (0, -(-self.count // lattice.width)) and lattice.cols.size in (0, lattice.width)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linear(_Gridded):
+class Linear(_Gridded, frozen=True, kw_only=True):
     """Integers on a linear lattice, in full or less the projected integers of the base.
 
     Attributes
@@ -336,14 +295,22 @@ class Linear(_Gridded):
         Id of the first object of this one's run; None if it is the first.
     """
 
-    kind = "linear"
-    grid = LinearLattice
     dtypes = frozenset(STEP_RANGE)
-    required: ClassVar[Fields] = {"step": whole(-LIMIT, LIMIT), "width": whole(1)}
-    optional: ClassVar[Fields] = {"base": ID, "debt": _DEBT, "origin": ID, **_AXES}
 
-    lattice: LinearLattice
-    origin: str | None = None
+    step: Balance
+    base: Id | None = None
+    debt: Balance = 0
+    origin: Id | None = None
+
+    @classmethod
+    def on(cls, lattice: LinearLattice, **fields: Any) -> Self:
+        """Return the record of an object on a lattice."""
+        return cls(step=lattice.step, width=lattice.width, **_axes_of(lattice), **fields)
+
+    @cached_property
+    def lattice(self) -> LinearLattice:
+        """The meaning of the integers."""
+        return LinearLattice(self.dtype, self.step, self.width, **self._axes())
 
     @property
     def description(self) -> str:
@@ -370,17 +337,24 @@ class Linear(_Gridded):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rounded(_Gridded):
+class Rounded(_Gridded, frozen=True, kw_only=True):
     """Integers on a rounded lattice, in full."""
 
-    kind = "rounded"
-    grid = RoundedLattice
     dtypes = frozenset(ROUNDED)
-    required: ClassVar[Fields] = {"shift": whole(1, 31), "level": _EXPONENT, "width": whole(1)}
-    optional: ClassVar[Fields] = _AXES
 
-    lattice: RoundedLattice
+    shift: Annotated[int, Meta(ge=1, le=31)]
+    level: Exponent
+
+    @classmethod
+    def on(cls, lattice: RoundedLattice, **fields: Any) -> Self:
+        """Return the record of an object on a lattice."""
+        axes = _axes_of(lattice)
+        return cls(shift=lattice.shift, level=lattice.level, width=lattice.width, **axes, **fields)
+
+    @cached_property
+    def lattice(self) -> RoundedLattice:
+        """The meaning of the integers."""
+        return RoundedLattice(self.dtype, self.shift, self.level, self.width, **self._axes())
 
     @property
     def description(self) -> str:
@@ -388,96 +362,69 @@ class Rounded(_Gridded):
         return f"rounded 2^{self.lattice.shift}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Codebook(Coarse):
+class Codebook(Coarse, frozen=True, kw_only=True, dict=True):
     """Indices of a codebook, in full or coded by those of the base.
 
     Attributes
     ----------
+    centroids
+        The lattice's, as base64 of little-endian float32.
+    protected
+        The lattice has a level whose elements keep 16 bits each.
     additive
         Values, not indices, are added to those of the base.
     """
 
-    kind = "codebook"
     dtypes = frozenset(CODEBOOK_DTYPES)
-    required: ClassVar[Fields] = {"centroids": text()}
-    optional: ClassVar[Fields] = {
-        "base": ID,
-        "debt": _DEBT,
-        "protected": flag,
-        "additive": flag,
-    }
 
-    lattice: CodebookLattice
+    centroids: Text
+    base: Id | None = None
+    debt: Balance = 0
+    protected: bool = False
     additive: bool = False
+
+    @cached_property
+    def lattice(self) -> CodebookLattice:
+        """The meaning of the indices."""
+        centroids = np.frombuffer(b64decode(self.centroids), "<f4")
+        return CodebookLattice(self.dtype, centroids, self.protected)
 
     @property
     def description(self) -> str:
         """The kind, and whether the indices are stored against others."""
-        return self.kind if self.base is None else f"{self.kind} delta"
+        return "codebook" if self.base is None else "codebook delta"
 
     def fits_on(self, base: Record) -> bool:
         """Return whether the other object has indices, or values to add to, as this one needs."""
         return isinstance(base, Codebook) and base.additive == self.additive
 
-    def _lattice_to_json(self) -> dict[str, Any]:
-        centroids = b64encode(self.lattice.centroids.astype("<f4").tobytes()).decode()
-        return {"centroids": centroids, **({"protected": True} if self.lattice.protected else {})}
-
     @classmethod
-    def _lattice_from_json(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Return the lattice, as a keyword argument."""
-        centroids = np.frombuffer(b64decode(document["centroids"]), "<f4")
-        return {"lattice": CodebookLattice(document["dtype"], centroids, document.get("protected", False))}
+    def on(cls, lattice: CodebookLattice, **fields: Any) -> Self:
+        """Return the record of an object on a lattice."""
+        centroids = b64encode(lattice.centroids.astype("<f4").tobytes()).decode()
+        return cls(centroids=centroids, protected=lattice.protected, **fields)
 
     def _is_possible(self) -> bool:
         return not (self.lattice.protected and self.additive)
 
 
-KINDS: Mapping[str, type[Record]] = {kind.kind: kind for kind in (Raw, Full, Delta, Patches, Linear, Rounded, Codebook)}
+#: The names of the kinds.
+KINDS = ("raw", "full", "delta", "patches", "linear", "rounded", "codebook")
 
-#: Schema of the records of a pack.
-RECORDS = items(
-    both(
-        fields(
-            {"id": ID, "dtype": one_of(*ITEM_SIZES), "count": whole(1), "chunk": whole(1, CHUNK),
-             "at": row(whole(), whole()), "alone": whole()}
-        ),
-        by("kind", {name: fields(kind.required, kind.optional) for name, kind in KINDS.items()}),
-    )
-)  # fmt: skip
+if TYPE_CHECKING:
+    AnyRecord = Record
+else:
+    #: A record of any kind, as in documents.
+    AnyRecord = Raw | Full | Delta | Patches | Linear | Rounded | Codebook
 
 
-def declared(document: Mapping[str, Any], name: str) -> Any:
-    """Return a field of a record's document; None if it is absent, or if the kind has none: the schema ignores it."""
-    kind = KINDS[document["kind"]]
-    return document.get(name) if name in kind.required or name in kind.optional else None
+def _axes_of(lattice: LinearLattice | RoundedLattice) -> dict[str, Any]:
+    return {"rows": exponents_to_text(lattice.rows), "cols": exponents_to_text(lattice.cols)}
 
 
-def record_from_json(document: dict[str, Any], pack: str) -> Record:
-    """Return the record in `document`, which fits the schema.
-
-    Raises
-    ------
-    IntegrityError
-        The record contradicts itself.
-    """
-    kind = KINDS[document["kind"]]
-    offset, length = document["at"]
-    common = {name: document[name] for name in ("id", "dtype", "count", "chunk", "alone")}
-    own = ((name, document[name]) for name in kind._own_fields() if name in document)
-    values: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in own}
-    try:
-        record = kind(**common, pack=pack, offset=offset, length=length, **values, **kind._lattice_from_json(document))
-        is_possible = record.dtype in kind.dtypes and record._is_possible()
-    except (ArithmeticError, ValueError, LookupError) as error:
-        raise IntegrityError(f"Pack {pack} has a damaged record ({error}); run `ckstore recover`.") from error
-    if not is_possible:  # Kernels do not check the fields.
-        raise IntegrityError(
-            f"The record of object {record.id} is out of bounds; restore its pack from a copy, or run"
-            " `ckstore recover`."
-        )
-    return record
+def common_fields(identity: str, unit: Unit, alone: int) -> dict[str, Any]:
+    """Return the fields of the record of a unit, before it has a place."""
+    return {"id": identity, "dtype": unit.dtype, "count": unit.count, "chunk": unit.chunk, "at": (0, 0), "alone": alone}
 
 
 def exact_work(count: int, chunk: int, dtype: str) -> Work:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from threading import local
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from ckstore.errors import IntegrityError
 from ckstore.objects.blobs import expand_against
-from ckstore.objects.documents import MANIFEST, BlobRef, LayoutDocument, VersionDocument
-from ckstore.objects.records import Raw, Record, record_from_json
+from ckstore.objects.documents import BlobRef, LayoutDocument, ManifestDocument, VersionDocument
+from ckstore.objects.records import Raw, Record
 from ckstore.runtime.forks import Lock, in_child
 from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
@@ -38,7 +39,7 @@ T = TypeVar("T")
 class Manifest:
     """One pack's decoded manifest: its document, its blobs and its records by slot."""
 
-    def __init__(self, pack: str, document: dict[str, Any], blobs: dict[str, bytes]) -> None:
+    def __init__(self, pack: str, document: ManifestDocument, blobs: dict[str, bytes]) -> None:
         self.pack = pack
         self.document = document
         self.blobs = blobs
@@ -48,10 +49,10 @@ class Manifest:
         """Return the record in a slot; raise `IntegrityError` if it is empty."""
         record = self._records.get(slot)
         if record is None:
-            records = self.document["records"]
+            records = self.document.records
             if not 0 <= slot < len(records):
                 raise IntegrityError(f"Pack {self.pack} has no record {slot}; run `ckstore recover`.")
-            record = record_from_json(records[slot], self.pack)
+            record = records[slot].placed(self.pack)
             self._records[slot] = record
         return record
 
@@ -119,7 +120,7 @@ class CatalogResolver:
     def number_of(self, pack: str) -> int:
         """Return the number of the version that a pack was written for."""
         found = self._numbers.get(pack)
-        return self._numbers.put(pack, self.manifest(pack).document["number"]) if found is None else found
+        return self._numbers.put(pack, self.manifest(pack).document.number) if found is None else found
 
     def _moved_manifest(self, pack: str) -> Manifest:
         try:
@@ -169,7 +170,7 @@ class CatalogResolver:
     def _read_manifest(self, pack: str) -> Manifest:
         entry = self.packs.find_entry(pack, manifest.MEMBER)
         data = self.packs.pread(pack, entry.offset, entry.length)
-        return Manifest(pack, *manifest.decode_manifest(data, MANIFEST))
+        return Manifest(pack, *manifest.decode_manifest(data, ManifestDocument))
 
     def document(self, row: VersionRow) -> VersionDocument:
         """Return the document of a version, with the current names of packs.
@@ -199,12 +200,11 @@ class CatalogResolver:
 
     def _described(self, row: VersionRow) -> VersionDocument:
         """Return the document in the manifest of the row's pack."""
-        stored = self.manifest(row.pack).document.get("version")
-        # If two versions claim one number, `recover` gives one of them another number and another id.
-        document = None if stored is None else replace(VersionDocument.from_json(stored), number=row.number)
+        document = self.manifest(row.pack).document.described()
         if document is None or document.uid != row.uid:
             raise IntegrityError(f"The catalog lists another version as version {row.number}; run `ckstore recover`.")
-        return document
+        # If two versions claim one number, `recover` gives one of them another number and another id.
+        return replace(document, number=row.number)
 
     def blob(self, ref: BlobRef, pack: str, length: int | None = None) -> bytes:
         """Return the bytes of a blob that a manifest in `pack` names.

@@ -59,8 +59,8 @@ class StoredChunks:
     def index(self, record: Record) -> Index:
         """Return (offset, length) in the record's data for each chunk; None if nothing is stored of it."""
         if record.chunks == 1 and not isinstance(record, Patches):
-            return [(0, record.length) if record.length else None]
-        key = (record.pack, record.offset, record.length, record.chunks)  # Records of a hostile pack may overlap.
+            return [(0, record.nbytes) if record.nbytes else None]
+        key = (record.pack, record.offset, record.nbytes, record.chunks)  # Records of a hostile pack may overlap.
         return self._indexes.get(key) or self._indexes.put(key, self._read_index(record))
 
     def _read_index(self, record: Record) -> Index:
@@ -68,17 +68,17 @@ class StoredChunks:
             ends = accumulate(record.sizes)
             return [(end - size, size) if size else None for end, size in zip(ends, record.sizes, strict=True)]
         length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
-        if length > record.length:
+        if length > record.nbytes:
             raise IntegrityError(f"The shard of object {record.id} is too short for its index.")
-        tail = self._blocks.pread(record.pack, record.offset + record.length - length, length)
-        return read_shard_index(tail, record.chunks, record.length)
+        tail = self._blocks.pread(record.pack, record.offset + record.nbytes - length, length)
+        return read_shard_index(tail, record.chunks, record.nbytes)
 
     def index_ranges(self, record: Record, chunks: Collection[int] | None) -> list[tuple[int, int]]:
         """Return the place of a record's index, as (offset, length), if `ranges` needs it for these chunks."""
         if chunks is None or not _is_picked(record) or isinstance(record, Patches):
             return []
         length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
-        return [(record.offset + max(record.length - length, 0), min(length, record.length))]
+        return [(record.offset + max(record.nbytes - length, 0), min(length, record.nbytes))]
 
     def ranges(self, record: Record, chunks: Collection[int] | None) -> list[tuple[int, int]]:
         """Return the places of some chunks of a record (None: all) in its pack, as (offset, length).
@@ -86,7 +86,7 @@ class StoredChunks:
         A small record is one range.
         """
         if chunks is None or not _is_picked(record):
-            return [(record.offset, record.length)]
+            return [(record.offset, record.nbytes)]
         places = [self.index(record)[chunk] for chunk in chunks]
         return [(record.offset + place[0], place[1]) for place in places if place is not None]
 
@@ -125,4 +125,4 @@ def is_whole(record: Raw, pack: memoryview, workers: int) -> bool:
 
 def _is_picked(record: Record) -> bool:
     """Return whether single chunks of a record are fetched by its index."""
-    return not isinstance(record, Raw) and record.length > _SMALL and record.chunks > 1
+    return not isinstance(record, Raw) and record.nbytes > _SMALL and record.chunks > 1

@@ -7,14 +7,23 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta, Struct
 
 from ckstore.codecs.lattice import PARTS, chunk_length, part_dtype
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.formats.layout import FileLayout, Path, Tensor
+from ckstore.formats.layout import MOST_AXES, FileLayout, Path, Tensor
 from ckstore.formats.shards import directory_of, gather_shards, join, slabs
 from ckstore.objects.identity import digest
 from ckstore.objects.roles import ADAM, state_of, tree_length, trees_of
+from ckstore.storage.schema import Positive, Text, Whole
+
+if TYPE_CHECKING:
+    CodedDtype = str
+else:
+    #: dtypes of coded elements: complex numbers are coded by parts.
+    CodedDtype = Literal[tuple(name for name in ITEM_SIZES if name not in PARTS)]
 
 #: Extents below this many elements are bundled.
 SMALL = 1 << 16
@@ -35,18 +44,16 @@ _VECTORS = {"weight", "bias"}
 _ROLE_MINIMUM = 1 << 12
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A stretch of one extent: its file, the extent's index in the file's layout, first element, number of elements."""
 
-    file: int
-    extent: int
-    first: int
-    count: int
+    file: Whole
+    extent: Whole
+    first: Whole
+    count: Positive
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The elements that become one object.
 
     Attributes
@@ -59,19 +66,19 @@ class Unit:
         dtype of the coded elements; complex numbers are coded by parts.
     shape
         In elements of `dtype`; the last axis is a row.
-    members
-        The stretches of the files, in order; counts are in elements of the extent.
     role
         `weight`, `vector` (norms and biases), `first`, `second`, `state` (of an optimiser, by its place alone) or
         `other`, by the path: a hint for the planner. Correctness never depends on it.
+    members
+        The stretches of the files, in order; counts are in elements of the extent.
     """
 
-    key: str
-    signature: str
-    dtype: str
-    shape: tuple[int, ...]
+    key: Text
+    signature: Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+    dtype: CodedDtype
+    shape: Annotated[tuple[Positive, ...], Meta(max_length=MOST_AXES)]
+    role: Text
     members: tuple[Member, ...]
-    role: str
 
     @property
     def count(self) -> int:
@@ -103,17 +110,6 @@ class Unit:
     def is_bundle(self) -> bool:
         """Whether the unit holds small extents."""
         return self.key.startswith("bundle:")
-
-    def to_json(self) -> list[Any]:
-        """Return the unit as a list, for a layout document."""
-        members = [[member.file, member.extent, member.first, member.count] for member in self.members]
-        return [self.key, self.signature, self.dtype, list(self.shape), self.role, members]
-
-    @classmethod
-    def from_json(cls, document: Sequence[Any]) -> Unit:
-        """Decode a result of `to_json`."""
-        key, signature, dtype, shape, role, members = document
-        return cls(key, signature, dtype, tuple(shape), tuple(Member(*member) for member in members), role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +227,7 @@ def _parts(piece: _Piece) -> Iterable[Unit]:
     role = piece.role
     if piece.count <= PART:
         shape = (*piece.shape[:-1], piece.shape[-1] * scale)
-        yield Unit(name, _signature(piece.dtype, [(name, piece.shape)]), dtype, shape, piece.members, role)
+        yield Unit(name, _signature(piece.dtype, [(name, piece.shape)]), dtype, shape, role, piece.members)
         return
     width = piece.shape[-1] if len(piece.shape) > 1 and piece.shape[-1] <= PART else 1
     step = PART // width * width
@@ -239,7 +235,7 @@ def _parts(piece: _Piece) -> Iterable[Unit]:
         count = min(step, piece.count - first)
         shape = (count // width, width * scale) if width > 1 else (count * scale,)
         signature = _signature(piece.dtype, [(name, piece.shape), (str(part), (count,))])
-        yield Unit(f"{name}#{part}", signature, dtype, shape, piece.members_of(first, count), role)
+        yield Unit(f"{name}#{part}", signature, dtype, shape, role, piece.members_of(first, count))
 
 
 def _cut_parts(piece: _Piece, firsts: Sequence[int]) -> Iterable[Unit]:
@@ -252,8 +248,8 @@ def _cut_parts(piece: _Piece, firsts: Sequence[int]) -> Iterable[Unit]:
             _signature(piece.dtype, [(key, shape)]),
             piece.dtype,
             shape,
-            piece.members_of(first, stop - first),
             "other",
+            piece.members_of(first, stop - first),
         )
 
 
@@ -275,7 +271,7 @@ def _bundles(small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]]) -> Ite
             scale = 2 if dtype in PARTS else 1
             yield Unit(
                 f"bundle:{subtree}|{dtype}|{role}#{part}", signature, part_dtype(dtype), (total * scale,),
-                tuple(member for _, piece in chosen for member in piece.members), role or "other",
+                role or "other", tuple(member for _, piece in chosen for member in piece.members),
             )  # fmt: skip
             part += 1
 

@@ -50,7 +50,7 @@ def prefetch_chunks(repository: Repository, objects: Sequence[str], places: Iter
         with suppress(IntegrityError):
             wanted.append([(record, chunks) for record in reader.chains.records(objects[number])])
     indexed = [record for levels in wanted for record, chunks in levels if reader.stored.index_ranges(record, chunks)]
-    if sum(record.length for record in indexed) <= _SMALL:
+    if sum(record.nbytes for record in indexed) <= _SMALL:
         whole = set(map(id, indexed))
         wanted = [[(record, None if id(record) in whole else cut) for record, cut in levels] for levels in wanted]
     else:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from ckstore.objects.records import declared
+from ckstore.objects.documents import ManifestDocument
 from ckstore.storage.catalog import Placement, key
 
 
@@ -22,18 +21,17 @@ class FoundObjects:
         self._encoded: dict[int, list[tuple[Placement, int | None]]] = {}
         self._raw: dict[int, list[Placement]] = {}
 
-    def add(self, name: str, kind: str, document: Mapping[str, Any]) -> None:
+    def add(self, name: str, kind: str, document: ManifestDocument) -> None:
         """Add the records of a pack's manifest; add packs in the order in which they were written."""
-        for slot, record in enumerate(document["records"]):
-            number = key(record["id"])
+        for slot, record in enumerate(document.records):
+            number = key(record.id)
             place = number, name, slot
             if kind == "raw":
                 self._raw.setdefault(number, []).append(place)
                 continue
             places = self._encoded.setdefault(number, [])
-            identity = declared(record, "base")
-            base = None if identity is None else key(identity)
-            places.insert(0 if document.get("rebase") else len(places), (place, base))
+            base = None if record.base is None else key(record.base)
+            places.insert(0 if document.rebase else len(places), (place, base))
 
     def resolve(self, present: Iterable[Placement] = ()) -> None:
         """Choose a place for each object that can be decoded.

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from msgspec import structs
+
 from ckstore.objects.documents import VersionDocument
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.change_log import gaps
@@ -118,7 +120,7 @@ class FoundVersions:
             record = logged.get((version.uid, version.written_as))
             if record is not None:
                 version.renumbered = record["created"]
-                version.document = replace(version.document, number=record["version"])
+                version.document = structs.replace(version.document, number=record["version"])
             self.last_number = max(self.last_number, version.number, version.written_as)
         known = self.present or {}
         # The version with this number in the current catalog comes first, then the one written first.
@@ -134,7 +136,7 @@ class FoundVersions:
                 f"Versions {holder.name} and {version.name} both claim number {version.number};"
                 f" {version.name} of {version.document.created} was renumbered {self.last_number}."
             )
-            version.document = replace(version.document, number=self.last_number)
+            version.document = structs.replace(version.document, number=self.last_number)
             self.versions[version.number] = version
             self.renumbered.append(version)
 
@@ -366,9 +368,11 @@ class FoundVersions:
         return gaps(known | self.gone.keys() | self._named | {self.last_number + 1})
 
 
-def found_version(pack: ScannedPack) -> FoundVersion:
-    """Return the version in a pack's manifest."""
-    document = VersionDocument.from_json(pack.document["version"])
+def found_version(pack: ScannedPack) -> FoundVersion | None:
+    """Return the version in a pack's manifest; None if there is none. Raise `IntegrityError` for an invalid one."""
+    document: VersionDocument | None = pack.document.described()
+    if document is None:
+        return None
     return FoundVersion(replace(pack, blobs={}), document, document.number, document.uid, document.step)
 
 

@@ -53,11 +53,11 @@ def _objects(repository: Repository, packs: Iterable[str]) -> FoundObjects:
     order = []
     for name in packs:
         document = repository.resolver.manifest(name).document
-        if not document.get("trial"):
-            order.append((document["created"], document["number"], name, document))
+        if not document.trial:
+            order.append((document.created, document.number, name, document))
     found = FoundObjects()
     for _, _, name, document in sorted(order, key=lambda item: item[:3]):
-        found.add(name, document["kind"], document)
+        found.add(name, document.kind, document)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ckstore.commit.costs import update_costs
 from ckstore.encoding.object_writer import version_row
 from ckstore.errors import CkstoreError, IntegrityError
-from ckstore.objects.documents import MANIFEST
+from ckstore.objects.documents import ManifestDocument
 from ckstore.recovery.found_objects import FoundObjects
 from ckstore.recovery.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.recovery.lost_packs import lost_packs
@@ -149,7 +149,7 @@ class _Builder:
         self.logged: list[str] = []
 
     def build(self) -> None:
-        for pack in scan_packs(self.path, MANIFEST):
+        for pack in scan_packs(self.path, ManifestDocument):
             if isinstance(pack, DamagedPack):
                 self.report.problems.append(f"Pack {pack.info.name} is damaged ({pack.reason}); it was left in place.")
                 self.damaged.append(pack.info)
@@ -249,26 +249,28 @@ class _Builder:
         }
 
     def _take_in(self, pack: ScannedPack) -> None:
-        if pack.document.get("trial"):
+        if pack.document.trial:
             # A trial of a killed search; `gc` removes the file.
-            self.last_number = max(self.last_number, pack.document["number"])
+            self.last_number = max(self.last_number, pack.document.number)
             return
         self.report.packs += 1
         self.packs.add(pack.info.name)
         self.catalog.add_packs([pack.info])
-        for former in pack.document.get("stands_for", ()):
+        for former in pack.document.stands_for:
             self.claims.setdefault(former, []).append(pack.info.name)
         self.objects.add(pack.info.name, pack.info.kind, pack.document)
-        self.last_number = max(self.last_number, pack.document["number"])
-        if pack.document.get("rebase"):
+        self.last_number = max(self.last_number, pack.document.number)
+        if pack.document.rebase:
             self.rebased = True
-        if "version" in pack.document:
-            try:
-                self.found.append(found_version(pack))
-            except IntegrityError as error:
-                self.report.problems.append(f"{error} The version was left out.")
+        try:
+            found = found_version(pack)
+        except IntegrityError as error:
+            self.report.problems.append(f"{error} The version was left out.")
+            return
+        if found is not None:
+            self.found.append(found)
         elif pack.info.kind == "raw":
-            self.raw_packs[pack.document["number"], pack.document["created"]] = pack.info
+            self.raw_packs[pack.document.number, pack.document.created] = pack.info
 
     def _are_of_another_store(self, rows: Mapping[str, VersionRow], records: Sequence[dict[str, Any]]) -> bool:
         """Return whether packs and log exist, but none names a version of the catalog by its id."""
@@ -279,7 +281,7 @@ class _Builder:
 
     def _insert(self, version: FoundVersion, parent: int | None) -> None:
         pack, document = version.pack, version.document
-        raw = self.raw_packs.get((pack.document["number"], pack.document["created"]))
+        raw = self.raw_packs.get((pack.document.number, pack.document.created))
         row = version_row(document, [pack.info] if raw is None else [raw, pack.info], pack.entry)
         missing = sum(not self.objects.restores(identity) for identity in document.objects)
         if missing:

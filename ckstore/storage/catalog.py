@@ -18,6 +18,7 @@ from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
 from ckstore.storage.pack import RAW, PackEntry, PackInfo
 from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, key
+from ckstore.storage.schema import check
 
 C = TypeVar("C", bound="Catalog")
 P = ParamSpec("P")
@@ -100,7 +101,7 @@ class Catalog(CatalogClaims):
         """Return the name of the last record that was committed; empty if there is none."""
         name = self.moved_packs([LOGGED]).get(LOGGED, "")
         with believed(self._path):
-            log_files.FOLLOWS([name])
+            check(name, log_files.Follows)
         return name
 
     def records(self) -> list[dict[str, Any]]:

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from msgspec import Struct
+
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed, damaged
-from ckstore.storage.pack import PACK_NAME, PackInfo
+from ckstore.storage.pack import PackInfo, PackName
 from ckstore.storage.placements import Placements
 from ckstore.storage.rows import (
     LEASE_ROWS,
@@ -30,20 +32,7 @@ from ckstore.storage.rows import (
     Totals,
     VersionRow,
 )
-from ckstore.storage.schema import (
-    HIGHEST,
-    ID,
-    LOWEST,
-    Schema,
-    items,
-    number,
-    optional,
-    plain_object,
-    read_json,
-    rows,
-    text,
-    whole,
-)
+from ckstore.storage.schema import Id, Integer, Plain, Positive, Size, Whole, Word, check, decode, rows
 from ckstore.storage.version_names import resolve
 
 #: Row of `meta` with the time of the last change by `gc`.
@@ -64,12 +53,13 @@ _RUN = "o.id, o.name, o.versions, o.total, o.last, o.highest, o.seal"
 _OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 
 _PACK = "p.id, p.name, p.kind, p.bytes, p.seal"
-_GLOBS = items(text(1))
-_STEPS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
-_NAMES = rows(PACK_NAME)
-_OFFSETS = rows(PACK_NAME, whole())
-_DESCRIBED = rows(whole(), ID, PACK_NAME, whole())
-_NUMBER_ROWS = rows(whole(), whole())
+_STEPS = rows(Positive, Integer | None)
+_NAMES = rows(PackName)
+_OFFSETS = rows(PackName, Whole)
+_DESCRIBED = rows(Whole, Id, PackName, Whole)
+_NUMBER_ROWS = rows(Whole, Whole)
+_TOTAL = rows(Size)
+_GLOBS = tuple[Word, ...]
 
 
 class _Sum(NamedTuple):
@@ -374,7 +364,7 @@ class CatalogReader:
 
     def original_bytes(self) -> int:
         """Return the bytes of the files of all versions."""
-        [[total]] = self._connection.rows("SELECT TOTAL(original_bytes) FROM versions", schema=rows(number(0)))
+        [[total]] = self._connection.rows("SELECT TOTAL(original_bytes) FROM versions", schema=_TOTAL)
         return int(total)
 
     def state(self) -> tuple[int, int, int]:
@@ -464,7 +454,7 @@ class CatalogReader:
 
     def _versions(self, found: Sequence[Sequence[Any]]) -> list[VersionRow]:
         with believed(self._path):
-            VERSION_ROWS([found])
+            check([found], VERSION_ROWS)
             return [_version(row) for row in found]
 
     def _of_run(self, run: str, which: str) -> VersionRow | None:
@@ -492,7 +482,7 @@ class CatalogReader:
             return row
         return None
 
-    def _set(self, name: str, columns: str, source: str, order: str, schema: Schema | None = None) -> list[Any]:
+    def _set(self, name: str, columns: str, source: str, order: str, schema: type[Struct] | None = None) -> list[Any]:
         """Return all rows of a set with a sum in `seals`; the last of the columns is their checksum."""
         query = f"SELECT {columns}, {_SET} FROM seals s LEFT JOIN {source} WHERE s.name = '{name}' ORDER BY {order}"
         found = self._connection.rows(query)
@@ -501,7 +491,7 @@ class CatalogReader:
         contents = self._whole(found, _OF_SET, name)
         with believed(self._path):
             if schema is not None:
-                schema([contents])
+                check([contents], schema)
         return contents
 
     def _whole(self, found: Sequence[Sequence[Any]], owner: int, name: str) -> list[Any]:
@@ -528,6 +518,6 @@ def _version(row: Sequence[Any]) -> VersionRow:
     if values[0] == values[4]:
         raise ValueError(f"version {values[0]} is its own parent")
     values[16], values[18], values[19] = bool(values[16]), bool(values[18]), bool(values[19])
-    values[20] = tuple(read_json(values[20], _GLOBS))
-    values[21] = read_json(values[21], plain_object)
+    values[20] = decode(values[20], _GLOBS)
+    values[21] = decode(values[21], Plain)
     return VersionRow(*values)

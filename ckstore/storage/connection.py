@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+from msgspec import Struct
+
 from ckstore.errors import (
     CkstoreError,
     ClosedError,
@@ -22,7 +24,7 @@ from ckstore.errors import (
 )
 from ckstore.runtime import access, forks
 from ckstore.storage import catalog_tables, durable
-from ckstore.storage.schema import Schema, optional, rows, text
+from ckstore.storage.schema import Text, check, rows
 
 #: The format version of the catalog, in SQLite's `user_version`.
 FORMAT = 1
@@ -40,7 +42,7 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTR
 #: cycles, and have endless rows.
 _STEPS, _STEPS_A_BYTE, _STEPS_AT_ONCE = 5_000_000, 20, 100_000
 #: Schema of `sqlite_master`: type, name and SQL.
-_MASTER = rows(text(), text(), optional(text()))
+_MASTER = rows(Text, Text, Text | None)
 
 #: Seconds between attempts to get a lock. After `_FAIR` seconds the pauses are short again, so that newcomers do not
 #: overtake a process that has waited for long.
@@ -87,23 +89,23 @@ class Connection:
         self._is_inherited = True
         self._depth = 0
 
-    def rows(self, statement: str, parameters: Sequence[Any] = (), schema: Schema | None = None) -> list[Any]:
+    def rows(self, statement: str, parameters: Sequence[Any] = (), schema: type[Struct] | None = None) -> list[Any]:
         """Return all rows of a query as tuples of the schema; raise `IntegrityError` for an invalid row."""
         with self._lock, explained(self.path):
             found = self._found(statement, parameters)
             with believed(self.path):
                 if schema is not None:
-                    schema([found])
+                    check([found], schema)
             return found
 
-    def sealed(self, query: str, parameters: Sequence[Any] = (), schema: Schema | None = None) -> list[Any]:
+    def sealed(self, query: str, parameters: Sequence[Any] = (), schema: type[Struct] | None = None) -> list[Any]:
         """Return all rows of a query without their last column, the checksum of the others.
 
         Raise `IntegrityError` for a row that does not match its checksum, or an invalid one.
         """
         return self.unsealed(self.rows(query, parameters), schema)
 
-    def unsealed(self, found: Iterable[Sequence[Any]], schema: Schema | None = None) -> list[Any]:
+    def unsealed(self, found: Iterable[Sequence[Any]], schema: type[Struct] | None = None) -> list[Any]:
         """Return rows without their last column, the checksum of the others; raise `IntegrityError`."""
         contents = []
         for *values, checksum in found:
@@ -112,10 +114,10 @@ class Connection:
             contents.append(tuple(values))
         with believed(self.path):
             if schema is not None:
-                schema([contents])
+                check([contents], schema)
         return contents
 
-    def rows_of(self, query: str, values: Iterable[Any], schema: Schema | None = None) -> list[Any]:
+    def rows_of(self, query: str, values: Iterable[Any], schema: type[Struct] | None = None) -> list[Any]:
         """Return the rows of a query, which ends with a column's name, for many values of that column, in any order."""
         # Sorted, so that neighbouring keys find the same page in the cache.
         wanted = sorted(set(values))

@@ -5,30 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from blake3 import blake3
+from msgspec import Meta
 
 from ckstore.errors import AccessError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, root
 from ckstore.storage.interface import Listed, Storage
-from ckstore.storage.names import names, names_or_empty
-from ckstore.storage.pack import PACK_NAME
-from ckstore.storage.schema import (
-    ID,
-    TIME,
-    by,
-    canonical_json,
-    fields,
-    items,
-    matching,
-    optional,
-    plain_object,
-    read_json,
-    rows,
-    text,
-    whole,
-)
+from ckstore.storage.names import Name, Title
+from ckstore.storage.pack import PackName
+from ckstore.storage.schema import Id, Plain, Positive, Text, Time, Whole, canonical_json, check, decode, fields
 
 FORMAT = 1
 #: Prefix of the files' names.
@@ -39,40 +26,36 @@ LARGEST = 1 << 25
 SEGMENT = 256
 _JOINED = 1 << 16
 LAST = 10**12 - 1
-_VERSION = whole(1)
-_PACKS = items(PACK_NAME)
-#: Schema of a record, by kind of change.
-RECORD = by(
-    "change",
-    {
-        "tag": fields({"tag": names, "version": _VERSION}),
-        "untag": fields({"tag": names}),
-        "rebase": fields({"packs": _PACKS, "versions": items(_VERSION)}),
-        "forget": fields({"versions": items(_VERSION), "uids": items(ID)}),
-        "thin": fields({"packs": _PACKS, "version": _VERSION}),
-        "drop": fields({"packs": _PACKS, "version": _VERSION}),
-        "compact": fields({"packs": _PACKS, "version": _VERSION}),
-        "metrics": fields({"version": _VERSION, "metrics": plain_object}),
-        "policy": fields({"run": names_or_empty, "policy": optional(text())}),
-        "gc": fields({"written": _PACKS, "removed": _PACKS, "versions": rows(ID, _VERSION, optional(_VERSION), TIME)}),
-        "lost": fields({"packs": _PACKS}),
-        "found": fields({"packs": _PACKS}),
-        "supersede": fields({"by": ID, "superseded": items(ID), "present": items(ID)}),
-        "renumber": fields({"uid": ID, "from": _VERSION, "version": _VERSION}),
-    },
-)
+_Packs, _Versions, _Ids = list[PackName], list[Positive], list[Id]
+#: Types of records, by kind of change.
+RECORDS: Mapping[str, Any] = {
+    "tag": fields({"tag": Name, "version": Positive}),
+    "untag": fields({"tag": Name}),
+    "rebase": fields({"packs": _Packs, "versions": _Versions}),
+    "forget": fields({"versions": _Versions, "uids": _Ids}),
+    "thin": fields({"packs": _Packs, "version": Positive}),
+    "drop": fields({"packs": _Packs, "version": Positive}),
+    "compact": fields({"packs": _Packs, "version": Positive}),
+    "metrics": fields({"version": Positive, "metrics": Plain}),
+    "policy": fields({"run": Title, "policy": Text | None}),
+    "gc": fields({"written": _Packs, "removed": _Packs, "versions": list[tuple[Id, Positive, Positive | None, Time]]}),
+    "lost": fields({"packs": _Packs}),
+    "found": fields({"packs": _Packs}),
+    "supersede": fields({"by": Id, "superseded": _Ids, "present": _Ids}),
+    "renumber": fields({"uid": Id, "from": Positive, "version": Positive}),
+}
 #: A catalog that was restored from a copy.
 BEHIND = "The catalog lacks changes that are in the log; run `ckstore recover`."
-#: Schema of the name of the last record before another; empty if there is none.
-FOLLOWS = matching(re.compile(r"(\d{12}-[0-9a-f]{16})?"), "a record's name, or empty")
+#: The name of the last record before another; empty if there is none.
+Follows = Annotated[str, Meta(pattern=r"\A([0-9]{12}-[0-9a-f]{16})?\Z")]
 _OWN = fields(
     {
-        "format": whole(),
-        "sequence": whole(1, LAST),
-        "follows": FOLLOWS,
-        "part": whole(),
-        "created": TIME,
-        "digest": ID,
+        "format": Whole,
+        "sequence": Annotated[int, Meta(ge=1, le=LAST)],
+        "follows": Follows,
+        "part": Whole,
+        "created": Time,
+        "digest": Id,
     }
 )
 _NAME = re.compile(rb"(\d{12}-[0-9a-f]{16}) ")
@@ -91,6 +74,14 @@ class Found(NamedTuple):
 def name_of(record: Mapping[str, Any]) -> str:
     """Return the name of a record that was read."""
     return f"{record['sequence']:012d}-{record['digest'][:16]}"
+
+
+def check_record(record: Any) -> None:
+    """Raise `ValueError` unless the fields of a record are those of its kind of change."""
+    check(record, fields({"change": str}))
+    if record["change"] not in RECORDS:
+        raise ValueError(f"{record['change']!r:.200} is no kind of change")
+    check(record, RECORDS[record["change"]])
 
 
 def write(storage: Storage, content: Mapping[str, Any]) -> str:
@@ -202,13 +193,13 @@ def _data(storage: Storage, item: Listed) -> bytes:
 def _parsed(data: bytes, name: str, place: str) -> dict[str, Any]:
     """Return the record of a name; raise `IntegrityError` if it is damaged."""
     try:
-        record: dict[str, Any] = read_json(data, plain_object)
+        record: dict[str, Any] = decode(data, Plain)
         # Compared as bytes, too: changes that JSON ignores (blanks, escapes) are damage.
         whole = canonical_json(record) == data
         digest = record.pop("digest")
         intact = whole and blake3(canonical_json(record)).hexdigest(length=20) == digest
         record["digest"] = digest
-        _OWN([record])
+        check(record, _OWN)
     except (ValueError, KeyError):
         intact = False
     if not intact or name_of(record) != name:
@@ -217,7 +208,7 @@ def _parsed(data: bytes, name: str, place: str) -> dict[str, Any]:
         version = record["format"]
         raise FormatVersionError(f"{place} has format {version}, this ckstore reads {FORMAT}; install a later one.")
     try:
-        RECORD([record])
+        check_record(record)
     except ValueError as error:
         raise IntegrityError(f"Log record {place} is damaged ({error}); restore it from a copy.") from error
     return record

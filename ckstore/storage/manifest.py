@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from blake3 import blake3
+from msgspec import Meta, Raw, Struct
 
 from ckstore.errors import FormatVersionError, IntegrityError
 from ckstore.storage import zstd
-from ckstore.storage.schema import Schema, expanded_limit, fields, plain_object, read_json, rows, text, whole
+from ckstore.storage.schema import Whole, decode, encode, expanded_limit
 from ckstore.varint import read_varint, varint
 
 #: Name of the zip member of a pack that holds its manifest.
@@ -27,12 +27,12 @@ _PLAIN, _ZSTANDARD = 0, 1
 _LEVEL = 16
 #: Text that documents share, the most frequent last: a short document takes half the bytes with it.
 DICTIONARY = (
-    b'"coarse":{"scheme":"lattice","parameters":{"quality":1.5},"units":[[0,"'
+    b'"coarse":{"scheme":"lattice","parameters":{"quality":1.5},"units":{"0":["'
     b'"hot":{"policy":"{\\"fidelity\\":\\"exact\\"}","budget":2.0},"dropped":["'
     b'"rebase":true,"stands_for":["{"kind":"raw","crcs":[{"kind":"rounded","shift":,"level":,"rows":"PPPP","cols":"PPPP'
     b'{"kind":"codebook","centroids":"{"kind":"patches","sizes":[{"kind":"linear","step":-,"origin":"'
     b'"},{"kind":"full","id":"","dtype":"bfloat16","count":'
-    b'{"document":{"format":1,"number":1,"created":"2026-01-01T00:00:00.000000Z","kind":"encoded","records":['
+    b'{"document":{"number":1,"created":"2026-01-01T00:00:00.000000Z","kind":"encoded","records":['
     b'{"kind":"delta","id":"","dtype":"float32","count":1024,"chunk":262144,"at":[42,1000],"alone":1000,"base":"",'
     b'"debt":10,"context":true}],"version":{"number":1,"run":"run","step":100,"parent":1,"created":"20",'
     b'"fidelity":"exact","directory":false,"files":[["checkpoint.pt",1000,"",420,17000000000,{"name":"skeleton.0",'
@@ -41,13 +41,18 @@ DICTIONARY = (
     b'"source":"/","facts":{"step":100,"epoch":1},"summary":{"original_bytes":1000,"elements":1000,"tensors":10,'
     b'"depth":1,"cost":1.0,"base":false},"replaces":null}},"blobs":[["skeleton.0",100],["layout",100],["crcs",100]]}'
 )
-_TABLE = rows(text(last=255), whole())
 
 
-def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> bytes:
+class _Content(Struct):
+    """The JSON text of a manifest."""
+
+    document: Raw
+    blobs: list[tuple[Annotated[str, Meta(pattern=r"\A[^\0]{0,255}\Z")], Whole]]
+
+
+def encode_manifest(document: Any, blobs: Mapping[str, bytes]) -> bytes:
     """Frame a document and its blobs, which are stored in this order as they are: compress them first if that pays."""
-    table = [[name, len(blob)] for name, blob in blobs.items()]
-    content = json.dumps({"document": document, "blobs": table}, separators=(",", ":")).encode()
+    content = encode({"document": document, "blobs": [(name, len(blob)) for name, blob in blobs.items()]})
     method, frame = _ZSTANDARD, zstd.compress(content, _LEVEL, DICTIONARY)
     if not len(frame) < len(content) <= expanded_limit(len(frame)):
         method, frame = _PLAIN, content
@@ -56,8 +61,8 @@ def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> 
     return _ENVELOPE.pack(_MAGIC, blake3(rest).digest(length=16)) + rest
 
 
-def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Undo `encode_manifest`; check the document against a schema.
+def decode_manifest(data: bytes, kind: Any) -> tuple[Any, dict[str, bytes]]:
+    """Undo `encode_manifest`; return the document as a value of a type.
 
     Raises
     ------
@@ -83,15 +88,14 @@ def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[st
         end = start + frame_length
         if version != FORMAT or end > len(rest) or text_length > expanded_limit(frame_length):
             raise ValueError("its header is out of bounds")
-        content = read_json(
-            _expanded(rest[at], rest[start:end], text_length), fields({"document": schema, "blobs": _TABLE})
-        )
-        blobs = _cut(rest[end:], content["blobs"])
+        content = decode(_expanded(rest[at], rest[start:end], text_length), _Content)
+        blobs = _cut(rest[end:], content.blobs)
+        document = decode(content.document, kind)
     except FormatVersionError:
         raise
     except (ValueError, IndexError) as error:
         raise _damaged(str(error)) from error
-    return content["document"], blobs
+    return document, blobs
 
 
 def _expanded(method: int, frame: bytes, length: int) -> bytes:
@@ -102,7 +106,7 @@ def _expanded(method: int, frame: bytes, length: int) -> bytes:
     return frame
 
 
-def _cut(data: bytes, table: list[list[Any]]) -> dict[str, bytes]:
+def _cut(data: bytes, table: list[tuple[str, int]]) -> dict[str, bytes]:
     blobs: dict[str, bytes] = {}
     offset = 0
     for name, length in table:

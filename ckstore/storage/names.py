@@ -7,14 +7,14 @@ parts from here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
 from ckstore.errors import UsageError
 from ckstore.steps import step_of_text
-from ckstore.storage.schema import text
+from ckstore.storage.schema import rule
 
 #: The name of the latest version, also of a run's after an @.
 LATEST = "latest"
@@ -129,15 +129,18 @@ def _plain(name: str) -> str:
     return name.encode()[_ROOM - LONGEST :].decode(errors="ignore").lstrip(" .-/").rstrip(" ./")
 
 
-def names(column: Sequence[Any]) -> None:
-    """Accept names of runs or tags: a schema, as in `ckstore.storage.schema`."""
-    text(1)(column)
-    for name in dict.fromkeys(column):
-        if reason := objection(name):
-            raise ValueError(f"{name!r} {reason}, and cannot name a run or a tag")
+def _check_name(value: Any) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
+    if reason := objection(value):
+        raise ValueError(f"{value!r} {reason}, and cannot name a run or a tag")
 
 
-def names_or_empty(column: Sequence[Any]) -> None:
-    """Accept names of runs, and the empty one of the store: a schema."""
-    text()(column)
-    names([name for name in column if name])
+if TYPE_CHECKING:
+    Name = str
+    Title = str
+else:
+    #: A name of a run or a tag.
+    Name = rule(_check_name)
+    #: A name of a run, or the empty one of the store.
+    Title = rule(lambda value: _check_name(value) if value != "" else None)

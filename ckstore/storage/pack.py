@@ -11,13 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+
+from msgspec import Meta
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.runtime.access import DENIED, denied
 from ckstore.runtime.checksum import crc32c
 from ckstore.storage import durable, manifest, root
-from ckstore.storage.schema import matching
 from ckstore.storage.writeback import Writeback
 from ckstore.storage.zip_stream import ZipStream
 
@@ -34,8 +35,8 @@ RAW = ".raw.zip"
 _SUFFIXES: dict[PackKind, str] = {"encoded": ".zip", "raw": RAW}
 _KINDS = {suffix: kind for kind, suffix in _SUFFIXES.items()}
 _PACK_NAME = re.compile(r"([0-9a-f]{40})((?:\.raw)?\.zip)")
-#: Pattern of a pack's file name.
-PACK_NAME = matching(_PACK_NAME, "the name of a pack")
+#: A pack's file name.
+PackName = Annotated[str, Meta(pattern=rf"\A{_PACK_NAME.pattern}\Z")]
 _ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _ABSENT = 2**64 - 1
 #: Alignment of values that may be mapped: a cache line.
@@ -189,7 +190,7 @@ class PackWriter:
         gathered = self._add_member(_GATHERED, [memoryview(small)]).offset if small else 0
         return lambda offset: offset if offset >= 0 else gathered - 1 - offset
 
-    def add_manifest(self, document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> PackEntry:
+    def add_manifest(self, document: Any, blobs: Mapping[str, bytes]) -> PackEntry:
         """Add the manifest, which is no array, after everything else."""
         data = manifest.encode_manifest(document, blobs)
         self._claim(manifest.MEMBER)

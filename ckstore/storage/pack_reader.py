@@ -35,7 +35,7 @@ from ckstore.storage import durable, root
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackEntry, PackInfo, parse_pack_name
-from ckstore.storage.schema import fields, plain_object, read_json
+from ckstore.storage.schema import Plain, decode, fields
 from ckstore.storage.zip_stream import digest_file
 
 #: Prefix of the names of packs.
@@ -44,8 +44,8 @@ _ABSENT = 2**64 - 1
 _TAIL = 1024
 #: Largest metadata of a pack's arrays: they include exponents of millions of rows.
 _LARGEST_METADATA = 1 << 26
-#: Schema of a pack's Zarr metadata.
-_GROUP = fields({"consolidated_metadata": fields({"metadata": plain_object})})
+#: Type of a pack's Zarr metadata.
+_GROUP = fields({"consolidated_metadata": fields({"metadata": Plain})})
 #: Errors of an unreadable zip.
 _UNREADABLE = (KeyError, ValueError, NotImplementedError, MemoryError, zipfile.BadZipFile, struct.error)
 # pread(2) returns at most 2^31 - 4096 bytes on Linux.
@@ -247,7 +247,7 @@ class PackReader:
                 if "zarr.json" not in archive.NameToInfo:
                     return {}
                 with archive.open("zarr.json") as metadata:
-                    group = read_json(metadata.read(_LARGEST_METADATA), _GROUP)
+                    group = decode(metadata.read(_LARGEST_METADATA), _GROUP)
             arrays: dict[str, Any] = group["consolidated_metadata"]["metadata"]
             return arrays
         except (*_UNREADABLE, zlib.error, EOFError) as error:

@@ -6,15 +6,16 @@ from collections.abc import Collection, Iterable
 
 from ckstore.errors import ConflictError, UsageError
 from ckstore.storage.connection import Connection
-from ckstore.storage.pack import PACK_NAME
-from ckstore.storage.rows import KEY, Placement
-from ckstore.storage.schema import rows, whole
+from ckstore.storage.pack import PackName
+from ckstore.storage.rows import Placement
+from ckstore.storage.schema import Natural, Whole, rows
 
 #: Number of rows of the small table after which they are moved to the large one (see `migrations`).
 _LARGEST_RECENT = 1 << 15
-_PLACED = rows(KEY, whole(), whole())
-_FOUND = rows(KEY, PACK_NAME, whole())
-_NAMES = rows(whole(), PACK_NAME)
+_PLACED = rows(Natural, Whole, Whole)
+_FOUND = rows(Natural, PackName, Whole)
+_NAMES = rows(Whole, PackName)
+_SLOTS = rows(Natural, Whole)
 
 
 class RemovedError(ConflictError):
@@ -43,7 +44,7 @@ class Placements:
         return self._connection.rows(
             "SELECT key, slot FROM objects WHERE pack = (SELECT id FROM packs WHERE name = ?) ORDER BY slot",
             [pack],
-            rows(KEY, whole()),
+            _SLOTS,
         )
 
     def by_pack(self) -> dict[str, dict[int, int]]:

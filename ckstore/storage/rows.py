@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ckstore.storage.names import names, names_or_empty
-from ckstore.storage.pack import PACK_NAME
-from ckstore.storage.schema import HIGHEST, ID, LOWEST, TIME, Schema, number, one_of, optional, rows, text, whole
+from msgspec import Meta
+
+from ckstore.storage.names import Name, Title
+from ckstore.storage.pack import PackKind, PackName
+from ckstore.storage.schema import Bit, Id, Integer, Natural, Positive, Size, Text, Time, Whole, Word, rows
 
 #: (key, pack name, slot): the place of an object.
 Placement = tuple[int, str, int]
 
-KEY = whole(0, HIGHEST)
-TAG_ROWS = rows(names, whole(1))
-POLICY_ROWS = rows(names_or_empty, text())
-META_ROWS = rows(text(), text())
+TAG_ROWS = rows(Name, Positive)
+POLICY_ROWS = rows(Title, Text)
+META_ROWS = rows(Text, Text)
 
 
 def key(identifier: str) -> int:
@@ -116,16 +117,15 @@ class VersionRow:
 VERSION_COLUMNS = [column.name for column in fields(VersionRow)]
 
 
-def version_schemas(flag: Schema, globs: Schema, metrics: Schema) -> list[Schema]:
-    """Return the schemas of the columns of a `VersionRow`, in order; SQL and JSON differ in three kinds of values."""
-    return [
-        whole(1), ID, names, optional(whole(LOWEST, HIGHEST)), optional(whole(1)), TIME, PACK_NAME, whole(), whole(),
-        whole(), whole(), whole(), whole(), whole(), whole(), number(0), flag, one_of("exact", "coarse"), flag, flag,
-        globs, metrics, optional(text()),
-    ]  # fmt: skip
+def version_types(truth: Any, globs: Any, metrics: Any) -> tuple[Any, ...]:
+    """Return the types of the columns of a `VersionRow`, in order; SQL and JSON differ in three kinds of values."""
+    return (
+        Positive, Id, Name, Integer | None, Positive | None, Time, PackName, Whole, Whole, Whole, Whole, Whole, Whole,
+        Whole, Whole, Size, truth, Literal["exact", "coarse"], truth, truth, globs, metrics, Text | None,
+    )  # fmt: skip
 
 
-VERSION_ROWS = rows(*version_schemas(whole(0, 1), text(), text()))
+VERSION_ROWS = rows(*version_types(Bit, Text, Text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +139,13 @@ class RunRow:
 
 
 #: Columns of a run and its sums in `runs`: id, name, number of versions, sum of their checksums, last and highest.
-RUN_ROWS = rows(whole(), names, whole(), whole(0, HIGHEST), whole(), whole())
+RUN_ROWS = rows(Whole, Name, Whole, Natural, Whole, Whole)
 #: Columns of a set and its sums in `seals`.
-SEAL_ROWS = rows(text(1), whole(), whole(0, HIGHEST), whole(), whole())
+SEAL_ROWS = rows(Word, Whole, Natural, Whole, Whole)
 
 
 #: Columns of a `PackInfo`.
-PACK_ROWS = rows(whole(), PACK_NAME, one_of("encoded", "raw"), whole())
+PACK_ROWS = rows(Whole, PackName, PackKind, Whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,6 @@ class Claim:
     expires: str = ""
 
 
-_PID = whole(0, (1 << 31) - 1)
-RESERVATION_ROWS = rows(whole(1), _PID, text(), TIME)
-LEASE_ROWS = rows(whole(0, HIGHEST), _PID, text(), TIME, text(), TIME)
+_Pid = Annotated[int, Meta(ge=0, lt=1 << 31)]
+RESERVATION_ROWS = rows(Positive, _Pid, Text, Time)
+LEASE_ROWS = rows(Natural, _Pid, Text, Time, Text, Time)

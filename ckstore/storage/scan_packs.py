@@ -11,7 +11,6 @@ from ckstore.errors import AccessError, FormatVersionError, IntegrityError
 from ckstore.storage import manifest, root
 from ckstore.storage.pack import PackEntry, PackInfo
 from ckstore.storage.pack_reader import MissingPackError, PackReader
-from ckstore.storage.schema import Schema, plain_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class ScannedPack:
 
     info: PackInfo
     entry: PackEntry
-    document: dict[str, Any]
+    document: Any
     blobs: dict[str, bytes]
 
 
@@ -32,11 +31,11 @@ class DamagedPack:
     reason: str
 
 
-def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPack | DamagedPack]:
+def scan_packs(store: Path, kind: Any) -> Iterator[ScannedPack | DamagedPack]:
     """Yield every pack of a store: intact ones in the order of `created`, `number` and name, then damaged ones.
 
     Reads every byte of every pack, and holds one manifest at a time. A pack that vanishes during the scan is skipped:
-    its writer has removed it. A pack whose manifest does not fit the schema is damaged.
+    its writer has removed it. A pack whose manifest is not of the type `kind` is damaged.
 
     Raises
     ------
@@ -47,7 +46,7 @@ def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPa
     order: list[tuple[str, int, str, PackInfo]] = []
     damaged: list[DamagedPack] = []
     for info in reader.list_packs():
-        found = scan_pack(reader, info, schema)
+        found = scan_pack(reader, info, kind)
         if isinstance(found, DamagedPack):
             if (store / root.PACKS / info.name).exists():
                 damaged.append(found)
@@ -55,7 +54,7 @@ def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPa
             order.append((*_place(found), info))
     for *_, info in sorted(order, key=lambda item: item[:3]):
         try:
-            scanned = _scan(reader, info, schema)
+            scanned = _scan(reader, info, kind)
         except MissingPackError:
             continue
         yield scanned
@@ -63,7 +62,7 @@ def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPa
     reader.close()
 
 
-def scan_pack(reader: PackReader, info: PackInfo, schema: Schema = plain_object) -> ScannedPack | DamagedPack:
+def scan_pack(reader: PackReader, info: PackInfo, kind: Any) -> ScannedPack | DamagedPack:
     """Read every byte of one pack.
 
     Raise `FormatVersionError` if a later version of ckstore wrote its manifest, `AccessError` if it may not be read.
@@ -71,21 +70,20 @@ def scan_pack(reader: PackReader, info: PackInfo, schema: Schema = plain_object)
     try:
         if not reader.is_intact(info.name):
             raise IntegrityError("its bytes do not match the digest in its name")
-        found = _scan(reader, info, schema)
-        _place(found)
+        found = _scan(reader, info, kind)
     except (FormatVersionError, AccessError):
         raise
-    except (IntegrityError, OSError, ValueError, TypeError) as error:
+    except (IntegrityError, OSError) as error:
         return DamagedPack(info, str(error))
     return found
 
 
 def _place(pack: ScannedPack) -> tuple[str, int, str]:
-    """Return the sort key of a pack; raise `ValueError` or `TypeError` if the manifest lacks it."""
-    return str(pack.document.get("created", "")), int(pack.document.get("number") or 0), pack.info.name
+    """Return the sort key of a pack."""
+    return pack.document.created, pack.document.number, pack.info.name
 
 
-def _scan(reader: PackReader, info: PackInfo, schema: Schema) -> ScannedPack:
+def _scan(reader: PackReader, info: PackInfo, kind: Any) -> ScannedPack:
     entry = reader.find_entry(info.name, manifest.MEMBER)
-    document, blobs = manifest.decode_manifest(reader.pread(info.name, entry.offset, entry.length), schema)
+    document, blobs = manifest.decode_manifest(reader.pread(info.name, entry.offset, entry.length), kind)
     return ScannedPack(info, entry, document, blobs)

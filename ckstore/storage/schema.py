@@ -1,25 +1,19 @@
-"""Schemas of documents: types, ranges, lengths, depth. Every document is checked before any other code sees it.
+"""Types of documents and rows, with ranges, lengths and patterns, against which msgspec checks all that is read.
 
-A store is untrusted input. Each kind of document has its schema next to the code that reads it, such as
-
-    files = rows(text(), whole(), optional(whole()))
-
-A schema checks a column, the values of one field in all rows, at once: a list of a hundred thousand tensors costs as
-many calls as one of three. Errors name the value, as in ``files: size: -1 is not a whole number from 0 to 9``.
+A store is untrusted input: nothing is used before this gate has checked it. The type of a document is next to the code
+that reads it. Errors name the field, as in ``Expected `int` >= 0 - at `$.files[0][1]` ``.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from math import isfinite
-from reprlib import repr as shown
-from typing import Any
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
-#: Checks a column of values; raises `ValueError` for an invalid one.
-Schema = Callable[[Sequence[Any]], None]
+import msgspec
+from msgspec import Meta, Struct
 
 #: Limit of numbers of versions, elements, bytes and offsets, far above any real value.
 LIMIT = 1 << 48
@@ -29,19 +23,110 @@ LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 _FLOAT = 1 << 1023
 #: Levels of JSON in users' values.
 DEPTH = 64
-#: Largest number of characters of a string that is not a name.
-_LONGEST = 1 << 26
-_HEXADECIMAL = "0123456789abcdef"
+#: The largest float.
+LARGEST = sys.float_info.max
+
+Whole = Annotated[int, Meta(ge=0, lt=LIMIT)]
+Positive = Annotated[int, Meta(ge=1, lt=LIMIT)]
+Integer = Annotated[int, Meta(ge=LOWEST, le=HIGHEST)]
+#: An integer of 63 bits.
+Natural = Annotated[int, Meta(ge=0, le=HIGHEST)]
+#: Finite numbers.
+Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+Size = Annotated[float, Meta(ge=0, le=LARGEST)]
+Text = Annotated[str, Meta(pattern=r"\A[^\0]*\Z", max_length=1 << 26)]
+Word = Annotated[str, Meta(pattern=r"\A[^\0]+\Z", max_length=1 << 26)]
+#: A BLAKE3-20.
+Id = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+#: Format of `durable.timestamp`; times are compared as text.
+Time = Annotated[str, Meta(pattern=r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")]
+#: A truth value in SQLite.
+Bit = Literal[0, 1]
 
 
-def read_json(data: str | bytes, schema: Schema) -> Any:
-    """Parse a JSON text and check it; raise `ValueError` if it is invalid."""
+class _Rule(type):
+    """The metaclass of types with a rule: values stay as they are, and `isinstance` believes that they were checked."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return True
+
+
+def rule(check: Callable[[Any], None]) -> Any:
+    """Return the type of the values for which a function raises no `ValueError`, for rules that msgspec lacks."""
+    return _Rule("rule", (), {"check": staticmethod(check)})
+
+
+def _check_plain(value: Any) -> None:
+    """Check an object of JSON values: nested to `DEPTH` levels, with numbers in the range of a float."""
+    if type(value) is not dict:
+        raise ValueError(f"Expected `object`, got `{type(value).__name__}`")
+    level: list[Any] = [value]
+    texts: list[str] = []
+    for _ in range(DEPTH):
+        inner: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                texts += item
+                inner += item.values()
+            elif type(item) is list:
+                inner += item
+            elif type(item) is str:
+                texts.append(item)
+            elif item is not None and type(item) not in (bool, int, float):
+                raise ValueError(f"{type(item).__name__} is not a plain value")
+            elif type(item) is int and not -_FLOAT < item < _FLOAT:
+                raise ValueError("an integer is beyond the largest float")
+        if not inner:
+            break
+        level = inner
+    else:
+        raise ValueError(f"it is nested more than {DEPTH} levels deep")
+    if b"\0" in "".join(texts).encode():  # It raises an error for a lone surrogate.
+        raise ValueError("a text has a NUL")
+
+
+if TYPE_CHECKING:
+    Plain = dict[str, Any]
+else:
+    Plain = rule(_check_plain)
+
+
+def decode(data: str | bytes, kind: Any) -> Any:
+    """Return a JSON text as a value of a type; raise `ValueError` if it is none. Unknown fields are ignored."""
     try:
-        document = json.loads(data)
+        return _decoder(kind).decode(data)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    schema([document])
-    return document
+        raise _deep() from None
+
+
+def check(value: Any, kind: Any) -> None:
+    """Raise `ValueError` unless a value is of a type."""
+    try:
+        msgspec.convert(value, kind, dec_hook=_checked)
+    except RecursionError:
+        raise _deep() from None
+
+
+def encode(value: Any) -> bytes:
+    """Return a value as JSON; raise `ValueError` if a text has a lone surrogate or it is nested too deeply."""
+    try:
+        return msgspec.json.encode(value)
+    except RecursionError:
+        raise _deep() from None
+
+
+def rows(*columns: Any) -> type[Struct]:
+    """Return the type of a list of one item, the rows of a query, from the types of the columns.
+
+    It is a class, for which msgspec caches its analysis: of a type of tuples it would repeat it at each call.
+    """
+    return msgspec.defstruct("Rows", [("rows", list[tuple[columns]])], array_like=True)  # type: ignore[valid-type]
+
+
+def fields(required: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Any:
+    """Return the type of dictionaries with these fields; others are ignored."""
+    kinds = {**required, **{name: NotRequired[kind] for name, kind in (optional or {}).items()}}
+    return TypedDict("fields", kinds)  # type: ignore[operator]
 
 
 def canonical_json(document: Mapping[str, Any]) -> bytes:
@@ -57,237 +142,16 @@ def expanded_limit(stored: int) -> int:
     return (1 << 20) + 128 * stored
 
 
-def anything(_: Sequence[Any]) -> None:
-    """Accept any value, which is checked elsewhere."""
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=_checked)
 
 
-def _one_by_one(is_right: Callable[[Sequence[Any]], bool], noun: str) -> Schema:
-    """Return a schema from a test of a whole column; its error names the first failing value."""
+def _checked(kind: Any, value: Any) -> Any:
+    """Return a value of a type with a rule."""
+    kind.check(value)
+    return value
 
-    def check(column: Sequence[Any]) -> None:
-        if column and not is_right(column):
-            raise ValueError(f"{shown(next(value for value in column if not is_right([value])))} is not {noun}")
 
-    return check
-
-
-def whole(first: int = 0, last: int = LIMIT - 1) -> Schema:
-    """Accept integers from `first` to `last`."""
-    return _one_by_one(
-        lambda column: set(map(type, column)) == {int} and min(column) >= first and max(column) <= last,
-        f"a whole number from {first} to {last}",
-    )
-
-
-def _is_finite(column: Sequence[Any]) -> bool:
-    try:
-        return set(map(type, column)) <= {int, float} and all(map(isfinite, column))
-    except OverflowError:
-        return False
-
-
-def number(first: float = float("-inf"), last: float = float("inf")) -> Schema:
-    """Accept finite numbers from `first` to `last`."""
-    return _one_by_one(
-        lambda column: _is_finite(column) and min(column) >= first and max(column) <= last, "a number in its range"
-    )
-
-
-def real(first: float = float("-inf")) -> Schema:
-    """Accept numbers from `first` on, infinity and NaN included."""
-    return _one_by_one(
-        lambda column: set(map(type, column)) <= {int, float} and not any(value < first for value in column),
-        f"a number from {first} on",
-    )
-
-
-def _is_text(column: Sequence[Any]) -> bool:
-    if set(map(type, column)) != {str}:
-        return False
-    joined = "".join(column)
-    if "\0" in joined:
-        return False
-    try:
-        return joined.isascii() or bool(joined.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def text(first: int = 0, last: int = _LONGEST) -> Schema:
-    """Accept strings of `first` to `last` characters, without NUL and lone surrogates."""
-    return _one_by_one(
-        lambda column: _is_text(column) and first <= min(map(len, column)) <= max(map(len, column)) <= last,
-        f"a text of {first} to {last} characters",
-    )
-
-
-def hexadecimal(digits: int) -> Schema:
-    """Accept strings of `digits` lower-case hexadecimal digits."""
-    return _one_by_one(
-        lambda column: (
-            _is_text(column) and set(map(len, column)) == {digits} and not "".join(column).strip(_HEXADECIMAL)
-        ),
-        f"{digits} hexadecimal digits",
-    )
-
-
-#: An id: BLAKE3-20.
-ID = hexadecimal(40)
-
-flag = _one_by_one(lambda column: set(map(type, column)) == {bool}, "true or false")
-
-
-def matching(pattern: re.Pattern[str], noun: str) -> Schema:
-    """Accept strings that a pattern matches as a whole."""
-    return _one_by_one(lambda column: _is_text(column) and all(map(pattern.fullmatch, column)), noun)
-
-
-def both(*schemas: Schema) -> Schema:
-    """Accept values that meet all schemas."""
-
-    def check(column: Sequence[Any]) -> None:
-        for schema in schemas:
-            schema(column)
-
-    return check
-
-
-def either(strings: Schema, others: Schema) -> Schema:
-    """Accept strings of one schema, and other values of another."""
-
-    def check(column: Sequence[Any]) -> None:
-        strings([value for value in column if type(value) is str])
-        others([value for value in column if type(value) is not str])
-
-    return check
-
-
-def one_of(*choices: str) -> Schema:
-    """Accept one of some strings."""
-    return _one_by_one(
-        lambda column: set(map(type, column)) == {str} and set(column) <= set(choices), f"one of {', '.join(choices)}"
-    )
-
-
-#: Format of `durable.timestamp`; times are compared as text.
-TIME = matching(re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"), "a time")
-
-
-def optional(schema: Schema) -> Schema:
-    """Accept null, or a value of the schema."""
-    return lambda column: schema([value for value in column if value is not None])
-
-
-def _lists(first: int, last: int, noun: str) -> Schema:
-    """Accept lists of `first` to `last` values of any kind."""
-    return _one_by_one(
-        lambda column: (
-            set(map(type, column)) <= {list, tuple} and first <= min(map(len, column)) <= max(map(len, column)) <= last
-        ),
-        noun,
-    )
-
-
-def items(schema: Schema, first: int = 0, last: int = LIMIT) -> Schema:
-    """Accept lists of `first` to `last` values of the schema."""
-    lists = _lists(first, last, f"a list of {first} to {last} values")
-
-    def check(column: Sequence[Any]) -> None:
-        lists(column)
-        schema(list(chain.from_iterable(column)))
-
-    return check
-
-
-def row(*schemas: Schema, rest: Schema | None = None) -> Schema:
-    """Accept lists of one value of each schema, followed by any number of the schema `rest` if given."""
-    length = len(schemas)
-    lists = _lists(length, length if rest is None else LIMIT, f"a list of {length} values")
-
-    def check(column: Sequence[Any]) -> None:
-        if not column:
-            return
-        lists(column)
-        for place, schema in enumerate(schemas):
-            _named(f"[{place}]", schema, [value[place] for value in column])
-        if rest is not None:
-            rest([item for value in column for item in value[length:]])
-
-    return check
-
-
-def rows(*schemas: Schema, rest: Schema | None = None) -> Schema:
-    """Accept lists of any number of rows."""
-    return items(row(*schemas, rest=rest))
-
-
-def _objects(column: Sequence[Any]) -> None:
-    for value in column:
-        if type(value) is not dict:
-            raise ValueError(f"{shown(value)} is not an object")
-
-
-def fields(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """Accept objects with all required fields; check optional fields if present, and ignore others."""
-
-    def check(column: Sequence[Any]) -> None:
-        if not column:
-            return
-        _objects(column)
-        for name, schema in required.items():
-            if not all(name in value for value in column):
-                raise ValueError(f"{name} is missing")
-            _named(name, schema, [value[name] for value in column])
-        for name, schema in (optional or {}).items():
-            _named(name, schema, [value[name] for value in column if name in value])
-
-    return check
-
-
-def by(name: str, schemas: Mapping[str, Schema]) -> Schema:
-    """Accept objects of the schema that the value of a field selects."""
-    known = one_of(*schemas)
-
-    def check(column: Sequence[Any]) -> None:
-        fields({name: known})(column)
-        for value, schema in schemas.items():
-            schema([item for item in column if item[name] == value])
-
-    return check
-
-
-def plain(column: Sequence[Any]) -> None:
-    """Accept JSON values, nested to `DEPTH` levels, with numbers in the range of a float."""
-    for _ in range(DEPTH):
-        if not column:
-            return
-        inner: list[Any] = []
-        texts: list[str] = []
-        for value in column:
-            if type(value) is dict:
-                texts += value
-                inner += value.values()
-            elif type(value) is list:
-                inner += value
-            elif type(value) is str:
-                texts.append(value)
-            elif value is not None and type(value) not in (bool, int, float):
-                raise ValueError(f"{shown(value)} is not a plain value")
-            elif type(value) is int and not -_FLOAT < value < _FLOAT:
-                raise ValueError(f"{shown(value)} is beyond the largest float")
-        text()(texts)
-        column = inner
-    raise ValueError(f"it is nested more than {DEPTH} levels deep")
-
-
-def plain_object(column: Sequence[Any]) -> None:
-    """Accept objects of JSON values."""
-    _objects(column)
-    plain(column)
-
-
-def _named(name: str, schema: Schema, column: Sequence[Any]) -> None:
-    try:
-        schema(column)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+def _deep() -> ValueError:
+    return ValueError("it is nested too deeply")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from ckstore.codecs.lattice import Bits
 from ckstore.encoding.estimate import Encoded
@@ -144,7 +145,7 @@ class Missing:
             summary=summary | {"depth": depth, "cost": cost, "base": depth == 0},
             hot=before.hot if self.raw else None,
         )
-        document.check()
+        document.encode()
         return document, blobs.packed
 
 
@@ -244,7 +245,7 @@ def _size(records: Iterable[Record]) -> int:
 
 def _stored(reader: ObjectReader, record: Record) -> Encoded:
     """Read the stored payloads of a record in one piece."""
-    data = memoryview(reader.blocks.pread(record.pack, record.offset, record.length))
+    data = memoryview(reader.blocks.pread(record.pack, *record.at))
     payloads: list[memoryview | bytes | None] = [
         None if place is None else data[place[0] : place[0] + place[1]] for place in reader.stored.index(record)
     ]

@@ -166,7 +166,7 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
         with suppress(IntegrityError):
             owner = resolver.number_of(name)
             if owner == number or (owner not in hot and _is_superseded(repository, owner)):
-                identities = [record["id"] for record in resolver.manifest(name).document["records"]]
+                identities = [record.id for record in resolver.manifest(name).document.records]
                 packs[name] = [*map(key, identities)]
                 inside.update(identities)
     inside -= {identity for unit, identity in enumerate(encoded.objects) if unit not in encoded.coarse_units}

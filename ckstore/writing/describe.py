@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from ckstore.errors import IntegrityError
 from ckstore.formats.shards import gather_shards
@@ -97,7 +98,7 @@ def describe(
         hot=HotFacts(replace(request.policy, hot=None).to_text(), request.budget) if hot else None,
         goes_back=request.goes_back,
     )  # fmt: skip
-    document.check()
+    document.encode()  # Raises an error if it could not be read back.
     return document, blobs.packed
 
 
@@ -111,13 +112,15 @@ def describe_encoded(
     coarse = _coarse_facts(request.policy, stored)
     single = not before.is_directory
     cost, depth = relative_cost(repository.reader, set(objects), version.layout.files)
-    document = replace(
+    document = structs.replace(
         before,
         parent=version.row.parent,
         metrics=dict(version.row.metrics),
         fidelity="exact" if coarse is None else "coarse",
         files=tuple(
-            replace(file, skeleton=blobs.skeleton(index, file.path, version.blank_skeleton(index), single=single))
+            structs.replace(
+                file, skeleton=blobs.skeleton(index, file.path, version.blank_skeleton(index), single=single)
+            )
             for index, file in enumerate(before.files)
         ),
         layout=blobs.layout(version.layout.encode()),
@@ -127,7 +130,7 @@ def describe_encoded(
         summary={**before.summary, "depth": depth, "cost": cost, "base": depth == 0},
         hot=None,
     )
-    document.check()
+    document.encode()  # Raises an error if it could not be read back.
     return document, blobs.packed
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from ckstore.commit.change import Change
 from ckstore.commit.costs import bytes_again, own_bytes, restore_cost, update_costs
 from ckstore.encoding.object_writer import ObjectWriter
@@ -97,12 +99,12 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
     facts = {place: facts[number] for place, number in enumerate(left) if number in facts}
     blobs = Blobs(repository, _nearest(repository, row))
     layout = LayoutDocument(version.layout.files, [version.layout.units[number] for number in left])
-    document = replace(
+    document = structs.replace(
         before.elsewhere(row.pack),
         fidelity="coarse" if facts else "exact",
         layout=blobs.layout(layout.encode()),
         objects=tuple(before.objects[number] for number in left),
-        coarse=replace(before.coarse, units=facts) if before.coarse is not None and facts else None,
+        coarse=structs.replace(before.coarse, units=facts) if before.coarse is not None and facts else None,
         dropped=with_globs(before.dropped, globs),
     )
     cost, depth = restore_cost(StoredVersion(repository, row), document.objects)
@@ -110,7 +112,7 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
     stored = max(own - own_bytes(version, set(before.objects) - set(document.objects)), 0)
     costs = {row.number: ((cost, depth, stored + bytes_again(repository, document.objects)), (cost, depth, stored))}
     summary = {**before.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}
-    document = replace(document, summary=summary)
+    document = structs.replace(document, summary=summary)
     with (
         PackWriter(repository.path, "encoded") as pack,
         Change(repository, ObjectWriter(pack)) as change,

@@ -16,7 +16,7 @@ from ckstore.policy import Fidelity, Policy, Retention
 from ckstore.runtime.arguments import plain_fields, shown
 from ckstore.steps import plain_number, step_of_value
 from ckstore.storage.catalog import Catalog, VersionRow
-from ckstore.storage.schema import DEPTH, plain_object
+from ckstore.storage.schema import DEPTH, Plain, check
 from ckstore.writing.gradients import Gradients
 from ckstore.writing.tuning import Search
 
@@ -152,7 +152,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
     try:
         kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), default=item), parse_constant=str)
-        plain_object([kept])
+        check(kept, Plain)
     except RecursionError:
         raise UsageError(f"Metrics must not be nested more than {DEPTH} levels deep.") from None
     except (TypeError, ValueError) as error:

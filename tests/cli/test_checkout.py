@@ -276,7 +276,7 @@ def test_salvage(ckstore, filled: Path) -> None:
                    for name in version.contents.names(unit)}  # fmt: skip
         lost = [store._repository.resolver.record(objects[f"model/{name}"]) for name in ("weight", "frozen")]
     for record in lost:
-        flip(filled / ".ckstore", record.pack, lambda _, record=record: record.offset + record.length // 2)
+        flip(filled / ".ckstore", record.pack, lambda _, record=record: record.offset + record.nbytes // 2)
     result = ckstore("checkout", "best", "-o", "out.pt", "--salvage", code=4)
     assert "0 whole files, " in result.out
     said = [line for line in result.err.splitlines() if " is lost: " in line]

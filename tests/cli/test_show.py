@@ -72,4 +72,4 @@ def test_protected_values_count(tmp_path: Path) -> None:
         said = version.storage()
         record = store._repository.resolver.record(version._stored.document.objects[0])
         assert said["codebook"] == 1
-        assert said["coarse_bytes"] == record.length
+        assert said["coarse_bytes"] == record.nbytes

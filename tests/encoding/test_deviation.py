@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,11 +11,12 @@ from ckstore.encoding.deviations import Comparison
 from ckstore.objects.documents import CoarseUnit, Deviation
 from ckstore.objects.identity import MemberHasher
 from ckstore.objects.units import Member, Unit
+from ckstore.storage.schema import decode, encode
 
 
 def unit_of(counts: list[int], dtype: str) -> Unit:
     members = tuple(Member(0, index, 0, count) for index, count in enumerate(counts))
-    return Unit("bundle:m|x|weight#0", "s", dtype, (sum(counts),), members, "weight")
+    return Unit("bundle:m|x|weight#0", "s", dtype, (sum(counts),), "weight", members)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.sampled_from(["float32", "float64"]), st.data())
@@ -82,4 +81,4 @@ def test_few_digits_are_rounded_up_and_by_no_more_than_one_of_them(value: float)
 
 def test_facts_come_back_from_json() -> None:
     facts = CoarseUnit("a" * 40, (Deviation(0.5, 0.25, 1.5), Deviation(0.0, 0.0, 0.0)), 0.0833)
-    assert CoarseUnit.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    assert decode(encode(facts), CoarseUnit) == facts

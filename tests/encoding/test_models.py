@@ -14,12 +14,12 @@ from ckstore.objects.units import Member, Unit
 
 
 def unit_of(shape: tuple[int, ...], dtype: str = "float32") -> Unit:
-    return Unit("w", "s", dtype, shape, (Member(0, 0, 0, int(np.prod(shape))),), "weight")
+    return Unit("w", "s", dtype, shape, "weight", (Member(0, 0, 0, int(np.prod(shape))),))
 
 
 def bundle_of(counts: list[int], dtype: str = "float32") -> Unit:
     members = tuple(Member(0, index, 0, count) for index, count in enumerate(counts))
-    return Unit("bundle:model|float32|second#0", "s", dtype, (sum(counts),), members, "second")
+    return Unit("bundle:model|float32|second#0", "s", dtype, (sum(counts),), "second", members)
 
 
 @pytest.mark.parametrize(

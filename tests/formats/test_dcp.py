@@ -179,7 +179,7 @@ def test_whole_tensors_are_salvaged(saved: Path, store: ckstore.Store, tmp_path:
     [number] = [number for number in range(len(version.layout.units)) if "rows" in version.contents.names(number)]
     record = version.repository.resolver.record(version.document.objects[number])
     store.close()
-    flip(store.place, record.pack, lambda _: record.offset + record.length // 2)
+    flip(store.place, record.pack, lambda _: record.offset + record.nbytes // 2)
     with ckstore.open(store.place) as opened:
         report = opened["a@7"].salvage(tmp_path / "out")
     assert report.lost_tensors.keys() == {"rows"}

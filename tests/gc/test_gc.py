@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import zarr
+from msgspec import UNSET, structs
 
 import ckstore
 from ckstore.commit.in_full import store_in_full
@@ -27,7 +28,6 @@ from ckstore.gc import plan as garbage
 from ckstore.gc import reachability
 from ckstore.gc.collect import GcReport
 from ckstore.gc.repack import repack
-from ckstore.objects.documents import VersionDocument
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import Linear
 from ckstore.recovery.recover import recover
@@ -109,7 +109,7 @@ def stored(store: ckstore.Store) -> dict[str, bytes]:
         identity for row in store._catalog.versions() for identity in store[row.number]._stored.document.objects
     }
     records = map(store._repository.resolver.record, identities)
-    return {record.id: store._repository.packs.pread(record.pack, record.offset, record.length) for record in records}
+    return {record.id: store._repository.packs.pread(record.pack, *record.at) for record in records}
 
 
 # Freed bytes
@@ -257,8 +257,9 @@ def test_a_run_of_forgetting_and_ingesting(path: Path, series: list[Path]) -> No
         assert not store.ingest(series[5], run="a").is_new
         names = {pack.name for pack in store._catalog.packs()}
         assert store["a@5"]._stored.document.blob_packs() <= names
-        written = store._repository.resolver.manifest(store["a@6"]._stored.row.pack).document["version"]
-        assert VersionDocument.from_json(written).blob_packs() <= names
+        written = store._repository.resolver.manifest(store["a@6"]._stored.row.pack).document.described()
+        assert written is not None
+        assert written.blob_packs() <= names
         rows = settled(store)._catalog.versions()
     (store.path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
@@ -293,16 +294,16 @@ def test_a_pack_that_was_written_again_is_a_zarr_hierarchy(store: ckstore.Store)
     before = {pack.name for pack in store._catalog.packs()}
     store.gc()
     written = [pack.name for pack in store._catalog.packs() if pack.name not in before]
-    assert any("stands_for" in store._repository.resolver.manifest(name).document for name in written)
+    assert any(store._repository.resolver.manifest(name).document.stands_for for name in written)
     for name in written:
         document = store._repository.resolver.manifest(name).document
-        assert set(document.get("stands_for", ())) <= before
+        assert set(document.stands_for) <= before
         with zarr.storage.ZipStore(store.path / "packs" / name, mode="r") as zipped:
             group = zarr.open_group(zipped, mode="r")
-            arrays = {array_name(record["id"]): record for record in document["records"]}
+            arrays = {array_name(record.id): record for record in document.records}
             assert set(group.array_keys()) <= set(arrays)
             for array, record in [(name, arrays[name]) for name in group.array_keys()]:
-                assert group[array][:].size == record.get("count", group[array].size)
+                assert group[array][:].size == record.count
 
 
 @pytest.mark.encoded
@@ -862,8 +863,7 @@ def test_recover_takes_the_committed_one_of_several_copies(store: ckstore.Store)
     for lost in needed:  # each has a name of its own, before or after that of the whole one
         blobs = {name: data for name, data in manifest.blobs.items() if name != lost}
         with PackWriter(store.path, "encoded") as writer:
-            document = {name: said for name, said in manifest.document.items() if name != "version"}
-            document["records"] = []
+            document = structs.replace(manifest.document, records=[], version=UNSET)
             writer.add_manifest(document, blobs)
             writer.finish()
     assert recover(store.place).problems == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -35,15 +35,16 @@ class Records:
         return self.by_id[identity]
 
 
+def fields(number: int) -> dict[str, Any]:
+    return {"id": name(number), "dtype": "int32", "count": 1, "chunk": 1, "at": (0, 0), "alone": 0}
+
+
 def deltas(first: int, count: int) -> list[Record]:
-    return [
-        Delta(id=name(number), dtype="int32", count=1, chunk=1, base=name(number - 1))
-        for number in range(first, first + count)
-    ]
+    return [Delta(**fields(number), base=name(number - 1)) for number in range(first, first + count)]
 
 
 def test_a_chain_of_thousands_is_followed_once() -> None:
-    base = Full(id=name(0), dtype="int32", count=1, chunk=1)
+    base = Full(**fields(0))
     records = [base, *deltas(1, 20_000)]
     resolver = Records(records)
     chains = Chains(resolver)
@@ -56,11 +57,11 @@ def test_a_chain_of_thousands_is_followed_once() -> None:
 
 
 def test_chains_are_followed_again_after_a_change() -> None:
-    resolver = Records([Full(id=name(0), dtype="int32", count=1, chunk=1), *deltas(1, 3)])
+    resolver = Records([Full(**fields(0)), *deltas(1, 3)])
     chains = Chains(resolver)
     last = resolver.by_id[name(3)]
     assert chains.depth(last) == 3
-    resolver.by_id[name(2)] = Full(id=name(2), dtype="int32", count=1, chunk=1)
+    resolver.by_id[name(2)] = Full(**fields(2))
     assert chains.depth(last) == 3
     resolver.generation += 1
     assert chains.depth(last) == 1
@@ -69,6 +70,6 @@ def test_chains_are_followed_again_after_a_change() -> None:
 
 def test_a_cycle_is_refused() -> None:
     records = deltas(1, 5)
-    records[0] = Delta(id=name(1), dtype="int32", count=1, chunk=1, base=name(5))
+    records[0] = Delta(**fields(1), base=name(5))
     with pytest.raises(IntegrityError, match="cycle"):
         Chains(Records(records)).depth(records[3])

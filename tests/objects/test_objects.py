@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ckstore
-from ckstore.codecs.lattice import LinearLattice
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
 from ckstore.objects import stored_chunks
@@ -67,12 +66,12 @@ def otherwise(record: Record, changes: dict[str, Any]) -> Record:
     changes = dict(changes)
     if changes.pop("other", False):
         if record.is_exact:
-            return Linear(**record.common, lattice=LinearLattice(record.dtype, 0, 1))
+            return Linear(**record.common, step=0, width=1)
         return Full(**record.common)
     width = changes.pop("width", None)
     if width is not None:
         assert isinstance(record, Linear)
-        return replace(record, lattice=replace(record.lattice, width=width))
+        return replace(record, width=width)
     return replace(record, **changes)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import declared, record_from_json
+from ckstore.objects.documents import ManifestDocument
 from ckstore.recovery.found_objects import FoundObjects
+from tests.crafted import read_record
 
 IDENTITY = "ab" * 20
 
@@ -19,15 +20,16 @@ def document(kind: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("value", [7, "cd" * 20, None, [1]])
 def test_fields_of_other_kinds_are_ignored(value: Any) -> None:
-    record = document("full", base=value, additive=value, origin=value)
-    assert record_from_json(record, "p").base is None
-    assert [declared(record, name) for name in ("base", "additive", "origin")] == [None] * 3
+    record = read_record(document("full", base=value, additive=value, origin=value))
+    assert (record.base, record.origin) == (None, None)
+    assert not hasattr(record, "additive")
     found = FoundObjects()
-    found.add("p.zip", "encoded", {"records": [record]})
+    manifest = ManifestDocument(kind="encoded", number=1, created="2026-07-01T12:00:00.000000Z", records=[record])
+    found.add("p.zip", "encoded", manifest)
     found.resolve()
     assert len(found.places) == 1
 
 
 def test_integers_have_no_context_order() -> None:
     with pytest.raises(IntegrityError, match="out of bounds"):
-        record_from_json(document("delta", base="cd" * 20, context=True), "p")
+        read_record(document("delta", base="cd" * 20, context=True))

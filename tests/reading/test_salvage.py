@@ -59,7 +59,7 @@ def places(path: Path, spec: str, tensor: str) -> list[tuple[str, int, int]]:
         version = store[spec]._stored
         numbers = [unit for unit in range(len(version.layout.units)) if tensor in version.contents.names(unit)]
         records = [store._repository.resolver.record(version.document.objects[number]) for number in numbers]
-        return [(record.pack, record.offset, record.length) for record in records if record.length]
+        return [(record.pack, record.offset, record.nbytes) for record in records if record.nbytes]
 
 
 def flip_in(path: Path, spec: str, tensor: str) -> None:

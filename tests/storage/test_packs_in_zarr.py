@@ -53,12 +53,12 @@ def arrays(store: ckstore.Store) -> Any:
             group = zarr.open_group(opened, mode="r")
             assert group.attrs["ckstore"]["kind"] == info.kind
             manifest = store._repository.resolver.manifest(info.name)
-            for slot in range(len(manifest.document["records"])):
+            for slot in range(len(manifest.document.records)):
                 record = manifest.record(slot)
                 array = group.get(array_name(record.id))
                 if array is None:
                     assert record.is_exact
-                    assert record.length < pack._SMALL
+                    assert record.nbytes < pack._SMALL
                 else:
                     assert isinstance(array, zarr.Array)
                     yield array, record
@@ -144,7 +144,7 @@ def test_small_arrays_of_coarse_versions_open(tmp_path: Path, gpt_run: list[Path
     store = ckstore.init(tmp_path / "store")
     for path in gpt_run[1:4]:
         store.ingest(path, run="r", policy=Policy("coarse", scheme), hot=0)
-    small = [(array, record) for array, record in arrays(store) if record.length < pack._SMALL]
+    small = [(array, record) for array, record in arrays(store) if record.nbytes < pack._SMALL]
     kinds = {f"{record.kind} delta" if record.base else record.kind for _, record in small}
     # The steps of codebooks are so large that positive values of small tensors would become 0: these are rounded.
     linear = {"linear", "linear delta"} if scheme == "lattice" else set()
@@ -204,7 +204,7 @@ def test_an_array_without_a_change_has_no_bytes(tmp_path: Path, monkeypatch: pyt
     torch.save({"mask": torch.zeros(70_000)}, tmp_path / "file.pt")
     store.ingest(tmp_path / "file.pt", run="r", step=0, hot=0)
     [(array, record)] = arrays(store)
-    assert record.length == 0
+    assert record.nbytes == 0
     assert not array[...].any()
     assert store.verify().problems == []
     assert not store["r@0"]["mask"].numpy().any()

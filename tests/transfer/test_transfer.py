@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import ckstore
 from ckstore.checking import verify as verify_module
@@ -140,10 +140,10 @@ def layers(path: Path) -> dict[str, int]:
     with Repository(path, "r") as repository:
         found: dict[str, int] = {}
         for pack in repository.catalog.packs():
-            for record in repository.resolver.manifest(pack.name).document["records"]:
-                name = f"{pack.kind} {record['id']}"
+            for record in repository.resolver.manifest(pack.name).document.records:
+                name = f"{pack.kind} {record.id}"
                 assert name not in found, "a layer was sent twice"
-                found[name] = record["at"][1]
+                found[name] = record.nbytes
         return found
 
 

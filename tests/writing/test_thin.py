@@ -619,7 +619,7 @@ def unchanged(store: ckstore.Store) -> Callable[[], bool]:
 def lose(path: Path, *, flipped: bool) -> tuple[str, bytes]:
     """Lose the pack of the largest object of version 4, or flip a bit of it; return its name and former bytes."""
     with ckstore.open(path) as store:
-        largest = max(objects(store, 4), key=lambda record: record.length)
+        largest = max(objects(store, 4), key=lambda record: record.nbytes)
     whole = change_pack(path, largest.pack, None)
     if flipped:
         data = bytearray(whole)

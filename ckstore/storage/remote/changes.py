@@ -7,30 +7,16 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from ckstore.storage.names import names, names_or_empty
-from ckstore.storage.pack import PACK_NAME, PackEntry, PackInfo
-from ckstore.storage.rows import KEY, VersionRow, version_schemas
-from ckstore.storage.schema import (
-    TIME,
-    Schema,
-    fields,
-    flag,
-    items,
-    number,
-    one_of,
-    optional,
-    plain_object,
-    row,
-    rows,
-    text,
-    whole,
-)
+from ckstore.storage.names import Name, Title
+from ckstore.storage.pack import PackEntry, PackInfo, PackKind, PackName
+from ckstore.storage.rows import VersionRow, version_types
+from ckstore.storage.schema import Natural, Plain, Positive, Size, Text, Time, Whole, check, fields
 
-_NUMBER, _SIZE, _KEYS = whole(1), whole(), items(KEY)
-_VERSION = row(*version_schemas(flag, items(text()), plain_object))
-_PACK = row(PACK_NAME, _SIZE, one_of("encoded", "raw"))
+_Keys = list[Natural]
+_Version: Any = tuple[version_types(bool, list[Text], Plain)]  # type: ignore[misc]
+_Pack = tuple[PackName, Whole, PackKind]
 #: For each pack its name, the keys, and their slots.
-_PLACES = rows(PACK_NAME, _KEYS, items(_SIZE))
+_Places = list[tuple[PackName, _Keys, list[Whole]]]
 
 
 def _version(values: Sequence[Any]) -> VersionRow:
@@ -63,30 +49,30 @@ def _shallow(value: Any) -> list[Any]:
     return [getattr(value, name) for name in value.__dataclass_fields__]
 
 
-#: A kind of argument: its schema, its conversion to JSON, and the inverse.
-Kind = tuple[Schema, Callable[[Any], Any], Callable[[Any], Any]]
-_ROW: Kind = (_VERSION, _plain_row, _version)
+#: A kind of argument: its type, its conversion to JSON, and the inverse.
+Kind = tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]
+_ROW: Kind = (_Version, _plain_row, _version)
 _PACK_LIST: Kind = (
-    items(_PACK), lambda packs: list(map(_shallow, packs)), lambda packs: [PackInfo(*pack) for pack in packs]
+    list[_Pack], lambda packs: list(map(_shallow, packs)), lambda packs: [PackInfo(*pack) for pack in packs]
 )  # fmt: skip
-_ONE_PACK: Kind = (_PACK, _shallow, lambda pack: PackInfo(*pack))
-_PLACEMENTS: Kind = (_PLACES, _plain_places, _places)
-_ONE_ENTRY: Kind = (row(_SIZE, _SIZE), _shallow, lambda entry: PackEntry(*entry))
-_PACK_NAMES: Kind = (items(PACK_NAME), sorted, _as_is)
-_KEY_LIST: Kind = (_KEYS, sorted, _as_is)
-_NUMBERS: Kind = (items(_NUMBER), list, _as_is)
+_ONE_PACK: Kind = (_Pack, _shallow, lambda pack: PackInfo(*pack))
+_PLACEMENTS: Kind = (_Places, _plain_places, _places)
+_ONE_ENTRY: Kind = (tuple[Whole, Whole], _shallow, lambda entry: PackEntry(*entry))
+_PACK_NAMES: Kind = (list[PackName], sorted, _as_is)
+_KEY_LIST: Kind = (_Keys, sorted, _as_is)
+_NUMBERS: Kind = (list[Positive], list, _as_is)
 
 
-def _plainly(schema: Schema) -> Kind:
-    return (schema, _as_is, _as_is)
+def _plainly(kind: Any) -> Kind:
+    return (kind, _as_is, _as_is)
 
 
 #: The arguments of every method of `Catalog` whose changes are shared.
 CALLS: Mapping[str, Mapping[str, Kind]] = {
-    "set_policy": {"run": _plainly(names_or_empty), "text": _plainly(optional(text()))},
+    "set_policy": {"run": _plainly(Title), "text": _plainly(Text | None)},
     "commit_version": {
         "row": _ROW, "packs": _PACK_LIST, "objects": _PLACEMENTS, "raw": _PLACEMENTS,
-        "references": _PACK_NAMES, "replace": _plainly(flag), "requires": _KEY_LIST,
+        "references": _PACK_NAMES, "replace": _plainly(bool), "requires": _KEY_LIST,
     },
     "replace_version": {"row": _ROW, "references": _PACK_NAMES},
     "add_packs": {"packs": _PACK_LIST},
@@ -94,19 +80,19 @@ CALLS: Mapping[str, Mapping[str, Kind]] = {
     "remove_objects": {"keys": _KEY_LIST},
     "remove_packs": {"names": _PACK_NAMES},
     "free_packs": {"names": _PACK_NAMES, "objects": _KEY_LIST, "needed": _KEY_LIST},
-    "replace_pack": {"former": _plainly(PACK_NAME), "pack": _ONE_PACK, "manifest": _ONE_ENTRY},
-    "note_collected": {"when": _plainly(TIME)},
+    "replace_pack": {"former": _plainly(PackName), "pack": _ONE_PACK, "manifest": _ONE_ENTRY},
+    "note_collected": {"when": _plainly(Time)},
     "note_gone": {"names": _PACK_NAMES},
     "update_version": {
-        "number": _plainly(_NUMBER), "depth": _plainly(_SIZE),
-        "cost": _plainly(number(0)), "base": _plainly(flag), "stored_bytes": _plainly(_SIZE),
-        "metrics": _plainly(plain_object),
+        "number": _plainly(Positive), "depth": _plainly(Whole),
+        "cost": _plainly(Size), "base": _plainly(bool), "stored_bytes": _plainly(Whole),
+        "metrics": _plainly(Plain),
     },
     "mark_versions": {"superseded": _NUMBERS, "present": _NUMBERS},
     "forget_versions": {"numbers": _NUMBERS},
     "remove_empty_runs": {},
-    "set_tag": {"name": _plainly(names), "number": _plainly(_NUMBER)},
-    "delete_tag": {"name": _plainly(names)},
+    "set_tag": {"name": _plainly(Name), "number": _plainly(Positive)},
+    "delete_tag": {"name": _plainly(Name)},
 }  # fmt: skip
 
 
@@ -117,17 +103,18 @@ def plain_call(name: str, arguments: Mapping[str, Any]) -> list[Any]:
     return [name, given]
 
 
-def read_calls(column: Sequence[Any]) -> None:
-    """Check a list of calls."""
-    items(row(one_of(*CALLS), fields({})))(column)
-    calls = [call for value in column for call in value]
-    for name, kinds in CALLS.items():
-        schemas = {key: kind[0] for key, kind in kinds.items()}
-        given = [arguments for called, arguments in calls if called == name]
-        fields({}, schemas)(given)
-        for arguments in given:
-            if not schemas.keys() >= arguments.keys():
-                raise ValueError(f"{name} has no {sorted(arguments.keys() - schemas.keys())[0]}")
+_TYPES = {name: fields({}, {key: kind[0] for key, kind in kinds.items()}) for name, kinds in CALLS.items()}
+
+
+def check_calls(calls: Any) -> None:
+    """Raise `ValueError` unless a value is a list of calls."""
+    check(calls, list[tuple[str, dict[str, Any]]])
+    for name, arguments in calls:
+        if name not in CALLS:
+            raise ValueError(f"{name!r:.200} is no call")
+        check(arguments, _TYPES[name])
+        if unknown := sorted(arguments.keys() - CALLS[name].keys()):
+            raise ValueError(f"{name} has no {unknown[0]!r:.200}")
 
 
 def call_again(catalog: Any, name: str, arguments: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import sqlite3
 import stat
@@ -13,8 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 from blake3 import blake3
+from msgspec import Meta
 
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NoStoreError, UnreachableError
 from ckstore.runtime import forks
@@ -22,9 +23,9 @@ from ckstore.storage import durable, root, zstd
 from ckstore.storage.connection import create_file
 from ckstore.storage.interface import Storage
 from ckstore.storage.remote.bucket import ObstoreBucket
-from ckstore.storage.remote.remote_log import STORE_ID, RemoteLog
+from ckstore.storage.remote.remote_log import RemoteLog, StoreId
 from ckstore.storage.remote.retries import RetryingStorage, patiently, prove, put_own
-from ckstore.storage.schema import canonical_json, expanded_limit, fields, matching, optional, read_json, whole
+from ckstore.storage.schema import Positive, canonical_json, decode, expanded_limit, fields
 
 #: The object that makes a prefix a store.
 ROOT = "ckstore.json"
@@ -39,11 +40,9 @@ _MODE = 0o770
 #: Number of names in one response to a list.
 _LISTED = 1000
 
-_SNAPSHOT_NAME = re.compile(r"snapshots/[0-9a-f]{32}/[0-9]{12}-[0-9a-f]{40}")
-_ROOT = fields(
-    {"format": whole(1), "store": STORE_ID}, {"snapshot": optional(matching(_SNAPSHOT_NAME, "a snapshot's name"))}
-)
-_REMEMBERED = fields({"store": STORE_ID, "options": fields({})})
+_Snapshot = Annotated[str, Meta(pattern=r"\Asnapshots/[0-9a-f]{32}/[0-9]{12}-[0-9a-f]{40}\Z")]
+_ROOT = fields({"format": Positive, "store": StoreId}, {"snapshot": _Snapshot | None})
+_REMEMBERED = fields({"store": StoreId, "options": dict[str, Any]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def find(
     if not from_log and remembered is not None and _is_followed(_directory(url, remembered[0], cache)):
         return _mirror(url, options, storage, remembered[0], cache, None)
     try:
-        said = read_json(storage.read(ROOT), _ROOT)
+        said = decode(storage.read(ROOT), _ROOT)
     except FileNotFoundError:
         if url == os.environ.get(root.VARIABLE, "").rstrip("/"):
             raise NoStoreError(
@@ -151,7 +150,7 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
         temporary.unlink(missing_ok=True)
     packed = len(data).to_bytes(8, "little") + zstd.compress(data, _LEVEL)
     name = f"snapshots/{mirror.log.store}/{number:012d}-{blake3(packed).hexdigest(length=20)}"
-    if read_json(mirror.storage.read(ROOT), _ROOT)["store"] != mirror.log.store:
+    if decode(mirror.storage.read(ROOT), _ROOT)["store"] != mirror.log.store:
         return  # Another store has replaced this one.
     mirror.storage.put(name, packed)
     said = canonical_json({"format": FORMAT, "store": mirror.log.store, "snapshot": name})
@@ -256,7 +255,7 @@ def _fetch(storage: Storage, name: str, path: Path) -> bool:
 def _remembered(url: str, cache: Path | None) -> tuple[str, dict[str, str]] | None:
     """Return id and options of the store behind a URL at its last use from this machine."""
     try:
-        said = read_json(_note(url, cache).read_bytes(), _REMEMBERED)
+        said = decode(_note(url, cache).read_bytes(), _REMEMBERED)
     except (OSError, ValueError):
         return None
     return said["store"], {str(name): str(value) for name, value in said["options"].items()}

@@ -12,7 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
 
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, ReadOnlyError
 from ckstore.runtime.lru import Lru
@@ -26,7 +28,7 @@ from ckstore.storage.remote.changes import call_again, plain_call
 from ckstore.storage.remote.mirror import EVERY, Mirror, needs_snapshot, put_snapshot
 from ckstore.storage.remote.remote_log import BehindError, Head, RemoteLog
 from ckstore.storage.rows import META_ROWS, VersionRow
-from ckstore.storage.schema import matching, rows, text
+from ckstore.storage.schema import Text, rows
 
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ _TABLES = {
 }
 #: Row of `meta` with the highest number of any committed version.
 HIGHEST = "mirror:highest"
-META_VALUES = rows(text(), matching(re.compile("[0-9]{1,15}"), "a number"))
+META_VALUES = rows(Text, Annotated[str, Meta(pattern=r"\A[0-9]{1,15}\Z")])
 #: Prefix of the rows of `meta` for removed packs; the pack's name follows.
 GONE = "gone:"
 

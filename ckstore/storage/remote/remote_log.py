@@ -16,18 +16,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from blake3 import blake3
+from msgspec import Meta
 
 from ckstore.errors import ConflictError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, zstd
 from ckstore.storage.interface import Storage
-from ckstore.storage.log_files import RECORD as NOTE
+from ckstore.storage.log_files import check_record
 from ckstore.storage.remote.bucket import ForeignNameError
-from ckstore.storage.remote.changes import read_calls
+from ckstore.storage.remote.changes import check_calls
 from ckstore.storage.remote.retries import patiently, put_or_find
-from ckstore.storage.schema import ID, TIME, expanded_limit, fields, hexadecimal, items, read_json, whole
+from ckstore.storage.schema import Id, Positive, Time, check, decode, expanded_limit, fields
 
 FORMAT = 1
 #: Largest number of records with lines in one object; most objects reach back to the last multiple of the second.
@@ -45,17 +46,18 @@ _LEVEL = 3
 
 _DIGEST = 20
 
-STORE_ID = hexadecimal(32)
-RECORD = fields(
+StoreId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+_FORMAT = fields({"format": Positive})
+_RECORD = fields(
     {
-        "format": whole(1),
-        "store": STORE_ID,
-        "number": whole(1, _LAST),
-        "nonce": hexadecimal(32),
-        "before": ID,
-        "created": TIME,
-        "calls": read_calls,
-        "notes": items(NOTE),
+        "format": Positive,
+        "store": StoreId,
+        "number": Annotated[int, Meta(ge=1, le=_LAST)],
+        "nonce": StoreId,
+        "before": Id,
+        "created": Time,
+        "calls": list[Any],
+        "notes": list[dict[str, Any]],
     }
 )
 
@@ -337,13 +339,17 @@ def _unpacked(data: bytes) -> bytes:
 def _read(line: bytes, head: Head, store: str) -> dict[str, Any]:
     number = head.number + 1
     try:
-        plain = read_json(line, fields({"format": whole(1)}))
+        plain = decode(line, dict[str, Any])
+        check(plain, _FORMAT)
         if plain["format"] > FORMAT:
             raise FormatVersionError(
                 f"Record {number} of the log has format {plain['format']}, this ckstore reads {FORMAT}; install a later"
                 " one."
             )
-        RECORD([plain])
+        check(plain, _RECORD)
+        check_calls(plain["calls"])
+        for note in plain["notes"]:
+            check_record(note)
     except ValueError as error:
         if isinstance(error, FormatVersionError):
             raise
