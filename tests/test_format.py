@@ -88,6 +88,8 @@ def test_the_store_takes_every_form_that_the_format_describes(written: Path):
     reader = Reader(written / "store")
     records = [record for pack in reader.packs.values() for record in pack.document["records"]]
     assert {record["kind"] for record in records} == {"full", "delta", "patches"}
+    described = {"kind", "id", "dtype", "count", "chunk", "at", "alone", "base", "context", "debt", "sizes"}
+    assert {field for record in records for field in record} <= described
     patched = {record["dtype"] for record in records if record["kind"] == "patches"}
     assert patched >= {"float32", "float16", "int64"}
     assert any(record.get("context") for record in records)

@@ -10,10 +10,8 @@ import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from ckstore.codecs.exponents import exponents_to_text
 from ckstore.codecs.integers import encode_integers
-from ckstore.codecs.lattice import STEP_RANGE, Bits, LinearLattice, is_mirrored
-from ckstore.codecs.rounded import RoundedLattice
+from ckstore.codecs.lattice import STEP_RANGE, Bits, is_mirrored
 from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES, NATIVE, zarr_type
 from ckstore.encoding.estimate import Encoded
@@ -59,7 +57,8 @@ class ObjectWriter:
             entry = self._encoded.add_bytes(array_name(record.id), patches)
         else:
             entry = self._add_integers(record, encoded.payloads)
-        self.encoded_records.append(replace(record, at=(entry.offset, entry.length)))
+        # A record that is stored again has the name of its former pack.
+        self.encoded_records.append(replace(record, at=(entry.offset, entry.length), pack=""))
 
     def put_raw(self, content: str, dtype: str, chunk: int, bits: Bits, digest: bytes | None = None) -> None:
         """Write one object unencoded: `bits` are those of its elements, `chunk` of them in a chunk.
@@ -187,8 +186,7 @@ def _recipe(record: Record) -> str:
     if not isinstance(record, Linear):
         sign = "sign(base) * " if is_mirrored(record.dtype, record.count, record.chunk) else ""
         return f"ord(base) + {sign}this"
-    step = record.lattice.step
-    has_axes = record.lattice.rows.size or record.lattice.cols.size
+    step, has_axes = record.step, record.rows or record.cols
     return f"2**({step} + rows + cols) * (project(base) + this)" if has_axes else f"2**{step} * (project(base) + this)"
 
 
@@ -196,14 +194,13 @@ def _shown(record: Record) -> tuple[str, Mapping[str, Any]]:
     """Return the Zarr data type of a record's array, and the filter that makes values of its integers, if any."""
     wide = "float64" if record.dtype == "float64" else "float32"
     short = {"precision": record.dtype} if record.dtype in SHORT else {}
-    lattice = record.lattice if isinstance(record, Coarse) else None
-    if isinstance(lattice, LinearLattice):
+    if isinstance(record, Linear):
         settings: dict[str, Any] = {"step": 0}
         if record.base is None:
-            settings = {"step": lattice.step, **_axes(lattice), **short}
+            settings = {"step": record.step, **_axes(record), **short}
         return wide, {"name": "ckstore.quantized_residual", "configuration": settings}
-    if isinstance(lattice, RoundedLattice):
-        settings = {"shift": lattice.shift, "level": lattice.level, **_axes(lattice), **short}
+    if isinstance(record, Rounded):
+        settings = {"shift": record.shift, "level": record.level, **_axes(record), **short}
     elif isinstance(record, Codebook) and (record.base is None or record.additive):
         protected = {"protected": True} if record.protected else {}
         settings = {"centroids": record.centroids, **protected, **short}
@@ -214,11 +211,10 @@ def _shown(record: Record) -> tuple[str, Mapping[str, Any]]:
     return wide, {"name": "ckstore.levels", "configuration": settings}
 
 
-def _axes(lattice: LinearLattice | RoundedLattice) -> dict[str, Any]:
+def _axes(record: Linear | Rounded) -> dict[str, Any]:
     """Return the exponents of rows and columns, and the width of a row if there are any."""
-    axes = {"rows": lattice.rows, "cols": lattice.cols}
-    said: dict[str, Any] = {name: exponents_to_text(axis) for name, axis in axes.items() if axis.size}
-    return said | {"width": lattice.width} if said else said
+    axes: dict[str, Any] = {name: axis for name, axis in (("rows", record.rows), ("cols", record.cols)) if axis}
+    return axes | {"width": record.width} if axes else axes
 
 
 def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: PackEntry) -> VersionRow:

@@ -18,6 +18,7 @@ from ckstore.objects import stored_chunks
 from ckstore.objects.cache import ChunkCache
 from ckstore.objects.records import Full, Linear, Record
 from ckstore.objects.stored_chunks import StoredChunks
+from tests.crafted import CraftedStore
 
 pytestmark = pytest.mark.encoded
 
@@ -115,6 +116,17 @@ def test_an_object_of_another_fidelity_is_refused(store: ckstore.Store, spec: st
     with pytest.raises(IntegrityError, match="another fidelity"):
         version._stored.chunk(0, 0)
     assert any("another fidelity" in problem for problem in store.verify([spec]).problems)
+
+
+@pytest.mark.local
+def test_records_of_objects_stored_again_do_not_name_their_former_pack(store: ckstore.Store) -> None:
+    assert second(store, "linear").base is not None
+    before = {pack.name for pack in store._catalog.packs()}
+    store.rebase("c@3", max_restore_cost=1)
+    written = {pack.name for pack in store._catalog.packs()} - before
+    records = [record for pack in written for record in CraftedStore(store.path).read(pack)[0]["records"]]
+    assert "linear" in {record["kind"] for record in records}
+    assert not any("pack" in record for record in records)
 
 
 def test_the_cache_keeps_no_more_in_memory_than_it_counts() -> None:
