@@ -184,7 +184,7 @@ class Raw(Record, frozen=True, kw_only=True):
         CRC-32 of each chunk.
     """
 
-    crcs: tuple[Annotated[int, Meta(ge=0, lt=1 << 32)], ...]
+    crcs: Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 32)], ...], Meta(min_length=1)]
 
     @property
     def work(self) -> Work:
@@ -239,7 +239,7 @@ class Patches(_Based, frozen=True, kw_only=True):
         Bytes of each chunk's patch, 0 for an unchanged chunk.
     """
 
-    sizes: tuple[Whole, ...]
+    sizes: Annotated[tuple[Whole, ...], Meta(min_length=1)]
 
     @property
     def work(self) -> Work:
