@@ -93,3 +93,8 @@ def test_no_modules_import_one_another() -> None:
     graph = grimp.build_graph("ckstore", cache_dir=None)
     modules = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     TopologicalSorter(modules).prepare()
+
+
+def test_no_statement_numbers_its_parameters() -> None:
+    """Python 3.12 warns of `?1` with a sequence of values (CPython 117995)."""
+    assert [path for path in ROOT.rglob("*.py") if re.search(r"\?\d", path.read_text())] == []

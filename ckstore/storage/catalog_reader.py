@@ -331,12 +331,14 @@ class CatalogReader:
         They are the packs of the version and its blobs, and of as many ancestors as its chains are long.
         """
         query = (
-            "WITH RECURSIVE line(parent, pack, depth) AS (SELECT parent, pack, depth FROM versions WHERE number = ?1"
+            "WITH RECURSIVE line(parent, pack, depth) AS (SELECT parent, pack, depth FROM versions WHERE number = ?"
             " UNION ALL SELECT v.parent, v.pack, l.depth - 1 FROM line l JOIN versions v ON v.number = l.parent"
             " WHERE l.depth > 0) SELECT p.name FROM packs p JOIN line l ON p.id = l.pack"
-            " UNION SELECT p.name FROM packs p JOIN version_packs r ON r.pack = p.id WHERE r.version = ?1"
+            " UNION SELECT p.name FROM packs p JOIN version_packs r ON r.pack = p.id WHERE r.version = ?"
         )
-        return {name for (name,) in self._connection.rows(query, [number], _NAMES)} | set(self.own_packs(number))
+        return {name for (name,) in self._connection.rows(query, [number, number], _NAMES)} | set(
+            self.own_packs(number)
+        )
 
     def manifest_offsets(self, names: Sequence[str]) -> dict[str, int]:
         """Return the offset of the manifest in each of these packs that has one, by name."""

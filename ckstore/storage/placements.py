@@ -81,13 +81,13 @@ class Placements:
         # Key order walks the tree once; any other order would search it for every row.
         placed.sort()
         if displace:
-            statement = "INSERT OR REPLACE INTO recent_objects VALUES (?, ?, ?)"
+            self._connection.execute_many("INSERT OR REPLACE INTO recent_objects VALUES (?, ?, ?)", placed)
         else:
-            statement = (
-                "INSERT OR IGNORE INTO recent_objects SELECT ?1, ?2, ?3"
-                " WHERE NOT EXISTS (SELECT 1 FROM settled_objects WHERE key = ?1)"
+            self._connection.execute_many(
+                "INSERT OR IGNORE INTO recent_objects SELECT ?, ?, ?"
+                " WHERE NOT EXISTS (SELECT 1 FROM settled_objects WHERE key = ?)",
+                [(key, pack, slot, key) for key, pack, slot in placed],
             )
-        self._connection.execute_many(statement, placed)
         self._settle()
 
     def remove(self, keys: Iterable[int]) -> int:
