@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import hypothesis
@@ -25,6 +28,24 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+class _TorchIsMissing(MetaPathFinder):
+    """Skips tests and modules of tests that import torch where it is not installed: the last finder is asked then."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == "torch" and _importer().is_relative_to(REPOSITORY / "tests"):
+            pytest.skip("torch is not installed", allow_module_level=True)
+
+
+def _importer() -> Path:
+    frame = sys._getframe(2)
+    while "importlib" in frame.f_code.co_filename and frame.f_back is not None:
+        frame = frame.f_back
+    return Path(frame.f_code.co_filename)
+
+
+sys.meta_path.append(_TorchIsMissing())
 
 
 def pytest_configure() -> None:
