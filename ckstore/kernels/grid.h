@@ -24,7 +24,8 @@ enum { MAX_INTEGER = 1 << 24 };
 static inline bool make_grid(
     struct grid *grid, int64_t step, array rows, array cols, int64_t width, int64_t start, int64_t count) {
     struct view down = input(rows), across = input(cols);
-    if (down.type != I2 || across.type != I2 || down.count < 0 || across.count < 0 || count < 0 || start < 0)
+    if (down.type != I2 || across.type != I2 || down.count < 0 || across.count < 0 || count < 0 || start < 0 ||
+        step != (int32_t)step)
         return false;
     if (!down.count && !across.count) {
         *grid = (struct grid){.step = step, .width = most(count, 1)};

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from ckstore.kernels import lattice, native
+from ckstore.kernels import coarse, lattice, native
 from ckstore.kernels.entropy import order, read
 
 DIGESTS = """
@@ -47,3 +47,10 @@ def test_arrays_of_other_types_and_sizes_are_refused() -> None:
         read.widen(np.zeros(3, np.int32), np.zeros(3, np.int16))
     with pytest.raises(ValueError, match="do not fit"):
         order.to_coded_order(words, np.zeros(7, np.uint8), np.zeros((4, 256), np.int64), words.copy())
+
+
+def test_exponents_beyond_any_float_are_refused() -> None:
+    none, integers = np.zeros(0, np.int16), np.ones(8, np.int32)
+    for step in (2**31, -(2**63)):
+        with pytest.raises(ValueError, match="do not fit"):
+            coarse.linear_values(integers, step, none, none, 8, 0, np.zeros(8, np.float32))
