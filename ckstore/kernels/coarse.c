@@ -3,18 +3,59 @@
  * Decoding works on bits and does no arithmetic on subnormal numbers, so that every process decodes the same values. */
 #include "grid.h"
 
-/* Return the largest exponent that an element's step may have, for `rows` exponents of rows. */
-static int64_t largest_exponent(const struct grid *grid, int64_t rows) {
-    int64_t largest = grid->step, down = INT16_MIN, across = INT16_MIN;
-    for (int64_t i = 0; grid->rows && i < rows; i++)
-        down = most(down, grid->rows[i]);
-    for (int64_t i = 0; grid->cols && i < grid->width; i++)
-        across = most(across, grid->cols[i]);
-    return largest + (grid->rows ? down : 0) + (grid->cols ? across : 0);
+/* The smallest and the largest exponent that an element's step may have. */
+struct range {
+    int64_t low, high;
+};
+
+/* Add the range of `count` exponents, if there are any. */
+static void widen_range(struct range *range, const int16_t *exponents, int64_t count) {
+    int16_t low = INT16_MAX, high = INT16_MIN;
+    for (int64_t i = 0; exponents && i < count; i++) {
+        low = exponents[i] < low ? exponents[i] : low;
+        high = exponents[i] > high ? exponents[i] : high;
+    }
+    range->low += exponents ? low : 0;
+    range->high += exponents ? high : 0;
 }
 
-INLINE void values_of(
-    const int32_t *restrict integers, int64_t count, struct grid grid, bool overflows, uint8_t *restrict out, int size) {
+/* Return the range of a grid with `rows` exponents of rows. */
+static struct range range_of(const struct grid *grid, int64_t rows) {
+    struct range range = {grid->step, grid->step};
+    widen_range(&range, grid->rows, rows);
+    widen_range(&range, grid->cols, grid->width);
+    return range;
+}
+
+/* Return two to the power of an integer from -126 to 127. */
+INLINE float single_power(int32_t exponent) {
+    uint32_t bits = (uint32_t)(exponent + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+/* Write values whose steps are normal numbers of float32: then so are the values, and products are exact. */
+static void single_values(const int32_t *restrict integers, int64_t count, struct grid grid, float *restrict out) {
+    for (int64_t k = 0; k < count;) {
+        int64_t part = least(count - k, grid.width - grid.col);
+        int32_t exponent = (int32_t)row_exponent(&grid);
+        if (grid.cols)
+            for (int64_t i = 0; i < part; i++)
+                out[k + i] = (float)integers[k + i] * single_power(exponent + grid.cols[grid.col + i]);
+        else {
+            float power = single_power(exponent);
+            UNROLLED
+            for (int64_t i = 0; i < part; i++)
+                out[k + i] = (float)integers[k + i] * power;
+        }
+        advance(&grid, part);
+        k += part;
+    }
+}
+
+INLINE void double_values(
+    const int32_t *restrict integers, int64_t count, struct grid grid, uint8_t *restrict out, int size) {
     for (int64_t k = 0; k < count;) {
         int64_t part = least(count - k, grid.width - grid.col), exponent = row_exponent(&grid);
         uint8_t *to = out + size * k;
@@ -23,15 +64,19 @@ INLINE void values_of(
                 put_float(to, size, i, (double)integers[k + i] * power_of_two(exponent + grid.cols[grid.col + i]));
         else {
             double power = power_of_two(exponent);
+            UNROLLED
             for (int64_t i = 0; i < part; i++)
                 put_float(to, size, i, (double)integers[k + i] * power);
         }
         advance(&grid, part);
         k += part;
     }
-    double largest = size == 4 ? FLT_MAX : DBL_MAX;
-    for (int64_t i = 0; overflows && i < count; i++)
-        put_float(out, size, i, clamped(float_at(out, size, i), largest));
+}
+
+INLINE void clamp(uint8_t *floats, int64_t count, int size) {
+    const double largest = unknown(size == 4 ? FLT_MAX : DBL_MAX);
+    for (int64_t i = 0; i < count; i++)
+        put_float(floats, size, i, clamped(float_at(floats, size, i), largest));
 }
 
 int64_t KERNEL(linear_values)(
@@ -40,107 +85,102 @@ int64_t KERNEL(linear_values)(
     struct grid grid;
     if (!is_float(&to) || !is_of(&from, I4, to.count) || !make_grid(&grid, step, rows, cols, width, start, to.count))
         return MISFIT;
-    double largest = to.size == 4 ? FLT_MAX : DBL_MAX;
-    bool overflows = power_of_two(largest_exponent(&grid, down.count)) * MAX_INTEGER > largest;
-#define VALUES(size) values_of((const int32_t *)from.data, from.count, grid, overflows, to.data, size)
-    WITH_FLOAT(to.size, VALUES);
+    struct range range = range_of(&grid, down.count);
+    const int32_t *source = (const int32_t *)from.data;
+    if (to.size == 4 && range.low >= FLT_MIN_EXP - 1 && range.high < FLT_MAX_EXP)
+        single_values(source, from.count, grid, (float *)to.data);
+    else {
+#define VALUES(size) double_values(source, from.count, grid, to.data, size)
+        WITH_FLOAT(to.size, VALUES);
+#undef VALUES
+    }
+#define CLAMP(size) clamp(to.data, to.count, size)
+    if (power_of_two(range.high) * MAX_INTEGER > (to.size == 4 ? FLT_MAX : DBL_MAX))
+        WITH_FLOAT(to.size, CLAMP);
     return 0;
 }
 
-/* Return the order-preserving integer of float bits: negative for negative numbers, 0 for both zeros. */
-INLINE int64_t order_of(uint64_t bits, uint64_t sign) {
-    int64_t magnitude = (int64_t)(bits & (sign - 1));
-    return bits & sign ? -magnitude : magnitude;
-}
-
-INLINE int32_t rounded(int64_t integer) { return (int32_t)least(most(integer, -MAX_INTEGER), MAX_INTEGER); }
-
-INLINE void rounded_integers(
-    const uint8_t *restrict bits, int64_t count, int64_t shift, int64_t unit, struct grid grid, int32_t *restrict out,
-    int size) {
-    uint64_t sign = UINT64_C(1) << (8 * size - 1);
-    int64_t up = (INT64_C(5) << shift) >> 3;
-    for (int64_t k = 0; k < count;) {
-        int64_t part = least(count - k, grid.width - grid.col), model = row_exponent(&grid);
-        const uint8_t *from = bits + size * k;
-        if (grid.cols)
-            for (int64_t i = 0; i < part; i++) {
-                int64_t away = up - (model + grid.cols[grid.col + i]) * unit;
-                out[k + i] = rounded((order_of(load_bytes(from + size * i, size), sign) + away) >> shift);
-            }
-        else {
-            int64_t away = up - model * unit;
-            for (int64_t i = 0; i < part; i++)
-                out[k + i] = rounded((order_of(load_bytes(from + size * i, size), sign) + away) >> shift);
-        }
-        advance(&grid, part);
-        k += part;
-    }
-}
+#define INTEGER int32_t
+#define WORD uint32_t
+#define SUFFIXED(name) short_##name
+#include "rounded_of.h"
+#define INTEGER int64_t
+#define WORD uint64_t
+#define SUFFIXED(name) long_##name
+#include "rounded_of.h"
 
 /* Levels, units and shifts whose models fit 62 bits. */
 static bool is_model(int64_t shift, int64_t unit, int64_t level) {
     return shift >= 0 && shift < 32 && unit >= 0 && unit <= 1 << 30 && level >= -(1 << 30) && level <= 1 << 30;
 }
 
+/* Call with a width, and the size of elements, 2 or 4, as a constant. */
+#define WITH_WIDTH(size, width, call) \
+    do { \
+        if ((size) == 2) \
+            call(width, 2); \
+        else \
+            call(width, 4); \
+    } while (0)
+
+/* Return whether all numbers of a range, and their negatives, have 32 bits. */
+static bool is_short(int64_t low, int64_t high) { return low > INT32_MIN && high <= INT32_MAX; }
+
+/* Return the range of the order-preserving integers of float bits: negative for negative numbers. */
+INLINE struct range orders_of(const uint8_t *bits, int64_t count, int size) {
+    const uint32_t sign = UINT32_C(1) << (8 * size - 1);
+    int32_t low = 0, high = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t value = (uint32_t)load_bytes(bits + size * i, size);
+        int32_t magnitude = (int32_t)(value & (sign - 1)), order = value & sign ? -magnitude : magnitude;
+        low = order < low ? order : low;
+        high = order > high ? order : high;
+    }
+    return (struct range){low, high};
+}
+
 int64_t KERNEL(rounded_quantise)(
     array bits, int64_t shift, int64_t unit, int64_t level, array rows, array cols, int64_t width, int64_t start,
     array out) {
-    struct view from = input(bits), to = output(out);
+    struct view from = input(bits), to = output(out), down = input(rows);
     struct grid grid;
     if ((from.type != U2 && from.type != U4) || !is_of(&to, I4, from.count) || !is_model(shift, unit, level) ||
         !make_grid(&grid, level, rows, cols, width, start, from.count))
         return MISFIT;
-    if (from.size == 2)
-        rounded_integers(from.data, from.count, shift, unit, grid, (int32_t *)to.data, 2);
+    struct range levels = range_of(&grid, down.count);
+    struct range orders = from.size == 2 ? orders_of(from.data, from.count, 2) : orders_of(from.data, from.count, 4);
+    int64_t low = orders.low - levels.high * unit, high = orders.high - levels.low * unit + (INT64_C(1) << shift);
+#define ROUND(width, size) width##_rounded_integers(from.data, from.count, shift, unit, grid, (int32_t *)to.data, size)
+    if (is_short(low, high))
+        WITH_WIDTH(from.size, short, ROUND);
     else
-        rounded_integers(from.data, from.count, shift, unit, grid, (int32_t *)to.data, 4);
+        WITH_WIDTH(from.size, long, ROUND);
+#undef ROUND
     return 0;
-}
-
-/* Return the float bits of an order-preserving integer, at most `largest` in magnitude; +0 within `reach` of 0. */
-INLINE uint64_t bits_of_order(int64_t order, int64_t reach, int64_t largest, int sign) {
-    int64_t magnitude = order < 0 ? -order : order;
-    uint64_t bits = (uint64_t)least(magnitude, largest) | (uint64_t)(order < 0) << sign;
-    return magnitude > reach ? bits : 0;
-}
-
-/* Row by row and without branches, so that the compiler vectorises the loop. */
-INLINE void rounded_bits(
-    const int32_t *restrict integers, int64_t count, int64_t shift, int64_t unit, struct grid grid, int64_t largest,
-    uint8_t *restrict out, int size) {
-    int64_t reach = (INT64_C(5) << shift) >> 3, scale = INT64_C(1) << shift;
-    for (int64_t k = 0; k < count;) {
-        int64_t part = least(count - k, grid.width - grid.col), model = row_exponent(&grid) * unit;
-        uint8_t *to = out + size * k;
-        if (grid.cols)
-            for (int64_t i = 0; i < part; i++) {
-                int64_t order = integers[k + i] * scale + (model + grid.cols[grid.col + i] * unit);
-                store_bytes(to + size * i, size, bits_of_order(order, reach, largest, 8 * size - 1));
-            }
-        else
-            for (int64_t i = 0; i < part; i++)
-                store_bytes(
-                    to + size * i, size,
-                    bits_of_order(integers[k + i] * scale + model, reach, largest, 8 * size - 1));
-        advance(&grid, part);
-        k += part;
-    }
 }
 
 int64_t KERNEL(rounded_values)(
     array integers, int64_t shift, int64_t unit, int64_t level, array rows, array cols, int64_t width, int64_t start,
     int64_t largest, array out) {
-    struct view from = input(integers), to = output(out);
+    struct view from = input(integers), to = output(out), down = input(rows);
     struct grid grid;
     if ((to.type != U2 && to.type != U4) || !is_of(&from, I4, to.count) || !is_model(shift, unit, level) ||
-        !make_grid(&grid, level, rows, cols, width, start, to.count))
+        largest < 0 || !make_grid(&grid, level, rows, cols, width, start, to.count))
         return MISFIT;
     const int32_t *source = (const int32_t *)from.data;
-    if (to.size == 2)
-        rounded_bits(source, from.count, shift, unit, grid, largest, to.data, 2);
+    struct range levels = range_of(&grid, down.count);
+    int32_t least_integer = 0, most_integer = 0;
+    for (int64_t i = 0; i < from.count; i++) {
+        least_integer = source[i] < least_integer ? source[i] : least_integer;
+        most_integer = source[i] > most_integer ? source[i] : most_integer;
+    }
+    int64_t scale = INT64_C(1) << shift, low = least_integer * scale + levels.low * unit;
+    int64_t high = most_integer * scale + levels.high * unit;
+#define UNROUND(width, size) width##_rounded_bits(source, from.count, shift, unit, grid, largest, to.data, size)
+    if (is_short(low, most(high, largest)))
+        WITH_WIDTH(to.size, short, UNROUND);
     else
-        rounded_bits(source, from.count, shift, unit, grid, largest, to.data, 4);
+        WITH_WIDTH(to.size, long, UNROUND);
     return 0;
 }
 
@@ -286,10 +326,10 @@ int64_t KERNEL(linear_dithered)(
     struct grid grid;
     if (!is_float(&from) || !is_of(&to, I4, from.count) || !make_grid(&grid, step, rows, cols, width, start, from.count))
         return MISFIT;
+    const double largest = unknown(MAX_INTEGER);
     for (int64_t i = 0; i < from.count; i++, advance(&grid, 1)) {
         double scaled = float_at(from.data, from.size, i) * power_of_two(-exponent_here(&grid));
-        ((int32_t *)to.data)[i] =
-            (int32_t)clamped(floor(scaled + threshold_of((uint64_t)(start + i))), MAX_INTEGER);
+        ((int32_t *)to.data)[i] = (int32_t)clamped(floor(scaled + threshold_of((uint64_t)(start + i))), largest);
     }
     return 0;
 }

@@ -15,33 +15,46 @@ INLINE uint32_t field_of(uint32_t word) { return word >> 23 & 255; }
 INLINE bool is_normal(uint32_t word) { return field_of(word) - 1 < 254; }
 
 /* Return the value of a word; 0 unless it is normal. */
-INLINE double normal_value(uint32_t word) {
+INLINE float normal_value(uint32_t word) {
     float value;
     memcpy(&value, &word, sizeof value);
-    return is_normal(word) ? (double)value : 0.0;
+    return is_normal(word) ? value : 0.0f;
 }
 
-/* Return a value as the word of a float32: at most the largest finite number, and +0 below the smallest normal one. */
-INLINE uint32_t word_of(double total) {
-    float value = (float)clamped(total, FLT_MAX);
+/* Return the word of a sum of two values: at most `largest`, an `unknown` FLT_MAX, and +0 below the smallest normal
+ * number, where sums are exact. */
+INLINE uint32_t word_of(float sum, float largest) {
+    float value = sum > largest ? largest : sum;
+    value = value < -largest ? -largest : value;
     uint32_t word;
     memcpy(&word, &value, sizeof word);
-    return fabs(total) >= FLT_MIN ? word : 0;
+    return fabsf(sum) >= FLT_MIN ? word : 0;
 }
 
-/* Find the cell of the lowest value of each bin, by the leading bits of a word; subnormals count as 0. */
+/* Return the lowest value of the bin at a place in ascending order, of a finite value; subnormals count as 0. */
+INLINE double lowest_of(int64_t k) {
+    uint32_t word = (uint32_t)(k < BINS / 2 ? BINS - k : k - BINS / 2) << BIN_SHIFT;
+    return (double)normal_value(k < BINS / 2 ? word - 1 : word);
+}
+
+/* Find the cell of the lowest value of each bin of finite values, by the leading bits of a word. */
 static void first_cells(const double *midpoints, uint8_t cells[BINS]) {
-    int cell = 0;
-    memset(cells, 0, BINS);
-    for (int k = 0; k < BINS; k++) {
-        /* Ascending values: the negative bins from the last to the first, then the others. */
-        uint32_t place = (uint32_t)(k < BINS / 2 ? BINS - 1 - k : k - BINS / 2), word = place << BIN_SHIFT;
-        if (field_of(word) == 255)
-            continue;
-        double value = normal_value(word | (word >> 31) * ((1u << BIN_SHIFT) - 1));
-        while (midpoints[cell] < value)
-            cell++;
-        cells[place] = (uint8_t)cell;
+    const int64_t finite = 255 << (23 - BIN_SHIFT), last = BINS / 2 + finite;
+    int64_t k = BINS / 2 - finite;
+    for (int cell = 0; k < last; cell++) {
+        int64_t end = k;
+        for (int64_t beyond = last; end < beyond;) {
+            int64_t middle = (end + beyond) / 2;
+            if (midpoints[cell] < lowest_of(middle))
+                beyond = middle;
+            else
+                end = middle + 1;
+        }
+        /* Negative bins come in descending order. */
+        int64_t zero = least(most(BINS / 2, k), end);
+        memset(cells + BINS - zero, cell, (size_t)(zero - k));
+        memset(cells + zero - BINS / 2, cell, (size_t)(end - zero));
+        k = end;
     }
 }
 
@@ -56,11 +69,14 @@ int64_t KERNEL(nearest)(array words, array midpoints, int64_t zero, array out) {
     for (int64_t i = 0; i < from.count; i++) {
         uint32_t word = ((const uint32_t *)from.data)[i];
         int64_t index = cells[word >> BIN_SHIFT];
+        double value = (double)normal_value(word);
         if (field_of(word) == 255)
             index = zero;
-        else if (is_normal(word))
-            for (double value = normal_value(word); between[index] < value;)
+        else {
+            index += between[index] < value; /* Mostly enough, and without a branch. */
+            while (between[index] < value)
                 index++;
+        }
         to.data[i] = (uint8_t)index;
     }
     return 0;
@@ -71,11 +87,14 @@ int64_t KERNEL(add)(array base, array indices, array centroids, array out) {
     if (from.count < 0 || from.type != U4 || !is_of(&by, U1, from.count) || !is_of(&to, U4, from.count) ||
         levels.type != F4 || levels.count < 0 || levels.count > 256)
         return MISFIT;
-    double changes[256] = {0};
-    for (int64_t i = 0; i < levels.count; i++)
-        changes[i] = (double)((const float *)levels.data)[i];
+    float changes[256] = {0};
+    memcpy(changes, levels.data, (size_t)levels.count * sizeof *changes);
+    const float largest = (float)unknown(FLT_MAX);
+    const uint32_t *restrict known = (const uint32_t *)from.data;
+    const uint8_t *restrict chosen = by.data;
+    uint32_t *restrict sums = (uint32_t *)to.data;
     for (int64_t i = 0; i < from.count; i++)
-        ((uint32_t *)to.data)[i] = word_of(normal_value(((const uint32_t *)from.data)[i]) + changes[by.data[i]]);
+        sums[i] = word_of(normal_value(known[i]) + changes[chosen[i]], largest);
     return 0;
 }
 
@@ -85,8 +104,9 @@ int64_t KERNEL(difference)(array words, array base, array out) {
         return MISFIT;
     const uint32_t *restrict minuends = (const uint32_t *)from.data, *restrict others = (const uint32_t *)before.data;
     uint32_t *restrict differences = (uint32_t *)to.data;
+    const float largest = (float)unknown(FLT_MAX);
     for (int64_t i = 0; i < from.count; i++) {
-        uint32_t change = word_of(normal_value(minuends[i]) - normal_value(others[i]));
+        uint32_t change = word_of(normal_value(minuends[i]) - normal_value(others[i]), largest);
         differences[i] = field_of(minuends[i]) == 255 ? NOT_A_NUMBER : change;
     }
     return 0;
@@ -101,7 +121,7 @@ int64_t KERNEL(bucket_statistics)(array words, array counts, array sums, int64_t
         uint32_t word = ((const uint32_t *)from.data)[i];
         if (is_normal(word)) {
             ((int64_t *)numbers.data)[word >> shift]++;
-            ((double *)totals.data)[word >> shift] += normal_value(word);
+            ((double *)totals.data)[word >> shift] += (double)normal_value(word);
         }
     }
     return 0;

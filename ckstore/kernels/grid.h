@@ -89,8 +89,14 @@ INLINE bool is_float(const struct view *view) { return view->count >= 0 && view-
             call(8); \
     } while (0)
 
+/* Return a number that the compiler does not know: GCC makes branches of comparisons with two constants. */
+INLINE double unknown(double number) {
+    __asm__("" : "+m"(number));
+    return number;
+}
+
+/* Return a number at most `largest`, which is `unknown`, in magnitude: two instructions. */
 INLINE double clamped(double value, double largest) {
-    /* Two steps, each an instruction. */
     value = value > largest ? largest : value;
     return value < -largest ? -largest : value;
 }

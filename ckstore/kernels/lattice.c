@@ -111,23 +111,26 @@ int64_t KERNEL(statistics)(array values, array found) {
 }
 
 /* Return the integer nearest to a number, ties to even; 0 if that is not finite. */
-INLINE int32_t nearest(double scaled) {
-    /* Of a number below 2^51, the sum keeps no bits of less than 1. */
-    double rounded = clamped(scaled, MAX_INTEGER) + 0x1.8p52 - 0x1.8p52;
-    return (int32_t)(fabs(scaled) <= DBL_MAX ? rounded : 0.0);
+INLINE int32_t nearest(double scaled, double largest) {
+    /* Of a number below 2^51, the sum keeps no bits of less than 1: its low bits are those of the integer. */
+    double sum = clamped(scaled, largest) + 0x1.8p52;
+    uint64_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    return fabs(scaled) <= DBL_MAX ? (int32_t)bits : 0;
 }
 
 INLINE void quantise(const uint8_t *restrict values, int64_t count, struct grid grid, int32_t *restrict out, int size) {
+    const double largest = unknown(MAX_INTEGER);
     for (int64_t k = 0; k < count;) {
         int64_t part = least(count - k, grid.width - grid.col), exponent = -row_exponent(&grid);
         const uint8_t *from = values + size * k;
         if (grid.cols)
             for (int64_t i = 0; i < part; i++)
-                out[k + i] = nearest(float_at(from, size, i) * power_of_two(exponent - grid.cols[grid.col + i]));
+                out[k + i] = nearest(float_at(from, size, i) * power_of_two(exponent - grid.cols[grid.col + i]), largest);
         else {
             double inverse = power_of_two(exponent);
             for (int64_t i = 0; i < part; i++)
-                out[k + i] = nearest(float_at(from, size, i) * inverse);
+                out[k + i] = nearest(float_at(from, size, i) * inverse, largest);
         }
         advance(&grid, part);
         k += part;

@@ -15,6 +15,9 @@ import numpy.typing as npt
 #: Arrays with fewer or more bytes are allocated as usual.
 _LEAST, _MOST = 1 << 16, 1 << 22
 
+#: Arrays begin with a line of the cache: a store of a whole vector that crosses lines takes twice as long.
+_LINE = 64
+
 #: Bytes that are kept of each size.
 _KEPT = 16 << 20
 
@@ -32,8 +35,9 @@ class Block:
         try:
             self._memory = _free[size].pop()
         except IndexError:
-            memory = np.empty(1 << size, np.uint8)
-            self._memory = memory, memory.ctypes.data
+            memory = np.empty((1 << size) + _LINE, np.uint8)
+            address = memory.ctypes.data
+            self._memory = memory, address + -address % _LINE
         self.nbytes = 1 << size
         self.__array_interface__ = {
             "version": 3,
