@@ -72,7 +72,7 @@ def fuzz(program: Path, target: str, corpus: Path, seconds: int) -> int:
 
 
 def main(target: str, corpus: str, seconds: str) -> int:
-    inputs = Path(corpus)
+    inputs = Path(corpus).absolute()
     inputs.mkdir(parents=True, exist_ok=True)
     program = compiled(inputs.with_suffix(".program"))
     if program is None:
