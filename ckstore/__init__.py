@@ -20,8 +20,12 @@ Threads may share all objects, and another process opens a pickled one again. Im
 nor Zarr nor the kernels; they are imported on first use.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if os.name == "nt":
+    raise ImportError("ckstore runs on Linux and macOS; on Windows, use it in WSL.")
 
 if TYPE_CHECKING:
     from ckstore.checking.verify import VerifyReport

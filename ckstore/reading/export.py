@@ -21,6 +21,7 @@ from ckstore.reading.checkout import Block, staged
 from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
 from ckstore.reading.subtree import Format, chosen_tensors, stripped_names, subtree_of
 from ckstore.runtime.threads import in_order, worker_count
+from ckstore.storage import durable
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
@@ -82,7 +83,7 @@ def export(
             else:
                 _write_flat(version, dict(zip(chosen, names, strict=True)), reader, out, format)
         out.flush()
-        os.fsync(out.fileno())
+        durable.sync_file(out.fileno())
     written = set(chosen)
     return [path for path in version.paths if path not in written]
 

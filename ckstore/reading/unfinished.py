@@ -64,7 +64,7 @@ def _locked(place: Path) -> int | None:
     try:
         import fcntl
 
-        descriptor = forks.open_unshared(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = forks.open_unshared(place, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | os.O_NOFOLLOW)
     except (ImportError, OSError):
         return None
     try:

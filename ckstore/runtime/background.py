@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from contextlib import suppress
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -65,4 +66,5 @@ def settle(parent: int, nice: int) -> None:
     with suppress(OSError, AttributeError):
         os.nice(nice)
         # A process that wakes this one goes on at once, instead of waiting for its time slice.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if sys.platform == "linux":
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+#: Linux: use large pages.
+_MADV_HUGEPAGE = 14
 #: Linux 5.14 and later: map all pages now, without changing their contents.
 _MADV_POPULATE_WRITE = 23
 #: Linux 6.1 and later: merge mapped small pages into a large one.
@@ -35,7 +37,8 @@ _GROUPS = Path("/sys/fs/cgroup")
 def nameless_file() -> int:
     """Return the descriptor of an empty anonymous file, which ends with its last descriptor or mapping."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("ckstore", os.MFD_CLOEXEC)
+        descriptor: int = os.memfd_create("ckstore")
+        return descriptor
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -74,7 +77,7 @@ def _advise(first: int, last: int, starts: list[int]) -> None:
         return
     first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
     last = last // mmap.PAGESIZE * mmap.PAGESIZE
-    madvise(first, last - first, mmap.MADV_HUGEPAGE)
+    madvise(first, last - first, _MADV_HUGEPAGE)
     for page in sorted({start // size * size for start in starts}):
         if first <= page and page + size <= last:
             madvise(page, size, _MADV_COLLAPSE)

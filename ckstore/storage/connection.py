@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -272,6 +273,8 @@ class Connection:
         # EXTRA is FULL and an fsync of the directory once the journal is gone: with FULL, a power cut can bring
         # the journal back, and with it the state before a commit that was reported done.
         database.execute("PRAGMA synchronous = EXTRA")
+        if sys.platform == "darwin":
+            database.execute("PRAGMA fullfsync = ON")
         # A commit of many objects touches one page for each. With SQLite's default of 2 MB, these pages would be
         # written and synced twice: before the commit, and with it.
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,11 +33,30 @@ def timestamp() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+def sync_file(descriptor: int) -> None:
+    """Make a file durable. An fsync of macOS leaves it in the memory of the drive, F_FULLFSYNC does not."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        with suppress(OSError):  # The file system does not support it.
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
+
+
+def sync_contents(descriptor: int) -> None:
+    """Make a file's contents durable: its times may be lost."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+    else:
+        sync_file(descriptor)
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable. Does nothing on file systems that cannot fsync a directory."""
     descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+
+from ckstore.storage import durable
 
 #: Bytes written before the first and the next sync.
 _STEP = 32 << 20
@@ -31,12 +32,12 @@ class Writeback:
     def begin(self) -> None:
         """Start a sync, unless the last one is still running, or `finish` can do it as soon."""
         if self._written >= _LEAST and all(one.done() for one in self._pending):
-            self._submit(os.fdatasync)
+            self._submit(durable.sync_contents)
 
     def end(self) -> None:
         """Start the last sync, for which `finish` waits: nothing is written any more."""
         if self._written >= _LEAST or self._pending:
-            self._submit(os.fsync)
+            self._submit(durable.sync_file)
             self._is_ending = True
 
     def finish(self) -> None:
@@ -45,7 +46,7 @@ class Writeback:
             for one in self._pending:
                 one.result()
             if not self._is_ending:
-                os.fsync(self._descriptor)
+                durable.sync_file(self._descriptor)
         finally:
             self.cancel()
 

@@ -36,7 +36,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=40)
     options = parser.parse_args()
     here = Path(__file__).resolve().parents[2]
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # Both on one core.
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # Both on one core.
     workers = [_start(checkout) for checkout in (here, options.other.resolve())]
     print(f"{'case':24} {'elements':>8} {'here':>8} {'other':>8}  ns an element; ratio")
     for size in map(int, options.sizes.split(",")):

@@ -73,5 +73,6 @@ def _drop(paths: Iterable[Path]) -> None:
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
             os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            if sys.platform == "linux":
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)

@@ -117,12 +117,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 1) 
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, marks, *rows))
 
 
+def cores() -> int:
+    """Return the number of cores of this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine(directory: Path) -> str:
     """Return the machine, and the file system of a directory; without a name or a path."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     return (
-        f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory / 2**30:.0f} GiB; {platform.system()} "
+        f"{_processor()}, {cores()} cores, {memory / 2**30:.0f} GiB; {platform.system()} "
         f"{platform.release().split('-')[0]}, {file_system(directory)}; Python {platform.python_version()}, {packages}"
     )
 

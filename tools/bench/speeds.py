@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -75,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
         options = f"--megabytes {chosen.megabytes} {options}"
     chosen.work.mkdir(parents=True, exist_ok=True)
     where = "" if speed_figures.file_system(chosen.work) != "tmpfs" else ", tmpfs"
-    alone = "" if len(os.sched_getaffinity(0)) > 1 else ", one core"
+    alone = "" if speed_figures.cores() > 1 else ", one core"
     pinned = alone and "taskset -c 0 "
     with tempfile.TemporaryDirectory(dir=chosen.work, prefix="speed-") as scratch:
         bench = Bench(Path(scratch), chosen.megabytes, chosen.versions, chosen.repeat, found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -264,7 +263,7 @@ class RemotePacks(PackReader):
                         file.write(self._fetch(pack, offset, min(_PIECE, size - offset)))
                     # Mapped bytes are not checked: after a power cut, the file must be complete or missing.
                     file.flush()
-                    os.fsync(file.fileno())
+                    durable.sync_file(file.fileno())
                 opened = OpenFile(temporary)
                 temporary.replace(self._path(pack))
             finally:
