@@ -31,18 +31,21 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 class _TorchIsMissing(MetaPathFinder):
-    """Skips tests and modules of tests that import torch where it is not installed: the last finder is asked then."""
+    """Skips tests that need torch where it is not installed: the last finder is asked then."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if fullname == "torch" and _importer().is_relative_to(REPOSITORY / "tests"):
+        if fullname == "torch" and _is_needed():
             pytest.skip("torch is not installed", allow_module_level=True)
 
 
-def _importer() -> Path:
+def _is_needed() -> bool:
+    """Return whether tests or tools import a module, or the function that calls of the library require torch with."""
     frame = sys._getframe(2)
     while "importlib" in frame.f_code.co_filename and frame.f_back is not None:
         frame = frame.f_back
-    return Path(frame.f_code.co_filename)
+    path = Path(frame.f_code.co_filename)
+    own = any(path.is_relative_to(REPOSITORY / name) for name in ("tests", "tools"))
+    return own or frame.f_code.co_name == "require_torch"
 
 
 sys.meta_path.append(_TorchIsMissing())

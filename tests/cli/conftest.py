@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import ckstore as library
 from ckstore.cli.program import run
@@ -55,6 +54,8 @@ def ckstore(capfd: pytest.CaptureFixture[str]) -> Ckstore:
 
 def checkpoint(step: int) -> dict[str, Any]:
     """Return a large moving tensor, a constant one, small ones, and one that comes with step 20."""
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(320, 256, generator=generator)
     frozen = torch.randn(300, 256, generator=generator)
@@ -68,6 +69,8 @@ def checkpoint(step: int) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def _files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("files")
+    import torch
+
     for step in (0, 10, 20):
         torch.save(checkpoint(step), directory / f"step{step}.pt")
     return directory

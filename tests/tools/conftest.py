@@ -7,18 +7,15 @@ from dataclasses import replace
 import pytest
 
 from tools import runs
-from tools.training import ImageSettings, TextSettings
-
-#: Large enough for an object of its own, which a scheme quantises: 65,536 elements.
-_TEXT = TextSettings(width=128, layers=1, heads=2, context=16, batch=2, steps=6, every=2)
-
-
-def _text(name: str, tier: str) -> TextSettings:
-    return replace(_TEXT, context=5, every=1, width=16) if name == "embedding" else _TEXT
 
 
 @pytest.fixture
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `tools.runs` train every run in less than a second."""
-    monkeypatch.setattr(runs, "text_settings", _text)
+    from tools.training import ImageSettings, TextSettings
+
+    #: Large enough for an object of its own, which a scheme quantises: 65,536 elements.
+    usual = TextSettings(width=128, layers=1, heads=2, context=16, batch=2, steps=6, every=2)
+    small = replace(usual, context=5, every=1, width=16)
+    monkeypatch.setattr(runs, "text_settings", lambda name, tier: small if name == "embedding" else usual)
     monkeypatch.setattr(runs, "image_settings", lambda tier: ImageSettings((8, 16, 96), 1, epochs=2, batch=700))

@@ -166,6 +166,7 @@ def test_a_level_costs_something_however_little_it_holds(tmp_path: Path, shape: 
 
 def test_a_version_that_was_hot_when_it_was_looked_up(tmp_path: Path) -> None:
     """The process remembers that the object is raw; another one has encoded it since."""
+    pytest.importorskip("torch")
     values = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
     with ckstore.init(tmp_path / "store") as store:
         store.ingest({"w": values}, run="a", step=0)
@@ -178,6 +179,7 @@ def test_a_version_that_was_hot_when_it_was_looked_up(tmp_path: Path) -> None:
 
 
 def test_a_hot_version_is_read_from_the_object_that_another_has_encoded(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     generator = np.random.default_rng(0)
     first = generator.normal(size=70_000)
     second = first + generator.normal(size=70_000) * 1e-4
