@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
+from weakref import WeakMethod, finalize
 
 from msgspec import Struct
 
@@ -71,6 +72,7 @@ class Connection:
                 raise NoStoreError(f"Catalog {path} is missing; run `ckstore recover` to rebuild it.")
         with self._lock:
             self._database = self._connect()
+            self._closing = self._closed_in_time()
             forks.in_child(self._begin_child)
             try:
                 self._check_format()
@@ -84,8 +86,15 @@ class Connection:
             if not self._is_inherited:
                 self._database.close()
 
+    def _closed_in_time(self) -> finalize[[], Connection]:
+        """Let the database be closed with this object; at the end of the process, threads may use both."""
+        closing = finalize(self, self._database.close)
+        closing.atexit = False
+        return closing
+
     def _begin_child(self) -> None:
         """Leave connection and transaction to the parent; the next use opens another connection."""
+        self._closing.detach()
         forks.leave(self._database)
         self._is_inherited = True
         self._depth = 0
@@ -245,6 +254,8 @@ class Connection:
             raise NoStoreError(f"Catalog {self.path} no longer exists; run `ckstore recover` to rebuild it.")
         before, is_inherited = self._database, self._is_inherited
         self._database = self._connect()
+        self._closing.detach()
+        self._closing = self._closed_in_time()
         self._is_inherited = False
         if not is_inherited:
             before.close()
@@ -307,7 +318,8 @@ class Connection:
             isolation_level=None,
             check_same_thread=False,
         )
-        database.set_progress_handler(self._step, _STEPS_AT_ONCE)
+        step = WeakMethod(self._step)  # A connection that its owner left open is closed with the owner.
+        database.set_progress_handler(lambda: (call := step()) is not None and call(), _STEPS_AT_ONCE)
         add_seal(database)
         try:
             # SQLite opens the file at the first statement that needs it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import random
@@ -670,3 +671,12 @@ def test_a_writer_that_has_waited_for_long_is_not_overtaken(
             other.set_tag("best", 1)
     assert max(pauses) > 0.05
     assert pauses[-1] == pauses[0] < 0.01
+
+
+def test_a_catalog_that_is_left_open_closes_its_connection(store):
+    left = Catalog(store)
+    database = left._connection._database
+    del left
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        database.execute("SELECT 1")
