@@ -104,7 +104,14 @@ def _fail() -> None:
 
 
 def _fail_child() -> None:
-    """End a process of `multiprocessing` with status 1, unless it ends with another error."""
+    """End a process of `multiprocessing` with status 1, before Python 3.13 unless it ends with another error.
+
+    Python 3.13 ignores what its finalizers raise, and ends the process without the C library's handlers.
+    """
+    if sys.version_info >= (3, 13):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
     error = sys.exception()
     if error is None or (isinstance(error, SystemExit) and not error.code):
         raise SystemExit(1)
