@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ckstore.integrations.torch import GradientAccumulator
     from ckstore.objects.documents import Deviation
     from ckstore.policy import Policy, Retention
+    from ckstore.reading.average import AverageReport
     from ckstore.reading.comparison import DiffReport, TensorChange, TensorForm
     from ckstore.reading.salvage import SalvageReport
     from ckstore.recovery.recover import RecoverReport, recover

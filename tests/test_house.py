@@ -98,3 +98,10 @@ def test_no_modules_import_one_another() -> None:
 def test_no_statement_numbers_its_parameters() -> None:
     """Python 3.12 warns of `?1` with a sequence of values (CPython 117995)."""
     assert [path for path in ROOT.rglob("*.py") if re.search(r"\?\d", path.read_text())] == []
+
+
+def test_type_checkers_see_every_public_name() -> None:
+    body = ast.parse((ROOT / "__init__.py").read_text()).body
+    [checked] = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imported = {alias.name for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert set(ckstore.__all__) <= imported

@@ -106,7 +106,7 @@ def _fail() -> None:
 def _fail_child() -> None:
     """End a process of `multiprocessing` with status 1, before Python 3.13 unless it ends with another error.
 
-    Python 3.13 ignores what its finalizers raise, and ends the process without the C library's handlers.
+    Python 3.13 ignores errors of its finalizers, and ends the process without the C library's handlers.
     """
     if sys.version_info >= (3, 13):
         sys.stdout.flush()
