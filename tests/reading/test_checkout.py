@@ -7,12 +7,12 @@ import io
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import ckstore
 from ckstore.errors import IntegrityError
