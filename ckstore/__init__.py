@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ckstore.policy import Policy, Retention
     from ckstore.reading.average import AverageReport
     from ckstore.reading.comparison import DiffReport, TensorChange, TensorForm
+    from ckstore.reading.live_comparison import StateReport
     from ckstore.reading.salvage import SalvageReport
     from ckstore.recovery.recover import RecoverReport, recover
     from ckstore.report.findings import Finding
@@ -114,6 +115,7 @@ __all__ = [
     "SalvageReport",
     "Saver",
     "Search",
+    "StateReport",
     "Store",
     "Table",
     "TensorChange",
@@ -156,6 +158,7 @@ _HOMES = {
     "SalvageReport": "reading.salvage",
     "Saver": "saving.saver",
     "Search": "writing.tuning",
+    "StateReport": "reading.live_comparison",
     "Store": "store",
     "Table": "table",
     "TensorChange": "reading.comparison",

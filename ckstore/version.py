@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import zarr
 
     from ckstore.formats.layout import FileLayout, Tensor
+    from ckstore.reading.live_comparison import StateReport
     from ckstore.reading.salvage import SalvageReport
     from ckstore.tensor import LazyTensor
 
@@ -403,6 +404,35 @@ class Version(Mapping[str, "LazyTensor"]):
             if _has_values(self._stored.layout.files[number]) and number not in sharded
         }
         return found | {path: tree for path, tree in trees.items() if tree is not None}
+
+    @checked(state=None)
+    def compare(self, state: Any, allow: Sequence[type] = ()) -> StateReport:
+        """Compare a state in memory with the version: whether a training was really resumed; needs torch.
+
+        Objects whose content ids agree are not decoded. Tensors are compared bit for bit, other values by equality; an
+        optimiser that started empty shows as missing tensors.
+
+        Parameters
+        ----------
+        state
+            The state as it was saved: nested dictionaries, lists and tuples of tensors, arrays and values. An object
+            with a method `state_dict`, such as a module or an optimiser, counts as its result. A DTensor is compared as
+            far as this process holds it.
+        allow
+            As for `state_dict`.
+
+        Examples
+        --------
+        >>> state = store["gpt@300"].state_dict()
+        >>> print(store["gpt@300"].compare(state))
+        All 2 tensors and 0 values are equal.
+        >>> bool(store["gpt@200"].compare(state))
+        False
+        """
+        require_torch()
+        from ckstore.reading.live_comparison import compare_state
+
+        return self._unchanged(lambda: compare_state(self._stored, state, allow))
 
     @checked(strip=FLAG)
     def checkout(

@@ -58,6 +58,7 @@ LEFT = {"close"}
 
 VERSION: dict[str, dict[str, Any]] = {
     "checkout": {"target": "out.pt", "force": True},
+    "compare": {"state": {}},
     "salvage": {"target": "saved", "force": True},
     "write": {"out": None},
 }

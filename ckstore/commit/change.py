@@ -231,7 +231,7 @@ class Change:
         remove_files(self.repository, self._commit(change))
 
     def _commit(self, change: Callable[[], T]) -> T:
-        self.repository.packs.publish([pack.name for pack in self.packs])
+        self.repository.packs.publish([pack.name for pack in self.writer.finished])
         result = self.repository.catalog.commit(change)
         self._is_committed = True
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,36 @@ _HUFFMAN = {"name": "ckstore.huffman"}
 _LEVELS = "(base - this) mod levels"
 
 
+class RawWriter:
+    """Writes unencoded objects into a pack of their own, and keeps their records."""
+
+    def __init__(self, pack: PackWriter) -> None:
+        self.pack = pack
+        self.records: list[Raw] = []
+
+    def put(self, content: str, dtype: str, chunk: int, bits: Bits, digest: bytes | None = None) -> None:
+        """Write one object: `bits` are those of its elements, `chunk` of them in a chunk.
+
+        `digest` is the BLAKE3 of their bytes, if it is known.
+        """
+        chunks = [bits[first : first + chunk] for first in range(0, bits.size, chunk)]
+        crcs = tuple(map(crc32, chunks))
+        whole = 0
+        for part, crc in zip(chunks, crcs, strict=True):
+            whole = crc32_combine(whole, crc, part.nbytes)
+        entry = self.pack.add_values(array_name(content), bits.size, zarr_type(dtype), bits.data, digest, whole)
+        self.records.append(
+            Raw(
+                id=content, dtype=dtype, count=bits.size, chunk=chunk, at=(entry.offset, entry.length),
+                alone=entry.length, crcs=crcs,
+            )
+        )  # fmt: skip
+
+    def add_manifest(self, manifest: Callable[..., ManifestDocument]) -> None:
+        """Add the manifest, after the last object; the function takes its kind and records."""
+        self.pack.add_manifest(manifest(kind="raw", records=self.records), {})
+
+
 class ObjectWriter:
     """Writes objects into the packs of a commit and keeps their records, without the names of unfinished packs.
 
@@ -40,9 +70,9 @@ class ObjectWriter:
 
     def __init__(self, encoded: PackWriter, raw: PackWriter | None = None) -> None:
         self._encoded = encoded
-        self._raw = raw
+        self._raw = None if raw is None else RawWriter(raw)
+        self._adopted: list[tuple[PackInfo, Sequence[Raw]]] = []
         self.encoded_records: list[Record] = []
-        self.raw_records: list[Record] = []
         self.finished: list[PackInfo] = []
         self._ids: set[str] = set()
 
@@ -61,23 +91,18 @@ class ObjectWriter:
         self.encoded_records.append(replace(record, at=(entry.offset, entry.length), pack=""))
 
     def put_raw(self, content: str, dtype: str, chunk: int, bits: Bits, digest: bytes | None = None) -> None:
-        """Write one object unencoded: `bits` are those of its elements, `chunk` of them in a chunk.
-
-        `digest` is the BLAKE3 of their bytes, if it is known.
-        """
+        """Write one object unencoded, as `RawWriter.put`."""
         assert self._raw is not None
-        chunks = [bits[first : first + chunk] for first in range(0, bits.size, chunk)]
-        crcs = tuple(map(crc32, chunks))
-        whole = 0
-        for part, crc in zip(chunks, crcs, strict=True):
-            whole = crc32_combine(whole, crc, part.nbytes)
-        entry = self._raw.add_values(array_name(content), bits.size, zarr_type(dtype), bits.data, digest, whole)
-        self.raw_records.append(
-            Raw(
-                id=content, dtype=dtype, count=bits.size, chunk=chunk, at=(entry.offset, entry.length),
-                alone=entry.length, crcs=crcs,
-            )
-        )  # fmt: skip
+        self._raw.put(content, dtype, chunk, bits, digest)
+
+    def adopt(self, pack: PackInfo, records: Sequence[Raw]) -> None:
+        """Add a finished pack of another process to the commit, with the records of its unencoded objects."""
+        self._adopted.append((pack, records))
+
+    @property
+    def raw_records(self) -> list[Raw]:
+        """The records of unencoded objects."""
+        return [] if self._raw is None else self._raw.records
 
     def _add_integers(self, record: Record, payloads: Sequence[Buffer | None]) -> PackEntry:
         """Write the integers of a record as the array that plain Zarr reads."""
@@ -104,12 +129,12 @@ class ObjectWriter:
     @property
     def _packs(self) -> list[PackWriter]:
         """The packs with contents; the pack of the manifest is last."""
-        return [self._encoded] if self._raw is None or not self.raw_records else [self._raw, self._encoded]
+        return [self._raw.pack, self._encoded] if self._raw is not None and self._raw.records else [self._encoded]
 
     @property
     def records(self) -> list[Record]:
         """The records, without the names of unfinished packs."""
-        return [*self.encoded_records, *self.raw_records]
+        return [*self.encoded_records, *self.raw_records, *(one for _, records in self._adopted for one in records)]
 
     def placed(self, packs: Sequence[PackInfo]) -> list[Record]:
         """Return the records with the names of the finished packs."""
@@ -117,6 +142,7 @@ class ObjectWriter:
         return [
             *(replace(record, pack=names["encoded"]) for record in self.encoded_records),
             *(replace(record, pack=names["raw"]) for record in self.raw_records),
+            *(record for _, records in self._adopted for record in records),
         ]
 
     def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement]]:
@@ -124,7 +150,10 @@ class ObjectWriter:
         names = {pack.kind: pack.name for pack in packs}
         encoded = [(key(record.id), names["encoded"], slot) for slot, record in enumerate(self.encoded_records)]
         raw = [(key(record.id), names["raw"], slot) for slot, record in enumerate(self.raw_records)]
-        return encoded, raw
+        # Several processes may have written the same content: each key has one place.
+        placed = {key(one.id): (key(one.id), pack.name, slot) for pack, records in self._adopted
+                  for slot, one in enumerate(records)}  # fmt: skip
+        return encoded, [*raw, *placed.values()]
 
     def finish(
         self,
@@ -150,8 +179,8 @@ class ObjectWriter:
             rebase=again,
         )
         packs = self._packs
-        for pack in packs[:-1]:
-            pack.add_manifest(manifest(kind=pack.kind, records=self.raw_records), {})
+        if self._raw is not None and self._raw.records:
+            self._raw.add_manifest(manifest)
         place = self._encoded.gather()
         self.encoded_records = [record.moved(place) for record in self.encoded_records]
         version = UNSET if document is None else document.encode()
@@ -164,7 +193,7 @@ class ObjectWriter:
         for pack in packs[:-1]:
             self.finished.append(pack.place())
         self.finished.append(packs[-1].finish())
-        return self.finished, entry
+        return [*(pack for pack, _ in self._adopted), *self.finished], entry
 
 
 def _attributes(record: Record) -> dict[str, Any]:

@@ -312,7 +312,10 @@ class _Collection:
         """Update each version's remaining size in the catalog."""
         packs = plan.survey.packs
         saved = {name: packs[name].bytes - copy.pack.bytes for name, copy in copies.items()}
-        raw = {packs[name].commit: size for name, size in saved.items() if packs[name].kind == "raw"}
+        raw: dict[tuple[int, str], int] = {}
+        for name, size in saved.items():
+            if packs[name].kind == "raw":
+                raw[packs[name].commit] = raw.get(packs[name].commit, 0) + size
         for row in rows:
             if row.pack not in packs:
                 continue  # It was committed after the plan: nothing of it is removed.

@@ -11,12 +11,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckstore.checking.verify import check_restores
+from ckstore.commit.change import remove_uncommitted
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, check_tag_is_no_run, policy_of, tag
 from ckstore.errors import CkstoreError, ConflictError, InputError, NotFoundError, UsageError
 from ckstore.formats.directory import is_part
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ckstore.retention.compactor import Compactor
     from ckstore.runtime.threads import Executor
     from ckstore.storage.rows import VersionRow
+    from ckstore.writing.ranks import Written
 
 _log = logging.getLogger("ckstore")
 
@@ -108,9 +110,10 @@ class Intake:
         options: IngestOptions,
         progress: Callable[[int], None] | None = None,
         opened: Callable[[], None] | None = None,
+        written: Written | None = None,
     ) -> IngestReport:
-        """Store one checkpoint; see `Store.ingest`."""
-        report = ingest(self.repository, source, options, progress, opened)
+        """Store one checkpoint; see `Store.ingest`, and `writing.ingest.ingest` for `written`."""
+        report = ingest(self.repository, source, options, progress, opened, written)
         run = report.version.run
         policy = policy_of(self.repository.catalog, run)
         if report.version.hot or policy.retention:
@@ -122,6 +125,26 @@ class Intake:
             self._compactor.begin(run, keep, report.version)
             self._compactor.wait(run)
         return report
+
+    def ingest_parts(self, written: Written, options: IngestOptions) -> IngestReport:
+        """Store a version that ranks have written; remove the packs that it does not need."""
+        repository, packs = self.repository, [pack for pack, _ in written.packs]
+        try:
+            with repository.resolver.under_way() as hold:
+                hold(record for _, records in written.packs for record in records)
+                try:
+                    return self.ingest(written.filled(repository), options, written=written)
+                except ConflictError:
+                    run = DEFAULT_RUN if options.run is None else options.run
+                    if options.step is None or repository.catalog.at_step(run, options.step) is None:
+                        raise
+                    # Another job has saved this step since: perhaps the same content.
+                    return self.ingest(written.filled(repository), options, written=written)
+        finally:
+            repository.resolver.forget()
+            with suppress(CkstoreError):  # A later `gc` deletes them.
+                if len(repository.catalog.known_packs([pack.name for pack in packs])) < len(packs):
+                    remove_uncommitted(repository, packs)
 
     def plan(
         self,

@@ -4,68 +4,84 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import logging
 import os
+import pickle
 import weakref
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from ckstore import __version__
 from ckstore.commit.naming import DEFAULT_RUN
 from ckstore.dtypes import torch_dtype
-from ckstore.errors import UsageError
+from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.dcp import nested
+from ckstore.formats.torch.live_state import Absent, LiveState, OnUnknown, describe_state_dict
 from ckstore.integrations.lineage import has_loaded, lineage_of
 from ckstore.integrations.names import opened
-from ckstore.storage.durable import temporary_path, write_explained
-from ckstore.storage.root import PACKS, place
+from ckstore.storage.durable import timestamp
+from ckstore.storage.root import place
 from ckstore.store import Store
+from ckstore.writing.ingest import reserved
+from ckstore.writing.ranks import Bytes, Outline, Part, PartPlan, Shard, Written, write_part
+from ckstore.writing.request import IngestOptions, request_of
 
 if TYPE_CHECKING:
     from ckstore.version import Version
     from ckstore.writing.ingest import IngestReport
 
-#: Alignment of tensors in the staging file, in bytes.
-_ALIGNMENT = 64
+_log = logging.getLogger("ckstore")
+
+#: Bytes of messages that a rank sends ahead of their receivers.
+_AHEAD = 64 << 20
 
 
 @dataclass(frozen=True)
-class _Staged:
-    """The staging file of all ranks, and the offset of each tensor in it."""
+class _Job:
+    """The rank of the coordinator, its version of ckstore, and the number of ranks."""
 
-    path: str
-    starts: dict[str, int]
+    coordinator: int
+    version: str
+    world: int
 
 
 class StoreWriter(StorageWriter):
     """A `StorageWriter` for `dcp.save` and `dcp.async_save` that stores whole tensors as one version.
 
-    Each rank copies its shards into one staging file in the store's directory. The coordinator stores this file as a
-    state dict and removes it. The version therefore does not depend on the number of ranks, and the next version is
-    stored against it even if that number changes. The version is durable when the coordinator's save returns. After a
-    load of an earlier version of the run, later versions are kept as superseded ones.
+    Each rank writes objects of the version into a pack of its own, in the store; the coordinator commits the packs. The
+    objects do not depend on the number of ranks, so that the next version is stored against this one even if that
+    number changes: a rank that holds a part of an object sends it to the rank that holds most. Nothing is visible
+    before the commit, and the version is durable when the coordinator's save returns. After a load of an earlier
+    version of the run, later versions are kept as superseded ones.
 
     Parameters
     ----------
     store
-        A store, or its path. All ranks must run on one machine.
+        A store, or its path or URL, which all ranks reach.
     run, step
         Run and step of the version, as for `Store.ingest`.
+    process_group
+        The process group of the save, with a backend for the CPU, such as gloo; by default the default group, or all
+        its ranks with gloo if it is for GPUs alone. Its timeout limits each wait for another rank.
     **options
         Other options of `Store.ingest`, such as `metrics`.
 
@@ -77,32 +93,41 @@ class StoreWriter(StorageWriter):
     Raises
     ------
     UsageError
-        If the save uses no collectives, the planner caches plans, or a `checkpoint_id` is given.
-
-    Notes
-    -----
-    The staging file takes the size of the state on the store's disk during a save.
+        An option is invalid, the save uses no collectives or another process group, that group has no backend for the
+        CPU, the planner caches plans, or a `checkpoint_id` is given.
+    CkstoreError
+        Another rank did not answer in time; the message names it.
     """
 
     def __init__(
-        self, store: Store | str | os.PathLike[str], run: str | None = None, step: int | None = None, **options: Any
+        self,
+        store: Store | str | os.PathLike[str],
+        run: str | None = None,
+        step: int | None = None,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         self._store = store if isinstance(store, Store) else place(store)
         if isinstance(store, Store):
             store._checked_run(run)
+        self._group = process_group
         self._ingest = {"run": run, "step": step, **options}
         if "parent" not in options and has_loaded(self._store):
             with opened(self._store) as found:  # In this process: another one may store the version.
                 name, replaces = DEFAULT_RUN if run is None else run, bool(options.get("replace"))
                 parent = lineage_of(found).parent(found, name, step, replaces=replaces)
                 self._ingest["parent"] = None if parent is None else parent.number
-        self._staged: _Staged | None = None
-        self._removal: Any = None
+        self._rank = 0
+        self._plans: Sequence[SavePlan] = ()
+        self._begun: Any = None
+        self._end: Any = None
         self.report: IngestReport | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_store": _place_of(self._store), "_staged": None, "_removal": None}
+        # Another process has a default group of its own.
+        return self.__dict__ | {"_store": _place_of(self._store), "_group": None, "_begun": None, "_end": None}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save."""
@@ -114,68 +139,138 @@ class StoreWriter(StorageWriter):
         """Prepare this rank for a save."""
         if not kwargs.get("use_collectives", True):
             raise UsageError("StoreWriter needs collectives; leave use_collectives=False out.")
+        self._rank = kwargs.get("rank", 0)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Create the staging file."""
+        """Keep the plans, and tell all ranks which one is the coordinator."""
         if not all(getattr(plan, "usable", True) for plan in plans):  # `usable` exists since torch 2.7.
             raise UsageError(
                 "StoreWriter needs a new plan for each save; leave enable_plan_caching out of the planner."
             )
-        whole = {
-            item.index.fqn: (item.tensor_data.size, item.tensor_data.properties.dtype)
-            for plan in plans
-            for item in plan.items
-            if item.tensor_data is not None
-        }
-        starts: dict[str, int] = {}
-        nbytes = 0
-        for name, (size, dtype) in whole.items():
-            starts[name] = nbytes
-            nbytes += -(-prod(size) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        with opened(self._store) as store:
-            path = temporary_path(store.path / PACKS)
-        self._discard()
-        self._removal = weakref.finalize(self, path.unlink, missing_ok=True)
-        with write_explained(path.parent, nbytes):
-            _allocate(path, max(nbytes, 1))
-        self._staged = _Staged(str(path), starts)
-        return [dataclasses.replace(plan, storage_data=self._staged) for plan in plans]
+        self._plans = plans
+        return [dataclasses.replace(plan, storage_data=_Job(self._rank, __version__, len(plans))) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Copy this rank's shards to their offsets in the whole tensors."""
-        staged: _Staged = plan.storage_data
-        memory = np.memmap(staged.path, np.uint8, "r+")
-        results = []
-        for item in plan.items:
-            value = planner.resolve_data(item)
-            if isinstance(value, io.BytesIO):
-                results.append(WriteResult(item.index, len(value.getbuffer()), value.getvalue()))
-                continue
-            described = item.tensor_data
-            assert described is not None
-            whole = _mapped(memory, staged.starts[item.index.fqn], described.size, described.properties.dtype)
-            chunk = described.chunk
-            for axis, (first, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
-                whole = whole.narrow(axis, first, size)
-            whole.copy_(value.detach())
-            results.append(WriteResult(item.index, whole.nbytes, None))
+        """Write this rank's objects; send its parts of the other ranks'."""
+        job: _Job = plan.storage_data
+        try:
+            part = self._write(plan, planner, job, _Exchange(self._group, self._rank, job.world))
+        except BaseException:
+            self._discard()
+            raise
         done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
+        done.set_result([WriteResult(MetadataIndex("part"), 0, part)])
         return done
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Store the version."""
-        staged = self._staged
-        assert staged is not None
+    def _write(self, plan: SavePlan, planner: SavePlanner, job: _Job, exchange: _Exchange) -> Part | None:
+        """Return this rank's part; None if another rank fails, which says so itself."""
+        values: dict[int, Any] = {}
+        error: Exception | None = None
+        with ExitStack() as stack:
+            try:
+                if job.version != __version__:
+                    raise UsageError(
+                        f"This rank has ckstore {__version__}, and the coordinator {job.version}; install the same one."
+                    )
+                store = stack.enter_context(opened(self._store))
+                values = {number: _resolved(planner, item) for number, item in enumerate(plan.items)}
+            except Exception as raised:
+                error = raised
+            objects = {
+                plan.items[number].index.fqn: value.getvalue()
+                for number, value in values.items()
+                if isinstance(value, io.BytesIO)
+            }
+            own = part = None
+            try:
+                if self._rank == job.coordinator:
+                    own, error = self._divided(exchange, job, objects, error)
+                else:
+                    exchange.send_object(job.coordinator, None if error else objects)
+                    own = exchange.receive_object(job.coordinator)
+                if own is not None:
+                    part = write_part(store._repository, own, self._held(values), exchange)
+            except Exception as raised:
+                error = error or raised
+            exchange.check_all(job.coordinator)
+            if error is not None:
+                raise error
+            return part
+
+    def _held(self, values: Mapping[int, Any]) -> Callable[[int], Bytes]:
+        """Return a function that returns the bytes of a shard by its number; those of objects have negative ones."""
+
+        def held(number: int) -> Bytes:
+            if number < 0:
+                state = self._begun.written.outline.state
+                data = state.view(-1 - number, 0, state.extents[-1 - number].nbytes)
+                return np.frombuffer(data, np.uint8)
+            value = values[number].detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+            found: Bytes = value.view(torch.uint8).cpu().numpy()
+            return found
+
+        return held
+
+    def _divided(
+        self,
+        exchange: _Exchange,
+        job: _Job,
+        objects: Mapping[str, bytes],
+        error: Exception | None,
+    ) -> tuple[PartPlan | None, Exception | None]:
+        """Begin a version; send each rank its plan, or None after an error. Return this rank's, and the error."""
+        others = [rank for rank in range(job.world) if rank != self._rank]
+        found = {self._rank: objects}
+        plans: list[PartPlan | None] = [None] * job.world
+        for rank in others:
+            try:
+                found[rank] = exchange.receive_object(rank)
+            except CkstoreError as raised:
+                error = error or raised
         try:
-            state = nested(_leaves(metadata, staged, results))
-            with opened(self._store) as store:
-                self.report = store.ingest(state, **self._ingest)
-                lineage_of(store).follow(self.report)
+            if error is None and None not in found.values():
+                plans = [*self._planned({name: data for one in found.values() for name, data in one.items()})]
+        except Exception as raised:
+            error = raised
+        for rank in others:
+            try:
+                exchange.send_object(rank, plans[rank])
+            except CkstoreError as raised:
+                error = error or raised
+        return plans[self._rank], error
+
+    def _planned(self, objects: Mapping[str, bytes]) -> Iterator[PartPlan]:
+        """Reserve a number, under a lease; return the plan of each rank."""
+        given = {name: value for name, value in self._ingest.items() if name != "progress"}
+        options = IngestOptions(**given)
+        self._discard()
+        stack = ExitStack()
+        self._end = weakref.finalize(self, stack.close)
+        store = stack.enter_context(opened(self._store))
+        repository = store._repository
+        repository.require_writable()
+        request = request_of(repository.catalog, options)
+        state, shards = _outlined(self._plans, objects, options.on_unknown)
+        outline = Outline(state, shards, len(self._plans), self._rank)
+        number, lease = stack.enter_context(reserved(repository.catalog))
+        created = timestamp()
+        self._begun = _Begun(store, options, Written(outline, (), number, created, lease))
+        share = not (request.policy.is_coarse and request.is_hot)
+        for rank, tasks in enumerate(outline.tasks()):
+            yield PartPlan(rank, number, created, share, tasks)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit the version."""
+        begun: _Begun = self._begun
+        parts = [one.storage_data for rank in results for one in rank]
+        try:
+            written = dataclasses.replace(begun.written, parts=parts)
+            self.report = begun.store._taking().ingest_parts(written, begun.options)
+            lineage_of(begun.store).follow(self.report)
         finally:
             self._discard()
 
@@ -185,10 +280,129 @@ class StoreWriter(StorageWriter):
         return False
 
     def _discard(self) -> None:
-        """Remove the staging file."""
-        if self._removal is not None:
-            self._removal()
-        self._staged = self._removal = None
+        """End the lease of a save that failed."""
+        if self._end is not None:
+            self._end()
+        self._begun = self._end = None
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A save that the coordinator has begun."""
+
+    store: Store
+    options: IngestOptions
+    written: Written
+
+
+class _Exchange:
+    """Messages between the ranks of a process group; see `Exchange`."""
+
+    def __init__(self, group: dist.ProcessGroup | None, rank: int, world: int) -> None:
+        self._group, self._rank, self._world = group, rank, world
+        self._lost: dict[int, CkstoreError] = {}
+        self._sent: deque[tuple[Any, torch.Tensor, int]] = deque()
+        self._waiting = 0
+        if world == 1:
+            return
+        if (dist.get_rank(group), dist.get_world_size(group)) != (rank, world):
+            raise UsageError("The save has another process group than StoreWriter; give both the same `process_group`.")
+        if "cpu:" not in dist.get_backend_config(group):
+            if group is not None:
+                raise UsageError(
+                    "StoreWriter needs a process group with a backend for the CPU; give `process_group` of"
+                    " dist.new_group(backend='gloo') to it and to the save."
+                )
+            self._group = _default_cpu_group()
+
+    def send(self, rank: int, data: Bytes) -> None:
+        """Send bytes in the background."""
+        tensor = torch.from_numpy(data)
+        self._sent.append((self._tried(rank, dist.isend, tensor), tensor, rank))
+        self._waiting += data.size
+        while self._waiting > _AHEAD and len(self._sent) > 1:
+            self._settle()
+
+    def receive(self, rank: int, nbytes: int) -> Bytes:
+        """Return the next message of a rank."""
+        tensor = torch.empty(nbytes, dtype=torch.uint8)
+        self._wait(rank, self._tried(rank, dist.irecv, tensor))
+        found: Bytes = tensor.numpy()
+        return found
+
+    def flush(self) -> None:
+        """Wait until all messages are sent."""
+        error: CkstoreError | None = None
+        while self._sent:
+            try:
+                self._settle()
+            except CkstoreError as raised:
+                error = error or raised
+        if error is not None:
+            raise error
+
+    def send_object(self, rank: int, value: Any) -> None:
+        """Send an object of this job."""
+        data = np.frombuffer(bytearray(pickle.dumps(value)), np.uint8)
+        self.send(rank, np.array([data.size], "<i8").view(np.uint8))
+        self.send(rank, data)
+
+    def receive_object(self, rank: int) -> Any:
+        """Return an object that a rank of this job sent."""
+        [size] = self.receive(rank, 8).view("<i8")
+        return pickle.loads(self.receive(rank, int(size)).data)
+
+    def check_all(self, coordinator: int) -> None:
+        """Raise `CkstoreError` on all ranks if one of them is lost."""
+        lost: set[int] = set()
+        with suppress(CkstoreError):
+            if self._rank != coordinator:
+                self.send_object(coordinator, self._lost.keys() - {coordinator})
+                lost |= self.receive_object(coordinator)
+            for rank in self._others() if self._rank == coordinator else ():
+                with suppress(CkstoreError):
+                    lost |= self.receive_object(rank)
+            lost |= self._lost.keys()
+            for rank in self._others() if self._rank == coordinator else ():
+                with suppress(CkstoreError):
+                    self.send_object(rank, lost)
+            self.flush()
+        for rank in sorted(lost | self._lost.keys()):
+            raise self._lost.get(rank) or self._losing(rank, "another rank says so")
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._world) if rank != self._rank]
+
+    def _settle(self) -> None:
+        work, tensor, rank = self._sent.popleft()
+        self._waiting -= tensor.numel()
+        self._wait(rank, work)
+
+    def _tried(self, rank: int, begin: Callable[..., Any], tensor: torch.Tensor) -> Any:
+        if rank in self._lost:
+            raise self._lost[rank]
+        peer = rank if self._group is None else dist.get_global_rank(self._group, rank)
+        try:
+            return begin(tensor, peer, group=self._group)
+        except RuntimeError as error:
+            raise self._losing(rank, error) from error
+
+    def _wait(self, rank: int, work: Any) -> None:
+        if rank in self._lost:
+            raise self._lost[rank]
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._losing(rank, error) from error
+
+    def _losing(self, rank: int, error: RuntimeError | str) -> CkstoreError:
+        """Note that a rank is lost: later waits for it fail at once."""
+        self._lost[rank] = CkstoreError(
+            f"Rank {rank} died, or did not answer within the timeout of the process group ({error}); nothing was"
+            " committed, and the save can be repeated on ranks that live."
+        )
+        _log.error("%s", self._lost[rank])
+        return self._lost[rank]
 
 
 class StoreReader(StorageReader):
@@ -287,45 +501,63 @@ class StoreReader(StorageReader):
         return False
 
 
+def _default_cpu_group() -> dist.ProcessGroup:
+    """Return a group of all ranks for the CPU, made once for a default group that has none, as with NCCL alone."""
+    world = dist.group.WORLD
+    if not _made or _made[0] is not world:
+        _made[:] = [world, dist.new_group(backend="gloo")]
+    found: dist.ProcessGroup = _made[1]
+    return found
+
+
+#: The default group, and that of all its ranks for the CPU.
+_made: list[Any] = []
+
+
 def _place_of(store: Store | str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Return the address of a store, which another process opens for each use."""
     return store.place if isinstance(store, Store) else store
 
 
-def _allocate(path: Path, nbytes: int) -> None:
-    """Create a file of `nbytes` allocated bytes: a full disk under a mapping would raise no error, but kill."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, nbytes)
-        else:
-            os.ftruncate(descriptor, nbytes)
-    finally:
-        os.close(descriptor)
+def _resolved(planner: SavePlanner, item: WriteItem) -> Any:
+    """Return a shard, or the bytes of an object."""
+    value: Any = planner.resolve_data(item)
+    described = item.tensor_data
+    if described is not None and (value.shape, value.dtype) != (described.chunk.sizes, described.properties.dtype):
+        raise UsageError(f"The planner gives another tensor for {item.index.fqn} than it has planned.")
+    return value
 
 
-def _mapped(memory: Any, start: int, size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor in mapped memory, with its own storage."""
-    if 0 in size:
-        return torch.empty(size, dtype=dtype)
-    stop = start + prod(size) * dtype.itemsize
-    return torch.from_numpy(memory[start:stop]).view(dtype).view(size)
-
-
-def _leaves(
-    metadata: Metadata, staged: _Staged, results: list[list[WriteResult]]
-) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Return the tensors and objects of a save, by the planner's paths."""
-    memory = np.memmap(staged.path, np.uint8, "r+")
-    objects = {one.index.fqn: one.storage_data for rank in results for one in rank if one.storage_data is not None}
-    paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
-    for name, described in metadata.state_dict_metadata.items():
-        path = tuple(paths.get(name, (name,)))
-        if isinstance(described, TensorStorageMetadata):
-            yield path, _mapped(memory, staged.starts[name], described.size, described.properties.dtype)
-        else:
-            # Written by ranks of this job, hence trusted.
-            yield path, torch.load(io.BytesIO(objects[name]), weights_only=False)
+def _outlined(
+    plans: Sequence[SavePlan], objects: Mapping[str, bytes], on_unknown: OnUnknown
+) -> tuple[LiveState, dict[int, list[Shard]]]:
+    """Return the state of a save without its tensors, and the shards of each of its extents."""
+    paths: dict[str, Any] = {}
+    for plan in plans:
+        paths |= plan.planner_data or {}
+    shards: dict[str, list[Shard]] = {}
+    leaves: dict[str, Any] = {}
+    for rank, plan in enumerate(plans):
+        for number, item in enumerate(plan.items):
+            name, described = item.index.fqn, item.tensor_data
+            if described is None:
+                # Written by ranks of this job, hence trusted.
+                leaves[name] = torch.load(io.BytesIO(objects[name]), weights_only=False)
+                continue
+            if name not in leaves:
+                leaves[name] = torch.empty(described.size, dtype=described.properties.dtype, device="meta")
+            chunk = described.chunk
+            shard = Shard(rank, number, tuple(described.size), tuple(chunk.offsets), tuple(chunk.sizes))
+            shards.setdefault(name, []).append(shard)
+    tree = nested((tuple(paths.get(name, (name,))), leaf) for name, leaf in leaves.items())
+    state = describe_state_dict(tree, on_unknown, outline=True)
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    held = {
+        number: shards[names[memory.identity]]
+        for number, memory in enumerate(state.memories)
+        if isinstance(memory, Absent)
+    }
+    return state, held
 
 
 class _Placeholder(torch.Tensor):

@@ -16,3 +16,4 @@
 #include "coarse.c"
 #include "codebook.c"
 #include "patches.c"
+#include "tree.c"

@@ -270,6 +270,17 @@ int64_t KERNEL(list_bins)(
 int64_t KERNEL(symbols_of_cells)(
     const struct geometry *geometry, const int64_t *lowers, const uint8_t *raws, int64_t bins, uint16_t *table);
 
+/* tree.c: values of nodes are uint32 (n, 8), and have 8 words each. */
+
+/* Write the values of chunks of 1,024 bytes, uint8 (n * 1024), the first of which has the number `first`. */
+int64_t KERNEL(chunk_values)(array bytes, int64_t first, array values);
+
+/* Write the values of the nodes above pairs of children (2n, 8). */
+int64_t KERNEL(parent_values)(array children, array values);
+
+/* Write the digest of bytes: uint8, the last chunk, and the values of the trees before it. */
+int64_t KERNEL(root_value)(array bytes, int64_t chunk, array above, array value);
+
 #pragma GCC visibility pop
 
 #endif

@@ -135,7 +135,7 @@ class _Builder:
         self.present = present
         self.report = report
         self.found: list[FoundVersion] = []
-        self.raw_packs: dict[tuple[int, str], PackInfo] = {}
+        self.raw_packs: dict[tuple[int, str], list[PackInfo]] = {}
         self.packs: set[str] = set()
         # Packs that claim to replace a pack, by the replaced pack's name; and the chosen replacement.
         self.claims: dict[str, list[str]] = {}
@@ -270,7 +270,7 @@ class _Builder:
         if found is not None:
             self.found.append(found)
         elif pack.info.kind == "raw":
-            self.raw_packs[pack.document.number, pack.document.created] = pack.info
+            self.raw_packs.setdefault((pack.document.number, pack.document.created), []).append(pack.info)
 
     def _are_of_another_store(self, rows: Mapping[str, VersionRow], records: Sequence[dict[str, Any]]) -> bool:
         """Return whether packs and log exist, but none names a version of the catalog by its id."""
@@ -281,8 +281,8 @@ class _Builder:
 
     def _insert(self, version: FoundVersion, parent: int | None) -> None:
         pack, document = version.pack, version.document
-        raw = self.raw_packs.get((pack.document.number, pack.document.created))
-        row = version_row(document, [pack.info] if raw is None else [raw, pack.info], pack.entry)
+        raw = self.raw_packs.get((pack.document.number, pack.document.created), [])
+        row = version_row(document, [*raw, pack.info], pack.entry)
         missing = sum(not self.objects.restores(identity) for identity in document.objects)
         if missing:
             self.report.problems.append(

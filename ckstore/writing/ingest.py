@@ -19,6 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from msgspec import structs
+
 from ckstore.checking.verify import check_restores
 from ckstore.commit.change import Change
 from ckstore.commit.going_back import goes_back, marks_of
@@ -48,6 +50,7 @@ from ckstore.writing.existing import in_place_of, is_there
 from ckstore.writing.gradients import Gradients
 from ckstore.writing.nearest import nearest_version
 from ckstore.writing.parents import cuts_of
+from ckstore.writing.ranks import Written
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import AUTO, IngestOptions, Request, plain_metrics, request_of
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
@@ -92,8 +95,12 @@ def ingest(
     options: IngestOptions,
     progress: Progress | None = None,
     opened: Callable[[], None] | None = None,
+    written: Written | None = None,
 ) -> IngestReport:
-    """Store a checkpoint as the next version of a run; see `Store.ingest`. Once its files are open, call `opened`."""
+    """Store a checkpoint as the next version of a run; see `Store.ingest`. Once its files are open, call `opened`.
+
+    With `written`, ranks have hashed the checkpoint and written its objects into packs, which a hot version adopts.
+    """
     repository.require_writable()
     repository.catalog.refresh()
     if not repository.has_stored:
@@ -117,7 +124,9 @@ def ingest(
     ):
         if opened is not None:
             opened()
-        if options.parent == AUTO:
+        if written is not None:
+            written.note(scanned)
+        if options.parent == AUTO and not scanned.is_hashed:
             hash_version(scanned, force=request.force, progress=progress)
         parent = _parent(repository, options.parent, request.run, scanned)
         is_named = options.parent not in (None, AUTO) or (parent is not None and parent.superseded)
@@ -129,7 +138,7 @@ def ingest(
             source=scanned.name,
             gradients=gradients,
         )
-        report = _ingest(repository, scanned, request, progress)
+        report = _ingest(repository, scanned, request, progress, written)
     if report.is_new:
         report = IngestReport(within_budget(repository, report.version, request.budget), is_new=True)
     notes = [note for note in (scanned.unused, _exact_note(repository, report, request)) if note]
@@ -163,7 +172,11 @@ def _parent(repository: Repository, spec: str | int | None, run: str, scanned: S
 
 
 def _ingest(
-    repository: Repository, scanned: ScannedVersion, request: Request, progress: Progress | None
+    repository: Repository,
+    scanned: ScannedVersion,
+    request: Request,
+    progress: Progress | None,
+    written: Written | None,
 ) -> IngestReport:
     """Store a scanned version unless it exists. A new exact version is read once."""
     catalog = repository.catalog
@@ -190,10 +203,11 @@ def _ingest(
         with ExitStack() as held:
             progress = in_turn(progress)
             windows = held.enter_context(all_windows(scanned, progress)) if request.is_hot else ()
-            with catalog.transaction():  # Each commit waits for the disk: one commit for both.
-                number = catalog.reserve_number()
-                lease = held.enter_context(catalog.lease(f"ingest {number}"))
-            ingestion = _Ingestion(repository, number, scanned, lease, progress)
+            if written is None:
+                number, lease = held.enter_context(reserved(catalog))
+            else:
+                number, lease = written.number, written.lease
+            ingestion = _Ingestion(repository, number, scanned, lease, progress, written)
             if request.is_hot:
                 committed = ingestion.store_hot(request, windows)
                 if not committed:  # Coarse, of values that the store has encoded: nothing is left for the background.
@@ -214,6 +228,16 @@ def _ingest(
         repository.resolver.forget()
         raise
     return IngestReport(catalog.version(committed), is_new=True)
+
+
+@contextmanager
+def reserved(catalog: Catalog) -> Iterator[tuple[int, int]]:
+    """Reserve a version number, and hold a lease during the block; yield both."""
+    with ExitStack() as held:
+        with catalog.transaction():  # Each commit waits for the disk: one commit for both.
+            number = catalog.reserve_number()
+            lease = held.enter_context(catalog.lease(f"ingest {number}"))
+        yield number, lease
 
 
 def _existing(catalog: Catalog, request: Request) -> VersionRow | None:
@@ -246,9 +270,16 @@ class _Ingestion:
     """Stores one scanned version under one number."""
 
     def __init__(
-        self, repository: Repository, number: int, scanned: ScannedVersion, lease: int, progress: Progress | None
+        self,
+        repository: Repository,
+        number: int,
+        scanned: ScannedVersion,
+        lease: int,
+        progress: Progress | None,
+        written: Written | None = None,
     ) -> None:
         self._repository = repository
+        self._written = written
         self._number = number
         self._lease = lease
         self._scanned = scanned
@@ -260,7 +291,7 @@ class _Ingestion:
 
     def store(self, request: Request, found: Mapping[str, float] = MappingProxyType({})) -> int:
         """Write and commit the version; `found` are the results of a search. Return the version's number."""
-        with self._written(request, self._progress, found) as (change, stored):
+        with self._stored(request, self._progress, found) as (change, stored):
             return self._commit(change, request, stored)
 
     def store_hot(self, request: Request, windows: Iterable[list[int]]) -> int:
@@ -279,6 +310,8 @@ class _Ingestion:
         repository, scanned = self._repository, self._scanned
         with PackWriter(repository.path, "encoded") as encoded, PackWriter(repository.path, "raw") as raw:
             writer = ObjectWriter(encoded, raw)
+            for pack, records in () if self._written is None else self._written.packs:
+                writer.adopt(pack, records)
             stored = store_raw(writer, repository.resolver, scanned, windows, self._progress, share=share)
             is_hot = any(item.is_raw for item in stored.values())
             if request.policy.is_coarse and not is_hot:
@@ -286,6 +319,8 @@ class _Ingestion:
             with Change(repository, writer) as change:
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, hot=is_hot)
+                if self._written is not None:
+                    document = structs.replace(document, created=self._written.created)
                 change.finish(document, blobs)
                 return self._commit(change, request, stored)
 
@@ -302,13 +337,13 @@ class _Ingestion:
         def size(policy: Policy) -> float:
             """Write a trial under a policy; return its size, weighted for the comparison of settings."""
             if policy not in sizes:
-                with self._written(replace(request, policy=policy), None, trial=True) as (change, _):
+                with self._stored(replace(request, policy=policy), None, trial=True) as (change, _):
                     sizes[policy] = _stored_bytes(change.writer)
             return weight(policy, sizes[policy])
 
         def written(policy: Policy, scratch: Path) -> Path:
             """Write a trial under a policy and restore it; return the path."""
-            with self._written(replace(request, policy=policy), None, trial=True) as (change, _):
+            with self._stored(replace(request, policy=policy), None, trial=True) as (change, _):
                 sizes[policy] = _stored_bytes(change.writer)
                 with change.version() as version:
                     return restored(version, scratch)
@@ -324,7 +359,7 @@ class _Ingestion:
         return self.store(replace(request, policy=Policy()))
 
     @contextmanager
-    def _written(
+    def _stored(
         self,
         request: Request,
         progress: Progress | None,

@@ -131,12 +131,12 @@ def store_raw(
     *,
     share: bool,
 ) -> dict[str, Stored]:
-    """Write the objects that the store lacks, unencoded; return all objects of the version, by content id.
+    """Write the objects that the store and the packs of `writer` lack, unencoded; return all objects, by content id.
 
     `windows` are those of `all_windows`. Without `share`, objects that only hot versions have are written again. Raise
     `InputError` if a file changed since it was scanned.
     """
-    known: dict[str, Stored] = {}
+    known = {record.id: Stored(record.id, is_raw=True) for record in writer.records}
     resolver.notice_collection()
     for numbers in windows:
         fresh = {scanned.contents[number]: scanned.units[number] for number in numbers}

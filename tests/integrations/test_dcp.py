@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import gc
 import os
@@ -17,6 +18,8 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import ckstore
 from ckstore.integrations.dcp import StoreReader, StoreWriter
+from ckstore.storage import pack
+from ckstore.writing import ingest
 from tests.distributed import STEPS, run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -175,15 +178,14 @@ def test_a_save_that_fails_leaves_nothing(store: ckstore.Store) -> None:
 
 
 def test_a_full_disk_is_reported(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is written: mapped memory that the disk has no room for would end the process."""
-
-    def full(*given: Any) -> None:
+    def full(*given: Any, **named: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(CheckpointException, match="full"):
+    monkeypatch.setattr(pack.ZipStream, "add_stored", full)
+    with pytest.raises(CheckpointException, match="400 more bytes are needed"):
         dcp.save({"x": torch.ones(100)}, storage_writer=StoreWriter(store, "a", 1))
     assert store._catalog.versions() == []
+    assert left_over(store) == []
 
 
 def test_unsupported_calls_are_refused(store: ckstore.Store) -> None:
@@ -196,3 +198,55 @@ def test_unsupported_calls_are_refused(store: ckstore.Store) -> None:
     with pytest.raises(CheckpointException, match="enable_plan_caching"):
         dcp.save(state, storage_writer=StoreWriter(store, "a", 2), planner=DefaultSavePlanner(enable_plan_caching=True))
     assert pickle.loads(pickle.dumps(StoreWriter(store, "a", 3))).report is None
+
+
+class _Converting(DefaultSavePlanner):
+    def transform_object(self, write_item: Any, object: Any) -> Any:
+        found = super().transform_object(write_item, object)
+        return found.double() if isinstance(found, torch.Tensor) else found
+
+
+class _Cutting(DefaultSavePlanner):
+    def create_global_plan(self, all_plans: Any) -> Any:
+        plans, metadata = super().create_global_plan(all_plans)
+        [item] = plans[0].items
+        half = dataclasses.replace(item.tensor_data.chunk, sizes=torch.Size([50]))
+        cut = dataclasses.replace(item, tensor_data=dataclasses.replace(item.tensor_data, chunk=half))
+        return [dataclasses.replace(plans[0], items=[cut])], metadata
+
+    def transform_object(self, write_item: Any, object: Any) -> Any:
+        return object[:50]
+
+
+@pytest.mark.parametrize(
+    ("planner", "words"), [(_Converting(), "another tensor for x"), (_Cutting(), "do not add up to the tensor")]
+)
+def test_planners_that_contradict_themselves_are_refused(
+    store: ckstore.Store, planner: DefaultSavePlanner, words: str
+) -> None:
+    with pytest.raises(CheckpointException, match=words):
+        dcp.save({"x": torch.ones(100)}, storage_writer=StoreWriter(store, "a", 1), planner=planner)
+    assert store._catalog.versions() == []
+
+
+def test_another_job_that_commits_first_is_noticed(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same content there is one version; other content is a conflict."""
+    dcp.save({"x": torch.ones(100)}, storage_writer=StoreWriter(store, "a", 1))
+    found = ingest._existing
+    late = [True, True]
+    monkeypatch.setattr(ingest, "_existing", lambda *given: None if late.pop() else found(*given))
+    for value in (1.0, 2.0):
+        late[:] = [False, True]  # The first look is too early.
+        writer = StoreWriter(store, "a", 1)
+        state = {"x": torch.full((100,), value)}
+        if value == 1.0:
+            dcp.save(state, storage_writer=writer)
+            assert writer.report is not None
+            assert not writer.report.is_new
+        else:
+            with pytest.raises(CheckpointException, match="holds other content"):
+                dcp.save(state, storage_writer=writer)
+        assert late == []
+    assert len(store) == 1
+    assert len(os.listdir(store.path / "packs")) == 2
+    assert store.verify().problems == []

@@ -346,6 +346,17 @@ def _estimating(size: int) -> Case:
     return _timed(call), lambda: np.rint(call()).tobytes()
 
 
+def _tree(size: int) -> Case:
+    from ckstore.objects.file_digest import stretch_of
+
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+
+    def call() -> Any:
+        return stretch_of(data, 192)
+
+    return _timed(call), lambda: repr(call()).encode()
+
+
 CASES: dict[str, Callable[[int], Case]] = {
     **{f"streams {dtype}": _exact(dtype, grouped=False) for dtype in ("float32", "bfloat16")},
     **{f"streams {dtype} classes": _exact(dtype, grouped=True) for dtype in ("float32", "bfloat16")},
@@ -384,6 +395,7 @@ CASES: dict[str, Callable[[int], Case]] = {
     **{f"codebook {kernel}": _codebook(kernel) for kernel in ("nearest", "add", "difference")},
     "patch": _patching(inverse=False),
     "apply patch": _patching(inverse=True),
+    "tree": _tree,
 }
 
 

@@ -203,6 +203,10 @@ class StateDictSource:
             for index in range(max(place, offset), min(place + 4, stop)):
                 target[index - offset] = crc[index - place]
 
+    def extent_at(self, start: int) -> int:
+        """Return the number of the state's extent that begins at a byte of the file."""
+        return self._numbers[bisect_right(self._starts, start) - 1]
+
     @property
     def is_still(self) -> bool:
         """Whether its tensors do not change while they are read: `view` is enough."""
@@ -256,7 +260,7 @@ def _layout_of(plan: TorchPlan, state: LiveState) -> FileLayout:
     return layout
 
 
-def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> LiveState:
+def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise", *, outline: bool = False) -> LiveState:
     """Return the tree, tensors and extents of an object in memory.
 
     It may nest dictionaries (`dict`, `OrderedDict`, `defaultdict`), lists, tuples and sets of tensors, arrays, plain
@@ -265,10 +269,12 @@ def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> Liv
 
     An object held at several places stays one. Tensors that share a storage stay tied: the part of it that they span
     becomes one extent. Any other tensor becomes an extent of its own, in memory order if it is dense, else in C order.
+
+    With `outline`, tensors may be on the meta device. Their memories are `Absent`, until the caller replaces them.
     """
     if on_unknown not in ("raise", "pickle"):
         raise UsageError(f"`on_unknown` is `raise` or `pickle`, not {on_unknown!r}.")
-    reader = _Describer(is_pickling=on_unknown == "pickle")
+    reader = _Describer(is_pickling=on_unknown == "pickle", is_outlining=outline)
     tree = reader.visit(state_dict, (), 0)
     return reader.finish(tree)
 
@@ -288,8 +294,9 @@ class _Found:
 
 
 class _Describer:
-    def __init__(self, *, is_pickling: bool) -> None:
+    def __init__(self, *, is_pickling: bool, is_outlining: bool) -> None:
         self._is_pickling = is_pickling
+        self._is_outlining = is_outlining
         self._found: list[_Found] = []
         self._versions: list[tuple[Any, int, Path]] = []
         self._open: set[int] = set()
@@ -490,7 +497,7 @@ class _Describer:
         if not plain or nested or tensor.layout != torch.strided or tensor.is_quantized or dtype not in ITEM_SIZES:
             kind = f"{'nested ' * nested}{type(tensor).__qualname__}"
             return f"is a {kind} of dtype {dtype} and layout {tensor.layout}, which cannot be stored"
-        if tensor.is_meta:
+        if tensor.is_meta and not self._is_outlining:
             return "is on the meta device and has no values"
         if tensor._is_zerotensor():
             return "is a zero tensor without memory, which cannot be stored"
@@ -525,7 +532,8 @@ class _Describer:
         # The values as they are in memory; the marks then apply to these.
         value = value.conj() if is_conj else value
         value = torch._neg_view(value) if is_neg else value
-        memory = (value.device, value.untyped_storage().data_ptr())
+        # Without memory, each tensor is its own.
+        memory = (value.device, id(tensor) if tensor.is_meta else value.untyped_storage().data_ptr())
         shape, strides = tuple(value.shape), value.stride()
         found = _Found(path, _name_of_dtype(tensor.dtype), shape, strides, value.storage_offset(), memory, value, marks)
         needed, there = _end(found), value.untyped_storage().nbytes()
@@ -603,8 +611,11 @@ class _Describer:
             [item] = sizes
             low, high = min(one.offset for one in group), max(map(_end, group)) // item
             shape = (high - low,) if shape is None else shape
-            data = _bytes_of(first.value, low * item, high * item)
-            memory = _ArrayMemory(data.numpy()) if data.device.type == "cpu" else _TensorMemory(data)
+            if first.value.is_meta:
+                memory = Absent(first.path, first.memory[1])
+            else:
+                data = _bytes_of(first.value, low * item, high * item)
+                memory = _ArrayMemory(data.numpy()) if data.device.type == "cpu" else _TensorMemory(data)
         state.extents.append(Extent(0, first.dtype, shape, first.path))
         state.memories.append(memory)
         for one in group:
@@ -666,6 +677,28 @@ def _end(found: _Found) -> int:
 def _reach(found: _Found) -> int:
     """Return the distance of the last element from the first, in elements."""
     return sum((size - 1) * stride for size, stride in zip(found.shape, found.strides, strict=True))
+
+
+class Absent:
+    """The bytes of a tensor on the meta device: none. `identity` is the tensor's `id`."""
+
+    is_remote = False
+
+    def __init__(self, path: Path, identity: int) -> None:
+        self._path = path
+        self.identity = identity
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Raise `UsageError`."""
+        raise UsageError(f"The tensor at {_shown(self._path)} is on the meta device and has no values.")
+
+    def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
+        """Raise `UsageError`."""
+        self.view(0, target.size)
+
+    def sample(self) -> Any:
+        """Return nothing that may change."""
+        return memoryview(b"")
 
 
 class _TensorMemory:

@@ -1,0 +1,279 @@
+"""Tasks of ranks that share nothing but a store; each rank is a process that runs this file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed import distributed_c10d
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import ckstore
+from ckstore.integrations import dcp as integration
+from ckstore.integrations.dcp import StoreReader, StoreWriter
+from ckstore.storage import durable
+from ckstore.storage.pack_reader import PackReader
+from tests.forked import of_ranks, run_forked
+
+#: Seconds that a rank waits for another one.
+LIMIT = 8
+
+
+def run_ranks(
+    world: int, task: str, place: Path, *, environment: Mapping[str, str] = {}, **arguments: Any
+) -> list[Any]:
+    """Run a task on ranks with directories of their own; return exit codes, outputs and results."""
+    return run_jobs(place, {"node": (world, task, arguments)}, environment)["node"]
+
+
+def run_jobs(
+    place: Path, jobs: Mapping[str, tuple[int, str, Mapping[str, Any]]], environment: Mapping[str, str] = {}
+) -> dict[str, list[Any]]:
+    """Run several jobs at once, each a number of ranks, a task and its arguments."""
+    environments, files = [], []
+    for name, (world, task, arguments) in jobs.items():
+        for rank in of_ranks(world):
+            own = place / f"{name}-{rank['RANK']}"
+            own.mkdir(parents=True, exist_ok=True)
+            files.append((name, own / "found"))
+            files[-1][1].unlink(missing_ok=True)
+            asked = json.dumps([task, {"place": str(place), **arguments}])
+            environments.append(
+                {**rank, **environment, "ASKED": asked, "TMPDIR": str(own), "CKSTORE_CACHE": str(own), "OWN": str(own)}
+            )
+    found: dict[str, list[Any]] = {name: [] for name in jobs}
+    ended = run_forked("torch", Path(__file__), *environments)
+    for (code, printed), (name, file) in zip(ended, files, strict=True):
+        found[name].append((code, printed, json.loads(file.read_text()) if file.exists() else None))
+    return found
+
+
+def state_of(mesh: DeviceMesh, seed: int = 1) -> dict[str, Any]:
+    """Return tensors that are cut in all ways, and objects."""
+    torch.manual_seed(seed)
+    square = torch.randn(257, 300)
+    # Four ranks are two groups of FSDP that are two ranks of tensor parallelism each, or replicas.
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")) if mesh.size() == 4 else mesh
+    return {
+        "model": {
+            "rows": distribute_tensor(square, mesh, [Shard(0)]),
+            "columns": distribute_tensor(square * 2, mesh, [Shard(1)]),
+            "cube": distribute_tensor(torch.randn(5, 7, 3001), mesh, [Shard(1)]),
+            "few": distribute_tensor(torch.randn(1, 4), mesh, [Shard(0)]),
+            "same": distribute_tensor(torch.randn(5, 5), mesh, [Replicate()]),
+            "half": distribute_tensor(torch.randn(70_000).bfloat16(), mesh, [Shard(0)]),
+            "large": distribute_tensor(torch.randn(3, 1 << 21), mesh, [Shard(0)]),
+            "wide": distribute_tensor(torch.randn(700, 6007), mesh, [Shard(1)]),
+            "grid": distribute_tensor(torch.randn(999, 7001), grid, [Shard(0), Shard(1)][: grid.ndim]),
+            "turned": distribute_tensor(torch.randn(1000, 4099), grid, [Shard(1), Shard(0)][: grid.ndim]),
+            "hybrid": distribute_tensor(torch.randn(601, 307), grid, [Replicate(), Shard(0)][: grid.ndim]),
+            "biases": [distribute_tensor(torch.randn(100 + k), mesh, [Shard(0)]) for k in range(20)],
+            "zeros": [distribute_tensor(torch.zeros(300, 300), mesh, [Shard(0)]) for _ in range(3)],
+        },
+        "plain": {"turned": square.T, "none": torch.zeros(0, 3), "scalar": torch.tensor(5), "flags": torch.eye(3) > 0},
+        "complex": distribute_tensor(torch.randn(300, 300, dtype=torch.complex64), mesh, [Shard(0)]),
+        "objects": {"name": "run", "pair": (torch.arange(70_000), {"a": 1.5}), "step": 7},
+    }  # fmt: skip
+
+
+def save(place: str, store: str, step: int = 1, seed: int = 1, **options: Any) -> dict[str, Any]:
+    """Save a state; return the bytes of messages and of packs that this rank read."""
+    read, sent = [0], {"objects": 0, "pieces": 0}
+    pread, read_into = PackReader.pread, PackReader.read_into
+    tensor_of, isend = distributed_c10d._object_to_tensor, dist.isend
+
+    def counted(self: PackReader, pack: str, offset: int, length: int) -> bytes:
+        read[0] += length if ".raw" in pack else 0
+        return pread(self, pack, offset, length)
+
+    def counted_into(self: PackReader, pack: str, offset: int, target: memoryview) -> None:
+        read[0] += len(target) if ".raw" in pack else 0
+        read_into(self, pack, offset, target)
+
+    def packed(*given: Any, **named: Any) -> Any:
+        tensor, size = tensor_of(*given, **named)
+        sent["objects"] += tensor.numel()
+        return tensor, size
+
+    def begun(tensor: torch.Tensor, *given: Any, **named: Any) -> Any:
+        sent["pieces"] += tensor.numel()
+        return isend(tensor, *given, **named)
+
+    PackReader.pread, PackReader.read_into = counted, counted_into  # type: ignore[method-assign]
+    distributed_c10d._object_to_tensor, dist.isend = packed, begun
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    dcp.save(state_of(mesh, seed), storage_writer=StoreWriter(store, "a", step, **options))
+    return {"read": read[0], **sent}
+
+
+def save_without_cpu(place: str, store: str) -> dict[str, Any]:
+    """Save twice with a default group that says that it is for GPUs alone; then with such a group of its own."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state, made = state_of(mesh), []
+    group, new_group = dist.new_group(backend="gloo"), dist.new_group
+
+    def counted(*given: Any, **named: Any) -> Any:
+        made.append(named)
+        return new_group(*given, **named)
+
+    dist.get_backend_config, dist.new_group = lambda group=None: "cuda:nccl", counted
+    for step in (1, 2):
+        dcp.save(state, storage_writer=StoreWriter(store, "a", step))
+    try:
+        dcp.save(state, storage_writer=StoreWriter(store, "a", 3, process_group=group), process_group=group)
+    except CheckpointException as error:
+        return {"made": made, "error": str(error)}
+    return {}
+
+
+def die(place: str, store: str, rank: int, point: str, how: str, step: int = 1) -> dict[str, Any]:
+    """Save a state while one rank is killed or stopped at a point; return how long the others took, and their words."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=LIMIT))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = state_of(mesh)
+
+    def end() -> None:
+        if how == "stop":
+            subprocess.Popen(["sh", "-c", f"sleep {4 * LIMIT}; kill -9 {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+    if dist.get_rank() == rank:
+        if point in ("resolve", "send", "receive"):
+            owner, name = {
+                "resolve": (DefaultSavePlanner, "resolve_data"),
+                "send": (integration._Exchange, "send"),
+                "receive": (integration._Exchange, "receive"),
+            }[point]
+            original, calls = getattr(owner, name), [0]
+
+            def dying(*given: Any) -> Any:
+                calls[0] += 1
+                if calls[0] == 4:
+                    end()
+                return original(*given)
+
+            setattr(owner, name, dying)
+        elif point.startswith("after "):
+            threading.Timer(float(point.removeprefix("after ")), end).start()
+        elif point == "finish":
+            StoreWriter.finish = lambda *given, **named: end()  # type: ignore[method-assign, assignment]
+        else:
+            durable.checkpoint = lambda step: end() if step == point else None
+    words: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ckstore").addHandler(handler)
+    began = time.monotonic()
+    error = ""
+    try:
+        dcp.save(state, storage_writer=StoreWriter(store, "a", step, process_group=group), process_group=group)
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    return {"seconds": time.monotonic() - began, "error": error, "words": words}
+
+
+class _Failing(DefaultSavePlanner):
+    def resolve_data(self, write_item: Any) -> Any:
+        if write_item.index.fqn == "model.large":
+            raise RuntimeError("no such value")
+        return super().resolve_data(write_item)
+
+
+def fail(place: str, store: str, rank: int, point: str) -> dict[str, Any]:
+    """Fail on one rank at a point, then save again with the same group; return the error of the first."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = state_of(mesh)
+    planner = None
+    fails = dist.get_rank() == rank
+    checkpoint = durable.checkpoint
+
+    def failing(step: str) -> None:
+        if step == point:
+            raise OSError(28, "No space left on device")
+
+    if point == "resolve":
+        planner = _Failing() if fails else DefaultSavePlanner()
+    elif point == "version":
+        integration.__version__ += "1" * fails
+    elif fails:
+        durable.checkpoint = failing
+    error = ""
+    try:
+        dcp.save(state, storage_writer=StoreWriter(store, "a", 1), planner=planner)
+    except CheckpointException as raised:
+        error = str(raised)
+    durable.checkpoint = checkpoint
+    integration.__version__ = ckstore.__version__
+    dcp.save(state, storage_writer=StoreWriter(store, "a", 2))
+    return {"error": error}
+
+
+def compete(place: str, store: str, seed: int) -> dict[str, Any]:
+    """Save a step that another job saves at the same time; return the error."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for step in (1, 2, 3):
+        error = ""
+        try:
+            dcp.save(state_of(mesh, seed), storage_writer=StoreWriter(store, "a", step))
+        except CheckpointException as raised:
+            error = str(raised)
+        assert ("holds other content" in error) == bool(error), error
+    return {"error": error}
+
+
+def load(place: str, store: str, version: str) -> dict[str, Any]:
+    """Load a version of `save` and compare it."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    expected, found = state_of(mesh), state_of(mesh, 2)
+    dcp.load(found, storage_reader=StoreReader(store, version))
+    for name, value in expected["model"].items():
+        for one, other in zip(
+            *((x if isinstance(x, list) else [x]) for x in (value, found["model"][name])), strict=True
+        ):
+            assert torch.equal(one.to_local(), other.to_local()), name
+    with ckstore.open(store) as opened:
+        equal = opened[version].compare(found)
+        part = found["model"]["large"].to_local()
+        if dist.get_rank() == 1 and part.numel():
+            part[0, 5] += 1
+        found["model"]["columns"].to_local()[3, 0] += 1
+        changed = opened[version].compare(found)
+    return {"equal": [bool(equal), str(equal)], "changed": changed.differing}
+
+
+def main() -> None:
+    """Run the task of one rank."""
+    task, arguments = json.loads(os.environ["ASKED"])
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    found = globals()[task](**arguments)
+    Path(os.environ["OWN"], "found").write_text(json.dumps(found))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if task == "die":
+        threading.Event().wait(0.5)
+        os._exit(0)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
