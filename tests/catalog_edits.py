@@ -51,7 +51,9 @@ def sign(database: sqlite3.Connection) -> None:
             " total = coalesce((SELECT SUM(seal) FROM versions WHERE run = runs.id), 0),"
             f" last = {_LATEST.format('run = runs.id')}, highest = {_HIGHEST}"
         )
-        database.execute("UPDATE packs SET referrers = (SELECT COUNT(*) FROM version_packs WHERE pack = packs.id)")
+        database.execute(
+            "UPDATE packs SET referrers = (SELECT COUNT(*) FROM version_packs WHERE pack = packs.id AND blobs)"
+        )
         for table in ("runs", "meta", "policies", "tags"):
             _seal(database, table, sealed[table])
         for name, query in sums.items():

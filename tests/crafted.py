@@ -145,10 +145,10 @@ class CraftedStore:
         """Write a log record with the digest that it must have."""
         record = {"format": 1, "sequence": sequence, "created": "2026-07-01T12:00:00.000000Z", **change}
         data = json.dumps(record, sort_keys=True, separators=(",", ":")).encode() if text is None else text
-        digest = blake3(data).hexdigest(length=20)
+        digest = blake3(data).hexdigest(length=8)
         if text is None:
             data = json.dumps({**record, "digest": digest}, sort_keys=True, separators=(",", ":")).encode()
-        path = self.path / "log" / f"{sequence:012d}-{digest[:16]}.json"
+        path = self.path / "log" / f"{sequence:012d}-{digest}.json"
         path.write_bytes(data)
         return path
 

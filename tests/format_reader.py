@@ -274,8 +274,8 @@ class Reader:
     def _log_record(name: str, data: bytes) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(data)
         digest = record.pop("digest")
-        assert identifier(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()) == digest
-        assert name == f"{record['sequence']:012d}-{digest[:16]}"
+        assert blake(json.dumps(record, sort_keys=True, separators=(",", ":")).encode(), 8).hex() == digest
+        assert name == f"{record['sequence']:012d}-{digest}"
         return record
 
     def blob(self, pack: Pack, reference: dict[str, Any]) -> bytes:

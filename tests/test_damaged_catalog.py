@@ -30,7 +30,18 @@ from tests.checkpoints import scratch
 pytestmark = pytest.mark.local
 
 ALL = bool(os.environ.get("CKSTORE_FLIPS"))
-TABLES = ("seals", "meta", "policies", "runs", "packs", "versions", "version_packs", "tags", "recent_objects")
+TABLES = (
+    "seals",
+    "meta",
+    "policies",
+    "runs",
+    "packs",
+    "versions",
+    "version_packs",
+    "pack_bases",
+    "tags",
+    "recent_objects",
+)
 
 Facts = dict[str, Any]
 
@@ -181,16 +192,6 @@ def test_a_version_whose_row_is_lost(made: tuple[Path, Facts], verb: str) -> Non
     path, before = made
     for statement in ("DELETE FROM versions WHERE number = 2", "UPDATE versions SET hot = 0 WHERE hot"):
         assert wrongs(path, before, apply(statement, ()), [verb]) == []
-
-
-def test_an_encoded_pack_that_is_called_raw(made: tuple[Path, Facts]) -> None:
-    """An encode frees the raw packs of encoded versions: it must not take another for one."""
-    path, before = made
-    with closing(sqlite3.connect(path / "catalog.sqlite")) as database:
-        packs = [number for (number,) in database.execute("SELECT id FROM packs WHERE kind = 'encoded'")]
-    for number in packs:
-        edited = apply("UPDATE packs SET kind = 'raw' WHERE id = ?", (number,))
-        assert wrongs(path, before, edited, ["encode", "gc"]) == []
 
 
 def rows_of(data: bytes) -> Any:

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 import ckstore
-from tests.catalog_edits import sign, without_triggers
+from ckstore.objects.resolver import CatalogResolver
+from ckstore.writing.drop import drop
+from tests.catalog_edits import edit, sign, without_triggers
 
 pytestmark = pytest.mark.local
 
@@ -108,11 +110,11 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
 def grown(place: Path, versions: int) -> None:
     """Make a store with four real versions at the end of this many others, whose packs are missing."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(8000, generator=generator)
+    weight, bias = torch.randn(8000, generator=generator), torch.randn(70000, generator=generator)
     with ckstore.init(place) as store:
         for step in range(4):
             weight = weight + 1e-4 * torch.randn(8000, generator=generator)
-            store.ingest({"w": weight}, run="r0", step=10**6 + step, hot=9)
+            store.ingest({"w": weight, "bias": bias + step}, run="r0", step=10**6 + step, hot=9)
         store.tag(f"r0@{10**6 + 1}", "best")
         store.encode(f"r0@{10**6 + 2}")
     with without_triggers(place / "catalog.sqlite") as database:
@@ -128,7 +130,7 @@ def grown(place: Path, versions: int) -> None:
             database.execute("INSERT INTO runs (id, name) VALUES (?, ?)", [run + 1, f"r{run}"])
         for number in range(1, versions + 1):
             digest = sha1(str(number).encode())
-            pack |= {"id": 1000 + number, "name": f"{digest.hexdigest()}.zip", "referrers": 1}
+            pack |= {"id": 1000 + number, "name": f"{digest.hexdigest()}.zip", "referrers": 0}
             row |= {
                 "number": number, "uid": digest.digest(), "run": 1 + number % RUNS, "step": number, "parent": None,
                 "pack": pack["id"], "hot": 0,
@@ -136,8 +138,7 @@ def grown(place: Path, versions: int) -> None:
             for table, values in (("packs", pack), ("versions", row)):
                 named = ", ".join(f":{name}" for name in values)
                 database.execute(f"INSERT INTO {table} VALUES ({named})", values)
-            database.execute("INSERT INTO version_packs VALUES (?, ?)", [number, pack["id"]])
-            if number % 20 == 0:
+            if number % (versions // 5) == 0:
                 database.execute("INSERT INTO tags (name, version) VALUES (?, ?)", [f"tag {number}", number])
         database.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'reservations'", [versions + 10])
         sign(database)
@@ -148,11 +149,14 @@ def operations(place: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     last = 10**6
     weight = torch.randn(8000, generator=torch.Generator().manual_seed(1))
     with ckstore.open(place) as store:
-        store.ingest({"w": weight}, run="r0", step=last + 4, hot=0)
+        store.ingest({"w": weight, "bias": weight.repeat(9)}, run="r0", step=last + 4, hot=0)
         yield "ingest", lambda: store.ingest({"w": weight + 1e-4}, run="r0", step=last + 5, hot=0)
         yield "hot ingest", lambda: store.ingest({"w": weight + 2e-4}, run="r0", step=last + 6, hot=9)
         yield "replace", lambda: store.ingest({"w": weight + 3e-4}, run="r0", step=last + 6, replace=True, hot=9)
         yield "encode", lambda: store.encode(run="r0")
+        yield "thin", lambda: store.thin(f"r0@{last}")
+        yield "rebase", lambda: store.rebase(f"r0@{last + 3}")
+        yield "drop", lambda: drop(store._repository, [store._catalog.resolve(f"r0@{last + 4}")], ["bias"])
         yield "tag", lambda: store.tag(f"r0@{last + 1}", "second")
         yield "untag", lambda: store.untag("second")
         yield "metric", lambda: store.set_metrics(f"r0@{last + 1}", {"loss": 0.5})
@@ -172,18 +176,72 @@ def operations(place: Path) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def test_the_number_of_versions_does_not_matter(counter: Counter, tmp_path: Path) -> None:
     found: dict[int, dict[str, Counted]] = {}
-    for versions in (100, 2000):
+    for versions in (100, 10_000):
         place = tmp_path / str(versions)
         grown(place, versions)
         found[versions] = {
             name: counter.count(place / "catalog.sqlite", operation) for name, operation in operations(place)
         }
-    few, many = found[100], found[2000]
+    few, many = found[100], found[10_000]
     for name in few:
         print(f"{name:12}", few[name].calls, many[name].calls, few[name].instructions, many[name].instructions)
     scans = {statement for counted in many.values() for statement in counted.scans}
     assert not [statement for statement in scans if not any(re.search(known, statement) for known in WHOLE)]
-    tags = {"forget", "replace"}  # Each tag is read.
-    for name in few.keys() - tags:
+    for name in few:
         assert many[name].calls <= TOLERANCE * few[name].calls, name
         assert many[name].instructions <= TOLERANCE * few[name].instructions + CONNECTION, name
+
+
+def frozen(place: Path, versions: int, scale: float) -> ckstore.Store:
+    """Make a store of one run whose versions share a tensor, each encoded; another tensor moves at some scale."""
+    generator = torch.Generator().manual_seed(0)
+    weight, frozen = torch.randn(70_000, generator=generator), torch.randn(70_000, generator=generator)
+    store = ckstore.init(place)
+    for step in range(versions):
+        weight = weight + scale * torch.randn(70_000, generator=generator)
+        store.ingest({"weight": weight, "frozen": frozen}, run="a", step=step, hot=0)
+    return store
+
+
+def read_by(operation: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Return the numbers of the versions whose documents an operation reads."""
+    found: set[int] = set()
+    document = CatalogResolver.document
+
+    def noted(self: CatalogResolver, row: ckstore.VersionRow) -> object:
+        found.add(row.number)
+        return document(self, row)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CatalogResolver, "document", noted)
+        operation()
+    return found
+
+
+@pytest.mark.parametrize(("step", "scale"), [(4, 1e-3), (0, 1e3)])
+def test_the_number_of_versions_that_share_an_object_does_not_matter(
+    step: int, scale: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every version uses the first pack, for the frozen tensor; few need the other tensor in a pack."""
+    found: dict[str, list[set[int]]] = {"rebase": [], "thin": []}
+    for versions in (9, 18):
+        with frozen(tmp_path / str(versions), versions, scale) as store:
+            assert store.verify().problems == []
+            found["rebase"].append(read_by(lambda: store.rebase("a@5"), monkeypatch))
+            found["thin"].append(read_by(lambda: store.thin(f"a@{step}"), monkeypatch))
+            assert store.verify().problems == []
+            assert [row.fidelity for row in store._catalog.versions()].count("coarse") == 1
+    for few, many in found.values():
+        assert few == many
+
+
+@pytest.mark.parametrize("statement", ["UPDATE version_packs SET objects = ''", "DELETE FROM pack_bases"])
+def test_verify_compares_the_packs_that_versions_depend_on(statement: str, tmp_path: Path) -> None:
+    with frozen(tmp_path / "store", 3, 1e-3) as store:
+        assert store.verify().problems == []
+    edit(tmp_path / "store" / "catalog.sqlite", statement)
+    with ckstore.open(tmp_path / "store") as store:
+        assert store.verify().problems
+    assert ckstore.recover(tmp_path / "store").problems == []
+    with ckstore.open(tmp_path / "store") as store:
+        assert store.verify().problems == []

@@ -128,7 +128,6 @@ def test_the_log_follows_the_format(written: Path):
         "format": 1,
         "sequence": 1,
         "follows": "",
-        "part": 0,
         "change": "tag",
         "tag": "mittlere",
         "version": 3,

@@ -12,6 +12,7 @@ from ckstore.errors import AccessError, CkstoreError
 from ckstore.storage import manifest
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
+from ckstore.storage.slots import among
 
 if TYPE_CHECKING:
     from ckstore.objects.records import Record
@@ -64,7 +65,7 @@ def _wrong_fields(
     written_as = _written_as(repository, row)
     commit = written_as, repository.resolver.manifest(row.pack).document.created
     packs = [companions[commit]] if commit in companions else []
-    packs.append(PackInfo(row.pack, repository.packs.size(row.pack), "encoded"))
+    packs.append(PackInfo(row.pack, repository.packs.size(row.pack)))
     expected = version_row(document, packs, repository.packs.find_entry(row.pack, manifest.MEMBER))
     taken = expected.step is not None and repository.catalog.at_step(row.run, expected.step) is not None
     if row.step is None and taken:
@@ -81,6 +82,10 @@ def _wrong_fields(
         wrong = []  # Objects were stored again since.
     if repository.catalog.references(row.number) != {row.pack, *document.blob_packs()}:
         wrong.append("packs")
+    used = repository.catalog.uses(row.number)
+    places = repository.catalog.find_objects(map(key, document.objects)).values()
+    if any(not among(used.get(pack, ""), [slot]) for pack, slot in places):
+        wrong.append("objects")
     if (row.cost, row.depth, row.base) != (expected.cost, expected.depth, expected.base):
         cost, depth = restore_cost(version)  # Objects may have been stored again since, but for a hot version.
         is_right = not row.hot and (row.cost, row.depth, row.base) == (cost, depth, depth == 0)
@@ -105,7 +110,7 @@ def _raw_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
         if pack.kind == "raw":
             try:
                 document = repository.resolver.manifest(pack.name).document
-                info = PackInfo(pack.name, repository.packs.size(pack.name), "raw")
+                info = PackInfo(pack.name, repository.packs.size(pack.name))
                 found[document.number, document.created] = info
             except CkstoreError:
                 continue  # Packs are checked separately.
@@ -126,7 +131,7 @@ def _packs(repository: Repository) -> Iterator[str]:
         for before in document.stands_for:
             former.setdefault(before, set()).add(name)
         if (pack.kind, pack.bytes) != (document.kind, size):
-            yield f"The catalog has the wrong data for pack {name} ({pack.kind}, {pack.bytes}); run `ckstore recover`."
+            yield f"The catalog has the wrong data for pack {name} ({pack.bytes} bytes); run `ckstore recover`."
     for name, present in repository.catalog.moved_packs(None).items():
         if present not in known or present not in former.get(name, {present}):
             yield f"The catalog wrongly says that pack {present} replaced {name}; run `ckstore recover`."
@@ -137,11 +142,17 @@ def _packs(repository: Repository) -> Iterator[str]:
 
 def _places(repository: Repository) -> Iterator[str]:
     """Compare the catalog's places of objects with the manifests."""
-    for pack, slots in repository.catalog.placed_objects().items():
+    placed, known = repository.catalog.placed_objects(), repository.catalog.bases()
+    pack_of = {number: pack for pack, slots in placed.items() for number in slots.values()}
+    for pack, slots in placed.items():
         try:
             records = repository.resolver.manifest(pack).document.records
         except CkstoreError:
             continue
+        bases = {base for slot in slots if slot < len(records) and (base := records[slot].base) is not None}
+        below = {pack_of[number] for number in map(key, bases) if number in pack_of}
+        if not known.issuperset((pack, base) for base in below - {pack}):
+            yield f"The catalog does not have all packs that pack {pack} depends on; run `ckstore recover`."
         wrong = [slot for slot, number in slots.items() if not _is_at(records, slot, number)]
         if wrong:
             yield f"The catalog has wrong places for {len(wrong)} objects in pack {pack}; run `ckstore recover`."

@@ -136,6 +136,7 @@ class Change:
         catalog, document = self.repository.catalog, self._document
         assert document is not None
         objects, raw = self.writer.places(self.packs)
+        placed = [*objects, *raw]
         lost = self._lost_pack(document.replaces) if heals else None
 
         def place(row: VersionRow) -> None:
@@ -145,8 +146,10 @@ class Change:
                 objects,
                 raw=raw,
                 references=document.blob_packs(),
+                uses=catalog.places_of(_keys(document.objects, placed)),
+                bases=self._bases(placed),
                 replace=replaces,
-                requires=_keys(needs, [*objects, *raw]),
+                requires=_keys(needs, placed),
             )
 
         def change() -> int:
@@ -249,14 +252,20 @@ class Change:
         needed = {record.base for record in self.writer.encoded_records if record.base is not None}
         catalog.note({**record, "packs": [pack.name for pack in self.packs]})
         catalog.require(_keys(needed | set(() if document is None else document.objects), objects))
-        catalog.add_packs(self.packs)
+        catalog.add_packs(self.packs, self._bases(objects))
         catalog.move_objects(objects)
         if document is not None:
             # A `gc` of another mirror may have rewritten packs since; it keeps the blobs of this version.
             references = document.blob_packs()
             moved = catalog.moved_packs(references)
             row = version_row(document, self.packs, self._entry)
-            catalog.replace_version(row, references={moved.get(name, name) for name in references})
+            uses = catalog.places_of(map(key, document.objects))
+            catalog.replace_version(row, {moved.get(name, name) for name in references}, uses)
+
+    def _bases(self, placed: Iterable[Placement]) -> set[str]:
+        """Return the names of the packs that hold the bases of the new objects."""
+        bases = {record.base for record in self.writer.encoded_records if record.base is not None}
+        return set(self.repository.catalog.places_of(_keys(bases, placed)))
 
     def _under_free_number(self, document: VersionDocument) -> VersionRow:
         """Return the row of a new version, renumbered if another mirror has taken its number."""

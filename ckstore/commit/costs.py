@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from ckstore.commit.dependents import dependent_versions
 from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.reading.stored_version import StoredVersion
@@ -20,14 +21,16 @@ Costs = Mapping[int, tuple[Cost, Cost]]
 _TRIES = 10
 
 
-def update_costs(repository: Repository) -> None:
-    """Write the current depth, restore cost and size of every encoded version into the catalog.
+def update_costs(repository: Repository, moved: Collection[str] | None = None) -> None:
+    """Write the current depth, restore cost and size of encoded versions into the catalog.
 
-    Repeated until nothing differs: of two processes that store objects again at once, neither knows the other's.
+    With `moved`, only versions that may need one of these objects are read. Repeated until nothing differs: of two
+    processes that store objects again at once, neither knows the other's.
     """
     for _ in range(_TRIES):
         repository.resolver.forget()
-        costs = present_costs(repository, repository.catalog.versions())
+        rows = repository.catalog.versions() if moved is None else dependent_versions(repository, moved)
+        costs = present_costs(repository, rows)
         if not costs:
             return
         write_costs(repository.catalog, costs)

@@ -8,6 +8,7 @@ from functools import partial
 
 from ckstore.commit.change import Change
 from ckstore.commit.costs import present_costs, update_costs
+from ckstore.commit.dependents import dependent_versions
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.encoding.reencode import in_full
 from ckstore.repository import Repository
@@ -23,11 +24,11 @@ def store_in_full(
     If they take more than `most` bytes, nothing is committed, and the result is 0. The caller holds a lease. `gc` frees
     the superseded objects.
     """
-    reader = repository.reader
+    reader, identities = repository.reader, sorted(identities)
     with PackWriter(repository.path, "encoded") as pack:
         writer = ObjectWriter(pack)
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            todo = [reader.resolver.record(identity) for identity in sorted(identities)]
+            todo = [reader.resolver.record(identity) for identity in identities]
             for encoded in in_order(pool, partial(in_full, reader), todo, worker_count() + 1):
                 writer.put(encoded)
         with Change(repository, writer) as change:
@@ -35,8 +36,7 @@ def store_in_full(
             added = sum(pack.bytes for pack in change.packs)
             if most is not None and added > most:
                 return 0
-            # The cost of a version without deltas does not change.
-            costs = present_costs(repository, [row for row in repository.catalog.versions() if row.depth > 0])
+            costs = present_costs(repository, dependent_versions(repository, identities))
             change.commit_again({"change": "rebase", "versions": list(versions)}, costs=costs)
-    update_costs(repository)
+    update_costs(repository, identities)
     return added

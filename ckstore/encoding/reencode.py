@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 
 from msgspec.structs import replace
 
@@ -25,7 +25,7 @@ def in_full(reader: ObjectReader, record: Record) -> Encoded:
     return _exactly(reader, record, Way(None))
 
 
-def without_lost(reader: ObjectReader, record: Record, kept: Collection[str]) -> Encoded:
+def without_lost(reader: ObjectReader, record: Record, kept: Container[str]) -> Encoded:
     """Encode an exact object against its nearest ancestor among the ids `kept`, or in full if that is smaller."""
     best = in_full(reader, record)
     ancestor = next((level for level in reader.chains.levels(record) if level.id in kept and level is not record), None)

@@ -18,6 +18,7 @@ from ckstore.gc.plan import GcPlan, plan_for
 from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
 from ckstore.storage import durable, reserve, root
+from ckstore.storage.catalog import key
 from ckstore.storage.pack import PackInfo
 
 if TYPE_CHECKING:
@@ -304,6 +305,9 @@ class _Collection:
         """Point the catalog's entries for a pack at its copy."""
         catalog = self._repository.catalog
         catalog.replace_pack(contents.name, copy.pack, copy.manifest)
+        records = map(self._repository.resolver.manifest(copy.pack.name).record, copy.slots.values())
+        bases = {record.base for record in records if record.base is not None}
+        catalog.add_packs([copy.pack], catalog.places_of(map(key, bases)))
         catalog.move_objects(
             [(number, copy.pack.name, copy.slots[slot]) for number, slot in catalog.objects_in(contents.name)]
         )

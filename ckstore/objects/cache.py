@@ -25,6 +25,10 @@ class ChunkCache:
         """Most bytes that are kept."""
         return self._chunks.limit
 
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._chunks.limit = limit
+
     @property
     def nbytes(self) -> int:
         """Bytes that are kept."""

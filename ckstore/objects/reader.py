@@ -60,12 +60,18 @@ class ObjectReader:
         self.blocks = blocks
         self.cache = ChunkCache(cache_bytes)
         self.samples = ChunkCache(min(cache_bytes, _SAMPLES))
+        self._cache_bytes = cache_bytes
         self.keeps = keeps
         self.decoded_chunks = 0
         self.chains = Chains(resolver)
         self.stored = StoredChunks(blocks)
         self._locks: dict[tuple[str, int, int], tuple[Lock, int]] = {}
         self._lock = forks.Lock()
+
+    def limit_caches(self, nbytes: int) -> None:
+        """Limit the caches further, or again less, within their bytes at first."""
+        self.cache.limit = min(nbytes, self._cache_bytes)
+        self.samples.limit = min(nbytes, self._cache_bytes, _SAMPLES)
 
     def in_passing(self) -> ObjectReader:
         """Return a reader of the same objects with a small cache of its own, for work that is done once."""

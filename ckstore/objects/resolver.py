@@ -30,6 +30,9 @@ _BLOBS = 4 << 20
 #: Bytes at the end of a pack that usually contain its manifest.
 _END = 64 << 10
 
+#: Number of cached records, and how many times the largest lookup they may be instead, for long chains.
+_RECORDS, _LOOKUPS = 2048, 32
+
 #: Concurrent changes of the store that may fail one lookup before the object counts as lost.
 _CHANGES = 8
 
@@ -65,6 +68,9 @@ class CatalogResolver:
         self.packs = packs
         self._lock = Lock()
         self._records: dict[str, Record] = {}
+        self._largest_lookup = 0
+        # Records that the catalog will never have, until `forget`.
+        self._added: dict[str, Record] = {}
         self._under_way: dict[object, list[Record]] = {}
         self._looking = local()
         self._generation = 0
@@ -236,20 +242,27 @@ class CatalogResolver:
         return self._layouts.put(data, LayoutDocument.decode(data)) if found is None else found
 
     def add(self, records: Iterable[Record]) -> None:
-        """Add records that the catalog does not have yet."""
+        """Add records that the catalog does not have, until `forget`."""
         with self._lock:
-            self._records.update((record.id, record) for record in records)
-            self._generation += 1  # Last: it invalidates chains that mix old and new records.
+            self._added.update((record.id, record) for record in records)
+            self._put(self._added.values())
+
+    def _put(self, records: Iterable[Record]) -> None:
+        self._records.update((record.id, record) for record in records)
+        self._generation += 1  # Last: it invalidates chains that mix old and new records.
 
     @contextmanager
     def under_way(self) -> Iterator[Callable[[Iterable[Record]], None]]:
-        """Yield a function like `add`; the last records that it was given survive `forget` within the context."""
+        """Yield a function that adds records which the catalog does not have yet.
+
+        The last records that it was given survive `forget` within the context.
+        """
         token = object()
 
         def hold(records: Iterable[Record]) -> None:
             with self._lock:
                 held = self._under_way[token] = list(records)
-                self.add(held)
+                self._put(held)
 
         try:
             yield hold
@@ -260,12 +273,17 @@ class CatalogResolver:
     def forget(self) -> None:
         """Empty the caches because the catalog may have changed; records in flight stay."""
         with self._lock:
-            self._records.clear()
+            self._added.clear()
             self._blobs.clear()
-            self._generation += 1
             self._forgotten += 1
-            for records in self._under_way.values():
-                self.add(records)
+            self._drop_records()
+
+    def _drop_records(self) -> None:
+        """Drop all records that the catalog has."""
+        self._records.clear()
+        self._put(self._added.values())
+        for records in self._under_way.values():
+            self._put(records)
 
     def _begin_child(self) -> None:
         """Forget the uncommitted records of the parent process."""
@@ -325,6 +343,9 @@ class CatalogResolver:
         with self._lock:
             if forgotten == self._forgotten:
                 # Records that an ingest added during the lookup are newer.
+                self._largest_lookup = max(self._largest_lookup, len(placed))
+                if len(self._records) > max(_RECORDS, _LOOKUPS * self._largest_lookup):
+                    self._drop_records()
                 for identity, record in placed.items():
                     self._records.setdefault(identity, record)
         return found | placed

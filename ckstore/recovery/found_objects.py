@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from ckstore.objects.documents import ManifestDocument
 from ckstore.storage.catalog import Placement, key
+from ckstore.storage.slots import to_text
 
 
 class FoundObjects:
@@ -60,6 +61,22 @@ class FoundObjects:
                     if is_usable(place) and (base is None or base in self.places):
                         self.places[number] = place
                         break
+
+    def bases(self) -> dict[str, set[str]]:
+        """Return the packs that hold the bases of each pack's objects."""
+        found: dict[str, set[str]] = {}
+        for number, places in self._encoded.items():
+            for place, base in places:
+                if place == self.places.get(number) and base in self.places:
+                    found.setdefault(place[1], set()).add(self.places[base][1])
+        return found
+
+    def uses(self, identities: Iterable[str]) -> dict[str, str]:
+        """Return the packs that hold some objects, with the text of their slots."""
+        found: dict[str, list[int]] = {}
+        for _, pack, slot in filter(None, map(self.places.get, map(key, identities))):
+            found.setdefault(pack, []).append(slot)
+        return {pack: to_text(slots) for pack, slots in found.items()}
 
     def restores(self, identity: str) -> bool:
         """Return whether an object of a version can be decoded."""

@@ -8,9 +8,10 @@ found   = packs that are intact again after an earlier loss: their objects get t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
-from ckstore.errors import IntegrityError
+from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.recovery.found_objects import FoundObjects
 from ckstore.repository import Repository
 from ckstore.storage import durable
@@ -32,7 +33,8 @@ def lost_packs(repository: Repository) -> list[str]:
     back = {name: info for name, info in again.items() if name not in damaged}
     if damaged or back:
         objects = _objects(repository, sizes.keys() - damaged)
-        catalog.commit(lambda: _change(catalog, objects, damaged, back, lost))
+        versions = _contents(repository) if back else {}
+        catalog.commit(lambda: _change(catalog, objects, versions, damaged, back, lost))
         repository.resolver.forget()
     return _problems(repository, damaged & known.keys(), lost - back.keys())
 
@@ -61,21 +63,31 @@ def _objects(repository: Repository, packs: Iterable[str]) -> FoundObjects:
     return found
 
 
+def _contents(repository: Repository) -> dict[int, tuple[str, ...]]:
+    """Return the ids of the objects of each version whose manifest can be read, by number."""
+    found = {}
+    for row in repository.catalog.versions():
+        with suppress(IntegrityError, NotFoundError):
+            found[row.number] = repository.resolver.document(row).objects
+    return found
+
+
 def _change(
     catalog: Catalog,
     objects: FoundObjects,
+    versions: Mapping[int, Iterable[str]],
     damaged: Collection[str],
     back: Mapping[str, PackInfo],
     lost: Collection[str],
 ) -> None:
     """Point the catalog at decodable copies alone; this is called again after concurrent commits."""
-    known = {pack.name for pack in catalog.packs()}
+    known = {pack.name: pack for pack in catalog.packs()}
     gone = catalog.gone()
     back = {name: info for name, info in back.items() if name not in gone}
     damaged = [name for name in damaged if name in known]
     present = _placements(catalog.placed_objects())
     objects.resolve(place for place in present.values() if place[1] not in damaged)
-    usable = known.difference(damaged).union(back)
+    usable = (known.keys() - damaged) | back.keys()
     # Removed objects have no place although they can be decoded; lost ones get theirs back with their pack.
     wanted = objects.places.keys() if back else present.keys() & objects.places.keys()
     moved = [objects.places[number] for number in wanted if objects.places[number][1] in usable]
@@ -91,10 +103,28 @@ def _change(
         catalog.note({"change": "lost", "packs": sorted(damaged)})
     catalog.remove_objects(sorted(dead))
     catalog.move_objects(moved)
+    if back:
+        _depend_again(catalog, objects, versions, known | back, {place[1] for place in moved})
     # The log names them, so a copy may replace them. Packs that versions refer to stay in the catalog.
     free = {pack.name for pack in catalog.unreferenced_packs()}
     catalog.remove_packs([name for name in damaged if name in free])
     catalog.note_collected(durable.timestamp())
+
+
+def _depend_again(
+    catalog: Catalog,
+    objects: FoundObjects,
+    versions: Mapping[int, Iterable[str]],
+    packs: Mapping[str, PackInfo],
+    moved: Collection[str],
+) -> None:
+    """Note the versions and packs that depend on the packs that objects `moved` to."""
+    for name, bases in sorted(objects.bases().items()):
+        if name in packs and not bases.isdisjoint(moved):
+            catalog.add_packs([packs[name]], bases)
+    for number, identities in versions.items():
+        if uses := {pack: slots for pack, slots in objects.uses(identities).items() if pack in moved}:
+            catalog.use_packs(number, uses)
 
 
 def _placements(placed: Mapping[str, Mapping[int, int]]) -> dict[int, Placement]:

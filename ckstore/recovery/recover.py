@@ -136,7 +136,7 @@ class _Builder:
         self.report = report
         self.found: list[FoundVersion] = []
         self.raw_packs: dict[tuple[int, str], list[PackInfo]] = {}
-        self.packs: set[str] = set()
+        self.packs: dict[str, PackInfo] = {}
         # Packs that claim to replace a pack, by the replaced pack's name; and the chosen replacement.
         self.claims: dict[str, list[str]] = {}
         self.moved: dict[str, str] = {}
@@ -157,6 +157,8 @@ class _Builder:
                 self._take_in(pack)
         self.objects.resolve()
         self.catalog.move_objects(self.objects.places.values())
+        for name, bases in self.objects.bases().items():
+            self.catalog.add_packs([self.packs[name]], bases)
         records, problems = change_log.read_all(self.storage)
         if not (self.path / root.LOG).is_dir():
             problems.append(f"The log is missing; {change_log.LOSS}.")
@@ -233,7 +235,7 @@ class _Builder:
         """Return whether the packs have all objects and blobs of a version."""
         document = version.document
         blobs = {self.moved.get(name, name) for name in document.blob_packs()}
-        return all(map(self.objects.restores, document.objects)) and blobs <= self.packs
+        return all(map(self.objects.restores, document.objects)) and blobs <= self.packs.keys()
 
     def _moved(self, records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return the replacements of missing packs; of several copies, the one committed last.
@@ -254,7 +256,7 @@ class _Builder:
             self.last_number = max(self.last_number, pack.document.number)
             return
         self.report.packs += 1
-        self.packs.add(pack.info.name)
+        self.packs[pack.info.name] = pack.info
         self.catalog.add_packs([pack.info])
         for former in pack.document.stands_for:
             self.claims.setdefault(former, []).append(pack.info.name)
@@ -289,7 +291,7 @@ class _Builder:
                 f"Version {row.number} ({version.name}) lacks {missing} objects; its other objects are kept."
             )
         references = {self.moved.get(name, name) for name in document.blob_packs()}
-        for name in sorted(references - self.packs):
+        for name in sorted(references - self.packs.keys()):
             self.report.problems.append(
                 f"Version {row.number} ({version.name}) lacks data shared with pack {name}, which is damaged or"
                 " missing: the layout of its files, or the bytes between their tensors."
@@ -298,7 +300,8 @@ class _Builder:
             replace(row, step=version.step, parent=parent, superseded=version.superseded),
             [],
             [],
-            references=references & self.packs,
+            references=references & self.packs.keys(),
+            uses=self.objects.uses(document.objects),
         )
         self.report.versions += 1
 

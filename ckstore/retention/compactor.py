@@ -29,6 +29,8 @@ _NICE = 10
 _MOST, _PART = 64, 0.25
 
 
+#: The thread's caches hold these bytes and some versions: more would only keep parents that are no longer needed.
+_LEAST_CACHE, _CACHED = 8 << 20, 8
 #: Compactors that have had a thread.
 _begun: WeakSet[Compactor] = WeakSet()
 
@@ -60,6 +62,7 @@ class Compactor:
     def _start(self) -> None:
         """Reset to no thread, at first and after a fork."""
         self._opened: Repository | None = None
+        self._held = 0  # Bytes of its caches.
         self._lock = forks.Lock()
         self._moved = threading.Condition(self._lock)
         self._runs: dict[str, int] = {}
@@ -171,6 +174,9 @@ class Compactor:
                 if self._opened is None:
                     self._opened = self._repository.reopened("a", self._repository.cache_bytes)
                 rows = self._look(self._opened, run, keep)
+                for row in rows[:1]:
+                    self._held = max(self._held, _LEAST_CACHE + _CACHED * row.original_bytes)
+                    self._opened.reader.limit_caches(self._held)
                 compact(self._opened, rows[:1], progress=self._step)
                 with self._retaining:
                     retained = retain(self._opened, run, progress=self._step)

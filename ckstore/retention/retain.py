@@ -277,12 +277,21 @@ def _thin(
     with suppress(NotFoundError):  # Another process forgot a version; the next call does the rest.
         if rows := _encoded(repository, rows, (), progress):
             skipped = thin(repository, rows, coarse, progress=progress).skipped
-            present = {row.number: row.fidelity for row in repository.catalog.versions()}
+            present = _fidelities(repository, rows)
             _had_nothing[repository] |= {
                 (row.uid,) for row in rows if row.number in skipped and present.get(row.number) == "exact"
             }
             return [row for row in rows if present.get(row.number) == "coarse"]
     return []
+
+
+def _fidelities(repository: Repository, rows: Iterable[VersionRow]) -> dict[int, str]:
+    """Return the present fidelity of versions, by number, without forgotten ones."""
+    found = {}
+    for row in rows:
+        with suppress(NotFoundError):
+            found[row.number] = repository.catalog.version(row.number).fidelity
+    return found
 
 
 def _encoded(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError
@@ -19,6 +20,7 @@ from ckstore.storage.names import check_name
 from ckstore.storage.pack import RAW, PackEntry, PackInfo
 from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, key
 from ckstore.storage.schema import check
+from ckstore.storage.slots import ALL, among, to_text
 
 C = TypeVar("C", bound="Catalog")
 P = ParamSpec("P")
@@ -28,6 +30,12 @@ __all__ = ["Catalog", "Claim", "Placement", "RunRow", "VersionRow", "key"]
 
 #: Row of `meta` with the name of the last record in the log.
 LOGGED = "log:last"
+#: Joins the slots of a row with those of an existing one.
+_WIDENED = (
+    "ON CONFLICT (version, pack) DO UPDATE SET objects = CASE WHEN objects IN ('', excluded.objects)"
+    f" THEN excluded.objects ELSE '{ALL}' END"
+)
+NOTHING: Mapping[str, str] = MappingProxyType({})
 #: Seconds for which an open store need not ask for the commits of other machines.
 RECENT = 1.0
 
@@ -153,6 +161,8 @@ class Catalog(CatalogClaims):
         *,
         raw: Iterable[Placement] = (),
         references: Iterable[str] = (),
+        uses: Mapping[str, str] = NOTHING,
+        bases: Iterable[str] = (),
         replace: bool = False,
         requires: Sequence[int] = (),
     ) -> None:
@@ -168,6 +178,10 @@ class Catalog(CatalogClaims):
             Places of raw objects; they replace earlier raw places, but no encoded ones.
         references
             Names of other versions' packs that hold blobs of this one; the catalog must have them.
+        uses
+            Names of other packs that hold objects of this version, with their slots: see `places_of`.
+        bases
+            Names of the packs that hold the bases of the new objects.
         replace
             Forget the version at the same run and step; its children get its parent.
         requires
@@ -189,9 +203,8 @@ class Catalog(CatalogClaims):
                     " ingest it again."
                 )
             # A `recover` between the writing of the packs and this commit found the version, perhaps with some of them.
-            self.add_packs(packs)
-            self._place_encoded(list(objects))
-            self._place_raw(list(raw))
+            self.add_packs(packs, bases)
+            self._place_all(row, uses, list(objects), list(raw))
             self.release_number(row.number)
             return
         if self.with_uid(row.uid):
@@ -210,23 +223,27 @@ class Catalog(CatalogClaims):
                 parent = parent_row.parent
             self.forget_versions([standing.number])
         self.require(requires)
-        self.add_packs(packs)
+        self.add_packs(packs, bases)
         self._connection.execute("INSERT OR IGNORE INTO runs (name) VALUES (?)", [row.run])
         self._insert_version(row, parent)
-        self._refer(row.number, {row.pack, *references})
-        self._place_encoded(list(objects))
-        self._place_raw(list(raw))
+        self._refer(row, references)
+        self._place_all(row, uses, list(objects), list(raw))
         self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
+
+    def places_of(self, keys: Iterable[int]) -> dict[str, str]:
+        """Return the packs that hold objects, with the text of their slots."""
+        return _by_pack(self.find_objects(keys).values())
 
     def require(self, keys: Sequence[int]) -> None:
         """Raise `ConflictError` unless all of these objects exist."""
         self._objects.require(keys)
 
     @recorded
-    def replace_version(self, row: VersionRow, references: Iterable[str]) -> None:
+    def replace_version(self, row: VersionRow, references: Iterable[str], uses: Mapping[str, str]) -> None:
         """Replace the manifest of a version: its place, sizes, costs and fidelity.
 
-        The catalog has its new pack already. `references` are the names of the packs that hold its blobs.
+        The catalog has its new pack already. `references` are the names of the packs that hold its blobs; `uses`, of
+        those with its objects, with the slots.
         """
         [[pack]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [row.pack])
         self._connection.execute(
@@ -236,20 +253,32 @@ class Catalog(CatalogClaims):
              row.fidelity, row.hot, _json(row.dropped), row.number],
         )  # fmt: skip
         self._connection.execute("DELETE FROM version_packs WHERE version = ?", [row.number])
-        self._refer(row.number, {row.pack, *references})
+        self._refer(row, references)
+        self._use(row, uses)
 
     @recorded
-    def add_packs(self, packs: Sequence[PackInfo]) -> None:
-        """Add packs; existing ones stay unchanged."""
+    def use_packs(self, number: int, uses: Mapping[str, str]) -> None:
+        """Add to the packs that hold objects of a version; they are given with the slots."""
+        self._use(self.version(number), uses)
+
+    @recorded
+    def add_packs(self, packs: Sequence[PackInfo], bases: Iterable[str] = ()) -> None:
+        """Add packs; existing ones stay unchanged. `bases` are the names of the packs with the last one's bases."""
         self._connection.execute_many(
-            "INSERT OR IGNORE INTO packs (name, kind, bytes) VALUES (?, ?, ?)",
-            [(pack.name, pack.kind, pack.bytes) for pack in packs],
+            "INSERT OR IGNORE INTO packs (name, bytes) VALUES (?, ?)", [(pack.name, pack.bytes) for pack in packs]
+        )
+        self._connection.execute_many(
+            "INSERT OR IGNORE INTO pack_bases SELECT b.id, p.id FROM packs b, packs p WHERE b.name = ? AND p.name = ?",
+            [(base, packs[-1].name) for base in sorted(set(bases))],
         )
 
     @recorded
     def move_objects(self, placements: Iterable[Placement]) -> None:
         """Set the places of objects, new or existing."""
+        placements = list(placements)
+        before = self.find_objects(number for number, _, _ in placements)
         self._objects.place(placements, displace=True)
+        self._follow_objects(before, placements)
 
     @recorded
     def remove_objects(self, keys: Iterable[int]) -> int:
@@ -267,6 +296,7 @@ class Catalog(CatalogClaims):
             if name not in removable:
                 raise ConflictError(f"Pack {name} is still referred to; look again for unreferenced packs.")
             self._delete_pack(name)
+        self._connection.execute("DELETE FROM pack_bases WHERE pack NOT IN (SELECT id FROM packs)")
 
     @recorded
     def free_packs(self, names: Sequence[str], objects: Iterable[int], needed: Collection[int] = ()) -> list[str]:
@@ -282,7 +312,7 @@ class Catalog(CatalogClaims):
         for name in names:
             used = (
                 "SELECT p.referrers, COUNT(r.version) FROM packs p LEFT JOIN version_packs r ON r.pack = p.id"
-                " WHERE p.name = ? GROUP BY p.id"
+                " AND r.blobs WHERE p.name = ? GROUP BY p.id"
             )
             for expected, found in self._connection.rows(used, [name]):
                 if expected != found:
@@ -293,6 +323,9 @@ class Catalog(CatalogClaims):
         return freed
 
     def _delete_pack(self, name: str) -> None:
+        for [[number]] in [self._connection.rows("SELECT id FROM packs WHERE name = ?", [name])]:
+            self._connection.execute("DELETE FROM version_packs WHERE pack = ? AND NOT blobs", [number])
+            self._connection.execute("DELETE FROM pack_bases WHERE base = ?", [number])
         self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
         self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
 
@@ -310,10 +343,11 @@ class Catalog(CatalogClaims):
             [after, manifest.offset, manifest.length, before],
         )
         self._connection.execute(
-            "INSERT OR IGNORE INTO version_packs SELECT version, ? FROM version_packs WHERE pack = ?",
+            "INSERT INTO version_packs SELECT version, ?, 1, '' FROM version_packs WHERE pack = ? AND blobs"
+            " ON CONFLICT (version, pack) DO UPDATE SET blobs = 1",
             [after, before],
         )
-        self._connection.execute("DELETE FROM version_packs WHERE pack = ?", [before])
+        self._connection.execute("UPDATE version_packs SET blobs = 0 WHERE pack = ? AND blobs", [before])
         self.note_moved({former: pack.name})
 
     def note_moved(self, names: Mapping[str, str]) -> None:
@@ -420,26 +454,76 @@ class Catalog(CatalogClaims):
             [name, value],
         )
 
-    def _place_encoded(self, placements: Sequence[Placement]) -> None:
-        """Set the places of encoded objects, which take precedence over raw ones."""
+    def _place_all(
+        self, row: VersionRow, uses: Mapping[str, str], objects: Sequence[Placement], raw: Sequence[Placement]
+    ) -> None:
+        """Place the new objects of a version, and note the packs of all its objects."""
+        self._use(row, uses)
+        self._use(row, {place[1]: ALL for place in (*objects, *raw)})
+        self._use(row, self._place_encoded(objects))
+        self._use(row, self._place_raw(raw))
+
+    def _place_encoded(self, placements: Sequence[Placement]) -> Mapping[str, str]:
+        """Set the places of encoded objects, which take precedence over raw ones; return those of the others."""
         present = self.find_objects(number for number, _, _ in placements)
-        self._objects.remove(number for number, (pack, _) in present.items() if pack.endswith(RAW))
+        raw = {number: place for number, place in present.items() if place[0].endswith(RAW)}
+        self._objects.remove(raw)
         self._objects.place(placements, displace=False)
+        self._follow_objects(raw, placements)
+        return _by_pack(place for number, place in present.items() if number not in raw)
 
-    def _place_raw(self, placements: Sequence[Placement]) -> None:
-        """Set the places of raw objects; of several hot versions the last counts, since it is encoded last."""
+    def _place_raw(self, placements: Sequence[Placement]) -> Mapping[str, str]:
+        """Set the places of raw objects; of several hot versions the last counts, since it is encoded last.
+
+        Return the places of the encoded ones.
+        """
         present = self.find_objects(number for number, _, _ in placements)
-        encoded = {number for number, (pack, _) in present.items() if not pack.endswith(RAW)}
-        self._objects.place([place for place in placements if place[0] not in encoded], displace=True)
+        encoded = {number: place for number, place in present.items() if not place[0].endswith(RAW)}
+        placed = [place for place in placements if place[0] not in encoded]
+        self._objects.place(placed, displace=True)
+        self._follow_objects(present, placed)
+        return _by_pack(encoded.values())
 
-    def _refer(self, number: int, packs: set[str]) -> None:
-        for pack in sorted(packs):
+    def _use(self, row: VersionRow, uses: Mapping[str, str]) -> None:
+        """Add to the packs that hold objects of a version, besides its own."""
+        self._connection.execute_many(
+            f"INSERT INTO version_packs SELECT ?, id, 0, ? FROM packs WHERE name = ? {_WIDENED}",
+            [(row.number, slots, pack) for pack, slots in sorted(uses.items()) if pack != row.pack],
+        )
+
+    def _follow_objects(self, before: Mapping[int, tuple[str, int]], placements: Iterable[Placement]) -> None:
+        """Make the versions and packs that depend on objects depend on the packs that these were moved to."""
+        moved: dict[tuple[str, str], dict[int, int]] = {}
+        for number, pack, slot in placements:
+            if number in before and before[number][0] != pack:
+                moved.setdefault((before[number][0], pack), {})[before[number][1]] = slot
+        for (former, present), slots in moved.items():
+            [[old]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [former])
+            [[new]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [present])
+            add = "INSERT INTO version_packs SELECT {0}, ?, 0, ? FROM {1} WHERE pack = ?"
+            self._connection.execute(
+                f"{add.format('number', 'versions')} {_WIDENED}", [new, to_text(slots.values()), old]
+            )
+            for used in self.used_slots(former):
+                if there := to_text(slots[slot] for slot in among(used, slots)):
+                    self._connection.execute(
+                        f"{add.format('version', 'version_packs')} AND objects = ? {_WIDENED}", [new, there, old, used]
+                    )
+            self._connection.execute(
+                "INSERT OR IGNORE INTO pack_bases SELECT ?, pack FROM pack_bases WHERE base = ?", [new, old]
+            )
+            if not former.endswith(RAW):  # Objects may have bases in their own pack.
+                self._connection.execute("INSERT OR IGNORE INTO pack_bases VALUES (?, ?)", [new, old])
+
+    def _refer(self, row: VersionRow, packs: Iterable[str]) -> None:
+        for pack in sorted({*packs} - {row.pack}):
             found = self._connection.rows("SELECT id FROM packs WHERE name = ?", [pack])
             if not found:
                 raise ConflictError(
-                    f"Pack {pack}, which version {number} refers to, was removed during the ingest; ingest it again."
+                    f"Pack {pack}, which version {row.number} refers to, was removed during the ingest;"
+                    " ingest it again."
                 )
-            self._connection.execute("INSERT INTO version_packs VALUES (?, ?)", [number, found[0][0]])
+            self._connection.execute("INSERT INTO version_packs VALUES (?, ?, 1, '')", [row.number, found[0][0]])
 
     def _insert_version(self, row: VersionRow, parent: int | None) -> None:
         named = {"run": "(SELECT id FROM runs WHERE name = ?)", "pack": "(SELECT id FROM packs WHERE name = ?)"}
@@ -450,6 +534,14 @@ class Catalog(CatalogClaims):
             f"INSERT INTO versions ({', '.join(VERSION_COLUMNS)}) VALUES ({marks})",
             [changed.get(name, getattr(row, name)) for name in VERSION_COLUMNS],
         )
+
+
+def _by_pack(places: Iterable[tuple[str, int]]) -> dict[str, str]:
+    """Return the slots of places as text, by the name of their pack."""
+    found: dict[str, list[int]] = {}
+    for pack, slot in places:
+        found.setdefault(pack, []).append(slot)
+    return {pack: to_text(slots) for pack, slots in found.items()}
 
 
 def _json(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -33,6 +33,7 @@ from ckstore.storage.rows import (
     VersionRow,
 )
 from ckstore.storage.schema import Id, Integer, Plain, Positive, Size, Whole, Word, check, decode, rows
+from ckstore.storage.slots import Slots, among
 from ckstore.storage.version_names import resolve
 
 #: Row of `meta` with the time of the last change by `gc`.
@@ -52,12 +53,18 @@ _SET = "s.name, s.rows, s.total, s.last, s.bytes, s.seal"
 _RUN = "o.id, o.name, o.versions, o.total, o.last, o.highest, o.seal"
 _OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 
-_PACK = "p.id, p.name, p.kind, p.bytes, p.seal"
+_PACK = "p.id, p.name, p.bytes, p.seal"
 _STEPS = rows(Positive, Integer | None)
 _NAMES = rows(PackName)
 _OFFSETS = rows(PackName, Whole)
 _DESCRIBED = rows(Whole, Id, PackName, Whole)
 _NUMBER_ROWS = rows(Whole, Whole)
+_NUMBERS = rows(Positive)
+_SLOTS, _USES, _BASES = rows(Slots), rows(PackName, Slots), rows(PackName, PackName)
+#: Distance of numbers within which a similar version is looked for.
+_NEAR = 100
+#: Number of versions that are read at once where the first ones may suffice.
+_PAGE = 100
 _TOTAL = rows(Size)
 _GLOBS = tuple[Word, ...]
 
@@ -260,6 +267,13 @@ class CatalogReader:
         query = "SELECT name, version, seal FROM tags WHERE version = ? ORDER BY name"
         return [tag for tag, _ in self._connection.sealed(query, [number], TAG_ROWS)]
 
+    def nearest_dropped(self, run: str, number: int) -> VersionRow | None:
+        """Return the version of a run with dropped tensors whose number is nearest; None if none is near."""
+        found = self._select(
+            "WHERE v.number BETWEEN ? AND ? AND r.name = ? AND v.dropped <> '[]'", number - _NEAR, number + _NEAR, run
+        )
+        return min(found, key=lambda row: abs(row.number - number), default=None)
+
     def has_run(self, run: str) -> bool:
         """Return whether there is a run of this name."""
         return bool(self._connection.sealed(f"SELECT {_RUN} FROM runs o WHERE o.name = ?", [run], RUN_ROWS))
@@ -275,17 +289,17 @@ class CatalogReader:
     def packs(self) -> list[PackInfo]:
         """Return all packs in order of commit."""
         found = self._set("packs", _PACK, "packs p ON 1", "p.id", PACK_ROWS)
-        return [PackInfo(name, nbytes, kind) for _, name, kind, nbytes in found]
+        return [PackInfo(name, nbytes) for _, name, nbytes in found]
 
     def pack_bytes(self, name: str) -> int | None:
         """Return the size of a pack; None if the catalog does not have it."""
         found = self._connection.sealed(f"SELECT {_PACK} FROM packs p WHERE name = ?", [name], PACK_ROWS)
-        return int(found[0][3]) if found else None
+        return int(found[0][2]) if found else None
 
     def raw_packs(self) -> list[str]:
         """Return the names of the packs with raw objects."""
-        found = self._connection.sealed(f"SELECT {_PACK} FROM packs p WHERE kind = 'raw'", schema=PACK_ROWS)
-        return [name for _, name, _, _ in found]
+        found = self._connection.sealed(f"SELECT {_PACK} FROM packs p WHERE name LIKE '%.raw.zip'", schema=PACK_ROWS)
+        return [name for _, name, _ in found]
 
     def known_packs(self, names: Iterable[str]) -> set[str]:
         """Return the names of those packs that the catalog has."""
@@ -313,15 +327,18 @@ class CatalogReader:
 
     def references(self, number: int) -> set[str]:
         """Return the names of the packs with a version's manifest and blobs."""
-        query = "SELECT p.name FROM version_packs r JOIN packs p ON p.id = r.pack WHERE r.version = ?"
-        return {name for (name,) in self._connection.rows(query, [number], _NAMES)}
+        query = (
+            "SELECT p.name FROM versions v JOIN packs p ON p.id = v.pack WHERE v.number = ? UNION"
+            " SELECT p.name FROM version_packs r JOIN packs p ON p.id = r.pack WHERE r.version = ? AND r.blobs"
+        )
+        return {name for (name,) in self._connection.rows(query, [number, number], _NAMES)}
 
     def own_packs(self, number: int) -> list[str]:
         """Return the names of the packs that a version was written to; the last one has its manifest."""
         # The pack of its raw objects was added immediately before.
         query = (
-            "SELECT p.name FROM packs p JOIN versions v ON p.id = v.pack OR p.id = v.pack - 1 AND p.kind = 'raw'"
-            " WHERE v.number = ? ORDER BY p.id"
+            "SELECT p.name FROM packs p JOIN versions v ON p.id = v.pack"
+            " OR p.id = v.pack - 1 AND p.name LIKE '%.raw.zip' WHERE v.number = ? ORDER BY p.id"
         )
         return [name for (name,) in self._connection.rows(query, [number], _NAMES)]
 
@@ -360,9 +377,71 @@ class CatalogReader:
 
     def packs_apart(self) -> int:
         """Return the number of encoded packs without the manifest of a present version."""
-        query = "SELECT COUNT(*) FROM packs p WHERE kind = 'encoded' AND p.id NOT IN (SELECT pack FROM versions)"
+        query = (
+            "SELECT COUNT(*) FROM packs p WHERE p.name NOT LIKE '%.raw.zip' AND p.id NOT IN (SELECT pack FROM versions)"
+        )
         [[number]] = self._connection.rows(query)
         return int(number)
+
+    def used_slots(self, pack: str) -> list[str]:
+        """Return the different sets of slots of a pack that versions may use besides its own, as texts."""
+        found: list[str] = []
+        last = ""
+        while True:
+            # Many versions use the same set, such as the frozen layers of a run: each is looked up once.
+            query = (
+                "SELECT r.objects FROM version_packs r WHERE r.pack = (SELECT id FROM packs WHERE name = ?)"
+                " AND r.objects > ? ORDER BY r.objects LIMIT 1"
+            )
+            rows = self._connection.rows(query, [pack, last], _SLOTS)
+            if not rows:
+                return found
+            if rows[0][0] <= last:
+                raise damaged(self._path, "an index is out of order")
+            found.append(last := rows[0][0])
+
+    def users(self, pack: str, slots: Collection[int]) -> Iterator[int]:
+        """Yield the numbers of the versions that may have an object in some slots of a pack, and maybe others.
+
+        The caller may remove slots between two numbers.
+        """
+        query = (
+            "SELECT r.version FROM version_packs r WHERE r.pack = (SELECT id FROM packs WHERE name = ?)"
+            " AND r.objects = ? AND r.version > ? ORDER BY r.version LIMIT ?"
+        )
+        own = "SELECT v.number FROM versions v WHERE v.pack = (SELECT id FROM packs WHERE name = ?)"
+        yield from (number for (number,) in self._connection.rows(own, [pack], _NUMBERS))
+        for used in self.used_slots(pack):
+            last = 0
+            page: list[tuple[int]] = []
+            while among(used, slots):
+                if not page and not (page := self._connection.rows(query, [pack, used, last, _PAGE], _NUMBERS)[::-1]):
+                    break
+                [number] = page.pop()
+                if number <= last:
+                    raise damaged(self._path, "an index is out of order")
+                yield (last := number)
+
+    def packs_on(self, names: Iterable[str]) -> set[str]:
+        """Return the names of the packs that may have objects whose bases are in some packs."""
+        query = (
+            "SELECT p.name FROM packs b JOIN pack_bases l ON l.base = b.id JOIN packs p ON p.id = l.pack WHERE b.name"
+        )
+        return {name for (name,) in self._connection.rows_of(query, names, _NAMES)}
+
+    def bases(self) -> set[tuple[str, str]]:
+        """Return pairs of a pack, and one that may have bases of its objects, by name. Reads the whole table."""
+        query = "SELECT p.name, b.name FROM pack_bases l JOIN packs b ON b.id = l.base JOIN packs p ON p.id = l.pack"
+        return set(self._connection.rows(query, schema=_BASES))
+
+    def uses(self, number: int) -> dict[str, str]:
+        """Return the packs that may hold objects of a version, with the text of the slots."""
+        query = (
+            "SELECT p.name, r.objects FROM version_packs r JOIN packs p ON p.id = r.pack"
+            " WHERE r.version = ? AND r.objects <> ''"
+            " UNION ALL SELECT p.name, '*' FROM versions v JOIN packs p ON p.id = v.pack WHERE v.number = ?"
+        )
+        return dict(self._connection.rows(query, [number, number], _USES))
 
     def original_bytes(self) -> int:
         """Return the bytes of the files of all versions."""
@@ -381,10 +460,10 @@ class CatalogReader:
         """Return the packs without live data: no manifest, blob or object."""
         found = self._connection.sealed(
             f"SELECT {_PACK} FROM packs p WHERE p.id NOT IN (SELECT pack FROM versions"
-            " UNION SELECT pack FROM version_packs UNION SELECT pack FROM objects) ORDER BY p.id",
+            " UNION SELECT pack FROM version_packs WHERE blobs UNION SELECT pack FROM objects) ORDER BY p.id",
             schema=PACK_ROWS,
         )
-        return [PackInfo(name, nbytes, kind) for _, name, kind, nbytes in found]
+        return [PackInfo(name, nbytes) for _, name, nbytes in found]
 
     def last_number(self) -> int:
         """Return the highest version number that this catalog has assigned."""
@@ -446,7 +525,7 @@ class CatalogReader:
         ):
             raise damaged(self._path, f"run {run} has not the {count} versions up to {last} that sum up to {total}")
         for (name,) in self._connection.rows(
-            "SELECT p.name FROM packs p LEFT JOIN version_packs r ON r.pack = p.id GROUP BY p.id"
+            "SELECT p.name FROM packs p LEFT JOIN version_packs r ON r.pack = p.id AND r.blobs GROUP BY p.id"
             " HAVING p.referrers <> COUNT(r.version)"
         ):
             raise damaged(self._path, f"a reference to pack {name} is missing")

@@ -28,7 +28,7 @@ SEALED: Mapping[str, tuple[str, ...]] = {
     "meta": ("{0}key", "{0}value"),
     "policies": ("{0}run", "{0}policy"),
     "runs": ("{0}id", "{0}name", "{0}versions", "{0}total", "{0}last", "{0}highest"),
-    "packs": ("{0}id", "{0}name", "{0}kind", "{0}bytes"),
+    "packs": ("{0}id", "{0}name", "{0}bytes"),
     "versions": _VERSION,
     "tags": ("{0}name", "{0}version"),
 }
@@ -38,62 +38,63 @@ SEALED: Mapping[str, tuple[str, ...]] = {
 # pack's manifest. `key` is the first 63 bits of an id (`catalog.key`). Keys are spread evenly, so that every new row of
 # a large table touches a page of its own. They are inserted into a small table, and moved on by the tens of thousands;
 # a row of the small table takes precedence over one in the large table.
-# `version_packs` holds the packs that a version's manifest and blobs are in; `packs.referrers` counts them.
+# `version_packs` holds the packs that a version's blobs are in, besides its own (`blobs`; `packs.referrers` counts
+# them), and those of its objects, with the text of at least their slots (`ckstore.storage.slots`). `pack_bases` holds
+# at least the packs with the bases of a pack's objects.
 # `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
 _TABLES = """
 CREATE TABLE seals (
     name TEXT PRIMARY KEY,
-    rows INTEGER NOT NULL DEFAULT 0,
-    total INTEGER NOT NULL DEFAULT 0,
-    last INTEGER NOT NULL DEFAULT 0,
-    bytes INTEGER NOT NULL DEFAULT 0,
-    seal INTEGER NOT NULL DEFAULT 0
+    rows INT NOT NULL DEFAULT 0,
+    total INT NOT NULL DEFAULT 0,
+    last INT NOT NULL DEFAULT 0,
+    bytes INT NOT NULL DEFAULT 0,
+    seal INT NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, seal INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
-CREATE TABLE policies (run TEXT PRIMARY KEY, policy TEXT NOT NULL, seal INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, seal INT NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE policies (run TEXT PRIMARY KEY, policy TEXT NOT NULL, seal INT NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
-    versions INTEGER NOT NULL DEFAULT 0,
-    total INTEGER NOT NULL DEFAULT 0,
-    last INTEGER NOT NULL DEFAULT 0,
-    highest INTEGER NOT NULL DEFAULT 0,
-    seal INTEGER NOT NULL DEFAULT 0
+    versions INT NOT NULL DEFAULT 0,
+    total INT NOT NULL DEFAULT 0,
+    last INT NOT NULL DEFAULT 0,
+    highest INT NOT NULL DEFAULT 0,
+    seal INT NOT NULL DEFAULT 0
 );
 CREATE TABLE packs (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
-    kind TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    referrers INTEGER NOT NULL DEFAULT 0,
-    seal INTEGER NOT NULL DEFAULT 0
+    bytes INT NOT NULL,
+    referrers INT NOT NULL DEFAULT 0,
+    seal INT NOT NULL DEFAULT 0
 );
-CREATE INDEX packs_raw ON packs (name) WHERE kind = 'raw';
+CREATE INDEX packs_raw ON packs (name) WHERE name LIKE '%.raw.zip';
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,
     uid BLOB NOT NULL UNIQUE,
-    run INTEGER NOT NULL REFERENCES runs,
-    step INTEGER,
-    parent INTEGER REFERENCES versions,
+    run INT NOT NULL REFERENCES runs,
+    step INT,
+    parent INT REFERENCES versions,
     created TEXT NOT NULL,
-    pack INTEGER NOT NULL REFERENCES packs,
-    manifest_offset INTEGER NOT NULL,
-    manifest_length INTEGER NOT NULL,
-    original_bytes INTEGER NOT NULL,
-    stored_bytes INTEGER NOT NULL,
-    elements INTEGER NOT NULL,
-    tensors INTEGER NOT NULL,
-    files INTEGER NOT NULL,
-    depth INTEGER NOT NULL,
+    pack INT NOT NULL REFERENCES packs,
+    manifest_offset INT NOT NULL,
+    manifest_length INT NOT NULL,
+    original_bytes INT NOT NULL,
+    stored_bytes INT NOT NULL,
+    elements INT NOT NULL,
+    tensors INT NOT NULL,
+    files INT NOT NULL,
+    depth INT NOT NULL,
     cost REAL NOT NULL,
-    base INTEGER NOT NULL,
+    base INT NOT NULL,
     fidelity TEXT NOT NULL,
-    hot INTEGER NOT NULL,
-    superseded INTEGER NOT NULL,
+    hot INT NOT NULL,
+    superseded INT NOT NULL,
     dropped TEXT NOT NULL,
     metrics TEXT NOT NULL,
     source TEXT,
-    seal INTEGER NOT NULL DEFAULT 0
+    seal INT NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX versions_run_step ON versions (run, step) WHERE superseded = 0;
 CREATE INDEX versions_run ON versions (run, superseded, number);
@@ -101,30 +102,33 @@ CREATE INDEX versions_parent ON versions (parent);
 CREATE INDEX versions_pack ON versions (pack);
 CREATE INDEX versions_hot ON versions (number) WHERE hot;
 CREATE TABLE version_packs (
-    version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,
-    pack INTEGER NOT NULL REFERENCES packs,
+    version INT NOT NULL REFERENCES versions ON DELETE CASCADE,
+    pack INT NOT NULL REFERENCES packs,
+    blobs INT NOT NULL,
+    objects TEXT NOT NULL,
     PRIMARY KEY (version, pack)
 ) WITHOUT ROWID;
-CREATE INDEX version_packs_pack ON version_packs (pack);
+CREATE INDEX version_packs_pack ON version_packs (pack, objects);
+CREATE TABLE pack_bases (base INT NOT NULL, pack INT NOT NULL, PRIMARY KEY (base, pack)) WITHOUT ROWID;
 CREATE TABLE tags (
-    name TEXT PRIMARY KEY, version INTEGER NOT NULL REFERENCES versions, seal INTEGER NOT NULL DEFAULT 0
+    name TEXT PRIMARY KEY, version INT NOT NULL REFERENCES versions, seal INT NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX tags_version ON tags (version);
-CREATE TABLE settled_objects (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
-CREATE TABLE recent_objects (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
+CREATE TABLE settled_objects (key INTEGER PRIMARY KEY, pack INT NOT NULL, slot INT NOT NULL);
+CREATE TABLE recent_objects (key INTEGER PRIMARY KEY, pack INT NOT NULL, slot INT NOT NULL);
 CREATE VIEW objects AS
     SELECT key, pack, slot FROM recent_objects UNION ALL
     SELECT key, pack, slot FROM settled_objects WHERE key NOT IN (SELECT key FROM recent_objects);
 CREATE TABLE reservations (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
-    pid INTEGER NOT NULL,
+    pid INT NOT NULL,
     host TEXT NOT NULL,
     created TEXT NOT NULL
 );
 CREATE TABLE leases (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     purpose TEXT NOT NULL,
-    pid INTEGER NOT NULL,
+    pid INT NOT NULL,
     host TEXT NOT NULL,
     created TEXT NOT NULL,
     expires TEXT NOT NULL
@@ -218,9 +222,11 @@ def _triggers(table: str, columns: tuple[str, ...]) -> Iterable[str]:
 
 _REFERRERS = (
     "CREATE TEMP TRIGGER IF NOT EXISTS version_packs_added AFTER INSERT ON version_packs"
-    " BEGIN UPDATE packs SET referrers = referrers + 1 WHERE id = NEW.pack; END",
+    " WHEN NEW.blobs BEGIN UPDATE packs SET referrers = referrers + 1 WHERE id = NEW.pack; END",
+    "CREATE TEMP TRIGGER IF NOT EXISTS version_packs_changed AFTER UPDATE OF blobs ON version_packs"
+    " BEGIN UPDATE packs SET referrers = referrers + NEW.blobs - OLD.blobs WHERE id = NEW.pack; END",
     "CREATE TEMP TRIGGER IF NOT EXISTS version_packs_removed AFTER DELETE ON version_packs"
-    " BEGIN UPDATE packs SET referrers = referrers - 1 WHERE id = OLD.pack; END",
+    " WHEN OLD.blobs BEGIN UPDATE packs SET referrers = referrers - 1 WHERE id = OLD.pack; END",
 )
 
 #: The statements that create the tables of format 1, in order. SQLite keeps their text, without the blanks here.

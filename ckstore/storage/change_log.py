@@ -34,7 +34,7 @@ def append(storage: Storage, record: Mapping[str, Any], follows: str = "", part:
     if sequence // SEGMENT > int(follows[:12] or 0) // SEGMENT and follows:
         with suppress(CkstoreError, OSError):  # The next one that is due does it.
             log_files.join(storage, follows)
-    order = {"format": FORMAT, "sequence": sequence, "follows": follows, "part": part}
+    order = {"format": FORMAT, "sequence": sequence, "follows": follows, **({"part": part} if part else {})}
     name = log_files.write(storage, {**record, **order, "created": durable.timestamp()})
     durable.checkpoint("log-written")
     return name
@@ -64,7 +64,7 @@ def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
         last = intact.pop()
         records.append(last)
         # The other parts of its change have the numbers right before it.
-        first, lost = max(last["sequence"] - last["part"], 1), last["sequence"]
+        first, lost = max(last["sequence"] - last.get("part", 0), 1), last["sequence"]
         while intact and intact[-1]["sequence"] >= first and intact[-1]["follows"] == last["follows"]:
             records.append(intact.pop())
         while lost >= first and lost in known:
@@ -99,7 +99,7 @@ def _counting(records: Iterable[dict[str, Any]], uncommitted: Collection[int]) -
     tags = set()
     for record in records:
         change, tag = record["change"], record.get("tag")
-        moves = change == "tag" and tag in tags and record["part"] == 0
+        moves = change == "tag" and tag in tags and "part" not in record
         if record["sequence"] in uncommitted and (change in _TAKING or moves):
             continue
         if change == "tag":

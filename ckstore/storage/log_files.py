@@ -53,10 +53,10 @@ _OWN = fields(
         "format": Whole,
         "sequence": Annotated[int, Meta(ge=1, le=LAST)],
         "follows": Follows,
-        "part": Whole,
         "created": Time,
-        "digest": Id,
-    }
+        "digest": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")],
+    },
+    {"part": Positive},
 )
 _NAME = re.compile(rb"(\d{12}-[0-9a-f]{16}) ")
 _FILE = re.compile(r"(\d{12}-[0-9a-f]{16})\.json")
@@ -73,7 +73,7 @@ class Found(NamedTuple):
 
 def name_of(record: Mapping[str, Any]) -> str:
     """Return the name of a record that was read."""
-    return f"{record['sequence']:012d}-{record['digest'][:16]}"
+    return f"{record['sequence']:012d}-{record['digest']}"
 
 
 def check_record(record: Any) -> None:
@@ -86,7 +86,7 @@ def check_record(record: Any) -> None:
 
 def write(storage: Storage, content: Mapping[str, Any]) -> str:
     """Write a record durably, with its digest; return its name."""
-    record = {**content, "digest": blake3(canonical_json(content)).hexdigest(length=20)}
+    record = {**content, "digest": blake3(canonical_json(content)).hexdigest(length=8)}
     storage.put_absent(f"{PREFIX}{name_of(record)}.json", canonical_json(record))
     return name_of(record)
 
@@ -197,7 +197,7 @@ def _parsed(data: bytes, name: str, place: str) -> dict[str, Any]:
         # Compared as bytes, too: changes that JSON ignores (blanks, escapes) are damage.
         whole = canonical_json(record) == data
         digest = record.pop("digest")
-        intact = whole and blake3(canonical_json(record)).hexdigest(length=20) == digest
+        intact = whole and blake3(canonical_json(record)).hexdigest(length=8) == digest
         record["digest"] = digest
         check(record, _OWN)
     except (ValueError, KeyError):

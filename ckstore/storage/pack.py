@@ -62,7 +62,11 @@ class PackInfo:
 
     name: str
     bytes: int
-    kind: PackKind
+
+    @property
+    def kind(self) -> PackKind:
+        """`encoded` or `raw`."""
+        return "raw" if self.name.endswith(RAW) else "encoded"
 
 
 def parse_pack_name(name: str) -> tuple[str, PackKind] | None:
@@ -228,7 +232,7 @@ class PackWriter:
         except BaseException:
             self._path.unlink(missing_ok=True)
             raise
-        return PackInfo(name, size, self.kind)
+        return PackInfo(name, size)
 
     def finish(self) -> PackInfo:
         """Make the pack durable under its name; leave no file if the disk is full."""

@@ -264,9 +264,8 @@ class PackReader:
     def _listed(self) -> Iterator[tuple[PackInfo, float]]:
         for item in self._storage.list(PREFIX):
             name = item.name.removeprefix(PREFIX)
-            parsed = parse_pack_name(name)
-            if parsed is not None:
-                yield PackInfo(name, item.size, parsed[1]), item.modified.timestamp()
+            if parse_pack_name(name) is not None:
+                yield PackInfo(name, item.size), item.modified.timestamp()
 
     def now(self) -> float:
         """Return the present time, by the clock of `written`."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from ckstore.storage.names import Name, Title
-from ckstore.storage.pack import PackKind, PackName
+from ckstore.storage.pack import PackName
 from ckstore.storage.schema import Bit, Id, Integer, Natural, Positive, Size, Text, Time, Whole, Word, rows
 
 #: (key, pack name, slot): the place of an object.
@@ -144,8 +144,8 @@ RUN_ROWS = rows(Whole, Name, Whole, Natural, Whole, Whole)
 SEAL_ROWS = rows(Word, Whole, Natural, Whole, Whole)
 
 
-#: Columns of a `PackInfo`.
-PACK_ROWS = rows(Whole, PackName, PackKind, Whole)
+#: Columns of a pack: id, name and size.
+PACK_ROWS = rows(Whole, PackName, Whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ def drop(
         A version was forgotten since.
     """
     done = []
+    left_over: set[str] = set()
     with repository.catalog.lease("drop"):
         repository.resolver.notice_collection()
         for number in sorted({row.number for row in rows}):
@@ -63,11 +64,12 @@ def drop(
             if len(left) == len(version.layout.units):
                 continue
             done.append(replace(row, dropped=_drop(version, left, globs)))
+            left_over.update(version.document.objects[number] for number in left)
             if progress is not None:
                 units = version.layout.units
                 progress(sum(unit.nbytes for unit in units) - sum(units[number].nbytes for number in left))
         if done:
-            update_costs(repository)
+            update_costs(repository, left_over)
     return done
 
 
@@ -124,5 +126,4 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
 
 def _nearest(repository: Repository, row: VersionRow) -> VersionRow:
     """Return the nearest version of the run with dropped tensors: its layout is most similar; or the version itself."""
-    others = [other for other in repository.catalog.versions(row.run) if other.dropped]
-    return min(others, key=lambda other: abs(other.number - row.number), default=row)
+    return repository.catalog.nearest_dropped(row.run, row.number) or row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -121,25 +121,24 @@ def thin(
     NotFoundError
         A version was forgotten since.
     """
-    costs = {row.uid: row.cost for row in repository.catalog.versions()}
     while True:
         hot = _hot(repository)
         try:
-            report = _thin(repository, rows, policy, dry_run=dry_run, progress=progress)
+            report, costs = _thin(repository, rows, policy, dry_run=dry_run, progress=progress)
             break
         except IntegrityError:
             if not dry_run or _hot(repository) >= hot:
                 raise
             repository.resolver.forget()  # A dry run has no lease: others may compact a version while it is read.
-    for row in [] if dry_run else repository.catalog.versions():
+    for number, before in costs.items():
         # Objects of other versions that were stored again are smaller, not cheaper.
         with suppress(NotFoundError):  # It was forgotten since.
-            within_budget(repository, row, max(BUDGET, costs.get(row.uid, 0.0)))
+            within_budget(repository, repository.catalog.version(number), max(BUDGET, before))
     return report
 
 
 def _hot(repository: Repository) -> set[str]:
-    return {row.uid for row in repository.catalog.versions() if row.hot}
+    return {row.uid for row in repository.catalog.hot()}
 
 
 def _thin(
@@ -149,8 +148,11 @@ def _thin(
     *,
     dry_run: bool,
     progress: Callable[[int], None] | None,
-) -> ThinReport:
+) -> tuple[ThinReport, Mapping[int, float]]:
+    """Return the report, and the former costs of the versions whose costs may have changed, by number."""
     report = ThinReport()
+    costs: dict[int, float] = {}
+    moved: set[str] = set()
     repository.catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
     lease = nullcontext() if dry_run else repository.catalog.lease("thin")
     with lease, scratch_packs(repository, dry_run=dry_run) as blocks:
@@ -159,14 +161,13 @@ def _thin(
             while left:
                 chosen = _exact_versions(repository, left, report, dry_run=dry_run)
                 claims = Claims(repository, {row.number for row in chosen})
-                left = _thin_all(_Batch(repository, policy, claims, report, blocks, progress), chosen)
+                left = _thin_all(_Batch(repository, policy, claims, report, blocks, progress, costs, moved), chosen)
         finally:
             repository.resolver.forget()
             if not dry_run:
-                # Other versions' costs changed, also those after a killed thinning; their contents did not.
-                update_costs(repository)
+                update_costs(repository, moved)  # Other versions' costs changed; their contents did not.
     report.skipped.sort()
-    return report
+    return report, costs
 
 
 def _exact_versions(
@@ -218,7 +219,8 @@ class _Batch:
     """Shared state of the thinnings of one call.
 
     `reader` decodes objects of the store and of the dry run. `objects` are the new objects of thinned versions, by
-    number, with their coarse facts.
+    number, with their coarse facts. `costs` are the former ones of all changed versions; `moved`, the objects of others
+    that were stored again.
     """
 
     def __init__(
@@ -229,9 +231,13 @@ class _Batch:
         report: ThinReport,
         blocks: ScratchPacks | None,
         progress: Callable[[int], None] | None,
+        costs: dict[int, float],
+        moved: set[str],
     ) -> None:
         self.repository = repository
         self.policy = policy
+        self.costs = costs
+        self.moved = moved
         self.claims = claims
         self.report = report
         self.blocks = blocks
@@ -310,7 +316,7 @@ class _Thinning:
         """Re-encode objects whose bases were dropped."""
         reader = self.repository.reader
         todo = [reader.resolver.record(identity) for identity in sorted(identities)]
-        kept = self.batch.claims.claimed
+        kept = self.batch.claims
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             for again in in_order(pool, lambda record: without_lost(reader, record, kept), todo, worker_count() + 1):
                 writer.put(again)
@@ -353,7 +359,11 @@ class _Thinning:
             change.finish(self._document(writer, objects, facts) if facts else None, again=True)
             # The new document has the costs of this version.
             numbers = self.batch.claims.users(affected) - ({self.row.number} if facts else set())
-            costs = present_costs(self.repository, self._rows(numbers))
+            rows = self._rows(numbers)
+            costs = present_costs(self.repository, rows)
+            for row in (self.row, *rows):
+                self.batch.costs.setdefault(row.number, row.cost)
+            self.batch.moved |= affected
             change.commit_again(
                 {"change": "thin", "version": self.row.number}, self.row, untagged=bool(facts), costs=costs
             )

@@ -238,6 +238,22 @@ def test_versions_by_name_bring_their_bases_and_nothing_else(
     layers(directory / "store")
 
 
+def test_bases_in_a_pack_of_their_dependents_may_move(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pack of a deep version holds its bases, which earlier versions share when they come later."""
+    monkeypatch.setattr(missing_module, "_WORTH_ENCODING", 0.0)
+    with ckstore.init(directory / "a") as store, ckstore.init(directory / "b") as other:
+        weight = draw(300, 300)
+        for step in range(4):
+            weight = weight + draw(300, 300, seed=step + 1, scale=1e-5)
+            other.ingest({"w": weight}, run="r", step=step, max_restore_cost=9.0, hot=0)
+        store.pull(other, ["r@3"])
+        store.pull(other, ["r@2"])
+        depth = store._catalog.version(1).depth
+        assert store.rebase("r@2").objects == 1
+        assert store.verify().problems == []
+        assert store._catalog.version(2).depth == 0 < store._catalog.version(1).depth < depth
+
+
 def test_a_deep_version_by_itself_is_encoded_again_where_that_takes_fewer_bytes(directory: Path) -> None:
     with ckstore.init(directory / "a") as store, ckstore.init(directory / "b") as other:
         weight = draw(300, 300, scale=0.02)

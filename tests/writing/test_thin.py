@@ -890,7 +890,7 @@ def test_a_killed_thinning_leaves_no_wrong_cost(
     """The costs of versions that are stored against the thinned one change with its commit."""
     before = {row.number: row.cost for row in chained._catalog.versions()}
     with monkeypatch.context() as killed:
-        killed.setattr(module, "update_costs", lambda _: sys.exit(1))
+        killed.setattr(module, "update_costs", lambda *_: sys.exit(1))
         with pytest.raises(SystemExit):
             chained.thin([name])
     assert chained.verify().problems == []
@@ -913,7 +913,7 @@ def test_each_commit_of_a_killed_thinning_has_its_costs(
                 sys.exit(1)
 
         with monkeypatch.context() as patched:
-            patched.setattr(module, "update_costs", lambda _: None)
+            patched.setattr(module, "update_costs", lambda *_: None)
             patched.setattr(Change, "commit_again", killed)
             with pytest.raises(SystemExit):
                 chained.thin(run="a")

@@ -8,13 +8,14 @@ from itertools import groupby
 from typing import Any
 
 from ckstore.storage.names import Name, Title
-from ckstore.storage.pack import PackEntry, PackInfo, PackKind, PackName
+from ckstore.storage.pack import PackEntry, PackInfo, PackName
 from ckstore.storage.rows import VersionRow, version_types
 from ckstore.storage.schema import Natural, Plain, Positive, Size, Text, Time, Whole, check, fields
+from ckstore.storage.slots import Slots
 
 _Keys = list[Natural]
 _Version: Any = tuple[version_types(bool, list[Text], Plain)]  # type: ignore[misc]
-_Pack = tuple[PackName, Whole, PackKind]
+_Pack = tuple[PackName, Whole]
 #: For each pack its name, the keys, and their slots.
 _Places = list[tuple[PackName, _Keys, list[Whole]]]
 
@@ -60,6 +61,7 @@ _PLACEMENTS: Kind = (_Places, _plain_places, _places)
 _ONE_ENTRY: Kind = (tuple[Whole, Whole], _shallow, lambda entry: PackEntry(*entry))
 _PACK_NAMES: Kind = (list[PackName], sorted, _as_is)
 _KEY_LIST: Kind = (_Keys, sorted, _as_is)
+_USES: Kind = (list[tuple[PackName, Slots]], lambda uses: [list(use) for use in sorted(uses.items())], dict)
 _NUMBERS: Kind = (list[Positive], list, _as_is)
 
 
@@ -72,10 +74,12 @@ CALLS: Mapping[str, Mapping[str, Kind]] = {
     "set_policy": {"run": _plainly(Title), "text": _plainly(Text | None)},
     "commit_version": {
         "row": _ROW, "packs": _PACK_LIST, "objects": _PLACEMENTS, "raw": _PLACEMENTS,
-        "references": _PACK_NAMES, "replace": _plainly(bool), "requires": _KEY_LIST,
+        "references": _PACK_NAMES, "uses": _USES, "bases": _PACK_NAMES, "replace": _plainly(bool),
+        "requires": _KEY_LIST,
     },
-    "replace_version": {"row": _ROW, "references": _PACK_NAMES},
-    "add_packs": {"packs": _PACK_LIST},
+    "replace_version": {"row": _ROW, "references": _PACK_NAMES, "uses": _USES},
+    "use_packs": {"number": _plainly(Positive), "uses": _USES},
+    "add_packs": {"packs": _PACK_LIST, "bases": _PACK_NAMES},
     "move_objects": {"placements": _PLACEMENTS},
     "remove_objects": {"keys": _KEY_LIST},
     "remove_packs": {"names": _PACK_NAMES},

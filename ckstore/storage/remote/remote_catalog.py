@@ -37,8 +37,11 @@ HEAD = "mirror:head"
 #: Tables that are equal in all mirrors, except for the ids of rows.
 _TABLES = {
     "versions": f"SELECT {VERSION} FROM versions v {NAMES} ORDER BY 1",
-    "packs": "SELECT name, kind, bytes FROM packs ORDER BY 1",
-    "references": "SELECT r.version, p.name FROM version_packs r JOIN packs p ON p.id = r.pack ORDER BY 1, 2",
+    "packs": "SELECT name, bytes FROM packs ORDER BY 1",
+    "references": "SELECT r.version, p.name, r.blobs, r.objects FROM version_packs r JOIN packs p ON p.id = r.pack"
+    " ORDER BY 1, 2",
+    "bases": "SELECT p.name, b.name FROM pack_bases l JOIN packs p ON p.id = l.pack JOIN packs b ON b.id = l.base"
+    " ORDER BY 1, 2",
     "tags": "SELECT name, version FROM tags ORDER BY 1",
     "runs": "SELECT name FROM runs ORDER BY 1",
     "objects": "SELECT o.key, p.name, o.slot FROM objects o JOIN packs p ON p.id = o.pack ORDER BY 1",
@@ -190,12 +193,12 @@ class RemoteCatalog(Catalog):
         self.release_number(number)
         return highest + 1
 
-    def add_packs(self, packs: Sequence[PackInfo]) -> None:
+    def add_packs(self, packs: Sequence[PackInfo], bases: Iterable[str] = ()) -> None:
         """As for a local catalog; raise `ConflictError` for a pack that `gc` has removed before its commit."""
         for pack in packs:
             if self._connection.rows("SELECT 1 FROM meta WHERE key = ?", [GONE + pack.name]):
                 raise ConflictError(f"Pack {pack.name} was removed by `gc` before it was committed; ingest it again.")
-        super().add_packs(packs)
+        super().add_packs(packs, bases)
 
     @recorded
     def note_gone(self, names: Sequence[str]) -> None:

@@ -1,0 +1,75 @@
+"""Memory does not grow with the number of versions that a process stores or reads: `tools/bench/memory` runs longer."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.objects import resolver
+from ckstore.retention import compactor
+from tests.checkpoints import settled
+
+pytestmark = pytest.mark.local
+
+#: Versions until the caches and the interpreter's free lists are full, and after that.
+FIRST, LATER = 40, 60
+#: Bytes that a version may leave behind, in the interpreter's free lists: less than the records of its objects.
+LARGEST = 700
+
+
+@pytest.fixture(autouse=True)
+def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all caches be full after few versions."""
+    for name in ("_MANIFESTS", "_NUMBERS", "_RECORDS", "_LOOKUPS"):
+        monkeypatch.setattr(resolver, name, 2)
+    monkeypatch.setattr(resolver, "_BLOBS", 1000)
+    monkeypatch.setattr(compactor, "_LEAST_CACHE", 0)
+
+
+def states() -> Callable[[int], dict[str, torch.Tensor]]:
+    """Return a function that makes the state of a step."""
+    start = torch.randn(500, generator=torch.Generator().manual_seed(0))
+    return lambda step: {"weight": start + 1e-4 * step, "step": torch.tensor(step)}
+
+
+def growth(operation: Callable[[int], object], store: ckstore.Store) -> float:
+    """Return the bytes that an operation on each of many steps leaves behind, by step."""
+    tracemalloc.start()
+    try:
+        for step in range(FIRST):
+            operation(step)
+        settled(store)
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        for step in range(FIRST, FIRST + LATER):
+            operation(step)
+        settled(store)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return (after - before) / LATER
+
+
+def test_ingests_leave_nothing_behind(tmp_path: Path) -> None:
+    state = states()
+    ckstore.init(tmp_path / "store").close()
+    with ckstore.open(tmp_path / "store", cache_bytes=1 << 14) as store:
+        left = growth(lambda step: store.ingest(state(step), run=f"run {step % 2}", step=step), store)
+    assert left < LARGEST
+
+
+def test_reads_leave_nothing_behind(tmp_path: Path) -> None:
+    state = states()
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(FIRST + LATER):
+            store.ingest(state(step), run="run", step=step, hot=0)
+    with ckstore.open(tmp_path / "store", "r", cache_bytes=1 << 14) as store:
+        left = growth(lambda step: store[f"run@{step}"].state_dict(), store)
+    assert left < LARGEST
