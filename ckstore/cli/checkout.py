@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -154,7 +155,7 @@ def _write(
     name = f"{found.name} (version {found.number})"
     start = time.perf_counter()
     if form == _ORIGINAL:
-        if not found._stored.document.is_directory and target.is_dir():
+        if not found._stored.document.is_directory and os.path.isdir(target):  # which raises no error for any path
             target /= found._stored.document.files[0].path
         entries = _chosen_files(found, include, exclude)
         size = sum(entry.size for entry in entries)

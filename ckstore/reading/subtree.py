@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -68,7 +69,8 @@ def _format_of(version: StoredVersion, target: Path) -> Literal["original"] | Fo
     suffix = target.suffix.lower()
     own = document.source if document.is_directory else document.files[0].path
     own_suffix = PurePosixPath(own).suffix.lower()
-    if suffix == own_suffix or target.is_dir() or not any(file.tensors for file in files):
+    # `Path.is_dir` raises errors for some paths, such as too long ones.
+    if suffix == own_suffix or os.path.isdir(target) or not any(file.tensors for file in files):
         return "original"
     kind = "" if document.is_directory else files[0].kind
     if suffix in _UNWRITTEN and kind != _UNWRITTEN[suffix]:

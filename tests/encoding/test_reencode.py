@@ -15,6 +15,7 @@ from ckstore.encoding.estimate import Encoded
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.encoding.reencode import in_full, without_lost
 from ckstore.objects.records import Record
+from ckstore.storage.catalog import key
 from ckstore.storage.pack import PackWriter
 from tests.checkpoints import scratch
 
@@ -73,8 +74,10 @@ def write(store: ckstore.Store, encoded: Encoded) -> None:
         writer.put(encoded)
         packs, _ = writer.finish(None, {})
         store._repository.packs.publish([pack.name for pack in packs])
+        base = encoded.record.base
         with store._catalog.transaction():
-            store._catalog.add_packs(packs)
+            places = {} if base is None else store._catalog.find_objects([key(base)])
+            store._catalog.add_packs(packs, {pack for pack, _ in places.values()})
             store._catalog.move_objects(writer.places(packs)[0])
     store._repository.resolver.forget()
     store._repository.reader.cache.clear()

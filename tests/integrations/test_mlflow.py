@@ -169,10 +169,10 @@ def test_files_of_one_step_are_artifacts_of_their_own(tmp_path: Path) -> None:
     with ckstore.open(tmp_path / "store") as store:
         steps = {run.name: run.steps for run in store.runs()}
     assert steps == {
-        "mlflow/id/checkpoints": [200, 100],
+        "mlflow/id/checkpoints": [100, 200],
         "mlflow/id/checkpoints/+ema_step": [100, 200],
         "mlflow/id/checkpoints/+same_step": [100, 200],
-        "mlflow/id/%7Estrange/%7E": [200, 100],
+        "mlflow/id/%7Estrange/%7E": [100, 200],
         "mlflow/id/a%2E%2E%40%3F+%25+/%2B": [8],
         "mlflow/id": [None, None],
         "mlflow/id/+b": [None, None],
