@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import zarr
@@ -950,3 +951,17 @@ def test_a_pack_and_its_copy_are_both_written_again(
         assert store.verify().problems == []
         store.gc(grace=0)
     check(path, series, [f"r{step // 3}@{step}" for step in range(9) if step % 3 or not forgets])
+
+
+def test_a_raw_pack_whose_objects_another_version_encoded_is_garbage(directory: Path) -> None:
+    """A `gc` of a store that was clean before looks at it, though its version is still hot."""
+    state = {"w": np.random.default_rng(0).standard_normal((300, 64))}
+    with ckstore.init(directory / "store") as store:
+        store.gc()
+        store.ingest(state, run="a", step=1, hot=9)
+        assert store.gc(dry_run=True) == store.gc(grace=0) == GcReport()
+        store.ingest(state, run="b", step=1, hot=0)
+        assert [row.hot for row in store._catalog.versions()] == [True, False]
+        assert store.gc().bytes > state["w"].nbytes
+        assert store.verify().problems == []
+        np.testing.assert_array_equal(store["a@1"]["w"], state["w"])
