@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
+
+from ckstore.runtime import forks
 
 #: Limit of numbers of versions, elements, bytes and offsets, far above any real value.
 LIMIT = 1 << 48
@@ -94,7 +95,7 @@ else:
 def decode(data: str | bytes, kind: Any) -> Any:
     """Return a JSON text as a value of a type; raise `ValueError` if it is none. Unknown fields are ignored."""
     try:
-        return _decoder(kind).decode(data)
+        return (_decoders.get(kind) or _decoder(kind)).decode(data)
     except RecursionError:
         raise _deep() from None
 
@@ -102,6 +103,8 @@ def decode(data: str | bytes, kind: Any) -> Any:
 def check(value: Any, kind: Any) -> None:
     """Raise `ValueError` unless a value is of a type."""
     try:
+        if kind not in _decoders:
+            _decoder(kind)
         msgspec.convert(value, kind, dec_hook=_checked)
     except RecursionError:
         raise _deep() from None
@@ -142,9 +145,21 @@ def expanded_limit(stored: int) -> int:
     return (1 << 20) + 128 * stored
 
 
-@cache
+#: A decoder of each type that msgspec has analysed.
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_lock = forks.Lock()
+
+
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, dec_hook=_checked)
+    """Return a decoder of a type.
+
+    msgspec keeps its analysis of a class on the class before it is complete: another thread that used it then would
+    crash. So one thread at a time analyses types, and types are used once they are analysed.
+    """
+    with _lock:
+        if kind not in _decoders:
+            _decoders[kind] = msgspec.json.Decoder(kind, dec_hook=_checked)
+        return _decoders[kind]
 
 
 def _checked(kind: Any, value: Any) -> Any:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec import inspect
 
+import ckstore
 from ckstore.objects.documents import ManifestDocument, VersionDocument
+from ckstore.storage import manifest
 from ckstore.storage.schema import (
     DEPTH,
     Bit,
@@ -92,3 +99,42 @@ def test_no_pattern_is_in_a_union_with_a_container() -> None:
     for union in found:
         has_pattern = any(isinstance(kind, inspect.StrType) and kind.pattern for kind in union.types)
         assert not (has_pattern and any(isinstance(kind, containers) for kind in union.types))
+
+
+#: Reads the manifests of a store in eight threads, which begin at once; their types are new to the process.
+READERS = """
+    import sys, threading
+    from ckstore.objects.documents import ManifestDocument
+    from ckstore.storage import schema
+
+    def read():
+        start.wait()
+        schema.decode(data, ManifestDocument)
+
+    data = sys.stdin.buffer.read()
+    start = threading.Barrier(8)
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_may_be_the_first_to_read_a_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """msgspec would end the process with a segmentation fault."""
+    found: list[bytes] = []
+
+    def kept(data: bytes, kind: Any) -> Any:
+        if kind is ManifestDocument:
+            found.append(bytes(data))
+        return decode(data, kind)
+
+    monkeypatch.setattr(manifest, "decode", kept)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": np.zeros((40, 30))}, run="a", step=1, hot=0)
+    with ckstore.open(tmp_path / "store") as store:
+        store["a@1"].describe()
+    for _ in range(6):
+        subprocess.run([sys.executable, "-c", textwrap.dedent(READERS)], input=found[0], check=True)
