@@ -514,6 +514,7 @@ def test_packs_that_others_put_do_not_keep_gc_from_its_change(
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
         for step, path in enumerate(paths):
             store.ingest(path, run="gpt", step=step)
+        settled(store)
         store.forget(["gpt@0"])
         store.rebase(["gpt@1", "gpt@2"])  # Nothing is left to be stored in full.
         other._catalog.refresh()
