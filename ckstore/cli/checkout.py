@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -147,6 +146,7 @@ def _write(
     force: bool,
 ) -> None:
     """Write a version to a file or directory, and print the result."""
+    from ckstore.reading.checkout import place_of_file
     from ckstore.reading.subtree import format_for, left_out_text
 
     form = format_for(found._stored, output, form, globs=bool(include or exclude), strip=strip)
@@ -155,8 +155,8 @@ def _write(
     name = f"{found.name} (version {found.number})"
     start = time.perf_counter()
     if form == _ORIGINAL:
-        if not found._stored.document.is_directory and os.path.isdir(target):  # which raises no error for any path
-            target /= found._stored.document.files[0].path
+        if not found._stored.document.is_directory:
+            target = place_of_file(found._stored, target)
         entries = _chosen_files(found, include, exclude)
         size = sum(entry.size for entry in entries)
         with progress_bar(name, size) as progress:

@@ -77,7 +77,8 @@ def command(
     are stored tensor by tensor, any other file as opaque bytes. Several PATHs are stored in order of step (see
     --step-from), PATHs without a step last, by name. If one fails, the others are still stored.
 
-    Numbers such as val_loss in a checkpoint become metrics of its version; --metric adds others.
+    Numbers such as val_loss in a checkpoint, or val_loss=2.5 in its name, become metrics of its version; --metric adds
+    others.
     """
     options = options_of(given)
     _check(paths, options, step_from, tag, executor, recursive=recursive)

@@ -158,8 +158,8 @@ class _Collection:
                     self._store_in_full(plan)
                     continue
                 self._copy(plan)
-                self._repository.packs.publish(sorted(copy.pack.name for copy, _ in self._copies.values()))
                 try:
+                    self._repository.packs.publish(sorted(copy.pack.name for copy, _ in self._copies.values()))
                     report = self._commit(plan)
                     while report is None and self._met_writer and time.monotonic() <= self._deadline:
                         self._wait()  # The plan may still hold: a new one may take longer than writers pause.

@@ -87,11 +87,15 @@ def checkout(
         entries = [entry.path for entry in document.files] + [path for path, _ in document.links]
         return [path for path in entries if path not in chosen]
     version.contents.require_whole([0])
-    if os.path.isdir(target):  # which raises no error for any path
-        target = target / version.document.files[0].path
-    with staged(target, force=force) as made:
+    with staged(place_of_file(version, target), force=force) as made:
         _write_file(version, 0, made, progress)
     return []
+
+
+def place_of_file(version: StoredVersion, target: Path) -> Path:
+    """Return the path at which the file of a version is written: in a directory under its own name."""
+    # `Path.is_dir` raises errors for some paths, such as too long ones.
+    return target / version.document.files[0].path if os.path.isdir(target) else target
 
 
 def chosen_entries(version: StoredVersion, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> set[str]:

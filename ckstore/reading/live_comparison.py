@@ -185,6 +185,8 @@ def _equal_units(version: StoredVersion, held: Sequence[tuple[tuple[int, Tensor]
     for (file, tensor), now in held:
         if tensor.extent < 0 or tensor.shards or tensor.lazy or tensor.offset or now.stretch is None:
             continue
+        if not now.value.is_contiguous():  # Each stretch would be cut out of a copy of the whole.
+            continue
         count = layout.files[file].extents[tensor.extent].count
         if tensor.strides == row_major(tensor.shape) and prod(tensor.shape) == count:
             extents[file, tensor.extent] = (*now.stretch, now)
