@@ -15,6 +15,7 @@ from blake3 import blake3
 from ckstore.codecs.lattice import PARTS
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.formats.layout import row_major
+from ckstore.formats.paths import listed
 from ckstore.objects.identity import content_id
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.state_dict import outline
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor
     from ckstore.objects.units import Member
     from ckstore.reading.stored_version import StoredVersion
-
-#: Number of names in a sentence.
-_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +68,7 @@ class StateReport:
         found = {
             "differing": self.differing, "of another form": self.forms, "missing": self.missing, "fresh": self.fresh
         }  # fmt: skip
-        parts = [
-            f"{len(names):,} {kind}: {', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''}"
-            for kind, names in found.items()
-            if names
-        ]
+        parts = [f"{len(names):,} {kind}: {listed(names)}" for kind, names in found.items() if names]
         return f"Of {self.tensors:,} tensors and {self.values:,} values, {'; '.join(parts)}."
 
 
