@@ -71,7 +71,19 @@ def command(
     An interrupt stops it at once; SIGTERM lets it finish the current version. The next start continues.
     """
     stop = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        # Python ignores what is raised in a finaliser, so the loop looks at `stop` too.
+        nonlocal interrupted
+        interrupted = True
+        stop.set()
+        raise KeyboardInterrupt
+
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: stop.set()),
+        signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
+    }
     try:
         with warnings_printed(), open_store(ctx, "a") as store:
             for item in store.watch(
@@ -79,5 +91,8 @@ def command(
                 once=once, stop=stop,
             ):  # fmt: skip
                 print_outcome(item)
+        if interrupted:
+            raise KeyboardInterrupt
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -7,9 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,23 @@ def test_an_interrupt_ends_it_as_any_verb(place: Path) -> None:
         _, err = watcher.communicate(timeout=60)
         assert watcher.returncode == 130
         assert err.splitlines()[-1] == "ckstore: interrupted; the store is consistent."
+
+
+def test_an_interrupt_within_a_finaliser_ends_it(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python ignores what a finaliser raises, so `KeyboardInterrupt` may reach nobody."""
+
+    def watch(self: library.Store, folders: object, *, stop: threading.Event, **_: object) -> Iterator[None]:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+        yield from ()
+
+    monkeypatch.setattr(library.Store, "watch", watch)
+    before = signal.getsignal(signal.SIGINT)
+    (place / "runs").mkdir()
+    found = ckstore("watch", "runs", code=130)
+    assert found.err.splitlines()[-1] == "ckstore: interrupted; the store is consistent."
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_many_at_once_are_stored_in_the_order_of_their_steps(ckstore, place: Path) -> None:
