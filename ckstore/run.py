@@ -11,10 +11,9 @@ from ckstore.runtime.cached import cached_property
 from ckstore.steps import step_of_value
 
 if TYPE_CHECKING:
-    import zarr
-
     from ckstore.table import Table
     from ckstore.version import Version
+    from ckstore.views.groups import TypedGroup
 
 
 class Run:
@@ -215,7 +214,7 @@ class Run:
         return f"<p>{escape(self.name)}</p>{left}{rows._repr_html_()}{sparkline(self.metrics)}"
 
     @cached_property
-    def arrays(self) -> zarr.Group:
+    def arrays(self) -> TypedGroup:
         """The run as a read-only Zarr group: each tensor is one array with a leading axis over the versions.
 
         ``run.arrays["model/weight"][:, 0]`` is the history of a row of a weight. The group has the tensors that all

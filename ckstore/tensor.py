@@ -88,7 +88,7 @@ class LazyTensor:
             raise TypeError("A tensor without axes has no length.")
         return self.shape[0]
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> npt.NDArray[Any] | Any:
         """Return the elements of a NumPy index: integers, slices, `...`, None, index arrays and masks.
 
         Several index arrays read the smallest set of rows and columns that has all their elements.

@@ -21,12 +21,11 @@ from ckstore.runtime.collector import collection_seldom
 from ckstore.steps import by_step
 
 if TYPE_CHECKING:
-    import zarr
-
     from ckstore.formats.layout import FileLayout, Tensor
     from ckstore.reading.live_comparison import StateReport
     from ckstore.reading.salvage import SalvageReport
     from ckstore.tensor import LazyTensor
+    from ckstore.views.groups import TypedGroup
 
 Result = TypeVar("Result")
 
@@ -306,7 +305,7 @@ class Version(Mapping[str, "LazyTensor"]):
         raise NotFoundError(f"Version {self.number} has no tensor {path}{hint}")
 
     @cached_property
-    def arrays(self) -> zarr.Group:
+    def arrays(self) -> TypedGroup:
         """All tensors as a read-only Zarr group of plain arrays, by path; a read decodes the chunks that it touches.
 
         Dtypes that Zarr lacks (bfloat16, float8) become unsigned integers with an attribute `dtype`. Axes are named

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,33 @@ TENSOR = "__tensor__"
 #: The axis of a run's arrays that counts versions.
 VERSION_AXIS = "version"
 
+if TYPE_CHECKING:
+    # zarr's own types are unions that no slice passes: a path leads to an array or a group, a slice is an array or a
+    # scalar. `Any` is what only the argument decides, as in typeshed.
 
-def version_group(version: StoredVersion) -> zarr.Group:
+    class TypedArray(zarr.Array[Any]):
+        """An array whose slices are NumPy arrays."""
+
+        def __getitem__(self, selection: Any) -> npt.NDArray[Any] | Any: ...  # type: ignore[override]
+
+    class TypedGroup(zarr.Group):
+        """A group of such arrays."""
+
+        def __getitem__(self, path: str) -> TypedArray | Any: ...
+
+
+def version_group(version: StoredVersion) -> TypedGroup:
     """Return all tensors of a version as a group; see `Version.arrays`."""
-    return zarr.open_group(version_store(version), mode="r", use_consolidated=True)
+    return _group(version_store(version))
 
 
-def run_group(name: str, versions: Sequence[StoredVersion]) -> zarr.Group:
+def run_group(name: str, versions: Sequence[StoredVersion]) -> TypedGroup:
     """Return the tensors that all of a run's versions share as a group; see `Run.arrays`."""
-    return zarr.open_group(run_store(name, versions), mode="r", use_consolidated=True)
+    return _group(run_store(name, versions))
+
+
+def _group(store: ViewStore) -> TypedGroup:
+    return cast("TypedGroup", zarr.open_group(store, mode="r", use_consolidated=True))
 
 
 def version_store(version: StoredVersion) -> ViewStore:
