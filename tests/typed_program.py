@@ -92,7 +92,7 @@ def keep(store: ckstore.Store, other: ckstore.Store, directory: Path) -> None:
 
 
 def accumulator(model: Any) -> ckstore.GradientAccumulator:
-    """What needs torch."""
+    """A class that needs torch."""
     return ckstore.GradientAccumulator(model, every=10, window=2)
 
 

@@ -74,7 +74,7 @@ def command(
     interrupted = False
 
     def interrupt(*_: object) -> None:
-        # Python ignores what is raised in a finaliser, so the loop looks at `stop` too.
+        # Python ignores exceptions in finalisers; then `stop` ends the loop.
         nonlocal interrupted
         interrupted = True
         stop.set()

@@ -24,7 +24,7 @@ VERSION_AXIS = "version"
 
 if TYPE_CHECKING:
     # zarr's own types are unions that no slice passes: a path leads to an array or a group, a slice is an array or a
-    # scalar. `Any` is what only the argument decides, as in typeshed.
+    # scalar. Where the argument decides, `Any`, as in typeshed.
 
     class TypedArray(zarr.Array[Any]):
         """An array whose slices are NumPy arrays."""

@@ -159,7 +159,7 @@ def test_an_interrupt_ends_it_as_any_verb(place: Path) -> None:
 
 
 def test_an_interrupt_within_a_finaliser_ends_it(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python ignores what a finaliser raises, so `KeyboardInterrupt` may reach nobody."""
+    """Python ignores exceptions in finalisers, so `KeyboardInterrupt` may reach nobody."""
 
     def watch(self: library.Store, folders: object, *, stop: threading.Event, **_: object) -> Iterator[None]:
         with suppress(KeyboardInterrupt):
