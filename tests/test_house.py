@@ -20,6 +20,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ROOT = REPOSITORY / "ckstore"
 PAGE = (REPOSITORY / "docs" / "contributing.md").read_text()
 
+#: The page and the design documents, which name files and functions.
+NAMING = [PAGE, *(path.read_text() for path in sorted((REPOSITORY / "docs" / "design").glob("*.md")))]
+
 PSEUDOCODE = "".join(re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 
 #: Names of modules, and of their members, in the pages of pseudocode.
@@ -71,9 +74,16 @@ def test_the_contract_of_verbs_has_all_of_them() -> None:
     assert listed == [f"ckstore.cli.{verb}" for verb in sorted(name.replace("-", "_") for name in VERBS)]
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:ckstore|tests|tools|docs)/[^`\s]*)`", PAGE))))
-def test_files_named_on_the_page_exist(path: str) -> None:
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:ckstore|tests|tools|docs)/[^`\s]*)`", "".join(NAMING)))))
+def test_files_named_on_the_pages_exist(path: str) -> None:
     assert (REPOSITORY / path).exists()
+
+
+def test_members_named_in_design_documents_exist() -> None:
+    sources = "".join(path.read_text() for path in ROOT.rglob("*.py"))
+    for kind, member in re.findall(r"`([A-Z]\w+)(?:\.(\w+))?`", "".join(NAMING[1:])):
+        assert re.search(rf"^class {kind}\b", sources, re.MULTILINE), kind
+        assert not member or re.search(rf"^    def {member}\b", sources, re.MULTILINE), f"{kind}.{member}"
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMED.findall(PSEUDOCODE))))
