@@ -312,7 +312,7 @@ def test_trailing_bytes_of_a_legacy_stream() -> None:
     assert assert_comes_back(data + b"x" * 100_000).extents[1].path == ("__trailer__",)
 
 
-def test_legacy_pickle_longer_than_the_first_window() -> None:
+def test_legacy_pickle_longer_than_the_first_read() -> None:
     value = {f"key{index}": torch.ones(1) for index in range(3000)} | {"text": "x" * 400_000}
     check(value, LEGACY)
 

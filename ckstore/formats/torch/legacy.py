@@ -20,7 +20,7 @@ _MAGIC = 0x1950A86A20F9469CFC6C
 _MAGIC_BYTES = _MAGIC.to_bytes(10, "little")
 _PROTOCOL = 1001
 
-_FIRST_WINDOW = 1 << 18
+_FIRST_BYTES = 1 << 18
 
 
 def _starts_like(head: bytes) -> bool:
@@ -68,12 +68,12 @@ def _parse(source: Source) -> FileLayout | None:
 
 
 class _Stream:
-    """Consecutive pickles of a file, read through a window that grows until they fit."""
+    """Consecutive pickles of a file, whose first bytes are read: four times as many until they fit."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._window = min(_FIRST_WINDOW, source.size)
-        self._data = source.pread(0, self._window)
+        self._length = min(_FIRST_BYTES, source.size)
+        self._data = source.pread(0, self._length)
         self.position = 0
 
     def read(self, persistent: TorchPersistent | None = None) -> Any:
@@ -81,15 +81,15 @@ class _Stream:
         options: dict[str, Any] = {} if persistent is None else {"reduce": reduce, "persistent": persistent}
         while True:
             if persistent is not None:
-                persistent.storages.clear()  # Of an attempt with a shorter window.
+                persistent.storages.clear()  # Of an attempt with fewer bytes.
             try:
                 value, self.position = read_pickle(self._data, self.position, **options)
                 return value
             except TruncatedError:
-                if self._window >= min(self._source.size, MAX_PICKLE_BYTES):
+                if self._length >= min(self._source.size, MAX_PICKLE_BYTES):
                     raise
-                self._window = min(4 * self._window, self._source.size, MAX_PICKLE_BYTES)
-                self._data = self._source.pread(0, self._window)
+                self._length = min(4 * self._length, self._source.size, MAX_PICKLE_BYTES)
+                self._data = self._source.pread(0, self._length)
 
 
 FORMAT = Format("torch-legacy", _starts_like, _parse)
