@@ -21,6 +21,8 @@ PAGE = " ".join((REPOSITORY / "docs" / "reference" / "limits.md").read_text().sp
 
 #: A number, its unit or a few words, and the constant: `30 s (`storage.connection.BUSY_TIMEOUT`)`.
 STATED = re.compile(r"([\d,.]+)(?:\^(\d+))?( − 1)?((?: [A-Za-z]+| -of-N)*),? \(?`(\w+(?:\.\w+)+)`")
+#: A member of an enumeration in C.
+ENUMERATED = re.compile(r"^    ([A-Z_]+) = (\d+),", re.MULTILINE)
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "days": 24 * 3600}
 
 #: Names of constants that are bounds.
@@ -54,8 +56,11 @@ def stated() -> dict[str, Fraction]:
 
 @cache
 def constants(module: str) -> dict[str, Any]:
-    """Return the constants of a module whose source says their number; tests alter some of them."""
-    tree = ast.parse((LIBRARY / f"{module.replace('.', '/')}.py").read_text())
+    """Return the constants of a module, or a header, whose source says their number; tests alter some of them."""
+    path = LIBRARY / f"{module.replace('.', '/')}.py"
+    if not path.exists():
+        return {name: int(number) for name, number in ENUMERATED.findall(path.with_suffix(".h").read_text())}
+    tree = ast.parse(path.read_text())
     found: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign):
