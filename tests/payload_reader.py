@@ -6,8 +6,10 @@ It is slow and plain, and uses none of ckstore's code.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 LONGEST = 12
+MEASURED = 4096
 DENSE, SPARSE, EQUAL = range(3)
 
 #: A bin: its smallest number, and the number of raw bits of its numbers.
@@ -63,6 +65,7 @@ class Group:
     plane: int = 0
     constant: int = 0
     pairs: int = 0
+    spans: list[int] = field(default_factory=list)
     values: list[Bin] = field(default_factory=list)
     runs: list[Bin] = field(default_factory=list)
     codes: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -112,6 +115,7 @@ def read_group(reader: BitReader, group_class: int, count: int) -> Group:
         group.plane = (0, 1, 2, 4)[reader.raw(2)]
     else:
         group.pairs = reader.number()
+        group.spans = [reader.number() for _ in range(4 if group.pairs >= MEASURED else 0)]
     group.values = read_bins(reader)
     group.runs = read_bins(reader) if group.kind == SPARSE else [(0, 0)]
     if reader.raw(1):
@@ -154,10 +158,19 @@ def decode(directory: bytes, rest: bytes, sizes: tuple[int, ...], count: int, gr
             result += [group.constant] * group.count
             continue
         end = len(result) + group.count
-        for i in range(group.count if group.kind == DENSE else group.pairs):
-            run, number = streams[i % 4].item(group)
+        items = group.count if group.kind == DENSE else group.pairs
+        places = [len(result)]
+        for i in range(items):
+            stream = i % 4
+            if group.kind == DENSE or group.spans:
+                stream = min(i // (items // 4), 3) if items > 3 else 3
+            run, number = streams[stream].item(group)
             low = int.from_bytes(planes[at : at + group.plane], "little")
             at += group.plane
             result += [0] * run + [number << 8 * group.plane | low]
+            if i + 1 in (items // 4, items // 4 * 2, items // 4 * 3, items):
+                places.append(len(result))
+        if group.spans and [end - begin for begin, end in pairwise(places)] != group.spans:
+            raise ValueError("spans")
         result += [0] * (end - len(result))
     return result

@@ -9,6 +9,7 @@
 #include "entropy/histogram.c"
 #include "entropy/read_dense.c"
 #include "entropy/read_pairs.c"
+#include "entropy/read_bytes.c"
 #include "entropy/read.c"
 #include "entropy/order.c"
 #include "lattice.c"

@@ -576,6 +576,17 @@ def payloads_of_every_path():
     yield "small odd numbers", 2 * normal(2.5, 20_001, np.int8) + 1, None
     yield "small numbers", normal(12.0, 40_001, np.int8), None
     yield "small numbers, larger ones between", outliers, None
+    yield "bytes of one bit", rng.integers(0, 2, 30_001).astype(np.int8), None
+    yield "bytes of few bits, rare longer ones", normal(1.5, 30_002) * rng.choice([1, 25], 30_002, p=[0.99, 0.01]), None
+    yield "bytes in pairs", sparse(0.4, normal(2.0, 60_003, np.int8), 60_003), None
+    yield (
+        "bytes in pairs, one quarter of the elements",
+        np.where(np.arange(90_003) < 30_000, normal(1.0, 90_003), 0),
+        None,
+    )
+    runs = np.where(np.arange(90_003) // 40 % 3 == 0, normal(1.0, 90_003), 0)
+    runs[40_000:40_500] = 0
+    yield "bytes in pairs, longer runs between", runs, None
     yield "bytes in wider integers", normal(12.0, 40_002, np.int64), None
     yield "numbers of equal length", rng.integers(-64, 64, 9001).astype(np.int16), None
     yield "whole numbers and planes", normal(3e6, 12_007), None
@@ -711,16 +722,21 @@ def test_bins_that_no_encoder_chooses_are_read_as_the_reference_does(seed, monke
     count = items << 7 if paired else items
 
     taken = {}
-    read_raw = payload_reader.BitReader.raw
+    begin, read_raw = payload_reader.BitReader.__init__, payload_reader.BitReader.raw
+
+    def beginning(reader, data):
+        taken[reader] = 0
+        begin(reader, data)
 
     def counting(reader, bits):
-        taken[reader] = taken.get(reader, 0) + bits
+        taken[reader] += bits
         return read_raw(reader, bits)
 
+    monkeypatch.setattr(payload_reader.BitReader, "__init__", beginning)
     monkeypatch.setattr(payload_reader.BitReader, "raw", counting)
     unread = crafted_payload(directory, streams, count, width, narrow, np.empty(0))
     elements = np.array(by_reference(unread), f"<i{width}")
-    _, *bits = [*taken.values(), 0, 0, 0]  # The first reads the directory.
+    _, *bits = taken.values()  # The first reads the directory.
     streams = [stream[: bits[i] + 7 >> 3] for i, stream in enumerate(streams)]
     guard = np.full(count + 64, 77, elements.dtype)
     out = guard[32 : 32 + count]

@@ -8,6 +8,7 @@
 #include "entropy/tables.c"
 #include "entropy/read_dense.c"
 #include "entropy/read_pairs.c"
+#include "entropy/read_bytes.c"
 #include "entropy/read.c"
 #include "entropy/order.c"
 #include "lattice.c"

@@ -100,6 +100,8 @@ static int64_t code_group(struct bits *bits, struct group *group, int64_t *lower
         group->pairs = (int64_t)code_number(bits, (uint64_t)group->pairs);
         if (group->pairs < 0 || group->pairs > group->count)
             return DAMAGED;
+        for (int stream = 0; stream < STREAMS && has_quarters(group); stream++)
+            group->spans[stream] = (int64_t)code_number(bits, (uint64_t)group->spans[stream]);
     } else
         group->plane = 1 << code_bits(bits, 2, (uint64_t)bit_length((uint64_t)group->plane)) >> 1;
     int64_t bins = code_bins(bits, &group->top, group->bins, TABLE, lowers, raws), stride = 1;

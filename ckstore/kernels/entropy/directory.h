@@ -11,7 +11,9 @@ enum {
     SYMBOLS = 4096,    /* The maximal number of symbols of a group. */
     TABLE = 4097,      /* The maximal number of bins of values and runs together. */
     LONGEST = 12,      /* The longest code in bits. */
-    LONGEST_RUN = 44,  /* The maximal bits of a zero run: the sum of four does not overflow. */
+    LONGEST_RUN = 44,  /* The maximal bits of a zero run: the sum of a place and a run does not overflow. */
+    STREAMS = 4,
+    MEASURED = 4096,   /* Pairs of a sparse group from which its streams are quarters, whose elements are counted. */
 };
 
 /* Kinds of groups: a symbol for each element; one for each zero run and the value behind it; one value throughout. */
@@ -29,7 +31,11 @@ struct group {
     int64_t bits, widest;          /* The encoder's plan: bits in the streams, maximal bits of an item, ... */
     int64_t first_pair;            /* ... its first pair, ... */
     int64_t exact, paired;         /* ... whether symbols are numbers, and whether pairs are extracted. */
+    int64_t spans[STREAMS];        /* Elements of each quarter of a sparse group, if there are MEASURED pairs. */
 };
+
+/* Return whether the streams have a quarter of the items each, so that no place depends on another stream. */
+static inline bool has_quarters(const struct group *group) { return group->kind == DENSE || group->pairs >= MEASURED; }
 
 struct directory {
     struct group *groups;      /* CLASSES */

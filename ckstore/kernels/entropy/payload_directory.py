@@ -29,6 +29,8 @@ GROUP = np.dtype(
         # whether pairs are extracted. Before planning, `pairs` holds the non-zeros and `top` the bits of whole
         # elements.
         ("bits", np.int64), ("widest", np.int64), ("first_pair", np.int64), ("exact", np.int64), ("paired", np.int64),
+        # Elements of each quarter of a sparse group of at least 4096 pairs.
+        ("spans", np.int64, 4),
     ]
 )  # fmt: skip
 """A group."""

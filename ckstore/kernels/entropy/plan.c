@@ -15,8 +15,9 @@ static const double PRICE_BITS = 8.0, PRICE_SHARE = 1.0 / 8192;
 /* Bits that cutting a bin of a sample saves by chance: a cut at random saves half a nat, the best of many more. */
 static const double CHANCE_BITS = 6.0;
 
-/* Ratio of size to entropy from which pairs, which are slower than symbols of single elements, are tried. */
-static const double WELL_CODED = 1.018;
+/* Ratio of size to entropy from which pairs, which take five times as long to encode, are tried; and the share of the
+ * size that they must save. */
+static const double WELL_CODED = 1.02, PAIRS_SHARE = 0.002;
 
 enum {
     /* Groups of more elements are counted by a sample, one block in SHARE, if their numbers have at most SHARED_BITS
@@ -223,7 +224,7 @@ static void plan_pairs(
     planned.bins = bins;
     planned.run_bins = stride;
     set_codes(&planned, counts, true, pair_raws, pair_lengths, pair_costs);
-    if (group->kind == DENSE && costs[0] <= pair_costs[0])
+    if (group->kind == DENSE && (1.0 - PAIRS_SHARE) * costs[0] <= pair_costs[0])
         return;
     *group = planned;
     group->kind = SPARSE;
@@ -280,14 +281,14 @@ int64_t KERNEL(stream_room)(const struct directory *directory, int64_t number) {
     for (int64_t index = 0; index < number; index++) {
         const struct group *group = &directory->groups[index];
         if (group->kind != EQUAL)
-            room += ((group->kind == DENSE ? group->count : group->pairs) / 4 + 1) * group->widest;
+            room += ((group->kind == DENSE ? group->count : group->pairs) / STREAMS + 3) * group->widest;
     }
     return room / 8 + 32;
 }
 
 int64_t KERNEL(directory_room)(const struct directory *directory, int64_t number) {
-    /* A bin and the empty ones around it take at most 24 bytes, a code length half a byte, the rest of a group below 64. */
-    int64_t room = 64 * number + 1;
+    /* A bin and the empty ones around it take at most 24 bytes, a code length half a byte, the rest of a group below 96. */
+    int64_t room = 96 * number + 1;
     for (int64_t index = 0; index < number; index++) {
         const struct group *group = &directory->groups[index];
         if (group->kind != EQUAL)

@@ -25,6 +25,12 @@ static int64_t planes_bytes(const struct directory *directory, int64_t number, i
             return -1;
         if (group->kind == SPARSE && (group->pairs < 0 || group->pairs > group->count))
             return -1;
+        int64_t left = group->count;
+        for (int stream = 0; stream < STREAMS && group->kind == SPARSE && has_quarters(group); stream++) {
+            if (group->spans[stream] < 0 || group->spans[stream] > left)
+                return -1;
+            left -= group->spans[stream];
+        }
         place += group->count;
         bytes += plane * group->count;
     }
@@ -45,7 +51,7 @@ static void fill(uint8_t *coded, int64_t size, int64_t count, uint64_t value) {
 
 /* Decode a group with streams. */
 static int64_t read_group(
-    const uint8_t *payload, int64_t positions[4], int64_t limit, const struct directory *directory, int64_t index,
+    const uint8_t *payload, int64_t positions[STREAMS], int64_t limit, const struct directory *directory, int64_t index,
     const uint8_t *plane, uint8_t *coded, int64_t size) {
     const struct group *group = &directory->groups[index];
     struct reader *reader = directory->reader;
@@ -54,18 +60,49 @@ static int64_t read_group(
         group, directory->lowers[index], directory->raws[index], directory->lengths[index], symbols);
     if (longest < 0)
         return DAMAGED;
-    int64_t count = group->bins * group->run_bins, items = group->kind == DENSE ? group->count : group->pairs;
-    bool short_pairs = group->plane == 0 && are_short(symbols, count, items);
-    if (group->kind == DENSE && group->top <= ANY && !short_pairs)
+    bool is_dense = group->kind == DENSE;
+    int64_t count = group->bins * group->run_bins, items = is_dense ? group->count : group->pairs;
+    bool glanced = size == 1 && group->plane == 0 && items >= GLANCED && are_glanced(symbols, count, reader);
+    bool short_pairs = !glanced && group->plane == 0 && are_short(symbols, count, items);
+    if (is_dense && group->top <= ANY && !short_pairs && !glanced)
         return read_dense(payload, positions, limit, group, symbols, longest, reader, plane, coded, size);
     uint64_t *codes = reader->numbers, mask = (UINT64_C(1) << longest) - 1;
     fill_table(codes, longest, SYMBOL, symbols, count);
-    struct pairs pairs = {.left = items, .at = 0, .end = group->count};
-    if ((group->kind == SPARSE || short_pairs) &&
-        read_pairs(payload, positions, limit, short_pairs, symbols, count, reader->pairs, codes, mask, coded, size, &pairs))
+    struct cursor cursors[STREAMS];
+    int64_t left = items / STREAMS, at = 0;
+    bool quarters = has_quarters(group);
+    for (int stream = 0; stream < STREAMS; stream++) {
+        int64_t span = !is_dense ? group->spans[stream] : left + (stream < STREAMS - 1 ? 0 : items % STREAMS);
+        cursors[stream] = (struct cursor){positions[stream], at, quarters ? at + span : group->count};
+        at += quarters ? span : 0;
+    }
+    int64_t turns = left;
+    if (glanced) {
+        if (read_bytes(payload, cursors, limit, codes, mask, symbols, &reader->glances, coded))
+            return DAMAGED;
+    } else if ((!is_dense || short_pairs) &&
+               read_pairs(
+                   payload, cursors, limit, &left, short_pairs, group, symbols, count, reader->pairs, codes, mask, coded,
+                   size))
         return DAMAGED;
-    return read_any(
-        payload, positions, limit, codes, mask, symbols, plane, group->plane, coded, size, items - pairs.left, &pairs);
+    int64_t width = group->plane;
+    if (quarters)
+        for (int stream = 0; stream < STREAMS; stream++) {
+            struct cursor *cursor = &cursors[stream];
+            if (read_any(payload, cursor, limit, INT64_MAX, codes, mask, symbols, plane, width, coded, size))
+                return DAMAGED;
+        }
+    else
+        for (int64_t i = STREAMS * (turns - left), place = cursors[0].at; i < items; i++) {
+            struct cursor *cursor = &cursors[i % STREAMS];
+            cursor->at = place;
+            if (read_any(payload, cursor, limit, 1, codes, mask, symbols, plane, width, coded, size))
+                return DAMAGED;
+            place = cursor->at;
+        }
+    for (int stream = 0; stream < STREAMS; stream++)
+        positions[stream] = cursors[stream].position;
+    return 0;
 }
 
 int64_t KERNEL(reader_bytes)(void) { return sizeof(struct reader); }
@@ -79,9 +116,9 @@ int64_t KERNEL(read_streams)(array payload, int64_t planes, const struct directo
     int64_t skipped = number < 0 || number > CLASSES ? -1 : planes_bytes(directory, number, out.count, out.size);
     if (skipped < 0 || planes < 0 || planes > end || skipped > end - planes)
         return DAMAGED;
-    int64_t place = planes + skipped, limit = streamed ? 8 * end : -1, positions[4], ends[4];
-    for (int stream = 0; stream < 4; stream++) {
-        int64_t here = stream < 3 ? directory->ends[stream] : end - place;
+    int64_t place = planes + skipped, limit = streamed ? 8 * end : -1, positions[STREAMS], ends[STREAMS];
+    for (int stream = 0; stream < STREAMS; stream++) {
+        int64_t here = stream < STREAMS - 1 ? directory->ends[stream] : end - place;
         if (here < 0 || here > end - place)
             return DAMAGED;
         positions[stream] = 8 * place;
@@ -100,7 +137,7 @@ int64_t KERNEL(read_streams)(array payload, int64_t planes, const struct directo
             return DAMAGED;
         plane += group->plane * group->count;
     }
-    for (int stream = 0; stream < 4; stream++)
+    for (int stream = 0; stream < STREAMS; stream++)
         if ((positions[stream] + 7) >> 3 != ends[stream])
             return DAMAGED;
     return 0;

@@ -1,14 +1,15 @@
 /* Decode the symbols of dense groups, one per element and table lookup, in the order of the elements. */
 #include "tables.h"
 
-/* Numbers that are taken before they are placed: they and the table stay in the first-level cache. */
-enum { PLACED = 512 };
+/* Numbers of a stream that are taken before they are placed: they and the table stay in the first-level cache. */
+enum { QUARTER = 128 };
 
-/* Scratch: a table, and bits and entries of numbers; symbols; tables of pairs. */
+/* Scratch: a table, and bits and entries of numbers; symbols; a table of pairs; tables of bytes. */
 struct reader {
-    uint64_t numbers[(1 << LONGEST) + 2 * PLACED];
+    uint64_t numbers[(1 << LONGEST) + 2 * STREAMS * QUARTER];
     uint64_t pairs[1 << LOOK];
     struct symbol symbols[SYMBOLS];
+    struct glances glances;
 };
 
 /* Maximal bits of numbers that are loaded in pairs: twice that and 7 fit a word. */
@@ -29,7 +30,7 @@ enum { SHORT_TOP = 19, SHORT_ALL = 31 };
 
 /* Decode a group of numbers of at most 32 bits. DAMAGED if a stream ends too early. */
 static int64_t read_dense(
-    const uint8_t *payload, int64_t positions[4], int64_t limit, const struct group *group, const struct symbol *symbols,
+    const uint8_t *payload, int64_t positions[STREAMS], int64_t limit, const struct group *group, const struct symbol *symbols,
     int64_t longest, struct reader *reader, const uint8_t *plane, uint8_t *coded, int64_t size) {
     if (group->top <= SHORT_TOP && group->top + 8 * group->plane <= SHORT_ALL)
         return read_dense_short(payload, positions, limit, group, symbols, longest, reader, plane, coded, size);

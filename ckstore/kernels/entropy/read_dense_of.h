@@ -14,58 +14,48 @@ static void SUFFIXED(fill_numbers)(WORD *table, int64_t bits, const struct symbo
     }
 }
 
-/* Take the numbers `at` and `at + 4` from a stream: keep the bits that begin with each, and its entry. */
-INLINE uint64_t SUFFIXED(take_two)(
-    const uint8_t *payload, uint64_t position, const WORD *table, uint64_t mask, WORD *words, WORD *entries, int64_t at) {
+/* Take `each` numbers, one or two, from a stream: keep the bits that begin with each, and its entry. */
+INLINE uint64_t SUFFIXED(take_turn)(
+    const uint8_t *payload, uint64_t position, int64_t each, const WORD *table, uint64_t mask, WORD *words,
+    WORD *entries) {
     uint64_t word = load_word(payload + (position >> 3)) >> (position & 7);
     WORD first = table[word & mask];
-    words[at] = (WORD)word;
-    entries[at] = first;
+    words[0] = (WORD)word;
+    entries[0] = first;
+    if (each == 1)
+        return position + (first & 255);
     word >>= first & 63;
     WORD second = table[word & mask];
-    words[at + 4] = (WORD)word;
-    entries[at + 4] = second;
+    words[1] = (WORD)word;
+    entries[1] = second;
     return position + (first & 255) + (second & 255);
 }
 
-/* Take the number `at` from a stream, likewise. */
-INLINE uint64_t SUFFIXED(take_one)(
-    const uint8_t *payload, uint64_t position, const WORD *table, uint64_t mask, WORD *words, WORD *entries, int64_t at) {
-    uint64_t word = load_word(payload + (position >> 3)) >> (position & 7);
-    WORD entry = table[word & mask];
-    words[at] = (WORD)word;
-    entries[at] = entry;
-    return position + (entry & 255);
-}
-
-/* Take turns of `each` numbers from each stream. */
+/* Take turns of `each` numbers from every stream; those of a stream are QUARTER apart from those of the next one. */
 INLINE void SUFFIXED(take_turns)(
-    int64_t turns, int64_t each, const uint8_t *payload, int64_t positions[4], const WORD *restrict table, uint64_t mask,
-    WORD *restrict words, WORD *restrict entries) {
+    int64_t turns, int64_t each, const uint8_t *payload, int64_t positions[STREAMS], const WORD *restrict table,
+    uint64_t mask, WORD *restrict words, WORD *restrict entries) {
     uint64_t p0 = (uint64_t)positions[0], p1 = (uint64_t)positions[1];
     uint64_t p2 = (uint64_t)positions[2], p3 = (uint64_t)positions[3];
-    for (int64_t at = 0; at < 4 * each * turns; at += 4 * each) {
-        if (each == 2) {
-            p0 = SUFFIXED(take_two)(payload, p0, table, mask, words, entries, at);
-            p1 = SUFFIXED(take_two)(payload, p1, table, mask, words, entries, at + 1);
-            p2 = SUFFIXED(take_two)(payload, p2, table, mask, words, entries, at + 2);
-            p3 = SUFFIXED(take_two)(payload, p3, table, mask, words, entries, at + 3);
-        } else {
-            p0 = SUFFIXED(take_one)(payload, p0, table, mask, words, entries, at);
-            p1 = SUFFIXED(take_one)(payload, p1, table, mask, words, entries, at + 1);
-            p2 = SUFFIXED(take_one)(payload, p2, table, mask, words, entries, at + 2);
-            p3 = SUFFIXED(take_one)(payload, p3, table, mask, words, entries, at + 3);
-        }
+#define TURN(stream, position) \
+    SUFFIXED(take_turn)(payload, position, each, table, mask, words + at + QUARTER * stream, entries + at + QUARTER * stream)
+    for (int64_t at = 0; at < each * turns; at += each) {
+        p0 = TURN(0, p0);
+        p1 = TURN(1, p1);
+        p2 = TURN(2, p2);
+        p3 = TURN(3, p3);
     }
+#undef TURN
     positions[0] = (int64_t)p0, positions[1] = (int64_t)p1, positions[2] = (int64_t)p2, positions[3] = (int64_t)p3;
 }
 
-/* Take `count` numbers of at most 43 bits. DAMAGED if a stream ends too early. */
+/* Take `count` numbers of at most 43 bits, up to QUARTER, from every stream from number `first` on. DAMAGED if one ends
+ * too early. */
 static int64_t SUFFIXED(take)(
-    const uint8_t *payload, int64_t positions[4], int64_t limit, int64_t widest, const WORD *restrict table,
-    uint64_t mask, WORD *restrict words, WORD *restrict entries, int64_t count) {
-    int64_t each = widest <= TWICE_LOADED ? 2 : 1, turns = count / (4 * each);
-    for (int stream = 0; stream < 4; stream++) {
+    const uint8_t *payload, int64_t positions[STREAMS], int first, int64_t limit, int64_t widest,
+    const WORD *restrict table, uint64_t mask, WORD *restrict words, WORD *restrict entries, int64_t count) {
+    int64_t each = widest <= TWICE_LOADED ? 2 : 1, turns = first ? 0 : count / each;
+    for (int stream = 0; stream < STREAMS; stream++) {
         /* The last numbers may end beyond the limit: only their load must not begin there. */
         int64_t left = limit - positions[stream];
         turns = least(turns, left < 0 ? 0 : left / most(each * widest, 1) + 1);
@@ -74,16 +64,17 @@ static int64_t SUFFIXED(take)(
         SUFFIXED(take_turns)(turns, 2, payload, positions, table, mask, words, entries);
     else
         SUFFIXED(take_turns)(turns, 1, payload, positions, table, mask, words, entries);
-    for (int64_t i = 4 * each * turns; i < count; i++) {
-        int64_t position = positions[i & 3];
-        if (position > limit)
-            return DAMAGED;
-        uint64_t word = load_word(payload + (position >> 3)) >> (position & 7);
-        WORD entry = table[word & mask];
-        words[i] = (WORD)word;
-        entries[i] = entry;
-        positions[i & 3] = position + (int64_t)(entry & 255);
-    }
+    for (int64_t i = each * turns; i < count; i++)
+        for (int stream = first; stream < STREAMS; stream++) {
+            int64_t position = positions[stream], at = QUARTER * stream + i;
+            if (position > limit)
+                return DAMAGED;
+            uint64_t word = load_word(payload + (position >> 3)) >> (position & 7);
+            WORD entry = table[word & mask];
+            words[at] = (WORD)word;
+            entries[at] = entry;
+            positions[stream] = position + (int64_t)(entry & 255);
+        }
     return 0;
 }
 
@@ -124,19 +115,27 @@ static void SUFFIXED(place)(
 #undef PLACE_4
 
 static int64_t SUFFIXED(read_dense)(
-    const uint8_t *payload, int64_t positions[4], int64_t limit, const struct group *group, const struct symbol *symbols,
-    int64_t longest, struct reader *reader, const uint8_t *plane, uint8_t *coded, int64_t size) {
-    WORD *table = (WORD *)reader->numbers, *words = table + (1 << LONGEST), *entries = words + PLACED;
+    const uint8_t *payload, int64_t positions[STREAMS], int64_t limit, const struct group *group,
+    const struct symbol *symbols, int64_t longest, struct reader *reader, const uint8_t *plane, uint8_t *coded,
+    int64_t size) {
+    WORD *table = (WORD *)reader->numbers, *words = table + (1 << LONGEST), *entries = words + STREAMS * QUARTER;
     SUFFIXED(fill_numbers)(table, longest, symbols, group->bins);
-    int64_t widest = 0;
+    int64_t widest = 0, width = group->plane, quarter = group->count / STREAMS;
     for (int64_t i = 0; i < group->bins; i++)
         if (symbols[i].length >= 0)
             widest = most(widest, total_bits(&symbols[i]));
-    for (int64_t done = 0; done < group->count; done += PLACED) {
-        int64_t taken = least(group->count - done, PLACED);
-        if (SUFFIXED(take)(payload, positions, limit, widest, table, (UINT64_C(1) << longest) - 1, words, entries, taken))
+    /* The last stream has up to three numbers more. */
+    int64_t more = group->count % STREAMS;
+    for (int64_t done = 0; done < quarter + more; done += done < quarter ? least(quarter - done, QUARTER) : more) {
+        int first = done < quarter ? 0 : STREAMS - 1;
+        int64_t taken = done < quarter ? least(quarter - done, QUARTER) : more;
+        if (SUFFIXED(take)(
+                payload, positions, first, limit, widest, table, (UINT64_C(1) << longest) - 1, words, entries, taken))
             return DAMAGED;
-        SUFFIXED(place)(words, entries, taken, plane + group->plane * done, group->plane, coded + size * done, size);
+        for (int stream = first; stream < STREAMS; stream++) {
+            int64_t from = QUARTER * stream, to = quarter * stream + done;
+            SUFFIXED(place)(words + from, entries + from, taken, plane + width * to, width, coded + size * to, size);
+        }
     }
     return 0;
 }

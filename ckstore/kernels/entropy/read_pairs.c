@@ -5,13 +5,8 @@ enum {
     LOADABLE = 56,                    /* Maximal bits of a pair that one load always holds. */
     FEW = 1024,                       /* Minimal number of pairs that repays the making of a table of short pairs. */
     MOST_UNRESOLVED = 1 << LONGEST >> 4, /* Share of unresolved pairs, times 2^12, up to which it is faster. */
-    TURN_PAIRS = 20,                  /* Maximal number of pairs of a turn, ... */
-    TURN_BITS = 3 * LOOK + LOADABLE,  /* ... and maximal bits that it takes from a stream. */
-};
-
-/* The pairs that are left, and the place of the next one. */
-struct pairs {
-    int64_t left, at, end;
+    TURN_PAIRS = 5,                   /* Maximal number of pairs of a stream's turn, ... */
+    TURN_BITS = 3 * LOOK + LOADABLE,  /* ... and maximal bits that they take. */
 };
 
 struct pair {
@@ -32,24 +27,27 @@ INLINE struct pair take_pair(
     };
 }
 
-/* Take a pair of every stream and write its value. DAMAGED for a place beyond the end. */
+/* Take a pair of every stream and write its value, after that of the stream before if `chained`. DAMAGED for a place
+ * beyond the elements. */
 INLINE int64_t take_four(
-    const uint8_t *payload, uint64_t *p0, uint64_t *p1, uint64_t *p2, uint64_t *p3, const uint64_t *codes, uint64_t mask,
-    const struct symbol *symbols, uint8_t *coded, int64_t size, struct pairs *pairs) {
-    struct pair a = take_pair(payload, p0, codes, mask, symbols), b = take_pair(payload, p1, codes, mask, symbols);
-    struct pair c = take_pair(payload, p2, codes, mask, symbols), d = take_pair(payload, p3, codes, mask, symbols);
-    if (least(least(a.step, b.step), least(c.step, d.step)) < 1)
-        return DAMAGED;
-    int64_t r0 = pairs->at + a.step, r1 = r0 + b.step, r2 = r1 + c.step, r3 = r2 + d.step;
-    /* Runs have at most LONGEST_RUN bits: the last place bounds the others. */
-    if (r3 > pairs->end)
+    const uint8_t *payload, uint64_t positions[STREAMS], int64_t places[STREAMS], const struct cursor *cursors,
+    bool chained, const uint64_t *codes, uint64_t mask, const struct symbol *symbols, uint8_t *coded, int64_t size) {
+    struct pair a = take_pair(payload, &positions[0], codes, mask, symbols);
+    struct pair b = take_pair(payload, &positions[1], codes, mask, symbols);
+    struct pair c = take_pair(payload, &positions[2], codes, mask, symbols);
+    struct pair d = take_pair(payload, &positions[3], codes, mask, symbols);
+    int64_t r0 = places[0] + a.step, r1 = (chained ? r0 : places[1]) + b.step;
+    int64_t r2 = (chained ? r1 : places[2]) + c.step, r3 = (chained ? r2 : places[3]) + d.step;
+    /* Runs have at most LONGEST_RUN bits: no sum overflows. */
+    int64_t room = (a.step - 1) | (b.step - 1) | (c.step - 1) | (d.step - 1);
+    room |= (cursors[0].end - r0) | (cursors[1].end - r1) | (cursors[2].end - r2) | (cursors[3].end - r3);
+    if (room < 0)
         return DAMAGED;
     store_bytes(coded + size * (r0 - 1), size, (uint64_t)a.value);
     store_bytes(coded + size * (r1 - 1), size, (uint64_t)b.value);
     store_bytes(coded + size * (r2 - 1), size, (uint64_t)c.value);
     store_bytes(coded + size * (r3 - 1), size, (uint64_t)d.value);
-    pairs->at = r3;
-    pairs->left -= 4;
+    places[0] = chained ? r3 : r0, places[1] = r1, places[2] = r2, places[3] = r3;
     return 0;
 }
 
@@ -58,52 +56,64 @@ INLINE uint64_t next_bits(const uint8_t *payload, uint64_t position) {
     return load_word(payload + (position >> 3)) >> (position & 7) | UINT64_C(1) << 63;
 }
 
-/* Take turns of pairs of at most LOADABLE bits of every stream, by a table of pairs if `short_pairs`. */
+/* Take turns of pairs of at most LOADABLE bits of every stream, by a table of pairs if `short_pairs`. No stream has
+ * fewer than `left`. If they are `chained`, the first cursor has the place of all; those of dense groups have no runs,
+ * and as many elements. */
 INLINE int64_t read_fours(
-    const uint8_t *payload, int64_t positions[4], int64_t limit, bool short_pairs, const uint64_t *table,
-    const uint64_t *codes, uint64_t mask, const struct symbol *symbols, uint8_t *coded, int64_t size,
-    struct pairs *pairs) {
-    uint64_t p0 = (uint64_t)positions[0], p1 = (uint64_t)positions[1];
-    uint64_t p2 = (uint64_t)positions[2], p3 = (uint64_t)positions[3];
-    int64_t last = short_pairs ? limit - TURN_BITS : limit, turn = short_pairs ? TURN_PAIRS : 4;
-    struct pairs here = *pairs;
-    while (turn <= here.left && most(most((int64_t)p0, (int64_t)p1), most((int64_t)p2, (int64_t)p3)) <= last) {
+    const uint8_t *payload, struct cursor cursors[STREAMS], int64_t limit, int64_t *left, bool short_pairs,
+    bool is_dense, bool chained, const uint64_t *table, const uint64_t *codes, uint64_t mask,
+    const struct symbol *symbols, uint8_t *coded, int64_t size) {
+    int64_t last = short_pairs ? limit - TURN_BITS : limit, turn = short_pairs ? TURN_PAIRS : 1, items = *left;
+    uint64_t positions[STREAMS], words[STREAMS];
+    int64_t places[STREAMS];
+    UNROLLED
+    for (int i = 0; i < STREAMS; i++) {
+        positions[i] = (uint64_t)cursors[i].position;
+        places[i] = cursors[i].at;
+    }
+    while (turn <= items && most(most((int64_t)positions[0], (int64_t)positions[1]),
+                                 most((int64_t)positions[2], (int64_t)positions[3])) <= last) {
         bool resolved = short_pairs;
         if (short_pairs) {
-            uint64_t w0 = next_bits(payload, p0), w1 = next_bits(payload, p1);
-            uint64_t w2 = next_bits(payload, p2), w3 = next_bits(payload, p3);
-            for (int i = 0; i < 4; i++) {
-                uint64_t e0 = table[w0 & ((1 << LOOK) - 1)], e1 = table[w1 & ((1 << LOOK) - 1)];
-                uint64_t e2 = table[w2 & ((1 << LOOK) - 1)], e3 = table[w3 & ((1 << LOOK) - 1)];
-                if ((e0 | e1 | e2 | e3) & UNRESOLVED) {
+            UNROLLED
+            for (int i = 0; i < STREAMS; i++)
+                words[i] = next_bits(payload, positions[i]);
+            for (int pair = 0; pair < TURN_PAIRS - 1; pair++) {
+                uint64_t entries[STREAMS];
+                UNROLLED
+                for (int i = 0; i < STREAMS; i++)
+                    entries[i] = table[words[i] & ((1 << LOOK) - 1)];
+                if ((entries[0] | entries[1] | entries[2] | entries[3]) & UNRESOLVED) {
                     resolved = false;
                     break;
                 }
-                int64_t r0 = here.at + (int64_t)(e0 >> 8 & 0xFFFF), r1 = r0 + (int64_t)(e1 >> 8 & 0xFFFF);
-                int64_t r2 = r1 + (int64_t)(e2 >> 8 & 0xFFFF), r3 = r2 + (int64_t)(e3 >> 8 & 0xFFFF);
-                if (r3 > here.end)
-                    return DAMAGED;
-                store_bytes(coded + size * (r0 - 1), size, (uint64_t)((int64_t)e0 >> 32));
-                store_bytes(coded + size * (r1 - 1), size, (uint64_t)((int64_t)e1 >> 32));
-                store_bytes(coded + size * (r2 - 1), size, (uint64_t)((int64_t)e2 >> 32));
-                store_bytes(coded + size * (r3 - 1), size, (uint64_t)((int64_t)e3 >> 32));
-                here.at = r3;
-                here.left -= 4;
-                w0 >>= e0 & 63;
-                w1 >>= e1 & 63;
-                w2 >>= e2 & 63;
-                w3 >>= e3 & 63;
+                UNROLLED
+                for (int i = 0; i < STREAMS; i++) {
+                    int stream = chained ? 0 : i;
+                    places[stream] += is_dense ? 1 : (int64_t)(entries[i] >> 8 & 0xFFFF);
+                    if (!is_dense && places[stream] > cursors[stream].end)
+                        return DAMAGED;
+                    store_bytes(coded + size * (places[stream] - 1), size, (uint64_t)((int64_t)entries[i] >> 32));
+                    words[i] >>= entries[i] & 63;
+                }
+                items--;
             }
-            p0 += (uint64_t)__builtin_clzll(w0);
-            p1 += (uint64_t)__builtin_clzll(w1);
-            p2 += (uint64_t)__builtin_clzll(w2);
-            p3 += (uint64_t)__builtin_clzll(w3);
+            UNROLLED
+            for (int i = 0; i < STREAMS; i++)
+                positions[i] += (uint64_t)__builtin_clzll(words[i]);
         }
-        if (!resolved && take_four(payload, &p0, &p1, &p2, &p3, codes, mask, symbols, coded, size, &here))
-            return DAMAGED;
+        if (!resolved) {
+            if (take_four(payload, positions, places, cursors, chained, codes, mask, symbols, coded, size))
+                return DAMAGED;
+            items--;
+        }
     }
-    positions[0] = (int64_t)p0, positions[1] = (int64_t)p1, positions[2] = (int64_t)p2, positions[3] = (int64_t)p3;
-    *pairs = here;
+    UNROLLED
+    for (int i = 0; i < STREAMS; i++) {
+        cursors[i].position = (int64_t)positions[i];
+        cursors[i].at = places[i];
+    }
+    *left = items;
     return 0;
 }
 
@@ -118,22 +128,33 @@ static bool are_short(const struct symbol *symbols, int64_t count, int64_t items
     return unresolved <= MOST_UNRESOLVED;
 }
 
-/* Decode most of the pairs into zeroed elements; `codes` is a table of the kind SYMBOL. */
-INLINE int64_t read_pairs_of(
-    const uint8_t *payload, int64_t positions[4], int64_t limit, bool short_pairs, const uint64_t *table,
-    const uint64_t *codes, uint64_t mask, const struct symbol *symbols, uint8_t *coded, int64_t size,
-    struct pairs *pairs) {
-    if (short_pairs &&
-        read_fours(payload, positions, limit, true, table, codes, mask, symbols, coded, size, pairs))
-        return DAMAGED;
-    return read_fours(payload, positions, limit, false, table, codes, mask, symbols, coded, size, pairs);
-}
+/* Functions of their own, so that the compiler keeps streams in registers. */
+#define FOURS(name, size, short_pairs, is_dense, chained) \
+    static __attribute__((noinline)) int64_t name##_##size( \
+        const uint8_t *payload, struct cursor cursors[STREAMS], int64_t limit, int64_t *left, const uint64_t *table, \
+        const uint64_t *codes, uint64_t mask, const struct symbol *symbols, uint8_t *coded) { \
+        return read_fours( \
+            payload, cursors, limit, left, short_pairs, is_dense, chained, table, codes, mask, symbols, coded, size); \
+    }
+#define ALL_FOURS(size) \
+    FOURS(read_pairs, size, false, false, false) \
+    FOURS(read_short_pairs, size, true, false, false) \
+    FOURS(read_short_dense, size, true, true, false) \
+    FOURS(read_chained, size, false, false, true) \
+    FOURS(read_short_chained, size, true, false, true)
+ALL_FOURS(1)
+ALL_FOURS(2)
+ALL_FOURS(4)
+ALL_FOURS(8)
 
+/* Decode most of the pairs into zeroed elements, or the numbers of a dense group; `left` are those of a stream, and
+ * `codes` is a table of the kind SYMBOL. */
 static int64_t read_pairs(
-    const uint8_t *payload, int64_t positions[4], int64_t limit, bool short_pairs, const struct symbol *symbols,
-    int64_t count, uint64_t *table, const uint64_t *codes, uint64_t mask, uint8_t *coded, int64_t size,
-    struct pairs *pairs) {
+    const uint8_t *payload, struct cursor cursors[STREAMS], int64_t limit, int64_t *left, bool short_pairs,
+    const struct group *group, const struct symbol *symbols, int64_t count, uint64_t *table, const uint64_t *codes,
+    uint64_t mask, uint8_t *coded, int64_t size) {
     int64_t widest = 0;
+    bool is_dense = group->kind == DENSE, chained = !has_quarters(group);
     for (int64_t i = 0; i < count; i++)
         widest = most(widest, total_bits(&symbols[i]));
     if (widest > LOADABLE)
@@ -141,7 +162,12 @@ static int64_t read_pairs(
     if (short_pairs)
         fill_table(table, LOOK, PAIR, symbols, count);
 #define READ(size) \
-    return read_pairs_of(payload, positions, limit, short_pairs, table, codes, mask, symbols, coded, size, pairs)
+    if (short_pairs && (chained    ? read_short_chained_##size \
+                        : is_dense ? read_short_dense_##size \
+                                   : read_short_pairs_##size)(payload, cursors, limit, left, table, codes, mask, symbols, coded)) \
+        return DAMAGED; \
+    return (chained ? read_chained_##size : read_pairs_##size)( \
+        payload, cursors, limit, left, table, codes, mask, symbols, coded)
     WITH_SIZE(size, READ)
 #undef READ
 }
@@ -157,13 +183,12 @@ INLINE uint64_t read_bits(const uint8_t *payload, int64_t position, int64_t limi
     return result;
 }
 
-/* Decode pairs or numbers of any width one by one, from item `first` on, whose low `width` bytes lie in a plane. */
+/* Decode at most `left` pairs or numbers of any width of a stream one by one, whose low `width` bytes lie in a plane. */
 static int64_t read_any(
-    const uint8_t *payload, int64_t positions[4], int64_t limit, const uint64_t *codes, uint64_t mask,
-    const struct symbol *symbols, const uint8_t *plane, int64_t width, uint8_t *coded, int64_t size, int64_t first,
-    struct pairs *pairs) {
-    for (int64_t i = first; pairs->left > 0; i++, pairs->left--) {
-        int64_t position = positions[i & 3];
+    const uint8_t *payload, struct cursor *cursor, int64_t limit, int64_t left, const uint64_t *codes, uint64_t mask,
+    const struct symbol *symbols, const uint8_t *plane, int64_t width, uint8_t *coded, int64_t size) {
+    int64_t position = cursor->position, at = cursor->at;
+    for (; left > 0 && at < cursor->end; left--) {
         if (position > limit)
             return DAMAGED;
         uint64_t entry = codes[load_word(payload + (position >> 3)) >> (position & 7) & mask];
@@ -172,19 +197,21 @@ static int64_t read_any(
         int64_t run = symbol->run + (int64_t)read_bits(payload, position, limit, symbol->run_raw);
         position += symbol->run_raw;
         uint64_t number = (uint64_t)symbol->number + read_bits(payload, position, limit, symbol->raw);
-        positions[i & 3] = position + symbol->raw;
-        if (run < 0 || run >= pairs->end - pairs->at)
+        position += symbol->raw;
+        if (run < 0 || run >= cursor->end - at)
             return DAMAGED;
-        pairs->at += run;
+        at += run;
         if (width)
-            number = number << (8 * width) | low_bits(load_word(plane + width * i), 8 * width);
+            number = number << (8 * width) | low_bits(load_word(plane + width * at), 8 * width);
         switch (size) {
-        case 1: store_bytes(coded + pairs->at, 1, number); break;
-        case 2: store_bytes(coded + 2 * pairs->at, 2, number); break;
-        case 4: store_bytes(coded + 4 * pairs->at, 4, number); break;
-        default: store_bytes(coded + 8 * pairs->at, 8, number); break;
+        case 1: store_bytes(coded + at, 1, number); break;
+        case 2: store_bytes(coded + 2 * at, 2, number); break;
+        case 4: store_bytes(coded + 4 * at, 4, number); break;
+        default: store_bytes(coded + 8 * at, 8, number); break;
         }
-        pairs->at++;
+        at++;
     }
+    cursor->position = position;
+    cursor->at = at;
     return 0;
 }

@@ -5,8 +5,9 @@
 #include "encoder.h"
 #include "words.h"
 
-/* Share of zeros up to which only symbols of single elements are tried; and from which only joint symbols are. */
-static const double DENSE_BELOW = 0.1, SPARSE_ABOVE = 0.5;
+/* Share of zeros up to which only symbols of single elements are tried; and from which only joint symbols are: they save
+ * at least 5 %. From the one in between on, where zeros may lie together, both are. */
+static const double DENSE_BELOW = 0.1, BOTH_ABOVE = 0.5, SPARSE_ABOVE = 0.64;
 
 enum {
     PLANED_FROM = 1024,  /* Minimal number of elements of a group that may have a plane. */
@@ -64,16 +65,16 @@ int64_t KERNEL(survey_groups)(array coded, struct directory *directory, int64_t 
 #define SURVEY(size) survey_##size(elements, group, &equal)
         WITH_SIZE(from.size, SURVEY)
         largest = most(largest, group->top);
-        group->paired = 0;
+        double zeros = (double)(count - group->pairs);
+        group->paired = !equal && zeros >= BOTH_ABOVE * (double)count;
         group->plane = 0;
         if (equal) {
             group->kind = EQUAL;
             int64_t unused = 64 - 8 * from.size;
             group->constant = (int64_t)(load_bytes(elements, from.size) << unused) >> unused;
-        } else if ((double)(count - group->pairs) >= SPARSE_ABOVE * (double)count) {
+        } else if (zeros >= SPARSE_ABOVE * (double)count)
             group->kind = SPARSE;
-            group->paired = 1;
-        } else {
+        else {
             group->kind = DENSE;
 #define SAMPLE(size) sample_##size(elements, group, numbers)
             WITH_SIZE(from.size, SAMPLE)
@@ -118,6 +119,13 @@ int64_t KERNEL(extract_pairs)(array coded, struct directory *directory, int64_t 
         int64_t *runs = encoder->runs + pair, *values = encoder->values + pair, count = group->count;
 #define EXTRACT(size) pair += extract_##size(elements, count, runs, values)
         WITH_SIZE(from.size, EXTRACT)
+        int64_t quarter = group->pairs / STREAMS;
+        for (int stream = 0; stream < STREAMS; stream++) {
+            int64_t end = stream < STREAMS - 1 ? quarter * (stream + 1) : group->pairs, length = 0;
+            for (int64_t i = quarter * stream; i < end; i++)
+                length += runs[i] + 1;
+            group->spans[stream] = length;
+        }
     }
     return 0;
 }

@@ -22,8 +22,22 @@ enum { SYMBOL, BY_CODE, PAIR };
 /* An entry whose bits do not determine the item, or whose item does not fit it. It takes no bits. */
 enum { UNRESOLVED = 64 };
 
-/* Index bits of tables of pairs: their entries fit the first-level cache. */
-enum { LOOK = 12 };
+/* Index bits of tables of pairs, and of bytes: their entries fit the first-level cache. */
+enum { LOOK = 12, GLANCE = 11 };
+
+/* Tables of bytes: the elements of an entry, and how a stream goes on: bits taken, or UNRESOLVED | zeros to skip before
+ * the bytes << 8 | elements << 16. */
+struct glances {
+    uint64_t bytes[1 << GLANCE];
+    uint32_t moves[1 << GLANCE];
+    int64_t furthest;  /* The maximal number of elements of an entry. */
+    bool skips;
+};
+
+/* A stream of a group: its next bit, the next element, and the end of its elements. */
+struct cursor {
+    int64_t position, at, end;
+};
 
 /* Return the bits of a symbol's code and of all raw bits. */
 INLINE int64_t total_bits(const struct symbol *symbol) { return symbol->length + symbol->run_raw + symbol->raw; }

@@ -1,4 +1,4 @@
-/* Write symbols and raw bits into four streams, which items use in turn.
+/* Write symbols and raw bits into four streams: a quarter of the items into each, or items in turn.
  *
  * An item's code and raw bits are one entry: a word with its number of bits in the top byte. If symbols are numbers, an
  * entry comes from a table. Else the raw bits are the lowest bits of the number, and of the zero run of a pair. */
@@ -6,7 +6,6 @@
 #include "words.h"
 
 enum {
-    STREAMS = 4,
     WRITABLE_BITS = 56,  /* Maximal bits of an append. */
     APPENDS = 256,       /* Appends of a block, ... */
     MOST_APPENDED = 4,   /* ... and maximal items of an append. */
@@ -19,12 +18,13 @@ struct stream {
     uint64_t place, kept;
 };
 
-/* A group's items. */
+/* A group's items. Those of a stream are `across` apart, the first ones of the streams `along`. */
 struct items {
     const uint16_t *symbols;
     const int64_t *low, *high;  /* Runs and values; of dense groups numbers and numbers. */
     const uint64_t *words;      /* Entries by number; null if symbols are not numbers. */
     const uint64_t *heads;
+    int64_t first, count, across, along;
 };
 
 INLINE void append(uint8_t *buffer, struct stream *stream, uint64_t entry) {
@@ -67,20 +67,21 @@ INLINE uint64_t entry_of(const struct items *items, int64_t at) {
     return (head & 0xFFFF) | head >> HIGH << HIGH | raw << (head >> 16 & 255);
 }
 
-/* Fill entries[k][a], of item k of append a; the four streams take turns in appends as they do in items. */
+/* Fill entries[k][a], of item k of append a, from item `done` of each stream on; the streams take turns in appends. */
 static void look_up(
-    const struct items *items, int64_t first, int64_t appends, int64_t per, uint64_t (*entries)[APPENDS]) {
+    const struct items *items, int64_t done, int64_t appends, int64_t per, uint64_t (*entries)[APPENDS]) {
+    int64_t step = per * items->across, along = items->along;
     for (int64_t k = 0; k < per; k++) {
         uint64_t *row = entries[k];
-        int64_t at = first + 4 * k;
+        int64_t at = items->first + (done + k) * items->across;
         if (items->words)
-            for (int64_t a = 0; a < appends; a += 4, at += 4 * per)
-                for (int i = 0; i < 4; i++)
-                    row[a + i] = items->words[items->symbols[at + i]];
+            for (int64_t a = 0; a < appends; a += STREAMS, at += step)
+                for (int i = 0; i < STREAMS; i++)
+                    row[a + i] = items->words[items->symbols[at + i * along]];
         else
-            for (int64_t a = 0; a < appends; a += 4, at += 4 * per)
-                for (int i = 0; i < 4; i++)
-                    row[a + i] = entry_of(items, at + i);
+            for (int64_t a = 0; a < appends; a += STREAMS, at += step)
+                for (int i = 0; i < STREAMS; i++)
+                    row[a + i] = entry_of(items, at + i * along);
     }
     for (int64_t k = per; k < MOST_APPENDED; k++)
         memset(entries[k], 0, (size_t)appends * sizeof **entries);
@@ -160,33 +161,34 @@ static void write_parts(const struct items *items, int64_t i, uint8_t *buffer, s
     }
 }
 
-/* Write a group's items from `first` on. */
+/* Write a group's items. */
 static void write_group(
-    const struct group *group, const struct items *items, int64_t first, int64_t count, uint8_t *buffer,
-    struct stream streams[STREAMS]) {
+    const struct group *group, const struct items *items, uint8_t *buffer, struct stream streams[STREAMS]) {
     uint64_t entries[MOST_APPENDED][APPENDS], words[APPENDS], bits[APPENDS], starts[APPENDS];
     int64_t safe = least(WRITABLE_BITS / group->widest, MOST_APPENDED);
-    int64_t likely = most(likely_items(group->widest, (double)group->bits / (double)count), safe), per = likely;
-    int64_t at = first, end = first + count / 4 * 4;
-    while (safe && at < end) {
-        if (at + 4 * per > end)
+    int64_t likely = most(likely_items(group->widest, (double)group->bits / (double)items->count), safe), per = likely;
+    int64_t quarter = items->count / STREAMS, done = 0;
+    while (safe && done < quarter) {
+        if (done + per > quarter)
             per = 1;
-        int64_t appends = least((end - at) / (4 * per) * 4, APPENDS);
-        look_up(items, at, appends, per, entries);
+        int64_t turns = least((quarter - done) / per, APPENDS / STREAMS), appends = STREAMS * turns;
+        look_up(items, done, appends, per, entries);
         if (join(entries, appends, words, bits) > WRITABLE_BITS && per > safe) {
             per = safe;
             continue;
         }
         store(words, bits, appends, starts, buffer, streams);
-        at += appends * per;
+        done += turns * per;
         per = likely;
     }
-    for (int64_t i = at; i < first + count; i++) {
-        struct stream *stream = &streams[(i - first) & 3];
-        if (items->words)
-            append(buffer, stream, items->words[items->symbols[i]]);
-        else
-            write_parts(items, i, buffer, stream);
+    for (int stream = 0; stream < STREAMS; stream++) {
+        int64_t at = items->first + stream * items->along + done * items->across;
+        int64_t end = items->first + (items->across > 1 || stream == STREAMS - 1 ? items->count : quarter * (stream + 1));
+        for (; at < end; at += items->across)
+            if (items->words)
+                append(buffer, &streams[stream], items->words[items->symbols[at]]);
+            else
+                write_parts(items, at, buffer, &streams[stream]);
     }
 }
 
@@ -209,16 +211,23 @@ int64_t KERNEL(write_streams)(
         if (group->single < 0)
             canonical_codes(directory->lengths[index], symbols, codes);
         fill_heads(group, directory->raws[index], codes, heads);
-        struct items items = {encoder->symbols, encoder->numbers, encoder->numbers, 0, heads};
-        int64_t first = group->start, count = group->count;
-        if (group->kind == SPARSE) {
-            first = group->first_pair, count = group->pairs;
-            items = (struct items){encoder->joints, encoder->runs, encoder->values, 0, heads};
-        } else if (group->exact) {
+        bool quarters = has_quarters(group), is_pair = group->kind == SPARSE;
+        int64_t count = is_pair ? group->pairs : group->count;
+        struct items items = {
+            .symbols = is_pair ? encoder->joints : encoder->symbols,
+            .low = is_pair ? encoder->runs : encoder->numbers,
+            .high = is_pair ? encoder->values : encoder->numbers,
+            .heads = heads,
+            .first = is_pair ? group->first_pair : group->start,
+            .count = count,
+            .across = quarters ? 1 : STREAMS,
+            .along = quarters ? count / STREAMS : 1,
+        };
+        if (!is_pair && group->exact) {
             fill_words(group, directory->lowers[index], directory->raws[index], codes, words);
             items.words = words;
         }
-        write_group(group, &items, first, count, to.data, streams);
+        write_group(group, &items, to.data, streams);
     }
     for (int stream = 0; stream < STREAMS; stream++)
         directory->ends[stream] = (int64_t)((streams[stream].place + 7) >> 3);
