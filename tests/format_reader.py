@@ -5,6 +5,7 @@ But the kernels decode large integer payloads.
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import zipfile
@@ -114,14 +115,39 @@ def patched(before: Array, data: bytes, dtype: str) -> Array:
     return bits_of(order, dtype)
 
 
+def digest(data: bytes) -> str:
+    """Return the digest of a zip archive."""
+    shortened, at = b"", 0
+    while data[at : at + 4] == b"PK\3\4":
+        packed, _, name, extra = struct.unpack_from("<2I2H", data, at + 18)
+        start = at + 30 + name + extra
+        if packed == 0xFFFFFFFF:
+            packed = struct.unpack_from("<Q", data, at + 30 + name + 12)[0]
+        content = data[start : start + packed]
+        shortened += data[at:start] + (blake(content, 32) if packed >= 1 << 16 else content)
+        at = start + packed
+    return identifier(shortened + data[at:])
+
+
+def packs_in(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the packs in a file, with their bytes."""
+    if not path.name.endswith(".segment.zip"):
+        yield path.name, path.read_bytes()
+        return
+    assert digest(path.read_bytes()) == path.name.split(".")[0]
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            assert member.compress_type == zipfile.ZIP_STORED
+            yield member.filename, archive.read(member)
+
+
 class Pack:
     """One pack: its bytes, checked against its name, and its manifest."""
 
-    def __init__(self, path: Path) -> None:
-        self.name = path.name
-        self.data = path.read_bytes()
-        assert self._digest() == path.name.split(".")[0]
-        with zipfile.ZipFile(path) as archive:
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name, self.data = name, data
+        assert digest(data) == name.split(".")[0]
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             framed = archive.read("manifest")
             members = sorted(archive.infolist(), key=lambda member: member.header_offset)
             *names, last = [member.filename for member in members if member.filename != "zarr.json"]
@@ -135,18 +161,6 @@ class Pack:
         self.document, self.blobs = self._manifest(framed)
         self.kind = self.document["kind"]
         assert root is None or root["attributes"] == {"ckstore": {"format": 1, "kind": self.kind}}
-
-    def _digest(self) -> str:
-        data, shortened, at = self.data, b"", 0
-        while data[at : at + 4] == b"PK\3\4":
-            packed, _, name, extra = struct.unpack_from("<2I2H", data, at + 18)
-            start = at + 30 + name + extra
-            if packed == 0xFFFFFFFF:
-                packed = struct.unpack_from("<Q", data, at + 30 + name + 12)[0]
-            content = data[start : start + packed]
-            shortened += data[at:start] + (blake(content, 32) if packed >= 1 << 16 else content)
-            at = start + packed
-        return identifier(shortened + data[at:])
 
     def _manifest(self, data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         rest = data[20:]
@@ -253,7 +267,8 @@ class Reader:
     """
 
     def __init__(self, store: Path) -> None:
-        packs = [Pack(path) for path in (store / "packs").iterdir() if not path.name.startswith(".tmp-")]
+        files = [path for path in (store / "packs").iterdir() if not path.name.startswith(".tmp-")]
+        packs = [Pack(*pack) for path in files for pack in packs_in(path)]
         packs.sort(key=lambda pack: (pack.document["created"], pack.document["number"], pack.name))
         self.packs = {former: pack for pack in packs for former in pack.document.get("stands_for", [])}
         self.packs |= {pack.name: pack for pack in packs}

@@ -87,7 +87,10 @@ class Counter:
             for statement in asked:
                 if re.match(r"\s*(SELECT|UPDATE|DELETE|WITH)", statement) and "temp." not in statement:
                     plan = database.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
-                    if any(re.match(r"SCAN (?!\w+ USING .*INDEX (versions_hot|packs_raw))", row[3]) for row in plan):
+                    if any(
+                        re.match(r"SCAN (?!\w+ USING .*INDEX (versions_hot|packs_raw|packs_small))", row[3])
+                        for row in plan
+                    ):
                         found.scans.add(statement)
         return found
 
@@ -130,7 +133,14 @@ def grown(place: Path, versions: int) -> None:
             database.execute("INSERT INTO runs (id, name) VALUES (?, ?)", [run + 1, f"r{run}"])
         for number in range(1, versions + 1):
             digest = sha1(str(number).encode())
-            pack |= {"id": 1000 + number, "name": f"{digest.hexdigest()}.zip", "referrers": 0}
+            # In a segment, as small packs of a long run are.
+            pack |= {
+                "id": 1000 + number,
+                "name": f"{digest.hexdigest()}.zip",
+                "referrers": 0,
+                "segment": digest.digest(),
+                "place": 100,
+            }
             row |= {
                 "number": number, "uid": digest.digest(), "run": 1 + number % RUNS, "step": number, "parent": None,
                 "pack": pack["id"], "hot": 0,

@@ -13,6 +13,7 @@ import torch
 from blake3 import blake3
 
 import ckstore
+from ckstore.commit.join import join
 from tests.format_reader import Reader, identifier
 
 pytestmark = [pytest.mark.encoded, pytest.mark.local]
@@ -82,6 +83,17 @@ def test_the_reader_restores_a_hot_version(tmp_path: Path) -> None:
     for number in reader.versions:
         [(path, data)] = reader.files(number)
         assert data == (tmp_path / path).read_bytes()
+
+
+def test_the_reader_finds_packs_in_segments(tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(3):
+            (tmp_path / f"{step}.bin").write_bytes(bytes([step]) * 5000)
+            store.ingest(tmp_path / f"{step}.bin", run="r", step=step, allow_empty=True)
+        join(store._repository, store._catalog.small_packs(2))
+    assert len([*(tmp_path / "store" / "packs").iterdir()]) == 2
+    reader = Reader(tmp_path / "store")
+    assert [data[:1] for number in (1, 2, 3) for _, data in reader.files(number)] == [b"\0", b"\1", b"\2"]
 
 
 def test_the_store_takes_every_form_that_the_format_describes(written: Path):

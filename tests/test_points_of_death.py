@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import ckstore
+from ckstore.commit.join import join
 from ckstore.errors import IntegrityError
 from ckstore.policy import Policy, Retention
 from ckstore.recovery.recover import recover
@@ -54,6 +55,12 @@ def pulled(store: ckstore.Store, version: str) -> None:
             raise item.error
 
 
+def joined(store: ckstore.Store) -> None:
+    """Join the small packs of a store."""
+    names = store._catalog.small_packs(99)
+    assert not names or join(store._repository, names)
+
+
 def rebuilt(path: Path) -> None:
     """Recover a store; raise the problems of a broken disk."""
     for problem in recover(path).problems:
@@ -70,6 +77,7 @@ OPERATIONS: dict[str, Callable[[Path], None]] = {
     "thin": opened(lambda store: store.thin(["a@1"])),
     "forget": opened(lambda store: store.forget(["a@2"])),
     "gc": opened(lambda store: store.gc(grace=0)),
+    "join": opened(joined),
     "pull": opened(lambda store: pulled(store, "b@2")),
     "rebase": opened(lambda store: store.rebase(["a@3"])),
     "recover": rebuilt,
@@ -82,7 +90,7 @@ OPERATIONS: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture(scope="module")
 def pristine() -> Iterator[Path]:
-    """A store with two runs, a tag, and garbage."""
+    """A store with two runs, a tag, and garbage; some packs are in a segment."""
     with scratch() as directory:
         path = directory / "store"
         with ckstore.init(path) as store:
@@ -90,6 +98,7 @@ def pristine() -> Iterator[Path]:
                 store.ingest(weights(step), run="a", step=step, hot=0)
             store.ingest(weights(20), run="b", step=0, hot=0)
             store.ingest(weights(21), run="b", step=1, hot=0)
+            joined(store)
             store.ingest(weights(30), run="h", step=0, hot=0)
             store.ingest(weights(31), run="h", step=1, hot=9)
             store.ingest(weights(31), run="s", step=0, hot=9)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import ckstore
+from ckstore.commit.join import join
 from ckstore.errors import ConflictError, NotFoundError
 from ckstore.gc.clean import held_since
 from ckstore.gc.plan import plan_for
@@ -119,6 +120,10 @@ class StoreMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.digests)))
         self.store.encode([number])
         assert not self.store[number].hot
+
+    @rule()
+    def join(self) -> None:
+        join(self.store._repository, self.store._catalog.small_packs(9))
 
     @precondition(lambda self: self.digests)
     @rule(

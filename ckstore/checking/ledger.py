@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ckstore.codecs.integer_header import overhead_bytes
+from ckstore.commit.join import garbage
 from ckstore.objects.records import Patches, Raw
 from ckstore.storage import manifest
 from ckstore.storage.root import CATALOG, LOG
@@ -35,12 +37,19 @@ def ledger(repository: Repository) -> dict[str, int]:
     """
     causes = dict.fromkeys(CAUSES, 0)
     known = {pack.name: pack.bytes for pack in repository.catalog.packs()}
+    doubled, garbage_in = repository.packs.doubled(), garbage(repository)
+    joined = Counter[str]()
+    for held in repository.catalog.in_segments().values():
+        joined[held.segment] += held.size
     for place, name, size in repository.packs.files():
         if (place, name) == (".", CATALOG):
             causes["catalog"] += size
         elif place == LOG:
             causes["log"] += size
-        elif name not in known:
+        elif name in garbage_in:
+            causes["unreferenced packs"] += garbage_in[name]
+            causes["zip and Zarr metadata"] += size - garbage_in[name] - joined[name]
+        elif name not in known or name in doubled:
             causes["unreferenced packs" if place == "packs" else "other files"] += size
     documents = map(repository.resolver.document, repository.catalog.versions())
     own = {key(identity) for document in documents for identity in document.objects}

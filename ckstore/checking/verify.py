@@ -266,6 +266,9 @@ def _check_packs(
         if problem := _check_pack(repository, pack.name):
             report.problems.append(problem)
         progress(pack.bytes)
+    for segment in repository.packs.segments():
+        if chosen() and (reason := repository.packs.damage_of(segment)):
+            report.problems.append(f"File {segment} of packs is damaged ({reason}); restore it from a copy.")
 
 
 def _check_pack(repository: Repository, name: str) -> str:

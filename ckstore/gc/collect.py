@@ -17,6 +17,7 @@ from ckstore.gc.clean import held_since
 from ckstore.gc.plan import GcPlan, plan_for
 from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
+from ckstore.gc.tidy import overhead, tidy
 from ckstore.storage import durable, reserve, root
 from ckstore.storage.catalog import key
 from ckstore.storage.pack import PackInfo
@@ -120,11 +121,19 @@ class _Collection:
 
     def run(self) -> GcReport:
         """Plan, copy and commit until nothing changes in between."""
+        before = overhead(self._repository)
         held = held_since(self._repository)
         if held is not None:
             report = GcReport(held=held)
             self._sweep(report)
-            return report
+        else:
+            report = self._run()
+        tidy(self._repository)
+        # The bytes of a pack in a segment are free once the segment is written again.
+        report.bytes += before - overhead(self._repository)
+        return report
+
+    def _run(self) -> GcReport:
         self._before = {info.name for info in self._repository.packs.list_packs()}
         try:
             report = self._collect(rewriting=True)

@@ -138,19 +138,17 @@ class CatalogResolver:
             return self._manifest(present)
 
     def _manifest(self, pack: str) -> Manifest:
-        with self._lock:  # One thread decodes a manifest; the others wait for it.
-            found = self._manifests.get(pack)
-            if found is None:
-                try:
-                    found = self._read_manifest(pack)
-                except MissingPackError:
+        found = self._manifests.get(pack)
+        if found is None:
+            try:
+                found = self._read_manifest(pack)
+            except MissingPackError:
+                raise
+            except IntegrityError:
+                if not self.packs.distrust([pack]):
                     raise
-                except IntegrityError:
-                    if not self.packs.distrust([pack]):
-                        raise
-                    found = self._read_manifest(pack)
-                self._manifests.put(pack, found)
-            return found
+                found = self._read_manifest(pack)
+        return found
 
     def prefetch_manifests(self, names: Iterable[str], besides: int = 0) -> None:
         """Announce the packs whose manifests will be read, if reads have a price: their ends are fetched together.
@@ -174,9 +172,12 @@ class CatalogResolver:
         self.packs.prefetch(parts)
 
     def _read_manifest(self, pack: str) -> Manifest:
+        # Without the lock: opening a pack may ask the catalog, whose holder may wait for the lock.
         entry = self.packs.find_entry(pack, manifest.MEMBER)
         data = self.packs.pread(pack, entry.offset, entry.length)
-        return Manifest(pack, *manifest.decode_manifest(data, ManifestDocument))
+        with self._lock:  # One thread decodes a manifest; the others wait for it.
+            found = self._manifests.get(pack)
+            return found or self._manifests.put(pack, Manifest(pack, *manifest.decode_manifest(data, ManifestDocument)))
 
     def document(self, row: VersionRow) -> VersionDocument:
         """Return the document of a version, with the current names of packs.

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from ckstore.commit.join import join_due
 from ckstore.errors import CkstoreError
 from ckstore.repository import Repository
 from ckstore.retention.retain import Changed, note_changes, retain
@@ -181,6 +182,7 @@ class Compactor:
                 with self._retaining:
                     retained = retain(self._opened, run, progress=self._step)
                     note_changes(self._changed.setdefault(run, {}), retained)
+                join_due(self._opened)
                 if rows or retained.thinned or retained.dropped or retained.freed:
                     self._repository.resolver.forget()  # Objects were moved.
             except _GivenUp:

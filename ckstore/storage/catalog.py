@@ -20,6 +20,7 @@ from ckstore.storage.names import check_name
 from ckstore.storage.pack import RAW, PackEntry, PackInfo
 from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, key
 from ckstore.storage.schema import check
+from ckstore.storage.segments import Place
 from ckstore.storage.slots import ALL, among, to_text
 
 C = TypeVar("C", bound="Catalog")
@@ -271,6 +272,17 @@ class Catalog(CatalogClaims):
             "INSERT OR IGNORE INTO pack_bases SELECT b.id, p.id FROM packs b, packs p WHERE b.name = ? AND p.name = ?",
             [(base, packs[-1].name) for base in sorted(set(bases))],
         )
+
+    def place_packs(self, places: Mapping[str, Place | None]) -> None:
+        """Set the places of packs in segments; of those without one, the name says where they are."""
+        with self.transaction():
+            self._connection.execute_many(
+                "UPDATE packs SET segment = ?, place = ? WHERE name = ?",
+                [
+                    (None, None, name) if place is None else (bytes.fromhex(place.segment[:40]), place.offset, name)
+                    for name, place in places.items()
+                ],
+            )
 
     @recorded
     def move_objects(self, placements: Iterable[Placement]) -> None:

@@ -33,6 +33,7 @@ from ckstore.storage.rows import (
     VersionRow,
 )
 from ckstore.storage.schema import Id, Integer, Plain, Positive, Size, Whole, Word, check, decode, rows
+from ckstore.storage.segments import SUFFIX, Place
 from ckstore.storage.slots import Slots, among
 from ckstore.storage.version_names import resolve
 
@@ -54,6 +55,8 @@ _RUN = "o.id, o.name, o.versions, o.total, o.last, o.highest, o.seal"
 _OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 
 _PACK = "p.id, p.name, p.bytes, p.seal"
+_PLACE = "p.name, lower(hex(p.segment)), p.place, p.bytes"
+_PLACES = rows(PackName, Id, Whole, Whole)
 _STEPS = rows(Positive, Integer | None)
 _NAMES = rows(PackName)
 _OFFSETS = rows(PackName, Whole)
@@ -295,6 +298,27 @@ class CatalogReader:
         """Return the size of a pack; None if the catalog does not have it."""
         found = self._connection.sealed(f"SELECT {_PACK} FROM packs p WHERE name = ?", [name], PACK_ROWS)
         return int(found[0][2]) if found else None
+
+    def segment_of(self, pack: str) -> Place | None:
+        """Return the place of a pack in a segment; None if it is a file of its own, or unknown."""
+        query = f"SELECT {_PLACE} FROM packs p WHERE name = ? AND segment IS NOT NULL"
+        return next((_place(row)[1] for row in self._connection.rows(query, [pack], _PLACES)), None)
+
+    def in_segments(self) -> dict[str, Place]:
+        """Return the places of all packs in segments, by name, in order of commit."""
+        query = f"SELECT {_PLACE} FROM packs p WHERE segment IS NOT NULL ORDER BY id"
+        return dict(map(_place, self._connection.rows(query, schema=_PLACES)))
+
+    def small_packs(self, count: int) -> list[str]:
+        """Return the first small packs, in order of commit, that are encoded and not in a segment.
+
+        Those of hot versions are left out: they will be replaced.
+        """
+        query = (
+            "SELECT p.name FROM packs p WHERE segment IS NULL AND bytes < 262144 AND name NOT LIKE '%.raw.zip'"
+            " AND id NOT IN (SELECT pack FROM versions WHERE hot) ORDER BY id LIMIT ?"
+        )
+        return [name for (name,) in self._connection.rows(query, [count], _NAMES)]
 
     def raw_packs(self) -> list[str]:
         """Return the names of the packs with raw objects."""
@@ -588,6 +612,11 @@ class CatalogReader:
         """Return the sum in a row of `seals`, or of `runs`."""
         [values] = self._connection.unsealed([row], SEAL_ROWS if len(row) == _OF_SET else RUN_ROWS)
         return _Sum(*values[1 if len(row) == _OF_SET else 2 :])
+
+
+def _place(row: Sequence[Any]) -> tuple[str, Place]:
+    name, digest, offset, size = row
+    return name, Place(digest + SUFFIX, offset, size)
 
 
 def _unknown_run(run: str) -> NotFoundError:

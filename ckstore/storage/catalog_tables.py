@@ -38,6 +38,7 @@ SEALED: Mapping[str, tuple[str, ...]] = {
 # pack's manifest. `key` is the first 63 bits of an id (`catalog.key`). Keys are spread evenly, so that every new row of
 # a large table touches a page of its own. They are inserted into a small table, and moved on by the tens of thousands;
 # a row of the small table takes precedence over one in the large table.
+# `segment` is the digest of the segment that a pack is in, and `place` the offset of its bytes there.
 # `version_packs` holds the packs that a version's blobs are in, besides its own (`blobs`; `packs.referrers` counts
 # them), and those of its objects, with the text of at least their slots (`ckstore.storage.slots`). `pack_bases` holds
 # at least the packs with the bases of a pack's objects.
@@ -67,9 +68,12 @@ CREATE TABLE packs (
     name TEXT NOT NULL UNIQUE,
     bytes INT NOT NULL,
     referrers INT NOT NULL DEFAULT 0,
+    segment BLOB,
+    place INT,
     seal INT NOT NULL DEFAULT 0
 );
 CREATE INDEX packs_raw ON packs (name) WHERE name LIKE '%.raw.zip';
+CREATE INDEX packs_small ON packs (id) WHERE segment IS NULL AND bytes < 262144 AND name NOT LIKE '%.raw.zip';
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,
     uid BLOB NOT NULL UNIQUE,

@@ -43,7 +43,8 @@ def open_store(
 ) -> OpenStore:
     """Open the store at a path or URL; raise `NoStoreError` if there is none."""
     if not isinstance(place, str):
-        return OpenStore(os.path.abspath(place), place, Catalog.open(place, mode), PackReader.of(place), {}, None)
+        catalog = Catalog.open(place, mode)
+        return OpenStore(os.path.abspath(place), place, catalog, PackReader.of(place, catalog), {}, None)
     from ckstore.storage.remote.mirror import find
     from ckstore.storage.remote.remote_catalog import RemoteCatalog
     from ckstore.storage.remote.remote_packs import RemotePacks

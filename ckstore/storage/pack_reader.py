@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from ckstore.errors import IntegrityError
+from ckstore.errors import AccessError, CkstoreError, IntegrityError
 from ckstore.runtime import forks
 from ckstore.runtime.checksum import crc32c
 from ckstore.runtime.lru import Lru
@@ -36,6 +36,7 @@ from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackEntry, PackInfo, parse_pack_name
 from ckstore.storage.schema import Plain, decode, fields
+from ckstore.storage.segments import SUFFIX, FoundPlaces, Place, Places, check_header, header_size, is_segment
 from ckstore.storage.zip_stream import digest_file
 
 #: Prefix of the names of packs.
@@ -54,6 +55,8 @@ _LARGEST_READ = 1 << 30
 _BUFFER = 1 << 16
 #: Packs that are checked concurrently.
 _READS = 8
+#: Looks for a pack in segments, which may be replaced in between.
+_LOOKS = 4
 
 
 class MissingPackError(IntegrityError):
@@ -101,6 +104,25 @@ class OpenFile:
         return os.preadv(self.descriptor, [target[:_LARGEST_READ]], offset)
 
 
+class _Part:
+    """A pack within a segment."""
+
+    def __init__(self, file: OpenFile, pack: str, place: Place) -> None:
+        before = header_size(pack)
+        if place.offset < before or place.offset + place.size > file.size:
+            raise _short(pack, place.offset, place.size)
+        check_header(file.pread(place.offset - before, before), pack, place.size)
+        self.file, self.segment, self.offset, self.size = file, place.segment, place.offset, place.size
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Return at most `length` bytes from `offset` on."""
+        return self.file.pread(self.offset + offset, min(length, self.size - offset)) if offset < self.size else b""
+
+    def read_into(self, offset: int, target: memoryview) -> int:
+        """Fill a part of `target` from `offset` on."""
+        return self.file.read_into(self.offset + offset, target[: max(self.size - offset, 0)])
+
+
 class _File(io.RawIOBase):
     """A pack as a file, for `zipfile`."""
 
@@ -130,18 +152,20 @@ class _File(io.RawIOBase):
 class PackReader:
     """Positioned reads from the packs of one store, for any number of threads.
 
-    `path` is the directory in which packs are written: the store's own, or a mirror. At most `limit` files stay open.
+    `path` is the directory in which packs are written: the store's own, or a mirror. `places` knows the packs in
+    segments. At most `limit` files stay open.
     """
 
-    def __init__(self, storage: Storage, path: Path, limit: int = 12) -> None:
+    def __init__(self, storage: Storage, path: Path, places: Places, limit: int = 12) -> None:
         self._storage = storage
         self._directory = path / root.PACKS
+        self._places = places
         self._open: Lru[str, OpenPack] = Lru(limit)
 
     @classmethod
-    def of(cls, store: Path) -> Self:
-        """Return the packs of a store in a directory."""
-        return cls(DirectoryStorage(store), store)
+    def of(cls, store: Path, places: Places | None = None) -> Self:
+        """Return the packs of a store in a directory; by default, its segments are read for places."""
+        return cls(DirectoryStorage(store), store, places or FoundPlaces(store))
 
     @property
     def read_price(self) -> float:
@@ -151,7 +175,10 @@ class PackReader:
     def mapped(self, pack: str) -> memoryview:
         """Return a pack's bytes as a private mapping: changes to them stay in memory."""
         opened = self._whole(pack)
-        return memoryview(mmap.mmap(opened.descriptor, 0, access=mmap.ACCESS_COPY))
+        file = opened.file if isinstance(opened, _Part) else opened
+        start = opened.offset if isinstance(opened, _Part) else 0
+        mapped = memoryview(mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_COPY))
+        return mapped[start : start + opened.size]
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes from `offset` of a pack; raise `IntegrityError` if it lacks some."""
@@ -254,18 +281,71 @@ class PackReader:
             raise IntegrityError(f"Pack {pack} has unreadable metadata ({error}); restore it from a copy.") from error
 
     def list_packs(self) -> list[PackInfo]:
-        """Return every pack in the store by name, whether the catalog has it or not."""
-        return [info for info, _ in self._listed()]
+        """Return every pack in the store by name, whether the catalog has it or not.
+
+        In a segment there are the packs that the catalog finds there: others were removed.
+        """
+        return sorted((info for info, _ in self._listed()), key=lambda info: info.name)
 
     def written(self) -> dict[str, float]:
         """Return the time at which each pack was written, in seconds, by name."""
         return {info.name: written for info, written in self._listed()}
 
     def _listed(self) -> Iterator[tuple[PackInfo, float]]:
+        segments: dict[str, float] = {}
+        single = set()
         for item in self._storage.list(PREFIX):
             name = item.name.removeprefix(PREFIX)
-            if parse_pack_name(name) is not None:
+            if is_segment(name):
+                segments[name] = item.modified.timestamp()
+            elif parse_pack_name(name) is not None:
+                single.add(name)
                 yield PackInfo(name, item.size), item.modified.timestamp()
+        for name, place in self._places.in_segments().items() if segments else ():
+            if place.segment in segments and name not in single:
+                yield PackInfo(name, place.size), segments[place.segment]
+
+    def segments(self) -> dict[str, int]:
+        """Return the sizes of all segments, by name."""
+        names = ((item.name.removeprefix(PREFIX), item.size) for item in self._storage.list(PREFIX))
+        return {name: size for name, size in names if is_segment(name)}
+
+    def place_of(self, pack: str) -> Place | None:
+        """Return the place of a pack in a segment; None if it has none."""
+        return self._places.segment_of(pack)
+
+    def doubled(self) -> list[str]:
+        """Return the packs in segments that have files of their own as well, left by a killed process."""
+        placed = self._places.in_segments()
+        return [name for item in self._storage.list(PREFIX) if (name := item.name.removeprefix(PREFIX)) in placed]
+
+    def is_intact_at(self, pack: str, path: Path, place: Place) -> bool:
+        """Return whether a pack's bytes at a place in a segment match its name."""
+        with suppress(IntegrityError, FileNotFoundError):
+            return is_named(pack, digest_file(self._buffered(pack, _Part(OpenFile(path), pack, place))))
+        return False
+
+    def damage_of(self, segment: str) -> str:
+        """Return the reason why a segment is damaged; empty if it is not. Reads the whole file."""
+        try:
+            digest = digest_file(self._buffered(segment, OpenFile(self.path_of(segment))))
+        except AccessError:
+            raise
+        except FileNotFoundError:
+            return ""  # Another process has removed it.
+        except (CkstoreError, OSError) as error:
+            return str(error)
+        return "" if digest + SUFFIX == segment else "its bytes do not match the digest in its name"
+
+    def path_of(self, segment: str) -> Path:
+        """Return the path of a segment."""
+        return self._directory / segment
+
+    def remove_segment(self, name: str) -> None:
+        """Delete a segment that the catalog does not refer to."""
+        self._open.drop(name)
+        self.path_of(name).unlink(missing_ok=True)
+        durable.checkpoint("segment-removed")
 
     def now(self) -> float:
         """Return the present time, by the clock of `written`."""
@@ -326,10 +406,13 @@ class PackReader:
     def _is_replaced(self, pack: str) -> bool:
         """Return whether another file is at the place of an open pack."""
         opened = self._open.get(pack)
+        file, path = opened, self._path(pack)
+        if isinstance(opened, _Part):
+            if path.exists():
+                return True  # It was restored from a copy.
+            file, path = opened.file, self.path_of(opened.segment)
         with suppress(OSError):
-            return isinstance(opened, OpenFile) and not os.path.samestat(
-                os.fstat(opened.descriptor), os.stat(self._path(pack))
-            )
+            return isinstance(file, OpenFile) and not os.path.samestat(os.fstat(file.descriptor), os.stat(path))
         return False
 
     def close(self) -> None:
@@ -345,15 +428,31 @@ class PackReader:
     def _buffered(self, pack: str, opened: OpenPack | None = None, size: int = _BUFFER) -> io.BufferedReader:
         return io.BufferedReader(_File(opened or self._opened(pack)), size)
 
-    def _whole(self, pack: str) -> OpenFile:
-        """Return a pack as a local file."""
+    def _whole(self, pack: str) -> OpenFile | _Part:
+        """Return a pack as a local file, or a part of one."""
         opened = self._opened(pack)
-        assert isinstance(opened, OpenFile)
+        assert isinstance(opened, OpenFile | _Part)
         return opened
 
     def _open_pack(self, pack: str) -> OpenPack:
         """Open a pack; raise `FileNotFoundError`."""
-        return OpenFile(self._path(pack))
+        with suppress(FileNotFoundError):
+            return OpenFile(self._path(pack))
+        for _ in range(_LOOKS):
+            place = self._places.segment_of(pack)
+            if place is None:
+                break
+            with suppress(FileNotFoundError):  # Its packs were joined again since.
+                return _Part(self._segment(place.segment), pack, place)
+        raise FileNotFoundError(pack)
+
+    def _segment(self, name: str) -> OpenFile:
+        """Return an open segment, shared by its packs."""
+        opened = self._open.get(name)
+        if opened is None:
+            opened = self._open.put(name, OpenFile(self.path_of(name)))
+        assert isinstance(opened, OpenFile)
+        return opened
 
     def _opened(self, pack: str) -> OpenPack:
         forks.check()

@@ -24,6 +24,7 @@ from ckstore.storage import pack as pack_module
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.pack import PackEntry, PackWriter
 from ckstore.storage.pack_reader import PackReader, read_shard_index
+from ckstore.storage.segments import FoundPlaces
 
 pytestmark = pytest.mark.local
 
@@ -231,7 +232,7 @@ def test_a_truncation_while_open_is_found(store):
 
 def test_open_files_are_bounded_and_shared_by_threads(store):
     names = [write(store, bytes([number]) * 1000) for number in range(12)]
-    reader = PackReader(DirectoryStorage(store), store, limit=3)
+    reader = PackReader(DirectoryStorage(store), store, FoundPlaces(store), limit=3)
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     wrong = []
 

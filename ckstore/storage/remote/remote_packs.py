@@ -86,7 +86,7 @@ class RemotePacks(PackReader):
     """The packs of a remote store; packs written by this mirror, and mapped packs, are local files."""
 
     def __init__(self, mirror: Mirror, catalog: RemoteCatalog) -> None:
-        super().__init__(mirror.storage, mirror.path)
+        super().__init__(mirror.storage, mirror.path, catalog)
         self._mirror = mirror
         self._catalog = catalog
         self._cache = BlockCache(mirror.path / _BLOCKS, self._fetch)
@@ -237,6 +237,14 @@ class RemotePacks(PackReader):
         """Close a pack that was or will be removed."""
         super().forget(pack)
         self._cache.drop(pack)
+
+    def segments(self) -> dict[str, int]:
+        """Return nothing: packs in an object store are not joined."""
+        return {}
+
+    def doubled(self) -> list[str]:
+        """Return nothing, likewise."""
+        return []
 
     def _open_pack(self, pack: str) -> OpenPack:
         self._close_removed()

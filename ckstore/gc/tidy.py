@@ -1,0 +1,44 @@
+"""Frees the bytes of removed packs in segments, and removes the leftovers of killed joins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.commit.join import garbage, join, join_due
+from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE
+from ckstore.storage.segments import COUNT
+
+if TYPE_CHECKING:
+    from ckstore.repository import Repository
+
+
+def overhead(repository: Repository) -> int:
+    """Return the bytes of segments beyond those of the packs that the catalog has in them."""
+    sizes = repository.packs.segments()
+    places = repository.catalog.in_segments().values() if sizes else ()
+    return sum(sizes.values()) - sum(place.size for place in places if place.segment in sizes)
+
+
+def tidy(repository: Repository) -> None:
+    """Join small packs, write segments with much garbage again, and delete segments and files that nothing needs."""
+    catalog, packs = repository.catalog, repository.packs
+    while join_due(repository):
+        pass
+    sizes = packs.segments()
+    if not sizes:
+        return
+    unneeded = garbage(repository)
+    due = {name for name, size in sizes.items() if unneeded.get(name, 0) >= min(GARBAGE_BYTES, GARBAGE_SHARE * size)}
+    names = [name for name, place in catalog.in_segments().items() if place.segment in due]
+    for start in range(0, len(names), COUNT):
+        join(repository, names[start : start + COUNT])
+    with catalog.transaction():
+        for name in packs.doubled():
+            place = catalog.segment_of(name)
+            if place is not None and packs.is_intact_at(name, packs.path_of(place.segment), place):
+                packs.remove(name)
+            elif packs.is_intact(name):  # Its own file comes first.
+                catalog.place_packs({name: None})
+        used = {place.segment for place in catalog.in_segments().values()}
+        for segment in packs.segments().keys() - used:
+            packs.remove_segment(segment)
