@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from operator import mul
 from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckstore.dtypes import ITEM_SIZES
 
@@ -38,8 +41,7 @@ class Source(Protocol):
         """Return exactly `length` bytes from `offset`; raise `InputError` if the file is shorter."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRef:
+class TensorRef(Struct, frozen=True, gc=False):
     """A leaf of a tree: the index of a tensor in `FileLayout.tensors`."""
 
     index: int
@@ -114,8 +116,7 @@ def memory_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
     return tuple(size for _, size in dimensions)
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(Struct, frozen=True, gc=False):
     """A contiguous run of elements of one dtype in a file: the data of a tensor or of the rest of a storage.
 
     Elements are little-endian. It has the shape in memory order of the tensor that it was cut for, or `(count,)`, and
@@ -144,16 +145,14 @@ class Extent:
         return self.start + self.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Struct, frozen=True, gc=False):
     """The place of a shard in its tensor: its first element, axis by axis, and the shape of the whole tensor."""
 
     first: tuple[int, ...]
     whole: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True, gc=False):
     """A named view into an extent; tied tensors share one.
 
     Attributes
@@ -210,8 +209,7 @@ class Tensor:
         return [(file, self.extent)] if self.extent >= 0 else []
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(Struct, frozen=True, gc=False):
     """A stretch of the file with a CRC-32 in the container, little-endian, at one or more places of the skeleton.
 
     Ingest compares the CRCs; the manifest keeps them as zeros; checkout computes them again. A stretch may contain

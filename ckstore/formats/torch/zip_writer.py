@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
