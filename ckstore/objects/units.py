@@ -7,23 +7,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from ckstore.codecs.lattice import PARTS, chunk_length, part_dtype
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.formats.layout import MOST_AXES, FileLayout, Path, Tensor
+from ckstore.formats.layout import FileLayout, Path, Tensor
 from ckstore.formats.shards import directory_of, gather_shards, join, slabs
 from ckstore.objects.identity import digest
 from ckstore.objects.roles import ADAM, state_of, tree_length, trees_of
-from ckstore.storage.schema import Positive, Text, Whole
 
-if TYPE_CHECKING:
-    CodedDtype = str
-else:
-    #: dtypes of coded elements: complex numbers are coded by parts.
-    CodedDtype = Literal[tuple(name for name in ITEM_SIZES if name not in PARTS)]
+#: dtypes of coded elements: complex numbers are coded by parts.
+CODED = frozenset(ITEM_SIZES.keys() - PARTS.keys())
 
 #: Extents below this many elements are bundled.
 SMALL = 1 << 16
@@ -44,16 +40,16 @@ _VECTORS = {"weight", "bias"}
 _ROLE_MINIMUM = 1 << 12
 
 
-class Member(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Member(Struct, frozen=True, gc=False):
     """A stretch of one extent: its file, the extent's index in the file's layout, first element, number of elements."""
 
-    file: Whole
-    extent: Whole
-    first: Whole
-    count: Positive
+    file: int
+    extent: int
+    first: int
+    count: int
 
 
-class Unit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Unit(Struct, frozen=True):
     """The elements that become one object.
 
     Attributes
@@ -73,11 +69,11 @@ class Unit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         The stretches of the files, in order; counts are in elements of the extent.
     """
 
-    key: Text
-    signature: Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
-    dtype: CodedDtype
-    shape: Annotated[tuple[Positive, ...], Meta(max_length=MOST_AXES)]
-    role: Text
+    key: str
+    signature: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
     members: tuple[Member, ...]
 
     @property
