@@ -243,6 +243,8 @@ class FileLayout:
         safetensors, npz and gguf a flat dict, for npy its one tensor; None without tensors.
     facts
         The file's own facts: `step`, `epoch` (integers), if its top level or its metadata has them.
+    texts
+        The texts of the tensors' paths, if the layout was decoded.
     bytes_for
         Why parts of the file, by name, are bytes rather than tensors.
     shared
@@ -259,6 +261,7 @@ class FileLayout:
     facts: dict[str, Any] = field(default_factory=dict)
     bytes_for: dict[str, str] = field(default_factory=dict)
     shared: list[tuple[Any, Any]] = field(default_factory=list, compare=False, repr=False)
+    texts: Sequence[str] | None = field(default=None, compare=False, repr=False)
 
     def add(
         self, path: Path, dtype: str, shape: tuple[int, ...], start: int, strides: tuple[int, ...] | None = None
@@ -352,13 +355,13 @@ def _fault_of_tensors(layout: FileLayout) -> str:
 def _fault_of_checked(layout: FileLayout) -> str:
     import numpy as np
 
-    stretches = [(checked.start, checked.stop) for checked in layout.checked]
-    if not stretches:
+    if not layout.checked:
         return ""
-    places = np.array(stretches, np.int64).reshape(-1)
+    starts, stops = [one.start for one in layout.checked], [one.stop for one in layout.checked]
+    places = np.array([starts, stops], np.int64).T.reshape(-1)
     if (places[1:] >= places[:-1]).all() and places[0] >= 0 and places[-1] <= layout.size:
         return ""  # One after the other.
-    return "" if are_nested_once(stretches, layout.size) else "checked"
+    return "" if are_nested_once(list(zip(starts, stops, strict=True)), layout.size) else "checked"
 
 
 def are_nested_once(stretches: list[tuple[int, int]], size: int) -> bool:

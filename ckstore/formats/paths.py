@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from operator import methodcaller
 from typing import Any
 
 from ckstore.errors import UsageError
@@ -20,7 +21,10 @@ _ESCAPED = re.compile("[/%\\[\\\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\uf
 _ESCAPES = re.compile(r"(?:%[0-9A-F]{2})+")
 _INTEGER = re.compile(r"\[(0|-?[1-9][0-9]{0,30})\]")
 #: Matches segments that are their own text; most are.
-_PLAIN = re.compile(r"(?!\.\.?\Z|__|zarr\.json\Z)[A-Za-z0-9_.~#: -]+").fullmatch
+_OWN_TEXT = r"(?!\.\.?(?:/|\Z)|__|zarr\.json(?:/|\Z))[A-Za-z0-9_.~#: -]+"
+_PLAIN = re.compile(_OWN_TEXT).fullmatch
+_ALL_PLAIN = re.compile(f"(?:{_OWN_TEXT}/)*+{_OWN_TEXT}").fullmatch
+_SPLIT = methodcaller("split", "/")
 #: Whole segments that are escaped by their first character; the empty one is written as a lone `%`.
 _WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E", "zarr.json": "%7Aarr.json"}
 
@@ -80,7 +84,10 @@ def paths_of(texts: Sequence[str]) -> list[Path]:
     >>> paths_of(["state/[0]", "a%2Fb"])
     [('state', 0), ('a/b',)]
     """
-    known = {segment: segment for segment in "/".join(texts).split("/") if _PLAIN(segment)}
+    joined = "/".join(texts)
+    if _ALL_PLAIN(joined):
+        return list(map(tuple, map(_SPLIT, texts)))
+    known = {segment: segment for segment in joined.split("/") if _PLAIN(segment)}
     segments = _Converted(_checked_segment, known)
     return [tuple(map(segments.__getitem__, text.split("/"))) if text else () for text in texts]
 

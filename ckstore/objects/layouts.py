@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -166,7 +167,8 @@ def _decoded(read: ColumnReader) -> LayoutDocument:
         raise ValueError("an extent is named after no tensor")
     own = iter(paths_of(read.texts(int((named == 0).sum()))))
 
-    paths = paths_of(read.texts(tensors))
+    texts = read.texts(tensors)
+    paths = paths_of(texts)
     tensor_dtypes = dtypes(tensors)
     ranks, items = _lists(read, tensors, _NATURAL)
     tensor_shapes = _cut(ranks, items)
@@ -187,13 +189,11 @@ def _decoded(read: ColumnReader) -> LayoutDocument:
     checked_list = _checked(read, checked)
     units = _units(read, dtypes)
     read.end()
-    extents_of, tensors_of, checked_of = iter(extent_list), iter(tensor_list), iter(checked_list)
-    files = [
-        FileLayout(
-            kind, size, list(islice(extents_of, many)), list(islice(tensors_of, more)), list(islice(checked_of, most))
-        )
-        for kind, size, many, more, most in zip(kinds, sizes, *(column.tolist() for column in counts), strict=True)
-    ]
+    rows: list[Iterator[Any]] = [iter(extent_list), iter(tensor_list), iter(checked_list), iter(texts)]
+    files = []
+    for kind, size, *own_counts in zip(kinds, sizes, *(column.tolist() for column in counts), strict=True):
+        parts = [list(islice(items, count)) for items, count in zip(rows, (*own_counts, own_counts[1]), strict=True)]
+        files.append(FileLayout(kind, size, parts[0], parts[1], parts[2], texts=parts[3]))
     return LayoutDocument(files, units)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 from ckstore.codecs.lattice import PARTS
@@ -65,14 +66,14 @@ class Contents:
         shards: dict[str, list[tuple[int, Tensor]]] = {}
         for number, layout in enumerate(self._layout.files):
             prefix = self.prefix(number)
+            texts = texts_of([tensor.path for tensor in layout.tensors]) if layout.texts is None else layout.texts
+            if not prefix and not [tensor for tensor in layout.tensors if tensor.box is not None]:
+                found |= zip(texts, zip(repeat(number), layout.tensors), strict=True)
+                continue
             starts = [f"{path_to_text(path)}/" if path else "" for path in (prefix, prefix[:-1])]
-            texts = texts_of([tensor.path for tensor in layout.tensors])
-            named = [
-                (starts[tensor.box is not None] + text).removesuffix("/")
-                for text, tensor in zip(texts, layout.tensors, strict=True)
-            ]
-            found |= zip(named, ((number, tensor) for tensor in layout.tensors), strict=True)
-            for path, tensor in zip(named, layout.tensors, strict=True):
+            for text, tensor in zip(texts, layout.tensors, strict=True):
+                path = (starts[tensor.box is not None] + text).removesuffix("/")
+                found[path] = number, tensor
                 if tensor.box is not None:
                     shards.setdefault(path, []).append((number, tensor))
         found |= {path: (parts[0][0], join(parts)) for path, parts in shards.items()}
