@@ -29,6 +29,8 @@ from ckstore.storage.schema import encode
 from ckstore.storage.zip_stream import digest_file
 from ckstore.varint import varint
 from tests.catalog_edits import sign, without_triggers
+from tests.layout_columns import columns, packed, rows
+from tests.layout_columns import document as layout_document
 
 #: The time and memory that a store may cost a reader, besides reading a good store of its size.
 SECONDS, BYTES = 2.0, 512 << 20
@@ -137,9 +139,18 @@ class CraftedStore:
         from ckstore.objects.blobs import compress_against, expand_against
 
         document, blobs = self.read(pack)
-        layout = json.loads(expand_against(blobs["layout"], None))
+        layout = rows(expand_against(blobs["layout"], None))
         change(layout)
-        return self.write(pack, document, blobs | {"layout": compress_against(json.dumps(layout).encode(), None)})
+        return self.write(pack, document, blobs | {"layout": compress_against(layout_document(layout), None)})
+
+    def change_columns(self, pack: str, change: Callable[[list[list[Any]]], Any]) -> str:
+        """Change the columns of the layout document of the version in a pack in place."""
+        from ckstore.objects.blobs import compress_against, expand_against
+
+        document, blobs = self.read(pack)
+        found = columns(expand_against(blobs["layout"], None))
+        change(found)
+        return self.write(pack, document, blobs | {"layout": compress_against(packed(found), None)})
 
     def log(self, change: Mapping[str, Any], sequence: int = 1, text: bytes | None = None) -> Path:
         """Write a log record with the digest that it must have."""

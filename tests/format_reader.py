@@ -21,6 +21,7 @@ import zstandard
 from blake3 import blake3
 
 from ckstore.codecs.integers import decode_integers
+from tests.layout_columns import rows
 from tests.payload_reader import decode
 
 Array = npt.NDArray[Any]
@@ -419,7 +420,7 @@ class Reader:
     def files(self, number: int) -> Iterator[tuple[str, bytes]]:
         """Yield the files of a version as (path, bytes), except files with dropped tensors."""
         pack, version = self.versions[number]
-        layout = json.loads(self.blob(pack, version["layout"]))
+        layout = rows(self.blob(pack, version["layout"]))
         extents: dict[tuple[int, int], bytearray] = {}
         units = version.get("coarse", {"units": {}})["units"]
         decoded = {int(unit): values for unit, (values, *_) in units.items()}

@@ -169,15 +169,15 @@ def manifests(crafted: CraftedStore, random: random.Random) -> None:
 
 
 def layouts(crafted: CraftedStore, random: random.Random) -> None:
-    """Make one to three changes of a layout's JSON."""
+    """Make one to three changes of a layout's columns."""
     # Packs that are not packed against another one.
     packs = [pack for pack in crafted.packs() if not crafted.read(pack)[1].get("layout", b"\2" * 9)[8] & 2]
 
-    def change(layout: dict[str, Any]) -> None:
+    def change(columns: list[list[Any]]) -> None:
         for _ in range(random.choice([1, 1, 2, 3])):
-            mutated(layout, random)
+            mutated(columns, random)
 
-    crafted.change_layout(random.choice(packs), change)
+    crafted.change_columns(random.choice(packs), change)
 
 
 def catalogs(crafted: CraftedStore, random: random.Random) -> None:

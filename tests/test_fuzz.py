@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 import ckstore
 from ckstore.errors import CkstoreError
-from ckstore.objects.documents import LayoutDocument, ManifestDocument
+from ckstore.objects.documents import ManifestDocument
+from ckstore.objects.layouts import LayoutDocument
 from ckstore.storage.manifest import decode_manifest
 from tests.checkpoints import scratch
 from tests.crafted import CraftedStore, sealed
 from tests.fuzzing import KINDS, Fuzzer, Watched, make_store, mutated
+from tests.layout_columns import columns, packed
 
 pytestmark = pytest.mark.local
 
@@ -55,7 +57,7 @@ def documents() -> Iterator[dict[str, list[Any]]]:
     with scratch() as directory:
         crafted = CraftedStore(make_store(directory))
         with ckstore.open(crafted.path, "r") as store:
-            layouts = [json.loads(store[row.number]._stored.layout.encode()) for row in store._catalog.versions()]
+            layouts = [columns(store[row.number]._stored.layout.encode()) for row in store._catalog.versions()]
         yield {"manifests": [crafted.read(pack)[0] for pack in crafted.packs()], "layouts": layouts}
 
 
@@ -83,6 +85,6 @@ def test_layouts_are_read_or_refused(documents: dict[str, list[Any]], drawn: ran
     for _ in range(changes):
         document = mutated(document, drawn)
     try:
-        LayoutDocument.decode(json.dumps(document).encode())
+        LayoutDocument.decode(packed(document))
     except CkstoreError as error:
         str(error).encode()  # It can be printed.

@@ -21,7 +21,7 @@ from torch import nn
 import ckstore
 from ckstore.formats.layout import FileLayout
 from ckstore.objects import reader
-from ckstore.objects.documents import LayoutDocument
+from ckstore.objects.layouts import LayoutDocument
 from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
 from tests.checkpoints import described, restored_elsewhere, sha256

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
+
+from msgspec.structs import replace
 
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping, json_mapping

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from msgspec import structs
+
 from ckstore.errors import InputError
 from ckstore.formats.archive import embed
 from ckstore.formats.facts import facts_of_mapping
@@ -114,7 +116,7 @@ def name_tensors(layouts: dict[str, FileLayout], items: Sequence[Item], sources:
             box = item.box or Box((0,) * len(tensor.shape), tensor.shape)
             if item.box is not None and inner:
                 return False
-            tensors.append(replace(tensor, path=(*item.path, *inner), box=box))
+            tensors.append(structs.replace(tensor, path=(*item.path, *inner), box=box))
             shards.setdefault(tensors[-1].path, []).append(tensors[-1])
         for number, item in enumerate(members):
             if item.box is None and len(item.path) == 1:
@@ -174,7 +176,7 @@ def _named_extents(layout: FileLayout, members: Sequence[Item]) -> list[Extent]:
         while number + 1 < len(members) and members[number + 1].start <= extent.start:
             number += 1
         inner = extent.path[1:] if layout.kind == "dcp" else _inside(extent.path)
-        extents.append(replace(extent, path=(*members[number].path, *inner)))
+        extents.append(structs.replace(extent, path=(*members[number].path, *inner)))
     return extents
 
 

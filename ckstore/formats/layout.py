@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from operator import mul
 from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckstore.dtypes import ITEM_SIZES
 
@@ -22,6 +25,9 @@ MARKS = ("conj", "neg", "parameter", "requires_grad", "array")
 
 #: Stretches without tensors become extents from this size in bytes on, to keep them out of the skeleton.
 LARGE_BYTES = 1 << 16
+
+#: Above any place of an element.
+_BEYOND = 1 << 60
 
 #: Above the number of axes of any tensor.
 MOST_AXES = 256
@@ -38,8 +44,7 @@ class Source(Protocol):
         """Return exactly `length` bytes from `offset`; raise `InputError` if the file is shorter."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRef:
+class TensorRef(Struct, frozen=True, gc=False):
     """A leaf of a tree: the index of a tensor in `FileLayout.tensors`."""
 
     index: int
@@ -114,8 +119,7 @@ def memory_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
     return tuple(size for _, size in dimensions)
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(Struct, frozen=True, gc=False):
     """A contiguous run of elements of one dtype in a file: the data of a tensor or of the rest of a storage.
 
     Elements are little-endian. It has the shape in memory order of the tensor that it was cut for, or `(count,)`, and
@@ -144,16 +148,14 @@ class Extent:
         return self.start + self.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Struct, frozen=True, gc=False):
     """The place of a shard in its tensor: its first element, axis by axis, and the shape of the whole tensor."""
 
     first: tuple[int, ...]
     whole: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True, gc=False):
     """A named view into an extent; tied tensors share one.
 
     Attributes
@@ -210,8 +212,7 @@ class Tensor:
         return [(file, self.extent)] if self.extent >= 0 else []
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(Struct, frozen=True, gc=False):
     """A stretch of the file with a CRC-32 in the container, little-endian, at one or more places of the skeleton.
 
     Ingest compares the CRCs; the manifest keeps them as zeros; checkout computes them again. A stretch may contain
@@ -242,6 +243,8 @@ class FileLayout:
         safetensors, npz and gguf a flat dict, for npy its one tensor; None without tensors.
     facts
         The file's own facts: `step`, `epoch` (integers), if its top level or its metadata has them.
+    texts
+        The texts of the tensors' paths, if the layout was decoded.
     bytes_for
         Why parts of the file, by name, are bytes rather than tensors.
     shared
@@ -258,6 +261,7 @@ class FileLayout:
     facts: dict[str, Any] = field(default_factory=dict)
     bytes_for: dict[str, str] = field(default_factory=dict)
     shared: list[tuple[Any, Any]] = field(default_factory=list, compare=False, repr=False)
+    texts: Sequence[str] | None = field(default=None, compare=False, repr=False)
 
     def add(
         self, path: Path, dtype: str, shape: tuple[int, ...], start: int, strides: tuple[int, ...] | None = None
@@ -295,27 +299,7 @@ class FileLayout:
 
         Extents must be disjoint and in order, tensors in their extents, checked stretches disjoint or nested once.
         """
-        # Plain loops for speed: there may be very many tensors.
-        counts = [prod(extent.shape) for extent in self.extents]
-        position = 0
-        for extent, count in zip(self.extents, counts, strict=True):
-            if extent.start < position or count < 0:
-                return "extents"
-            position = extent.start + count * ITEM_SIZES[extent.dtype]
-        if position > self.size:
-            return "extents"
-        for tensor in self.tensors:
-            if len(tensor.shape) != len(tensor.strides) or min((*tensor.shape, *tensor.strides, tensor.offset)) < 0:
-                return "tensors"
-            if 0 in tensor.shape:
-                continue
-            last = tensor.offset + sum(map(mul, tensor.shape, tensor.strides)) - sum(tensor.strides)
-            if not 0 <= tensor.extent < len(counts) or last >= counts[tensor.extent]:
-                return "tensors"
-            if ITEM_SIZES[self.extents[tensor.extent].dtype] != ITEM_SIZES[tensor.dtype]:
-                return "tensors"
-        stretches = [(checked.start, checked.stop) for checked in self.checked]
-        return "" if are_nested_once(stretches, self.size) else "checked"
+        return _fault_of_extents(self) or _fault_of_tensors(self) or _fault_of_checked(self)
 
 
 def opaque(source: Source, kind: str = "opaque", why: str = "", start: int = 0) -> FileLayout:
@@ -323,6 +307,61 @@ def opaque(source: Source, kind: str = "opaque", why: str = "", start: int = 0) 
     layout = FileLayout(kind, source.size, bytes_for={"": why} if why else {})
     layout.add_bytes(("__bytes__",), start, source.size)
     return layout
+
+
+# Below, arrays and comprehensions without calls of Python: there may be very many tensors.
+
+
+def _fault_of_extents(layout: FileLayout) -> str:
+    import numpy as np
+
+    extents, size = layout.extents, layout.size
+    counts, starts = [prod(extent.shape) for extent in extents], [extent.start for extent in extents]
+    if not extents:
+        return ""
+    if min(counts) < 0 or min(starts) < 0 or max(counts) > size or max(starts) > size:
+        return "extents"
+    begins = np.array(starts, np.int64)
+    ends = begins + np.array(counts, np.int64) * np.array([ITEM_SIZES[extent.dtype] for extent in extents])
+    return "extents" if (begins[1:] < ends[:-1]).any() or ends[-1] > size else ""
+
+
+def _fault_of_tensors(layout: FileLayout) -> str:
+    import numpy as np
+
+    tensors, extents = layout.tensors, layout.extents
+    #: The distance of the last element from the first, for all tensors of one form; none in a tensor without elements.
+    reach: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    for shape, strides in {(tensor.shape, tensor.strides) for tensor in tensors}:
+        if len(shape) != len(strides) or min((*shape, *strides, 0)) < 0:
+            return "tensors"
+        last = -1 if 0 in shape else sum(map(mul, shape, strides)) - sum(strides)
+        reach[shape, strides] = min(last, _BEYOND)
+    offsets = [tensor.offset for tensor in tensors]
+    if tensors and (min(offsets) < 0 or max(offsets) > _BEYOND):
+        return "tensors"
+    reaches = np.array([reach[tensor.shape, tensor.strides] for tensor in tensors], np.int64)
+    numbers = np.array([tensor.extent for tensor in tensors], np.int64)
+    held = reaches >= 0
+    numbers, last_ones = numbers[held], (np.array(offsets, np.int64) + reaches)[held]
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(extents):
+        return "tensors"
+    counts = np.array([prod(extent.shape) for extent in extents], np.int64)
+    sizes = np.array([ITEM_SIZES[extent.dtype] for extent in extents])
+    own = np.array([ITEM_SIZES[tensor.dtype] for tensor in tensors])[held]
+    return "tensors" if numbers.size and ((last_ones >= counts[numbers]) | (own != sizes[numbers])).any() else ""
+
+
+def _fault_of_checked(layout: FileLayout) -> str:
+    import numpy as np
+
+    if not layout.checked:
+        return ""
+    starts, stops = [one.start for one in layout.checked], [one.stop for one in layout.checked]
+    places = np.array([starts, stops], np.int64).T.reshape(-1)
+    if (places[1:] >= places[:-1]).all() and places[0] >= 0 and places[-1] <= layout.size:
+        return ""  # One after the other.
+    return "" if are_nested_once(list(zip(starts, stops, strict=True)), layout.size) else "checked"
 
 
 def are_nested_once(stretches: list[tuple[int, int]], size: int) -> bool:

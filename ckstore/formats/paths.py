@@ -7,8 +7,10 @@ every path has one text, every text at most one path, and no segment is a reserv
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from operator import methodcaller
+from typing import Any
 
 from ckstore.errors import UsageError
 from ckstore.formats.layout import Path, Segment
@@ -18,6 +20,11 @@ from ckstore.formats.layout import Path, Segment
 _ESCAPED = re.compile("[/%\\[\\\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _ESCAPES = re.compile(r"(?:%[0-9A-F]{2})+")
 _INTEGER = re.compile(r"\[(0|-?[1-9][0-9]{0,30})\]")
+#: Matches segments that are their own text; most are.
+_OWN_TEXT = r"(?!\.\.?(?:/|\Z)|__|zarr\.json(?:/|\Z))[A-Za-z0-9_.~#: -]+"
+_PLAIN = re.compile(_OWN_TEXT).fullmatch
+_ALL_PLAIN = re.compile(f"(?:{_OWN_TEXT}/)*+{_OWN_TEXT}").fullmatch
+_SPLIT = methodcaller("split", "/")
 #: Whole segments that are escaped by their first character; the empty one is written as a lone `%`.
 _WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E", "zarr.json": "%7Aarr.json"}
 
@@ -54,6 +61,53 @@ def text_to_path(text: str) -> Path:
     if path_to_text(path) != text:
         raise UsageError(f"{text!r} is not a tensor path: `ckstore ls` lists valid paths.")
     return path
+
+
+def texts_of(paths: Sequence[Path]) -> list[str]:
+    """Return the texts of many typed paths, in less time than one by one.
+
+    Examples
+    --------
+    >>> texts_of([("state", 0), ("a/b",)])
+    ['state/[0]', 'a%2Fb']
+    """
+    known = {segment: segment for path in paths for segment in path if type(segment) is str and _PLAIN(segment)}
+    segments = _Converted(_segment_to_text, known)
+    return ["/".join(map(segments.__getitem__, path)) for path in paths]
+
+
+def paths_of(texts: Sequence[str]) -> list[Path]:
+    """Return the typed paths of many texts; raise `UsageError` for an invalid text.
+
+    Examples
+    --------
+    >>> paths_of(["state/[0]", "a%2Fb"])
+    [('state', 0), ('a/b',)]
+    """
+    joined = "/".join(texts)
+    if _ALL_PLAIN(joined):
+        return list(map(tuple, map(_SPLIT, texts)))
+    known = {segment: segment for segment in joined.split("/") if _PLAIN(segment)}
+    segments = _Converted(_checked_segment, known)
+    return [tuple(map(segments.__getitem__, text.split("/"))) if text else () for text in texts]
+
+
+class _Converted(dict[Any, Any]):
+    """The converted forms of segments; a call of Python only for each that is not known."""
+
+    def __init__(self, convert: Callable[[Any], Any], known: dict[Any, Any]) -> None:
+        super().__init__(known)
+        self._convert = convert
+
+    def __missing__(self, segment: Any) -> Any:
+        return self.setdefault(segment, self._convert(segment))
+
+
+def _checked_segment(text: str) -> Segment:
+    segment = _text_to_segment(text)
+    if not text or _segment_to_text(segment) != text:
+        raise UsageError(f"{text!r} is not a segment of a tensor path: `ckstore ls` lists valid paths.")
+    return segment
 
 
 def match_texts(texts: Iterable[str], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[int]:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from msgspec.structs import replace
 
-from ckstore.codecs.lattice import PARTS
-from ckstore.errors import InputError, IntegrityError, UsageError
-from ckstore.formats.layout import MARKS, MOST_AXES, Box, Checked, Extent, FileLayout, Tensor
-from ckstore.formats.paths import path_to_text, text_to_path
-from ckstore.formats.shards import fit_together, gather_shards
+from ckstore.errors import InputError, IntegrityError
 from ckstore.objects.identity import digest
-from ckstore.objects.records import AnyRecord, Dtype
-from ckstore.objects.units import Unit
+from ckstore.objects.records import AnyRecord
 from ckstore.policy import Fidelity, Policy
 from ckstore.runtime.local_path import is_relative
 from ckstore.storage.names import Name
@@ -26,11 +19,9 @@ from ckstore.storage.pack import PackKind, PackName
 from ckstore.storage.schema import (
     HIGHEST,
     LARGEST,
-    LIMIT,
     LOWEST,
     Id,
     Integer,
-    Natural,
     Plain,
     Positive,
     Size,
@@ -312,87 +303,6 @@ class ManifestDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return None if self.version is UNSET else VersionDocument.decode(self.version)
 
 
-if TYPE_CHECKING:
-    Mark = str
-else:
-    Mark = Literal[MARKS]
-
-_Shape = Annotated[tuple[Whole, ...], Meta(max_length=MOST_AXES)]
-#: Sizes and strides are arbitrary for tensors without elements and along axes of length one.
-_Sizes = Annotated[tuple[Natural, ...], Meta(max_length=MOST_AXES)]
-
-
-class _StoredFile(Struct, omit_defaults=True):
-    """The layout of a file in a layout document, with paths as text."""
-
-    kind: Annotated[str, Meta(pattern=r"\A[^\0]{1,64}\Z")]
-    size: Whole
-    extents: list[tuple[Whole, Dtype, _Shape, Text]]
-    tensors: list[tuple[Text, Dtype, _Sizes, _Sizes, Annotated[int, Meta(ge=-1, lt=LIMIT)], Whole, tuple[Mark, ...]]]
-    checked: list[tuple[Text, Whole, Whole, tuple[Whole, ...]]]
-    shards: list[tuple[Whole, _Sizes, _Sizes]] = []
-
-    @classmethod
-    def of(cls, layout: FileLayout) -> _StoredFile:
-        """Return the stored form of a layout."""
-        boxes = ((number, tensor.box) for number, tensor in enumerate(layout.tensors))
-        return cls(
-            layout.kind,
-            layout.size,
-            [(extent.start, extent.dtype, extent.shape, path_to_text(extent.path)) for extent in layout.extents],
-            [(path_to_text(t.path), t.dtype, t.shape, t.strides, t.extent, t.offset, t.marks) for t in layout.tensors],
-            [(_as_text(item.name), item.start, item.stop, item.positions) for item in layout.checked],
-            [(number, box.first, box.whole) for number, box in boxes if box is not None],
-        )
-
-    def layout(self) -> FileLayout:
-        """Return the layout; it has neither tree nor facts."""
-        boxes = {number: Box(first, whole) for number, first, whole in self.shards}
-        return FileLayout(
-            self.kind,
-            self.size,
-            [Extent(start, dtype, shape, text_to_path(path)) for start, dtype, shape, path in self.extents],
-            [
-                Tensor(text_to_path(path), dtype, shape, strides, extent, offset, marks, boxes.get(number))
-                for number, (path, dtype, shape, strides, extent, offset, marks) in enumerate(self.tensors)
-            ],
-            [Checked(*item) for item in self.checked],
-        )
-
-
-class _StoredLayout(Struct):
-    """A layout document."""
-
-    files: list[_StoredFile]
-    units: list[Unit]
-
-
-@dataclass(slots=True)
-class LayoutDocument:
-    """The layouts and units of a version's files. Most versions of a run share one: it holds nothing that changes."""
-
-    files: list[FileLayout]
-    units: list[Unit]
-
-    def encode(self) -> bytes:
-        """Return the document as JSON; raise `InputError` if `decode` would refuse it."""
-        return _encoded(_StoredLayout(list(map(_StoredFile.of, self.files)), self.units), _StoredLayout)
-
-    @classmethod
-    def decode(cls, data: bytes) -> LayoutDocument:
-        """Decode a result of `encode`; it has neither trees nor facts."""
-        try:
-            document = decode(data, _StoredLayout)
-            return cls([file.layout() for file in document.files], document.units)
-        except (UsageError, ValueError) as error:
-            raise IntegrityError(f"A layout is damaged ({error}); restore its pack from a copy.") from error
-
-
-def _as_text(name: str) -> str:
-    """Return a name in an archive as text of the schema; only messages use it."""
-    return name.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
-
-
 def _encoded(value: Any, kind: type[Struct]) -> bytes:
     """Return a document as JSON; raise `InputError` if it could not be read back."""
     try:
@@ -418,62 +328,6 @@ def _check_places(document: VersionDocument) -> None:
             f"The manifest of version {document.number} names {wrong[0]!r:.200}, which is not a path inside it; "
             "restore its pack from a copy that you trust."
         )
-
-
-def check_layout(layout: LayoutDocument, document: VersionDocument) -> None:
-    """Raise `IntegrityError` unless a layout fits the files and objects of a version.
-
-    Extents must lie in the files and tensors in their extents. Every element must belong to one member of one unit,
-    except for dropped elements.
-    """
-    wrong = _wrong_part(layout, document)
-    if wrong:
-        raise IntegrityError(
-            f"The layout of version {document.number} contradicts itself in {wrong}; restore its pack from a copy."
-        )
-
-
-def _wrong_part(layout: LayoutDocument, document: VersionDocument) -> str:
-    if [file.size for file in layout.files] != [entry.size for entry in document.files]:
-        return "files"
-    for file in layout.files:
-        if fault := file.fault():
-            return fault
-    shards = gather_shards((entry.path, file) for entry, file in zip(document.files, layout.files, strict=True))
-    if any(not fit_together([tensor for _, tensor in parts]) for parts in shards.values()):
-        return "shards"
-    wrong = len(layout.units) != len(document.objects) or _is_uncovered(layout, gaps=bool(document.dropped))
-    return "units" if wrong else ""
-
-
-def _is_uncovered(layout: LayoutDocument, *, gaps: bool) -> bool:
-    """Return whether an element has not its unit's dtype, or is in several members, or (without `gaps`) in none."""
-    sizes = [[prod(extent.shape) for extent in file.extents] for file in layout.files]
-    stretches: dict[tuple[int, int], list[tuple[int, int]]] = {
-        (file, extent): [] for file, counts in enumerate(sizes) for extent in range(len(counts))
-    }
-    for unit in layout.units:
-        total = 0
-        for member in unit.members:
-            place = member.file, member.extent
-            if place not in stretches:
-                return True
-            dtype = layout.files[member.file].extents[member.extent].dtype
-            if PARTS.get(dtype, dtype) != unit.dtype:
-                return True
-            total += member.count * (2 if dtype in PARTS else 1)
-            stretches[place].append((member.first, member.count))
-        if total != prod(unit.shape):
-            return True
-    for (file, extent), found in stretches.items():
-        position = 0
-        for first, count in sorted(found):
-            if first < position or (first > position and not gaps):
-                return True
-            position = first + count
-        if position > sizes[file][extent] or (position < sizes[file][extent] and not gaps):
-            return True
-    return False
 
 
 def is_target(target: object) -> bool:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from ckstore.errors import IntegrityError
 from ckstore.objects.blobs import expand_against
-from ckstore.objects.documents import BlobRef, LayoutDocument, ManifestDocument, VersionDocument
+from ckstore.objects.documents import BlobRef, ManifestDocument, VersionDocument
+from ckstore.objects.layouts import LayoutDocument
 from ckstore.objects.records import Raw, Record
 from ckstore.runtime.forks import Lock, in_child
 from ckstore.runtime.lru import Lru

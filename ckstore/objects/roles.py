@@ -54,6 +54,9 @@ _STATES = re.compile(
 )
 _STATE_WORDS = re.compile(r"(?:\w+_)?(?:opt_states?|optim|optimi[sz]ers?)(?:_?states?)?(?:_dict)?(?:_\d+|\d+)?")
 
+#: In every path that has a name from `_ANYWHERE`, or that of a tree.
+_HINTS = re.compile("|".join(("opt", "state", "slot", *_ANYWHERE)))
+
 #: Names in layers that no optimiser of torch gives to its states.
 _LAYERS = {"weight", "bias"}
 
@@ -108,6 +111,8 @@ def state_of(path: Path, tree: int = -1) -> State | None:
     """
     if path and isinstance(name := path[-1], str) and (role := _ANYWHERE.get(name)):
         return State(role, name, path[:-1])
+    if tree < 0 and not _HINTS.search("/".join(map(str, path)).lower()):
+        return None
     words = [(place, word) for place, segment in enumerate(path) for word in _words(segment)]
     if not words:
         return None

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckstore.codecs.lattice import PARTS, chunk_length, part_dtype
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.formats.layout import MOST_AXES, FileLayout, Path, Tensor
+from ckstore.formats.layout import FileLayout, Path, Tensor
+from ckstore.formats.paths import path_to_text, texts_of
 from ckstore.formats.shards import directory_of, gather_shards, join, slabs
 from ckstore.objects.identity import digest
 from ckstore.objects.roles import ADAM, state_of, tree_length, trees_of
-from ckstore.storage.schema import Positive, Text, Whole
 
-if TYPE_CHECKING:
-    CodedDtype = str
-else:
-    #: dtypes of coded elements: complex numbers are coded by parts.
-    CodedDtype = Literal[tuple(name for name in ITEM_SIZES if name not in PARTS)]
+#: dtypes of coded elements: complex numbers are coded by parts.
+CODED = frozenset(ITEM_SIZES.keys() - PARTS.keys())
 
 #: Extents below this many elements are bundled.
 SMALL = 1 << 16
@@ -44,16 +41,16 @@ _VECTORS = {"weight", "bias"}
 _ROLE_MINIMUM = 1 << 12
 
 
-class Member(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Member(Struct, frozen=True, gc=False):
     """A stretch of one extent: its file, the extent's index in the file's layout, first element, number of elements."""
 
-    file: Whole
-    extent: Whole
-    first: Whole
-    count: Positive
+    file: int
+    extent: int
+    first: int
+    count: int
 
 
-class Unit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Unit(Struct, frozen=True):
     """The elements that become one object.
 
     Attributes
@@ -73,11 +70,11 @@ class Unit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         The stretches of the files, in order; counts are in elements of the extent.
     """
 
-    key: Text
-    signature: Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
-    dtype: CodedDtype
-    shape: Annotated[tuple[Positive, ...], Meta(max_length=MOST_AXES)]
-    role: Text
+    key: str
+    signature: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
     members: tuple[Member, ...]
 
     @property
@@ -112,8 +109,7 @@ class Unit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
         return self.key.startswith("bundle:")
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(Struct, frozen=True):
     """An extent, or the extents of the shards of one tensor, under one key."""
 
     prefix: str
@@ -127,7 +123,7 @@ class _Piece:
 
     @property
     def name(self) -> str:
-        return _text(self.path) + self.mark
+        return path_to_text(self.path) + self.mark
 
     @property
     def role(self) -> str:
@@ -161,10 +157,10 @@ def plan_units(
     `cuts`, by file and extent, are cut before these elements.
     """
     units: list[Unit] = []
-    small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]] = {}
+    small: dict[tuple[str, str, str], list[_Small]] = {}
     pieces = [*_pieces(files)]
     trees = trees_of((piece.path, piece.count) for piece in pieces)
-    for piece in pieces:
+    for piece, text in zip(pieces, texts_of([piece.path for piece in pieces]), strict=True):
         if trees:
             piece = replace(piece, tree=tree_length(piece.path, trees))
         firsts = cuts.get((piece.members[0].file, piece.members[0].extent))
@@ -176,7 +172,7 @@ def plan_units(
             continue
         role = piece.role
         group = (f"{piece.prefix}{_subtree(piece.path)}", piece.dtype, "" if role == "other" else role)
-        small.setdefault(group, []).append((_order(piece.path), piece))
+        small.setdefault(group, []).append((_order(piece.path), piece, text + piece.mark))
     units.extend(_bundles(small))
     return units
 
@@ -205,7 +201,7 @@ def _pieces(files: Sequence[tuple[str, FileLayout]]) -> Iterable[_Piece]:
                 piece = joined[place]
                 if piece is not None:
                     yield piece
-            elif count := extent.count:
+            elif count := prod(extent.shape):
                 start = directory_of(prefix.removesuffix("/")) if named else prefix
                 members = (Member(number, index, 0, count),)
                 yield _Piece(start, extent.path, extent.dtype, extent.shape, count, members, marks.get(place, ""))
@@ -253,10 +249,14 @@ def _cut_parts(piece: _Piece, firsts: Sequence[int]) -> Iterable[Unit]:
         )
 
 
-def _bundles(small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]]) -> Iterable[Unit]:
-    merged: dict[tuple[str, str, str], list[tuple[Any, _Piece]]] = {}
+#: A small piece with its sort key and its name.
+_Small = tuple[Any, _Piece, str]
+
+
+def _bundles(small: dict[tuple[str, str, str], list[_Small]]) -> Iterable[Unit]:
+    merged: dict[tuple[str, str, str], list[_Small]] = {}
     for (subtree, dtype, role), pieces in small.items():
-        enough = sum(piece.count for _, piece in pieces) >= _ROLE_MINIMUM
+        enough = sum([piece.count for _, piece, _ in pieces]) >= _ROLE_MINIMUM
         merged.setdefault((subtree, dtype, role if enough else ""), []).extend(pieces)
     for (subtree, dtype, role), pieces in sorted(merged.items(), key=lambda item: item[0]):
         pieces.sort(key=lambda item: (item[0], item[1].members[0].file, item[1].members[0].extent))
@@ -267,27 +267,21 @@ def _bundles(small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]]) -> Ite
                 total += pieces[taken][1].count
                 taken += 1
             chosen, pieces = pieces[:taken], pieces[taken:]
-            signature = _signature(dtype, [(piece.name, piece.shape) for _, piece in chosen])
+            signature = _signature(dtype, [(name, piece.shape) for _, piece, name in chosen])
             scale = 2 if dtype in PARTS else 1
             yield Unit(
                 f"bundle:{subtree}|{dtype}|{role}#{part}", signature, part_dtype(dtype), (total * scale,),
-                role or "other", tuple(member for _, piece in chosen for member in piece.members),
+                role or "other", tuple(member for _, piece, _ in chosen for member in piece.members),
             )  # fmt: skip
             part += 1
 
 
 def _subtree(path: Path) -> str:
-    return _text(path[:1]) if len(path) > 1 else ""
+    return path_to_text(path[:1]) if len(path) > 1 else ""
 
 
 def _order(path: Path) -> Any:
-    return tuple((0, segment, "") if isinstance(segment, int) else (1, 0, segment) for segment in path)
-
-
-def _text(path: Path) -> str:
-    from ckstore.formats.paths import path_to_text
-
-    return path_to_text(path)
+    return [(0, segment, "") if isinstance(segment, int) else (1, 0, segment) for segment in path]
 
 
 def _signature(dtype: str, members: Iterable[tuple[str, tuple[int, ...]]]) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 from ckstore.codecs.lattice import PARTS
 from ckstore.errors import NotFoundError
 from ckstore.formats.layout import Path, Tensor
-from ckstore.formats.paths import path_to_text
+from ckstore.formats.paths import path_to_text, texts_of
 from ckstore.formats.shards import join
-from ckstore.objects.documents import LayoutDocument, VersionDocument
+from ckstore.objects.documents import VersionDocument
+from ckstore.objects.layouts import LayoutDocument
 from ckstore.runtime.cached import cached_property
 
 
@@ -64,13 +66,16 @@ class Contents:
         shards: dict[str, list[tuple[int, Tensor]]] = {}
         for number, layout in enumerate(self._layout.files):
             prefix = self.prefix(number)
-            for tensor in layout.tensors:
-                if tensor.box is None:
-                    found[path_to_text((*prefix, *tensor.path))] = (number, tensor)
-                else:
-                    path = path_to_text((*prefix[:-1], *tensor.path))
+            texts = texts_of([tensor.path for tensor in layout.tensors]) if layout.texts is None else layout.texts
+            if not prefix and not [tensor for tensor in layout.tensors if tensor.box is not None]:
+                found |= zip(texts, zip(repeat(number), layout.tensors), strict=True)
+                continue
+            starts = [f"{path_to_text(path)}/" if path else "" for path in (prefix, prefix[:-1])]
+            for text, tensor in zip(texts, layout.tensors, strict=True):
+                path = (starts[tensor.box is not None] + text).removesuffix("/")
+                found[path] = number, tensor
+                if tensor.box is not None:
                     shards.setdefault(path, []).append((number, tensor))
-                    found[path] = (number, tensor)
         found |= {path: (parts[0][0], join(parts)) for path, parts in shards.items()}
         if not self.dropped:
             return found
@@ -107,17 +112,29 @@ class Contents:
     @cached_property
     def places(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
         """Parts of each (file, extent) in units: (first element, unit number, first element in the unit), in parts."""
+        layouts = self._layout.files
+        double = {
+            (number, index)
+            for number, layout in enumerate(layouts)
+            for index, extent in enumerate(layout.extents)
+            if extent.dtype in PARTS
+        }
         places: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for number, unit in enumerate(self._layout.units):
             position = 0
             for member in unit.members:
+                place = member.file, member.extent
                 # Complex numbers are two floats of a unit.
-                scale = 2 if self._layout.files[member.file].extents[member.extent].dtype in PARTS else 1
+                scale = 2 if double and place in double else 1
                 part = (member.first * scale, number, position)
-                places.setdefault((member.file, member.extent), []).append(part)
+                if place in places:
+                    places[place].append(part)
+                else:
+                    places[place] = [part]
                 position += member.count * scale
         for parts in places.values():
-            parts.sort()
+            if len(parts) > 1:
+                parts.sort()
         return places
 
     def identity(self, file: int, tensor: Tensor) -> tuple[Any, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, get_args
+
+from msgspec.structs import replace
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.flat_writers import write_npz, write_safetensors

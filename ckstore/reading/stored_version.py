@@ -16,7 +16,8 @@ from ckstore.formats.layout import FileLayout, Tensor
 from ckstore.formats.paths import listed
 from ckstore.formats.skeleton import fill_crcs
 from ckstore.formats.sources import CompositeSource
-from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
+from ckstore.objects.documents import VersionDocument
+from ckstore.objects.layouts import LayoutDocument, check_layout
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import check_cut
 from ckstore.policy import Fidelity

@@ -19,9 +19,9 @@ from ckstore.objects.documents import (
     CoarseFacts,
     FileEntry,
     HotFacts,
-    LayoutDocument,
     VersionDocument,
 )
+from ckstore.objects.layouts import LayoutDocument
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion

@@ -18,7 +18,7 @@ from ckstore.commit.costs import bytes_again, own_bytes, restore_cost, update_co
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.errors import ConflictError
 from ckstore.formats.paths import match_texts
-from ckstore.objects.documents import LayoutDocument
+from ckstore.objects.layouts import LayoutDocument
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.pack import PackWriter
 from ckstore.writing.describe import Blobs

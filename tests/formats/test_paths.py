@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import UsageError
-from ckstore.formats.paths import match_texts, path_to_text, text_to_path
+from ckstore.formats.paths import match_texts, path_to_text, paths_of, text_to_path, texts_of
 
 SPECIAL = [
     "",
@@ -93,3 +93,23 @@ def test_globs() -> None:
     assert match_texts(listed, ["*/m", "models"]) == [2, 3, 4]
     assert match_texts(listed, ["model*"], ["*/b", "models"]) == [0, 5]
     assert match_texts(listed, exclude=["**"]) == []
+
+
+TEXTS = [
+    "a/b", "..", "a/../b", "./a", "a/.", "__x", "a/__x", "zarr.json", "a/zarr.json/b", "zarr.jsonx", "a//b", "/a", "a/",
+    "...", ".a", "a/[0]", "[-0]", "%", "%41", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_many_texts_are_read_as_one(text: str) -> None:
+    try:
+        expected = text_to_path(text)
+    except UsageError:
+        for others in ([], ["plain"]):
+            with pytest.raises(UsageError):
+                paths_of([*others, text])
+        return
+    assert paths_of([text]) == [expected]
+    assert paths_of(["plain/text", text]) == [("plain", "text"), expected]
+    assert texts_of([("x", 1), expected]) == ["x/[1]", text]

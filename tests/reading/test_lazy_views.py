@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,16 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 import ckstore
 from ckstore.errors import InputError, IntegrityError
 from ckstore.formats.detect import parse
-from ckstore.formats.layout import Unknown
-from ckstore.objects.documents import LayoutDocument
+from ckstore.formats.layout import MARKS, Unknown
+from ckstore.objects.layouts import LayoutDocument
 from tests.checkpoints import sha256
 from tests.coarse_checks import stored
 from tests.equality import assert_same, bits_of, storage_of
 from tests.formats.reading import in_memory, saved
+from tests.layout_columns import columns, packed, rows
 
 #: dtypes that torch can negate.
 NEGATED = [
@@ -249,13 +250,15 @@ def test_an_unknown_mark_is_refused(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(tmp_path / "z.pt")
         document = store["latest"]._stored.layout
-    encoded = json.loads(document.encode())
+    encoded = rows(document.encode())
     assert encoded["files"][0]["tensors"] == [["z", "complex64", [1], [1], 0, 0, ["conj"]]]
     assert LayoutDocument.decode(document.encode()).files[0].tensors == document.files[0].tensors
-    strange = [replace(tensor, marks=("halved",)) for tensor in document.files[0].tensors]
-    text = document.encode().replace(b'"conj"', b'"halved"')
-    with pytest.raises(IntegrityError, match=r"'halved' - at `\$\.files\[0\]\.tensors"):
-        LayoutDocument.decode(text)
+    stored = columns(document.encode())
+    assert stored[19] == [1]
+    stored[19] = [1 << len(MARKS)]
+    with pytest.raises(IntegrityError, match="an integer is too large"):
+        LayoutDocument.decode(packed(stored))
+    strange = [structs.replace(tensor, marks=("halved",)) for tensor in document.files[0].tensors]
     document.files[0] = replace(document.files[0], tensors=strange)
-    with pytest.raises(InputError, match=r"'halved' - at `\$\.files\[0\]\.tensors"):
+    with pytest.raises(InputError, match="halved"):
         document.encode()

@@ -23,7 +23,7 @@ import ckstore
 from ckstore.commit.change import Change
 from ckstore.errors import IntegrityError, NotFoundError, UsageError
 from ckstore.objects import units
-from ckstore.objects.documents import LayoutDocument
+from ckstore.objects.layouts import LayoutDocument
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.recovery.recover import recover

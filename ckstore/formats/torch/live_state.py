@@ -16,7 +16,9 @@ from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ckstore.dtypes import ITEM_SIZES
+from msgspec import Struct
+
+from ckstore.dtypes import ITEM_SIZES, NATIVE
 from ckstore.errors import CkstoreError, InputError, UsageError
 from ckstore.formats.layout import (
     MARKS,
@@ -279,8 +281,7 @@ def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise", *, out
     return reader.finish(tree)
 
 
-@dataclass(slots=True)
-class _Found:
+class _Found(Struct, eq=False):
     """A tensor or array: its memory, and its place there in elements."""
 
     path: Path
@@ -576,6 +577,13 @@ class _Describer:
                 groups.setdefault(found.memory, []).append(found)
         placed: dict[int, Tensor] = {}
         for group in groups.values():
+            if len(group) == 1 and (array := _own_array(group[0])) is not None:
+                [one] = group
+                number = len(state.extents)
+                state.extents.append(Extent(0, one.dtype, one.shape, one.path))
+                state.memories.append(_ArrayMemory(array))
+                placed[id(one)] = Tensor(one.path, one.dtype, one.shape, one.strides, number, 0, one.marks)
+                continue
             for found, tensor in self._place(group, state):
                 placed[id(found)] = tensor
         for found in self._found:
@@ -623,6 +631,15 @@ class _Describer:
                 one,
                 Tensor(one.path, one.dtype, one.shape, strides or one.strides, number, one.offset - low, one.marks),
             )
+
+
+def _own_array(found: _Found) -> npt.NDArray[Any] | None:
+    """Return a tensor in main memory, whose elements are in C order, as an array; None for any other one."""
+    value = found.value
+    if found.memory[0] == "numpy" or found.dtype not in NATIVE or not (value.is_cpu and value.is_contiguous()):
+        return None
+    array: npt.NDArray[Any] = value.numpy()
+    return array
 
 
 def _imported(name: str) -> Any:

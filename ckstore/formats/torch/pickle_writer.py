@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
 from typing import Any
+
+from msgspec import Struct
 
 from ckstore.errors import UsageError
 from ckstore.formats.layout import Shared, TensorRef, Unknown
@@ -16,6 +17,8 @@ from ckstore.formats.trees import tensor_of
 _BATCH = 1000
 _CONSTANTS = {None: b"N", True: b"\x88", False: b"\x89"}
 _MAX_DEPTH = 300
+#: Levels that the call of a tensor adds.
+_CALL_DEPTH = 4
 
 
 class Reference(tuple[str, str]):
@@ -24,16 +27,14 @@ class Reference(tuple[str, str]):
     __slots__ = ()
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(Struct, eq=False):
     """A call of a global with arguments, made when the pickle is loaded."""
 
     function: Reference
     args: tuple[Any, ...]
 
 
-@dataclass(slots=True, eq=False)
-class PersistentId:
+class PersistentId(Struct, eq=False):
     """A persistent id: a tuple of values and references."""
 
     identity: tuple[Any, ...]
@@ -47,6 +48,15 @@ ORDERED_DICT = Reference(("collections", "OrderedDict"))
 DEFAULT_DICT = Reference(("collections", "defaultdict"))
 #: The global that a pickle calls to open another one, which is kept as bytes.
 OPAQUE = "pickle.loads"
+
+
+class Rebuild(Call, eq=False):
+    """The call of a usual tensor: its first argument is a `PersistentId`, whose third value is the storage's key.
+
+    The calls of one `form` differ in this key alone.
+    """
+
+    form: Hashable
 
 
 #: Makes the call that builds a tensor of its number and its attributes, a tree; None without any.
@@ -81,7 +91,10 @@ class _Writer:
         self._tensor = tensor
         self._firsts = {id(later): first for later, first in shared}
         self._memo: dict[Any, int] = {}
+        self._numbers = 0
         self._alive: list[Any] = []
+        #: The code of a call of each form, with gaps for the length of the key, the key, and the numbers of the memo.
+        self._forms: dict[Hashable, tuple[bytes, int]] = {}
 
     def value(self, node: Any, depth: int) -> None:
         if depth > _MAX_DEPTH:
@@ -97,8 +110,9 @@ class _Writer:
         elif kind is float:
             emit(b"G" + struct.pack(">d", node))
         elif kind is TensorRef:
-            first = self._firsts.get(id(node), node)
-            self._container(self._tensor(first.index, None), Call, depth)
+            call = self._tensor(self._firsts.get(id(node), node).index, None)
+            if type(call) is not Rebuild or not self._rebuild(call, depth):
+                self._container(call, Call, depth)
         elif kind is Reference:
             if not self._known(node):
                 emit("c{}\n{}\n".format(*node).encode())
@@ -158,6 +172,49 @@ class _Writer:
             self._remember(key)
         else:
             raise UsageError(f"A value of type {kind.__name__} cannot be written to a torch file.")
+
+    def _rebuild(self, call: Rebuild, depth: int) -> bool:
+        """Write a call in one step if another one of its form was written; return whether it was."""
+        key, first = call.args[0].identity[2], self._numbers
+        if first < 256 or depth + _CALL_DEPTH > _MAX_DEPTH or key in self._memo or (Call, id(call)) in self._memo:
+            return False
+        found = self._forms.get(call.form)
+        if found is None:
+            self._container(call, Call, depth)
+            self._forms[call.form] = self._form_of(call)
+            return True
+        code, puts = found
+        self._alive.append(call)
+        self._memo[key] = first
+        self._numbers += puts
+        self._memo[Call, id(call)] = self._numbers - 1
+        data = key.encode()
+        numbers = [number.to_bytes(4, "little") for number in range(first, first + puts)]
+        self.parts.append(code % (len(data).to_bytes(4, "little"), data, *numbers))
+        return True
+
+    def _form_of(self, call: Rebuild) -> tuple[bytes, int]:
+        """Return the code of calls like one that was just written, and how many numbers of the memo each takes."""
+        (storage, kind, _, device, count), (offset, shape, strides, *others) = call.args[0].identity, call.args[1:]
+        put = b"r%b"
+        code = self._code(call.function) + b"((" + self._code(storage, kind) + b"X%b%b" + put
+        code += self._code(device, count) + b"t" + put + b"Q" + self._code(offset)
+        for sizes in (shape, strides):
+            code += b"(" + self._code(*sizes) + b"t" + put if sizes else b")"
+        for other in others:
+            empty = type(other) is Call
+            code += self._code(other.function) + b"(tR" + put if empty else self._code(other)
+        code += b"tR" + put
+        return code, code.count(put)
+
+    def _code(self, *nodes: Any) -> bytes:
+        """Return the code of numbers and known texts and references, for a format."""
+        before = len(self.parts)
+        for node in nodes:
+            self.value(node, 0)
+        code = b"".join(self.parts[before:])
+        del self.parts[before:]
+        return code.replace(b"%", b"%%")
 
     def _mapping(self, node: dict[Any, Any], key: Any, depth: int) -> None:
         if type(node) is dict:
@@ -228,5 +285,6 @@ class _Writer:
         return True
 
     def _remember(self, key: Any) -> None:
-        number = self._memo[key] = len(self._memo)
+        number = self._memo[key] = self._numbers
+        self._numbers += 1
         self.parts.append(b"q" + struct.pack("<B", number) if number < 256 else b"r" + struct.pack("<I", number))

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
 from ckstore.formats.layout import Checked, Extent, FileLayout, Shared, Tensor
 from ckstore.formats.skeleton import crc_offsets
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES
-from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Reference, write_pickle
+from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Rebuild, Reference, write_pickle
 from ckstore.formats.trees import plain_tree, tensor_numbers
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.zip_records import (
@@ -186,8 +188,10 @@ def _rebuild_call(
     wants = grad and not is_parameter
     args = (identity, tensor.offset, tensor.shape, tensor.strides, wants, Call(ORDERED_DICT, ()))
     of_dtype = (Reference(("torch", tensor.dtype)),) if by_dtype else ()
-    said = dict.fromkeys((mark for mark in tensor.marks if mark in ("conj", "neg", "array")), True)
+    said = {mark: True for mark in tensor.marks if mark in ("conj", "neg", "array")}
     metadata = (said,) if said else ()
+    if not is_parameter and not said and not by_dtype:
+        return Rebuild(_REBUILD, args, (dtype, count, tensor.offset, tensor.shape, tensor.strides, wants))
     call = Call(_REBUILD_UNTYPED if by_dtype else _REBUILD, (*args, *of_dtype, *metadata))
     return Call(_REBUILD_PARAMETER, (call, grad, Call(ORDERED_DICT, ()))) if is_parameter else call
 
