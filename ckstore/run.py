@@ -162,7 +162,7 @@ class Run:
         Raises
         ------
         ConflictError
-            A file with other content is there, without `force`; nothing is written then.
+            A file with other content exists, without `force`; nothing is written then.
 
         Examples
         --------
@@ -185,6 +185,18 @@ class Run:
     def steps(self) -> list[int | None]:
         """The step of each version; None where it has none."""
         return [version.step for version in self.versions]
+
+    def table(self) -> Table:
+        """Return a table of the versions, with the columns of `Store.log`.
+
+        Examples
+        --------
+        >>> store.run("gpt")[200:].table().columns("step", "val_loss")
+        [{'step': 200, 'val_loss': 2.7}, {'step': 300, 'val_loss': 2.8}]
+        """
+        from ckstore.table import Table, version_record
+
+        return Table(version_record(version._stored.row, version.tags) for version in self)
 
     @property
     def metrics(self) -> dict[str, list[Any]]:

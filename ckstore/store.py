@@ -976,6 +976,7 @@ class Store(Mapping[str | int, "Version"]):
         step: int | None = None,
         parent: str | int | Version | None = None,
         metrics: dict[str, Any] | None = None,
+        config: Any = None,
         replace: bool = False,
         verify: bool = False,
         force: bool = False,
@@ -1006,6 +1007,9 @@ class Store(Mapping[str | int, "Version"]):
         metrics
             JSON values by name; NaN and infinities become text that `float` reads. An existing version of the same
             content gets them, too.
+        config
+            The configuration of the training: a mapping, a namespace or a dataclass, whose values become JSON. Values
+            that are named as secrets (token, key, password) are left out.
         replace
             Replace the version at the same run and step.
         verify
@@ -1058,11 +1062,11 @@ class Store(Mapping[str | int, "Version"]):
         ...     store["toy@3"].metrics
         {'loss': 0.5}
         """
-        from ckstore.writing.request import IngestOptions
+        from ckstore.writing.request import IngestOptions, with_config
 
         options = IngestOptions(
-            run, step, _name_of(parent), metrics or {}, replace, verify, force, max_restore_cost, policy, search,
-            gradients, on_unknown, hot, allow_empty,
+            run, step, _name_of(parent), with_config(metrics, config), replace, verify, force, max_restore_cost,
+            policy, search, gradients, on_unknown, hot, allow_empty,
         )  # fmt: skip
         return self._taking().ingest(source, options, progress)
 

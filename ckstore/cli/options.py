@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import IntParamType, StringParamType
 
+from ckstore.cli.output import NAN
 from ckstore.cli.verb import RunName, VersionName, option
 from ckstore.errors import UsageError
 from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Policy
@@ -117,6 +119,8 @@ def _number(text: str) -> int | float | str:
     with suppress(ValueError):
         number = float(text)
         # JSON has no infinities and no NaN: they stay text.
+        if number != number:
+            return NAN
         if abs(number) < float("inf"):
             return number
     return text
@@ -147,6 +151,11 @@ ingest_options = with_all(
     ),
     option(
         "--metric NAME=VALUE", "Add a metric, for a single PATH.", name="metrics", multiple=True, callback=metrics_of
+    ),
+    option(
+        "--config FILE",
+        "Keep the configuration in a JSON or YAML file with the version; without values that are named as secrets.",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
     ),
     option("--replace", "Replace the version at the same run and step."),
     option("--verify", "Decode each version and compare it with its input before it becomes visible."),
@@ -181,6 +190,25 @@ ingest_options = with_all(
 )
 
 
+def _config(file: Path | None) -> Any:
+    """Return the configuration in a file; None without one."""
+    if file is None:
+        return None
+    text = file.read_text("utf-8")
+    read: Callable[[str], Any] = json.loads
+    errors: tuple[type[Exception], ...] = (ValueError, RecursionError)
+    if file.suffix.lower() in (".yaml", ".yml"):
+        try:
+            import yaml
+        except ImportError:
+            raise UsageError(f"{file} is YAML, which PyYAML reads: `pip install pyyaml`, or give JSON.") from None
+        read, errors = yaml.safe_load, (*errors, yaml.YAMLError)
+    try:
+        return read(text)
+    except errors as error:
+        raise UsageError(f"{file} cannot be read as a configuration: {' '.join(str(error).split())}.") from error
+
+
 def policy_of(given: dict[str, Any]) -> Policy | None:
     """Take the options of fidelity out of `given`; return their policy, or None without any."""
     names = ("fidelity", "scheme", "quality", "max_abs_error", "max_rel_error")
@@ -192,9 +220,10 @@ def policy_of(given: dict[str, Any]) -> Policy | None:
 
 def options_of(given: dict[str, Any]) -> IngestOptions:
     """Return the options of an ingest, given under the names of `ingest_options`."""
-    from ckstore.writing.request import IngestOptions
+    from ckstore.writing.request import IngestOptions, with_config
 
     policy = policy_of(given)
+    given["metrics"] = with_config(given["metrics"], _config(given.pop("config")))
     command, tolerated, jobs, maximise = (
         given.pop(name) for name in ("evaluation", "max_degradation", "jobs", "maximise")
     )
