@@ -160,6 +160,36 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
+@dataclass(frozen=True, slots=True)
+class Every:
+    """A period whose first version is kept, in steps or seconds: of all, or of the last `count` that have a version."""
+
+    size: float
+    is_time: bool
+    count: int | None = None
+
+
+def periods_of(value: int | str) -> list[Every]:
+    """Return periods such as `200` (steps), `1d`, or `1h:24,1d:7` (the last 24 hours and 7 days that have a version).
+
+    Raise `UsageError` for another text.
+
+    Examples
+    --------
+    >>> periods_of("1h:24,1d")
+    [Every(size=3600.0, is_time=True, count=24), Every(size=86400.0, is_time=True, count=None)]
+    """
+    found = []
+    for part in str(value).split(","):
+        text, separator, number = part.strip().partition(":")
+        count = step_of_text(number) if separator else None
+        size = step_of_text(text)
+        if (separator and (count is None or count < 1)) or size == 0:
+            raise UsageError(f"{part!r} keeps nothing; give steps or a duration, as in 200, 1d or 1d:7.")
+        found.append(Every(seconds_of(text), True, count) if size is None else Every(size, False, count))
+    return found
+
+
 def is_number(value: Any) -> bool:
     """Return whether a value is a number, or a text that begins like one."""
     value = plain_number(value)

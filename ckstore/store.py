@@ -632,8 +632,8 @@ class Store(Mapping[str | int, "Version"]):
         versions: Versions | None = None,
         *,
         run: str | None = None,
-        keep_last: int | None = None,
-        keep_every: int | None = None,
+        keep_last: int | str | None = None,
+        keep_every: int | str | None = None,
         keep_tagged: bool = False,
     ) -> list[Version]:
         """Return versions by number, selected as by every method that takes `versions` and `run`.
@@ -646,8 +646,8 @@ class Store(Mapping[str | int, "Version"]):
         run
             Select all versions of this run.
         keep_last, keep_every, keep_tagged
-            Leave out the last N of each run, the first of every N steps, and tagged versions. Superseded versions do
-            not count among the former two.
+            Leave out the last N of each run (or of a time: `30d`), the first of every N steps (or `1d`, `1h:24,1d:7`),
+            and tagged versions. Superseded versions do not count among the former two.
 
         Raises
         ------
@@ -670,8 +670,8 @@ class Store(Mapping[str | int, "Version"]):
         self,
         versions: Versions | None,
         run: str | None,
-        keep_last: int | None = None,
-        keep_every: int | None = None,
+        keep_last: int | str | None = None,
+        keep_every: int | str | None = None,
         keep_tagged: bool = False,
         *,
         required: bool = False,
@@ -754,8 +754,8 @@ class Store(Mapping[str | int, "Version"]):
         versions: Versions | None = None,
         *,
         run: str | None = None,
-        keep_last: int | None = None,
-        keep_every: int | None = None,
+        keep_last: int | str | None = None,
+        keep_every: int | str | None = None,
         keep_tagged: bool = False,
         dry_run: bool = False,
     ) -> ForgetReport:
@@ -825,8 +825,8 @@ class Store(Mapping[str | int, "Version"]):
         versions: Versions | None = None,
         *,
         run: str | None = None,
-        keep_last: int | None = None,
-        keep_every: int | None = None,
+        keep_last: int | str | None = None,
+        keep_every: int | str | None = None,
         keep_tagged: bool = False,
         quality: float = QUALITY,
         dry_run: bool = False,

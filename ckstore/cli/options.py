@@ -16,7 +16,7 @@ from ckstore.cli.output import NAN
 from ckstore.cli.verb import RunName, VersionName, option
 from ckstore.errors import UsageError
 from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Policy
-from ckstore.steps import step_of_value
+from ckstore.steps import periods_of, seconds_of, step_of_value
 
 if TYPE_CHECKING:
     from ckstore.writing.request import IngestOptions
@@ -56,6 +56,39 @@ class _Step(IntParamType):
         return step
 
 
+class Last(StringParamType):
+    """A number of versions, or a duration."""
+
+    name = "number or duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or the text of a valid duration."""
+        number = step_of_value(value)
+        try:
+            if number is None:
+                seconds_of(value)
+        except UsageError as error:
+            self.fail(str(error).rstrip("."), param, ctx)
+        if number is not None and number < 1:
+            self.fail(f"{value} keeps nothing; give 1 or more", param, ctx)
+        return value if number is None else number
+
+
+class Periods(StringParamType):
+    """A number of steps, or periods of time."""
+
+    name = "steps or durations"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or the text of valid periods."""
+        try:
+            periods_of(value)
+        except UsageError as error:
+            self.fail(str(error).rstrip("."), param, ctx)
+        number = step_of_value(value)
+        return value if number is None else number
+
+
 STEP_SOURCES = ("name", "content", "order")
 
 #: The options of fidelity; `policy_of` takes them.
@@ -92,11 +125,12 @@ named_options = with_all(
 #: The argument and options of a selection, under the names of the parameters of `Store.select`.
 selection_options = with_all(
     named_options,
-    option("--keep-last N", "Keep the last N of the selected versions.", type=click.IntRange(min=1)),
+    option("--keep-last N", "Keep the last N of the selected versions, or the last 30d, say.", type=Last()),
     option(
         "--keep-every STEPS",
-        "Keep the first selected version of each STEPS steps: for 100, of steps 0 to 99, 100 to 199, and so on.",
-        type=click.IntRange(min=1),
+        "Keep the first selected version of each STEPS steps: for 100, of steps 0 to 99, 100 to 199, and so on; or of "
+        "each 1d, say, or of the last 24 hours and 7 days: 1h:24,1d:7.",
+        type=Periods(),
     ),
     option("--keep-tagged", "Keep the selected versions that are tagged."),
 )

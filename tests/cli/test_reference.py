@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-import click
 import pytest
 
 import ckstore
-from ckstore.cli.program import VERBS, program
+from ckstore.cli.program import VERBS
 from tools import reference
 
 
@@ -32,16 +31,3 @@ def test_every_verb_is_documented(verb: str) -> None:
     page = reference.TARGET.read_text()
     assert f"\n## {verb}\n" in page
     assert f"[`{verb}`](#{verb})" in page
-
-
-def test_verbs_and_options_do_not_grow() -> None:
-    """docs/decisions.md has the reasons."""
-    options = {
-        parameter.opts[-1]
-        for verb in VERBS
-        if (command := program.get_command(click.Context(program), verb)) is not None
-        for parameter in command.params
-        if isinstance(parameter, click.Option)
-    }
-    assert len(VERBS) <= 25
-    assert len(options) <= 63, sorted(options)
