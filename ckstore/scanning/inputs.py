@@ -219,6 +219,7 @@ def _open_directory(path: Path, *, force: bool, is_one: bool, blobs: bool) -> Sc
     if not is_one:
         refuse_several(path, entries)
     opened = Lru[str, FileSource](_MOST_OPEN)
+    damaged: list[InputError] = []
     for entry in entries:
         if entry.kind == "symlink":
             version.links.append((entry.path, entry.target or ""))
@@ -226,8 +227,14 @@ def _open_directory(path: Path, *, force: bool, is_one: bool, blobs: bool) -> Sc
             version.directories.append((entry.path, entry.mode))
         else:
             source = InputFile(path / entry.path, opened)
-            layout = _parse(source, entry.path, force=force, lone=False)
+            try:
+                layout = _parse(source, entry.path, force=force, lone=False)
+            except InputError as error:
+                damaged.append(error)
+                continue
             version.files.append(ScannedFile(entry.path, source, layout, source.mode, source.mtime_ns))
+    if damaged:
+        raise _error_of(damaged)
     if not force:
         require_complete(path, version)
     _name_shards(version, force=force)
@@ -236,6 +243,15 @@ def _open_directory(path: Path, *, force: bool, is_one: bool, blobs: bool) -> Sc
     if not any(file.layout.tensors for file in version.files) and not (force and version.files):
         require_checkpoint(path, entries)
     return version
+
+
+def _error_of(damaged: Sequence[InputError]) -> InputError:
+    """Return one error for the damaged files of a directory, which names all of them."""
+    if len(damaged) == 1:
+        return damaged[0]
+    remedy = "`force` stores its bytes unchanged."
+    faults = [str(error).removesuffix(remedy).rstrip("; .") for error in damaged]
+    return InputError(f"{len(damaged)} files are damaged: {'; '.join(faults)}; `force` stores their bytes unchanged.")
 
 
 def _refuse_series(path: Path, version: ScannedVersion) -> None:

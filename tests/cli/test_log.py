@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -111,7 +112,7 @@ def test_best_versions_come_first_and_nan_last(ckstore, filled: Path) -> None:
 def test_nan_is_red(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ckstore("metric", "gpt@0", "loss=nan")
     monkeypatch.setattr(click.utils, "should_strip_ansi", lambda *_: False)
-    assert "\x1b[31mNaN\x1b[0m" in ckstore("log").out
+    assert re.search(r"\x1b\[31m *NaN\x1b\[0m", ckstore("log").out)
 
 
 def test_versions_of_the_last_days(ckstore, filled: Path) -> None:
