@@ -11,6 +11,7 @@ from msgspec import Meta
 from ckstore.codecs.schemes import LATTICE, OWN, scheme_of
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.arguments import FLOAT, TEXT, TEXTS, WHOLE, plain_fields
+from ckstore.steps import periods_of, seconds_of
 from ckstore.storage.schema import LIMIT, Number, Plain, Positive, Text, Whole, Word, check, decode
 from ckstore.storage.schema import fields as typed
 
@@ -33,8 +34,8 @@ _FINEST, _COARSEST = 0.125, 64.0
 
 _SETTINGS = {"levels": Whole, "prune": Number, "protect": Number, "metric": Text, "embedding_levels": Whole}
 _RETENTION = {
-    "exact_last": Positive, "exact_every": Positive, "exact_best": list[Text], "keep_last": Positive,
-    "keep_every": Positive, "drop": Annotated[list[Word], Meta(min_length=1)], "whole_last": Positive,
+    "exact_last": Positive, "exact_every": Positive, "exact_best": list[Text], "keep_last": Positive | Word,
+    "keep_every": Positive | Word, "drop": Annotated[list[Word], Meta(min_length=1)], "whole_last": Positive,
 }  # fmt: skip
 _POLICY = typed(
     {"fidelity": Fidelity},
@@ -62,9 +63,11 @@ class Retention:
     exact_best
         `METRIC:min` or `METRIC:max`: keep the version with the smallest or largest value, and keep it exact.
     keep_last
-        Keep the latest N versions; older ones are forgotten. None keeps all.
+        Keep the latest N versions, or those of a time such as `30d` before the run's last ingest; older ones are
+        forgotten. None keeps all.
     keep_every
-        Also keep the first older version of every N steps.
+        Also keep the first older version of every N steps, or of periods: `1d`, or `1h:24,1d:7` for the last 24 hours
+        and 7 days that have a version.
     drop
         Globs over tensor paths: older versions lose matching tensors, unless `exact_every` or `exact_best` keeps them
         exact.
@@ -80,8 +83,8 @@ class Retention:
     exact_last: int | None = None
     exact_every: int | None = None
     exact_best: tuple[str, ...] = ()
-    keep_last: int | None = None
-    keep_every: int | None = None
+    keep_last: int | str | None = None
+    keep_every: int | str | None = None
     drop: tuple[str, ...] = ()
     whole_last: int | None = None
 
@@ -89,8 +92,12 @@ class Retention:
         plain_fields(self, exact_last=WHOLE, exact_every=WHOLE, whole_last=WHOLE, exact_best=TEXTS, drop=TEXTS)
         for name in ("exact_last", "exact_every", "keep_last", "keep_every", "whole_last"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if isinstance(value, int) and value < 1:
                 raise UsageError(f"`{name}` must be 1 or more, not {value}.")
+        if isinstance(self.keep_last, str):
+            seconds_of(self.keep_last)
+        if self.keep_every is not None:
+            periods_of(self.keep_every)
         if (self.whole_last is not None and not self.drop) or "" in self.drop:
             raise UsageError("`whole_last` requires `drop`, which names the tensors to drop.")
         for name, needs, said in (
@@ -104,7 +111,7 @@ class Retention:
             raise UsageError("`exact_best` requires `exact_last` or `keep_last`.")
         for name in ("exact_last", "whole_last"):
             value = getattr(self, name)
-            if value is not None and self.keep_last is not None and value > self.keep_last:
+            if value is not None and isinstance(self.keep_last, int) and value > self.keep_last:
                 raise UsageError(f"`{name}` {value} must be at most `keep_last` {self.keep_last}.")
         for best in self.exact_best:
             metric, _, sense = best.rpartition(":")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ckstore.errors import NotFoundError, UsageError
-from ckstore.runtime.arguments import WHOLE, checked, shown
+from ckstore.runtime.arguments import PATH, WHOLE, checked, shown
 from ckstore.runtime.cached import cached_property
 from ckstore.steps import step_of_value
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ckstore.table import Table
     from ckstore.version import Version
     from ckstore.views.groups import TypedGroup
@@ -134,10 +137,66 @@ class Run:
             raise UsageError(f"The number of versions must be 0 or more, not {count}.")
         return Run(self.name, self.versions[max(len(self.versions) - count, 0) :])
 
+    @checked(target=PATH)
+    def checkout(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        force: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Path]:
+        """Write the files of all versions into a directory, under their own names; return the path of each version.
+
+        Names that repeat get the step: `state_dict-400.pt`. Files that are there with the same bytes are left alone, so
+        that a second call continues an interrupted one.
+
+        Parameters
+        ----------
+        target
+            The directory; a missing one is made.
+        force
+            Overwrite files with other content.
+        progress
+            Called with numbers of written bytes.
+
+        Raises
+        ------
+        ConflictError
+            A file with other content exists, without `force`; nothing is written then.
+
+        Examples
+        --------
+        >>> [path.name for path in store.run("gpt")[200:].checkout("restored")]
+        ['state_dict-200.pt', 'state_dict-300.pt']
+        """
+        from pathlib import Path
+
+        from ckstore.reading.restore import is_there, places
+
+        paths = places([version._stored for version in self], Path(target))
+        chosen = zip(self.versions, paths, strict=True)
+        missing = [(version, path) for version, path in chosen if not is_there(version._stored, path, force=force)]
+        for version, path in missing:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            version.checkout(path, format="original", force=force, progress=progress)
+        return paths
+
     @property
     def steps(self) -> list[int | None]:
         """The step of each version; None where it has none."""
         return [version.step for version in self.versions]
+
+    def table(self) -> Table:
+        """Return a table of the versions, with the columns of `Store.log`.
+
+        Examples
+        --------
+        >>> store.run("gpt")[200:].table().columns("step", "val_loss")
+        [{'step': 200, 'val_loss': 2.7}, {'step': 300, 'val_loss': 2.8}]
+        """
+        from ckstore.table import Table, version_record
+
+        return Table(version_record(version._stored.row, version.tags) for version in self)
 
     @property
     def metrics(self) -> dict[str, list[Any]]:

@@ -15,6 +15,8 @@ from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Any, Protocol, TypeVar
 
+from ckstore.errors import UsageError
+
 #: Keys of steps in contents, in order.
 STEP_KEYS = ("global_step", "step", "iteration", "iter")
 EPOCH_KEY = "epoch"
@@ -45,6 +47,9 @@ _BEFORE = tuple(re.compile(rf"({_PLAIN}{_REST})[-_ ]?(?i:(?:{word})s?(?![a-z]))"
 _JOINED = re.compile(rf"(?<![A-Za-z])(?i:{_ANY_WORD})[-_=. ]*([0-9]+(?:_[0-9]+)+)")
 _GROUPS = re.compile(r"[1-9][0-9]{0,2}(?:_[0-9]{3})+")
 _WORD = re.compile(rf"\b{_ANY_WORD}\b", re.IGNORECASE)
+
+_DURATION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhdw])")
+_UNITS: Mapping[str, int] = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 _YEAR, _MONTH, _DAY = r"(?:19|20)[0-9]{2}", r"(?:0[1-9]|1[0-2])", r"(?:0[1-9]|[12][0-9]|3[01])"
 _HOUR, _SIXTY = r"(?:[01][0-9]|2[0-3])", r"[0-5][0-9]"
@@ -139,6 +144,50 @@ def step_of_text(text: str) -> int | None:
     """
     found = _ARGUMENT.fullmatch(text.strip())
     return None if found is None else _step(*found.groups())
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a duration such as `2d`, `36h` or `1w`; raise `UsageError` for another text.
+
+    Examples
+    --------
+    >>> seconds_of("2d"), seconds_of("36h"), seconds_of("1.5m")
+    (172800.0, 129600.0, 90.0)
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{text!r} is not a duration such as 36h, 2d or 1w (s, m, h, d, w).")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """A period whose first version is kept, in steps or seconds: of all, or of the last `count` that have a version."""
+
+    size: float
+    is_time: bool
+    count: int | None = None
+
+
+def periods_of(value: int | str) -> list[Every]:
+    """Return periods such as `200` (steps), `1d`, or `1h:24,1d:7` (the last 24 hours and 7 days that have a version).
+
+    Raise `UsageError` for another text.
+
+    Examples
+    --------
+    >>> periods_of("1h:24,1d")
+    [Every(size=3600.0, is_time=True, count=24), Every(size=86400.0, is_time=True, count=None)]
+    """
+    found = []
+    for part in str(value).split(","):
+        text, separator, number = part.strip().partition(":")
+        count = step_of_text(number) if separator else None
+        size = step_of_text(text)
+        if (separator and (count is None or count < 1)) or size == 0:
+            raise UsageError(f"{part!r} keeps nothing; give steps or a duration, as in 200, 1d or 1d:7.")
+        found.append(Every(seconds_of(text), True, count) if size is None else Every(size, False, count))
+    return found
 
 
 def is_number(value: Any) -> bool:

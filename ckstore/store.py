@@ -632,8 +632,8 @@ class Store(Mapping[str | int, "Version"]):
         versions: Versions | None = None,
         *,
         run: str | None = None,
-        keep_last: int | None = None,
-        keep_every: int | None = None,
+        keep_last: int | str | None = None,
+        keep_every: int | str | None = None,
         keep_tagged: bool = False,
     ) -> list[Version]:
         """Return versions by number, selected as by every method that takes `versions` and `run`.
@@ -646,8 +646,8 @@ class Store(Mapping[str | int, "Version"]):
         run
             Select all versions of this run.
         keep_last, keep_every, keep_tagged
-            Leave out the last N of each run, the first of every N steps, and tagged versions. Superseded versions do
-            not count among the former two.
+            Leave out the last N of each run (or of a time: `30d`), the first of every N steps (or `1d`, `1h:24,1d:7`),
+            and tagged versions. Superseded versions do not count among the former two.
 
         Raises
         ------
@@ -670,8 +670,8 @@ class Store(Mapping[str | int, "Version"]):
         self,
         versions: Versions | None,
         run: str | None,
-        keep_last: int | None = None,
-        keep_every: int | None = None,
+        keep_last: int | str | None = None,
+        keep_every: int | str | None = None,
         keep_tagged: bool = False,
         *,
         required: bool = False,
@@ -754,8 +754,8 @@ class Store(Mapping[str | int, "Version"]):
         versions: Versions | None = None,
         *,
         run: str | None = None,
-        keep_last: int | None = None,
-        keep_every: int | None = None,
+        keep_last: int | str | None = None,
+        keep_every: int | str | None = None,
         keep_tagged: bool = False,
         dry_run: bool = False,
     ) -> ForgetReport:
@@ -825,8 +825,8 @@ class Store(Mapping[str | int, "Version"]):
         versions: Versions | None = None,
         *,
         run: str | None = None,
-        keep_last: int | None = None,
-        keep_every: int | None = None,
+        keep_last: int | str | None = None,
+        keep_every: int | str | None = None,
         keep_tagged: bool = False,
         quality: float = QUALITY,
         dry_run: bool = False,
@@ -976,6 +976,7 @@ class Store(Mapping[str | int, "Version"]):
         step: int | None = None,
         parent: str | int | Version | None = None,
         metrics: dict[str, Any] | None = None,
+        config: Any = None,
         replace: bool = False,
         verify: bool = False,
         force: bool = False,
@@ -1006,6 +1007,9 @@ class Store(Mapping[str | int, "Version"]):
         metrics
             JSON values by name; NaN and infinities become text that `float` reads. An existing version of the same
             content gets them, too.
+        config
+            The configuration of the training: a mapping, a namespace or a dataclass, whose values become JSON. Values
+            that are named as secrets (token, key, password) are left out.
         replace
             Replace the version at the same run and step.
         verify
@@ -1058,11 +1062,11 @@ class Store(Mapping[str | int, "Version"]):
         ...     store["toy@3"].metrics
         {'loss': 0.5}
         """
-        from ckstore.writing.request import IngestOptions
+        from ckstore.writing.request import IngestOptions, with_config
 
         options = IngestOptions(
-            run, step, _name_of(parent), metrics or {}, replace, verify, force, max_restore_cost, policy, search,
-            gradients, on_unknown, hot, allow_empty,
+            run, step, _name_of(parent), with_config(metrics, config), replace, verify, force, max_restore_cost,
+            policy, search, gradients, on_unknown, hot, allow_empty,
         )  # fmt: skip
         return self._taking().ingest(source, options, progress)
 

@@ -6,10 +6,14 @@ import operator
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import UsageError
+from ckstore.runtime.provenance import CONFIG, MADE, RESERVED
+from ckstore.steps import seconds_of
+from ckstore.storage.version_names import is_better_low
 
 if TYPE_CHECKING:
     from ckstore.storage.rows import VersionRow
@@ -18,9 +22,19 @@ if TYPE_CHECKING:
 _SHOWN = 60
 
 _CONDITION = re.compile(r"([^<>=!]+)(<=|>=|!=|=|<|>)(.*)")
+_AND = re.compile(r"\s+and\s+")
+_IS_NAN = re.compile(r"\s*isnan\(([^()]+)\)\s*")
+#: Keys whose mappings hold further columns.
+_GROUPS = ("metrics", "config", "made")
+_MISSING = object()
+_REVERSED = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _SIGNS = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
+
+
+#: Before the name of a metric: best values first.
+BEST = "best:"
 
 
 class Table(list[dict[str, Any]]):
@@ -39,7 +53,9 @@ class Table(list[dict[str, Any]]):
         """Return the records that meet all conditions, such as `val_loss<2.5`, `run=gpt` or `tags=best`.
 
         Operators are =, !=, <, <=, > and >=. Numbers compare as numbers, other values as text; a list is compared by
-        its items. A record without a value meets only !=.
+        its items. A record without a value meets only !=. `and` joins conditions, `isnan(loss)` is `loss=NaN`,
+        `config.lr` is a value inside `config` or `made`, and `age<2d` compares the time since the ingest (s, m, h, d,
+        w).
 
         Raises
         ------
@@ -52,11 +68,10 @@ class Table(list[dict[str, Any]]):
         [200, 300]
         """
         kept = list(self)
-        for condition in conditions:
-            found = _CONDITION.fullmatch(condition)
-            if found is None:
-                raise UsageError(f"{condition!r} is not a condition such as val_loss<2.5 or run=gpt.")
-            name, sign, wanted = found.groups()
+        for condition in [part for given in conditions for part in _AND.split(given)]:
+            name, sign, wanted = _parsed(condition)
+            if name == "age":
+                name, sign, wanted = "created", _REVERSED[sign], _time_before(wanted)
             values = {id(record): value for record, value in zip(self, self.values(name), strict=True)}
             kept = [record for record in kept if _meets(values[id(record)], sign, wanted)]
         return Table(kept)
@@ -64,16 +79,25 @@ class Table(list[dict[str, Any]]):
     def sorted_by(self, name: str) -> Table:
         """Return the records by ascending value of a key, or descending with `-` before it; the others come last.
 
+        `best:val_loss` means the best values first: the lowest of a loss or an error, the highest of other metrics. NaN
+        comes after all numbers.
+
         Examples
         --------
         >>> store.log().sorted_by("-val_loss").values("step")
         [100, 300, 200]
         """
-        values = self.values(name.removeprefix("-"))
-        known = [(value, record) for value, record in zip(values, self, strict=True) if value is not None]
+        if name.startswith(BEST):
+            metric = name.removeprefix(BEST)
+            name = metric if is_better_low(metric) else f"-{metric}"
+        values = [(value, record) for value, record in zip(self.values(name.removeprefix("-")), self, strict=True)]
+        known = [(value, record) for value, record in values if value is not None and not is_nan(value)]
         numeric = all(isinstance(value, int | float) for value, _ in known)
         known.sort(key=lambda item: item[0] if numeric else str(item[0]), reverse=name.startswith("-"))
-        return Table([record for _, record in known] + [r for v, r in zip(values, self, strict=True) if v is None])
+        no_number = [record for value, record in values if value is not None and is_nan(value)]
+        return Table([
+            *(record for _, record in known), *no_number, *(record for value, record in values if value is None),
+        ])  # fmt: skip
 
     def columns(self, *names: str) -> Table:
         """Return records of these keys alone.
@@ -94,10 +118,13 @@ class Table(list[dict[str, Any]]):
         >>> store.log().values("val_loss")
         [3.1, 2.7, 2.8]
         """
-        if self and not any(name in record or name in record.get("metrics", {}) for record in self):
-            metrics = dict.fromkeys(metric for record in self for metric in record.get("metrics", {}))
-            raise UsageError(f"No column or metric is called {name}; there are {', '.join([*self[0], *metrics])}.")
-        return [record[name] if name in record else record.get("metrics", {}).get(name) for record in self]
+        found = [_value(record, name) for record in self]
+        if self and all(value is _MISSING for value in found):
+            inside = dict.fromkeys(
+                other for record in self for group in _GROUPS for other in flat(record.get(group) or {}, group)
+            )
+            raise UsageError(f"No column or metric is called {name}; there are {', '.join([*self[0], *inside])}.")
+        return [None if value is _MISSING else value for value in found]
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with a column for each key and each metric; needs pandas.
@@ -109,8 +136,10 @@ class Table(list[dict[str, Any]]):
         """
         import pandas as pd
 
-        records = [{**record, **record.get("metrics", {})} for record in self]
-        return pd.DataFrame(records).drop(columns="metrics", errors="ignore")
+        inside = [{name: value for group in _GROUPS for name, value in flat(record.get(group) or {}, group).items()}
+                  for record in self]  # fmt: skip
+        records = [{**record, **more} for record, more in zip(self, inside, strict=True)]
+        return pd.DataFrame(records).drop(columns=_GROUPS, errors="ignore")
 
     def _repr_html_(self) -> str:
         names = list(self[0]) if self else []
@@ -145,10 +174,100 @@ def version_record(row: VersionRow, tags: Sequence[str]) -> dict[str, Any]:
         "tensors": row.tensors,
         "files": row.files,
         "tags": list(tags),
-        "metrics": dict(row.metrics),
+        "metrics": {name: value for name, value in row.metrics.items() if name not in RESERVED},
+        "config": row.metrics.get(CONFIG) or {},
+        "made": row.metrics.get(MADE) or {},
         "source": row.source,
         "created": row.created,
     }
+
+
+def run_records(records: Sequence[dict[str, Any]], runs: Sequence[str]) -> Table:
+    """Return a record for each run of versions: their number, steps, last one, best metrics, bytes and parent."""
+    found = []
+    for name in runs:
+        own = Table(record for record in records if record["run"] == name)
+        if not own:
+            continue
+        present = Table(record for record in own if not record["superseded"]) or own
+        steps = [record["step"] for record in present if record["step"] is not None]
+        last = max(present, key=lambda record: (record["step"] is not None, record["step"] or 0, record["version"]))
+        metrics = dict.fromkeys(metric for record in present for metric in record["metrics"])
+        best = {metric: present.sorted_by(f"{BEST}{metric}")[0] for metric in metrics}
+        first, numbers = own[0], {record["version"] for record in own}
+        found.append({
+            "run": name,
+            "versions": len(own),
+            "steps": f"{min(steps)}..{max(steps)}" if steps else None,
+            "last": last["version"] if last["step"] is None else f"{name}@{last['step']}",
+            "best": ", ".join(
+                f"{metric} {record['metrics'][metric]:.6g} at {record['step']}"
+                for metric, record in best.items()
+                if isinstance(record["metrics"].get(metric), int | float)
+            ) or None,
+            "bytes": sum(record["bytes"] for record in own),
+            "stored": sum(record["stored"] for record in own),
+            "parent": first["parent"] if first["parent"] not in numbers else None,
+            "tags": sorted(tag for record in own for tag in record["tags"]),
+        })  # fmt: skip
+    return Table(found)
+
+
+def flat(values: Any, group: str) -> dict[str, Any]:
+    """Return the values inside a mapping by path, such as `config.optimizer.lr`; metrics by their names.
+
+    Examples
+    --------
+    >>> flat({"optimizer": {"lr": 0.1}, "seed": 1}, "config"), flat({"loss": 2.5}, "metrics")
+    ({'config.optimizer.lr': 0.1, 'config.seed': 1}, {'loss': 2.5})
+    """
+    if not isinstance(values, dict):
+        return {}
+    if group == "metrics":
+        return values
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inside = flat(value, f"{group}.{name}") if isinstance(value, dict) else {f"{group}.{name}": value}
+        found.update(inside)
+    return found
+
+
+def _value(record: dict[str, Any], name: str) -> Any:
+    """Return the value of a key, a metric, or a path inside `config` or `made`; `_MISSING` without one."""
+    if name in record:
+        return record[name]
+    metrics = record.get("metrics") or {}
+    if name in metrics:
+        return metrics[name]
+    group, dot, _ = name.partition(".")
+    return flat(record.get(group), group).get(name, _MISSING) if dot and group in _GROUPS else _MISSING
+
+
+def is_nan(value: Any) -> bool:
+    """Return whether a metric is NaN, which the catalog keeps as text.
+
+    Examples
+    --------
+    >>> is_nan("NaN"), is_nan(2.5), is_nan("none")
+    (True, False, False)
+    """
+    return value == "NaN" or (isinstance(value, float) and value != value)
+
+
+def _time_before(age: str) -> str:
+    """Return the time of an age ago, as the catalog has it; raise `UsageError` for another text."""
+    return (datetime.now(UTC) - timedelta(seconds=seconds_of(age))).isoformat()
+
+
+def _parsed(condition: str) -> tuple[str, str, str]:
+    """Return the key, the operator and the value of a condition."""
+    if (found := _IS_NAN.fullmatch(condition)) is not None:
+        return found[1], "=", "NaN"
+    found = _CONDITION.fullmatch(condition)
+    if found is None:
+        raise UsageError(f"{condition!r} is not a condition such as val_loss<2.5 or run=gpt.")
+    name, sign, wanted = found.groups()
+    return name.strip(), sign, wanted.strip()
 
 
 def _meets(value: Any, sign: str, wanted: str) -> bool:

@@ -18,6 +18,7 @@ from ckstore.repository import Address
 from ckstore.runtime.arguments import FLAG, TEXT, checked
 from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
+from ckstore.runtime.provenance import CONFIG, MADE, RESERVED
 from ckstore.steps import by_step
 
 if TYPE_CHECKING:
@@ -103,7 +104,30 @@ class Version(Mapping[str, "LazyTensor"]):
     @property
     def metrics(self) -> Mapping[str, Any]:
         """Metrics by name, as given at ingest."""
-        return self._stored.row.metrics
+        return {name: value for name, value in self._stored.row.metrics.items() if name not in RESERVED}
+
+    @property
+    def made(self) -> Mapping[str, Any]:
+        """The origin of the version: git commit, `dirty`, command line, host, and versions of Python and torch.
+
+        Examples
+        --------
+        >>> sorted({"commit", "dirty", "torch", *store["best"].made} - {"command", "host", "python"})
+        ['commit', 'dirty', 'torch']
+        """
+        return _mapping(self._stored.row.metrics.get(MADE))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration that was given at ingest; empty without one.
+
+        Examples
+        --------
+        >>> report = store.ingest({"weight": np.zeros(8)}, run="toy", config={"lr": 3e-4, "hub_token": "abc"})
+        >>> store["toy"].config
+        {'lr': 0.0003}
+        """
+        return _mapping(self._stored.row.metrics.get(CONFIG))
 
     @property
     def tags(self) -> list[str]:
@@ -619,6 +643,11 @@ class Version(Mapping[str, "LazyTensor"]):
 def called(function: Callable[[Version], Result], address: Address, version: tuple[str, int]) -> Result:
     """Call a function with a version, by the address of its store, its id and its number."""
     return function(Version(stored_version(address, *version)))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping of the catalog; an empty one for any other value."""
+    return value if isinstance(value, dict) else {}
 
 
 def _sources(read: Any, metrics: Mapping[str, Any]) -> dict[str, str]:

@@ -27,6 +27,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # Timing out is the business of pytest-timeout; examples are the same on every machine and in every process.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
+# Origins differ from machine to machine; tests of them take this away.
+os.environ.setdefault("CKSTORE_MADE", "0")
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

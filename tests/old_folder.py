@@ -130,7 +130,7 @@ def _torch_runs(made: OldFolder, steps: range) -> None:
         made.root / f"cnn/lightning/epoch={steps[-1] // 100}-step={steps[-1]}.ckpt", made.root / "cnn/last.ckpt"
     )
     (made.root / "cnn/last.ckpt").rename(made.root / "cnn/lightning/last.ckpt")
-    made.runs["cnn/lightning/last.ckpt"] = "last of lightning", steps[-1]
+    made.left.add("cnn/lightning/last.ckpt")
 
 
 def _directories(made: OldFolder, steps: range) -> None:

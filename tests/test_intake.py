@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 import ckstore
 from ckstore import IngestOptions, InputError, Planned
+from tests.checkpoints import write_safetensors
 
 
 def save(path: Path, value: float, **more: object) -> Path:
@@ -98,6 +100,96 @@ def test_a_folder_as_people_have_it(store: ckstore.Store, tmp_path: Path) -> Non
     assert store["old/checkpoints-2@1"].metrics == {"val_acc": 0.51}
     assert store["best:val_acc"].step == 2
     assert store[2].describe()["metrics_from"] == {}
+
+
+def test_files_that_mark_a_step_are_tags(store: ckstore.Store, tmp_path: Path) -> None:
+    """Links, copies and texts become tags, and a final model is a version of its run; the tags of two runs differ."""
+    old = tmp_path / "old"
+    for run in ("a", "b"):
+        for step in (1, 2, 3):
+            save(old / run / f"step{step}.pt", step, step=step)
+        shutil.copy(old / run / "step2.pt", old / run / "best.pt")
+        (old / run / "latest.pt").symlink_to("step3.pt")
+        save(old / "c" / f"step{ord(run)}.pt", 1, step=ord(run))
+    save(old / "a" / "model_final.pt", 9, step=4)
+    save(old / "c" / "best_seen.pt", 8, step=ord("a"))  # Neither a copy nor at a step of its own.
+    for step in (10, 20):
+        save(old / "deepspeed" / f"global_step{step}" / "mp_rank_00_model_states.pt", step)
+    (old / "deepspeed" / "latest").write_text("global_step20\n")
+    (old / "deepspeed" / "zero_to_fp32.py").write_text("import torch\n")
+    save(old / "megatron" / "iter_0000100" / "mp_rank_00" / "model.pt", 1)
+    (old / "megatron" / "latest_checkpointed_iteration.txt").write_text("100")
+    plan = store.plan(old, recursive=True)
+    assert {item.path.name: item.note for item in plan if not item.run} == {
+        "best.pt": "is a copy of step2.pt", "latest.pt": "is a link to step3.pt", "latest": "names global_step20",
+        "latest_checkpointed_iteration.txt": "names iter_0000100",
+        "zero_to_fp32.py": "holds no tensors",
+    }  # fmt: skip
+    store.ingest_many(plan)
+    found = {tag: (version.run, version.step) for tag, version in store.tags().items()}
+    assert found == {
+        "a/best": ("a", 2), "a/last": ("a", 3), "b/best": ("b", 2), "b/last": ("b", 3), "final": ("a", 4),
+        "deepspeed/last": ("deepspeed", 20), "megatron/last": ("megatron", 100),
+    }  # fmt: skip
+    assert [run.name for run in store.runs()] == ["a", "b", "c/checkpoints", "c/best-seen", "deepspeed", "megatron"]
+    records = len(store._catalog.records())
+    store.ingest_many(store.plan(old, recursive=True))
+    assert len(store._catalog.records()) == records
+
+
+def test_a_folder_of_one_run_has_plain_tags_unless_another_run_has_them(store: ckstore.Store, tmp_path: Path) -> None:
+    save(tmp_path / "one" / "step1.pt", 1)
+    (tmp_path / "one" / "best.pt").symlink_to("step1.pt")
+    [item, _] = store.plan(tmp_path / "one", recursive=True)
+    assert item.tags == ("best",)
+    store.ingest({"w": np.zeros(3)}, run="other", step=1)
+    store.tag("other", "best")
+    [item, _] = store.plan(tmp_path / "one", recursive=True)
+    assert item.tags == ("one/best",)
+
+
+def test_adapters_of_mlx_are_a_run(store: ckstore.Store, tmp_path: Path) -> None:
+    place = tmp_path / "adapters"
+    place.mkdir()
+    (place / "adapter_config.json").write_text("{}")
+    for step in (100, 200, 300):
+        values = np.full(300, step, np.float32)
+        write_safetensors(place / f"{step:07}_adapters.safetensors", {"w": ("float32", (300,), values)})
+    shutil.copy(place / "0000300_adapters.safetensors", place / "adapters.safetensors")
+    plan = store.plan(place, recursive=True)
+    assert [(item.run, item.step) for item in plan if item.run] == [("adapters", step) for step in (100, 200, 300)]
+    assert {item.path.name: item.note for item in plan if not item.run} == {
+        "adapters.safetensors": "is a copy of 0000300_adapters.safetensors",
+        "adapter_config.json": "holds no tensors",
+    }
+
+
+def test_a_snapshot_in_the_cache_of_hugging_face(store: ckstore.Store, tmp_path: Path) -> None:
+    """A snapshot is stored with the files to which it links, if it is named itself; other links out are refused."""
+    model = tmp_path / "hub" / "models--a--b"
+    blobs, snapshot = model / "blobs", model / "snapshots" / ("0a" * 20)
+    (snapshot / "onnx").mkdir(parents=True)
+    blobs.mkdir()
+    write_safetensors(blobs / "e1", {"w": ("float32", (300,), np.ones(300, np.float32))})
+    (blobs / "e2").write_text("{}")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/e1")
+    (snapshot / "config.json").symlink_to("../../blobs/e2")
+    (snapshot / "onnx" / "config.json").symlink_to("../../../blobs/e2")
+    report = store.ingest(snapshot, run="b")
+    store[report.version.number].checkout(tmp_path / "out")
+    assert {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")} == {
+        "model.safetensors", "config.json", "onnx/config.json",
+    }  # fmt: skip
+    assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (blobs / "e1").read_bytes()
+    (tmp_path / "secret").write_text("key")
+    (snapshot / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(InputError, match="leads out of the directory"):
+        store.ingest(snapshot, run="c")
+    (snapshot / "notes.txt").unlink()
+    (snapshot / "sub").symlink_to(blobs)
+    with pytest.raises(InputError, match="leads out of the directory"):
+        store.ingest(snapshot, run="c")
 
 
 def test_a_directory_without_tensors_is_stored_on_demand_alone(store: ckstore.Store, tmp_path: Path) -> None:

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from ckstore.cli.output import counted, error_text, print_line, size_text, speed_text
+from ckstore.cli.options import named_options
+from ckstore.cli.output import counted, error_text, print_failure, print_line, size_text, speed_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
-from ckstore.errors import IntegrityError, UsageError
-from ckstore.runtime.local_path import is_relative
+from ckstore.cli.verb import exit_for_failures, open_store, option, verb, version_of, with_options
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
+from ckstore.storage.names import BETWEEN
 
 if TYPE_CHECKING:
     from ckstore.objects.documents import FileEntry
     from ckstore.reading.subtree import Format
+    from ckstore.store import Store
     from ckstore.version import Version
 
 #: Formats by suffix.
@@ -30,13 +32,15 @@ _STDOUT = "-"
 @verb(
     ("ckstore checkout best -o restored.pt", "restore the file byte for byte"),
     ("ckstore checkout gpt@400", "restore it under its own name"),
+    ("ckstore checkout gpt@800..gpt@1000 -o dir", "restore several into a directory"),
+    ("ckstore checkout --run gpt -o dir", "restore a run; without --run, the whole store"),
     ("ckstore checkout best -o w.safetensors --include 'model/*' --strip", "export the weights alone"),
     ("ckstore checkout hf@500 -o model/ --include '*.safetensors'", "restore some files of a directory"),
     ("ckstore checkout best -o - | sha256sum", "pipe it to another program"),
     ("ckstore checkout best -o rest --salvage", "recover the intact parts of a damaged version"),
-    exit_codes=[4, 12, 13],
+    exit_codes=[3, 4, 12, 13],
 )
-@click.argument("version", type=VersionName())
+@named_options
 @click.option(
     "-o",
     "--output",
@@ -60,7 +64,8 @@ _STDOUT = "-"
 @click.pass_context
 def command(
     ctx: click.Context,
-    version: str,
+    versions: tuple[str, ...],
+    run: str | None,
     output: Path | None,
     form: Literal["original"] | Format | None,
     include: tuple[str, ...],
@@ -71,7 +76,7 @@ def command(
     fallback: bool,
     salvage: bool,
 ) -> None:
-    """Write the files of a version.
+    """Write the files of a version, or of several into a directory.
 
     Files are restored byte for byte, with their modes and modification times, and compared with the BLAKE3 of the
     originals before they become visible at TARGET.
@@ -85,6 +90,10 @@ def command(
     A coarse version is written with a warning; `ckstore show` prints its errors.
 
     If the version is damaged, the error names the newest sound one before it, which --fallback writes in its place.
+
+    Several VERSIONs, a range, a run or, without any, the whole store go into the directory TARGET: each under its own
+    name, with the step if names repeat, and in a directory a run if there are several. Files that are there with the
+    same bytes are left alone.
 
     --salvage restores intact files, and writes the intact tensors of a damaged file to a file with the suffix
     .salvaged.pt. stderr lists the losses.
@@ -101,6 +110,15 @@ def command(
     if salvage and (to_stdout or form or include or exclude or strip or fallback):
         raise UsageError("--salvage writes all intact parts, and chooses the format; leave the other options out.")
     with open_store(ctx) as store:
+        version = _single(store, versions, run)
+        if version is None:
+            if output is None or to_stdout:
+                raise UsageError("Several versions need a directory to write to; name one with -o.")
+            if form not in (None, _ORIGINAL) or include or exclude or strip or fallback or salvage:
+                raise UsageError("Several versions are written as they were ingested; leave the other options out.")
+            chosen = store.select(list(versions) or None, run=run)
+            _restore(ctx, chosen, output, force=force, require_exact=require_exact)
+            return
         found = version_of(store, version) if to_stdout else store[version]
         _check_fidelity(found, require_exact=require_exact)
         if salvage:
@@ -111,6 +129,7 @@ def command(
                 found.write(sys.stdout.buffer, include=include, exclude=exclude)
             else:
                 _write(found, output, form, include, exclude, strip=strip, force=force)
+                _note_run(store, version, found)
         except IntegrityError as error:
             sound = found.fallback()
             if sound is None:
@@ -121,6 +140,52 @@ def command(
             print_line(f"ckstore: {error} {name}.", err=True)
             _check_fidelity(sound, require_exact=require_exact)
             _write(sound, output, form, include, exclude, strip=strip, force=force)
+
+
+def _single(store: Store, versions: Sequence[str], run: str | None) -> str | None:
+    """Return the name of the only version; None for a range, several versions, a run or all."""
+    if run is not None or len(versions) != 1:
+        return None
+    return None if BETWEEN in versions[0] and versions[0] not in store else versions[0]
+
+
+def _note_run(store: Store, name: str, version: Version) -> None:
+    """Say that the name of a run means its last version."""
+    if name == version.run and name not in version.tags and (count := len(store.versions(name))) > 1:
+        print_line(f"ckstore: {name} is its last version, {version.name}; --run {name} writes all {count}.", err=True)
+
+
+def _restore(
+    ctx: click.Context, versions: Sequence[Version], folder: Path, *, force: bool, require_exact: bool
+) -> None:
+    """Write several versions into a directory; a failure does not stop the others."""
+    from ckstore.reading.restore import is_there, places
+
+    start, written, left = time.perf_counter(), 0, 0
+    errors: list[CkstoreError] = []
+    targets = zip(versions, places([version._stored for version in versions], folder), strict=True)
+    with progress_bar(str(folder), sum(version.original_bytes for version in versions)) as progress:
+        for version, target in targets:
+            try:
+                _check_fidelity(version, require_exact=require_exact)
+                if is_there(version._stored, target, force=force):
+                    if progress is not None:
+                        progress(version.original_bytes)
+                    left += 1
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                version.checkout(target, format=_ORIGINAL, force=force, progress=progress)
+            except (ConflictError, IntegrityError, NotFoundError) as error:
+                print_failure(with_options(str(error)))
+                errors.append(error)
+                continue
+            written += version.original_bytes
+            print_line(f"{version.name} (version {version.number}) -> {target}  {size_text(version.original_bytes)}")
+    there = f", {left} there already" if left else ""
+    speed = speed_text(written, time.perf_counter() - start)
+    done = len(versions) - left - len(errors)
+    print_line(f"{counted(done, 'version')} written{there}, {size_text(written)}  {speed}")
+    exit_for_failures(ctx, errors, len(versions), "versions", "written")
 
 
 def _check_fidelity(version: Version, *, require_exact: bool) -> None:
@@ -229,7 +294,7 @@ def _proof(version: Version, files: Sequence[FileEntry]) -> str:
 
 
 def _default_name(version: Version, form: str) -> str:
-    document = version._stored.document
-    name = Path(version.source or "").name if document.is_directory else Path(document.files[0].path).name
-    name = name if is_relative(name) else f"version-{version.number}"
+    from ckstore.reading.restore import own_name
+
+    name = own_name(version._stored)
     return name if form == _ORIGINAL else Path(name).stem + _SUFFIXES[form]

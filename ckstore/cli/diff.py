@@ -12,9 +12,11 @@ import click
 
 from ckstore.cli.output import json_option, percent_text, print_json, print_line, print_table
 from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
+from ckstore.runtime.provenance import CONFIG, MADE
 
 if TYPE_CHECKING:
     from ckstore.reading.comparison import Sort, TensorChange
+    from ckstore.version import Version
 
 #: Lines of the summary by subtree.
 _SUMMARY = 10
@@ -50,18 +52,22 @@ def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...],
 
     CHANGED is the share of elements that differ; DRIFT the norm of the difference, relative to the norm before, with a
     bar relative to the largest; COSINE that of the angle between both. Infinities and NaNs are counted, and left out of
-    these numbers. Tensors of one element, mostly counters and schedules, come last.
+    these numbers. Tensors of one element, mostly counters and schedules, come last. Without GLOBs, differences between
+    the configurations and origins of the versions come first.
     """
     with open_store(ctx) as store:
         left, right = version_of(store, before), version_of(store, after)
         report = store.diff(left, right, globs, sort=sort)
         dropped = {version.number: version.dropped for version in (left, right)}
+        origins = [_origin(version) for version in (left, right)]
     if as_json:
         print_json([_object(change) for change in report.changes])
         return
     counts = {kind: report.count(kind) for kind in ("added", "removed", "shape", "dtype", "values")}
     named = ", ".join(f"{count} {'changed' if kind == 'values' else kind}" for kind, count in counts.items() if count)
     print_line(f"{named or 'no difference'}; {len(report.changes)} of {report.compared} tensors differ.")
+    if not globs:
+        _print_origins(*origins)
     if not globs and len(report.changes) > _SUMMARY:
         _print_subtrees(report.changes)
     structure = [change for change in report.changes if change.change != "values"]
@@ -71,6 +77,21 @@ def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...],
     for number, paths in dropped.items():
         if report.changes and paths:
             print_line(f"ckstore: Version {number} has dropped {', '.join(paths)}.", err=True)
+
+
+def _origin(version: Version) -> dict[str, Any]:
+    """Return the configuration and the origin of a version by path."""
+    from ckstore.table import flat
+
+    return flat(dict(version.config), CONFIG) | flat(dict(version.made), MADE)
+
+
+def _print_origins(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Print the values of the configuration and the origin that differ."""
+    for name in dict.fromkeys([*before, *after]):
+        if before.get(name) != after.get(name):
+            values = ("-" if value is None else value for value in (before.get(name), after.get(name)))
+            print_line(f"  {name}  {' -> '.join(map(str, values))}")
 
 
 def _print_subtrees(changes: Sequence[TensorChange]) -> None:

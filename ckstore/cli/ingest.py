@@ -174,7 +174,8 @@ def _show_plan(planned: Sequence[Planned], *, as_json: bool) -> None:
 
     if as_json:
         print_json([
-            {"path": str(item.path), "run": item.run, "step": item.step, "step_from": item.step_from, "note": item.note}
+            {"path": str(item.path), "run": item.run, "step": item.step, "step_from": item.step_from,
+             "tags": list(item.tags), "note": item.note}
             for item in planned
         ])  # fmt: skip
         return
@@ -183,7 +184,7 @@ def _show_plan(planned: Sequence[Planned], *, as_json: bool) -> None:
             item.path,
             item.run and f"{item.run}@{'-' if item.step is None else item.step}",
             item.step_from or "",
-            "refused" if item.refused else item.note,
+            "refused" if item.refused else item.note or ", ".join(f"tag {name}" for name in item.tags),
         )
         for item in planned
     ]

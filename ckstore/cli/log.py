@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckstore.cli.graph import drawn
 from ckstore.cli.output import (
+    NAN,
+    column_widths,
     json_option,
     print_json,
     print_line,
     print_table,
     ratio_text,
     size_text,
+    sizes_text,
     time_text,
 )
 from ckstore.cli.verb import RunName, open_store, option, verb
@@ -22,10 +27,16 @@ from ckstore.errors import UsageError
 
 if TYPE_CHECKING:
     from ckstore.storage.catalog import Catalog
+    from ckstore.table import Table
 
 #: Columns of the table, and further ones that appear where a version differs from the default.
 _COLUMNS = ("version", "run", "step", "parent", "kind", "depth", "size", "stored", "ratio", "cost", "tags", "created")
 _BESIDE_GRAPH = ("version", "run", "step", "size", "stored", "tags", "created")
+#: Columns that a narrow terminal drops, first ones first.
+_DROPPED = ("cost", "depth", "ratio", "kind", "parent", "created", "size", "stored")
+_ALL = "all"
+#: Columns with bytes, and the records' keys.
+_SIZES = {"size": "bytes", "stored": "stored"}
 _IF_ANY: dict[str, Callable[[dict[str, Any]], bool]] = {
     "superseded": lambda record: record["superseded"],
     "fidelity": lambda record: record["fidelity"] != "exact",
@@ -42,8 +53,6 @@ _FREEING = ("forget", "thin", "drop", "rebase")
 #: Text of a cell, by column.
 _TEXTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "kind": lambda record: "hot" if record["hot"] else "base" if record["base"] else "delta",
-    "size": lambda record: size_text(record["bytes"]),
-    "stored": lambda record: size_text(record["stored"]),
     "ratio": lambda record: ratio_text(record["bytes"], record["stored"]),
     "cost": lambda record: f"{record['cost']:.2f}x",
     "tags": lambda record: ", ".join(record["tags"]) or None,
@@ -59,17 +68,28 @@ _LEFT = ("graph", "run", "kind", "tags", "created", "superseded", "fidelity", "d
 @verb(
     ("ckstore log", "list all versions, oldest first"),
     ("ckstore log gpt -n 5", "list the last five versions of a run"),
-    ("ckstore log --where 'val_loss<2.5' --sort val_loss", "find the best versions"),
-    ("ckstore log --columns version,step,val_loss", "choose columns"),
+    ("ckstore log --sort best:val_loss -n 3", "list the three best versions"),
+    ("ckstore log --where 'val_loss<2.5 and config.lr<1e-3 and age<2d'", "filter"),
+    ("ckstore log --columns version,step,val_loss --format csv", "choose columns"),
+    ("ckstore log -n 0", "list the runs"),
     ("ckstore log --graph", "draw forks and runs, newest first"),
     exit_codes=[13],
 )
 @click.argument("run", required=False, type=RunName())
 @option("--run RUN", "Same as RUN.", name="run_option", type=RunName())
-@click.option("-n", "--last", "limit", metavar="N", type=click.IntRange(min=0), help="List only the last N versions.")
-@option("--where CONDITION", "List matching versions: step>=100, tags=best, loss=NaN.", multiple=True)
-@option("--sort COLUMN", "Sort by a column or metric; descending with - before it.")
-@option("--columns COLUMN,...", "Show these columns and metrics.")
+@click.option(
+    "-n",
+    "--limit",
+    "--last",
+    "limit",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="List only the last N versions, the first N with --sort, or with 0 the runs.",
+)
+@option("--where CONDITION", "List matching versions: step>=100, tags=best, isnan(loss), age<2d.", multiple=True)
+@option("--sort COLUMN", "Sort by a column or metric; descending with - before it, best first with best: before it.")
+@option("--columns COLUMN,...", "Show these columns and metrics, or all.  [default: as many as fit in the terminal]")
+@option("--format FORMAT", "Print a table or csv.  [default: table]", type=click.Choice(("table", "csv")), name="form")
 @option("--graph", "Draw the lineage: newest first, a line from each version to its parent.")
 @json_option
 @click.pass_context
@@ -81,52 +101,72 @@ def command(
     where: tuple[str, ...],
     sort: str | None,
     columns: str | None,
+    form: str | None,
     graph: bool,
     as_json: bool,
 ) -> None:
-    """List versions, oldest first.
+    """List versions, oldest first, each run in order of step.
 
     KIND is base (stored in full), delta (stored against other versions) or hot (not encoded yet). DEPTH is the number
     of deltas back to a base, STORED the bytes that the version added to the store, COST the restore cost as a multiple
     of a full, exact copy's. SUPERSEDED marks versions after one that the run went back to. DROPPED lists dropped
     tensors. The first metrics follow.
 
-    A CONDITION compares a column or metric by =, !=, <, <=, > or >=. Columns are those of --json.
+    A CONDITION compares a column or metric by =, !=, <, <=, > or >=; `and` joins several. Columns are those of --json,
+    and the values inside `config` and `made`, such as config.lr and made.commit.
     """
     if run is not None and run_option is not None and run != run_option:
         raise UsageError("RUN is given twice; name one run.")
     if graph and (sort is not None or as_json):
         raise UsageError("--graph has an order and a form of its own; leave --sort and --json out.")
+    if form == "csv" and (graph or as_json):
+        raise UsageError("--format csv is a form of its own; leave --graph and --json out.")
+    lists_runs = limit == 0 and not (as_json or graph or columns or sort or where)
     with open_store(ctx) as store:
-        if limit is None or where or sort is not None:
+        if limit is None or where or sort is not None or lists_runs:
             records = store.log(run or run_option).where(*where)
         else:
             records = store._table(store._catalog.last_versions(limit, run or run_option))
         if sort is not None:
             records = records.sorted_by(sort)
         garbage = _garbage(store._repository.catalog)
-    if limit is not None:
+        runs = [found.name for found in store._catalog.runs()]
+    if lists_runs:
+        _print_runs(records, runs, csv=form == "csv")
+        return
+    if limit is not None and sort is not None:
+        del records[limit:]
+    elif limit is not None:
         del records[: max(len(records) - limit, 0)]
-    names = [name.strip() for name in columns.split(",")] if columns else []
-    derived = [name for name in names if name in _TEXTS]
+    names = [name.strip() for name in columns.split(",")] if columns and columns != _ALL else []
     if as_json:
         print_json(records.columns(*names) if names else records)
         return
-    records.columns(*(name for name in names if name not in derived))  # Raises for unknown ones.
+    records.columns(*(name for name in names if name not in _TEXTS and name not in _SIZES))  # Raises for unknown ones.
+    if sort is None:
+        records = _by_run(records, runs)
     if not records:
         if not where:
             print_line("No versions yet; `ckstore ingest` stores the first.", err=True)
         return
     if not names:
         metrics = dict.fromkeys(
-            name for record in records for name, value in record["metrics"].items() if isinstance(value, int | float)
+            name
+            for record in records
+            for name, value in record["metrics"].items()
+            if isinstance(value, int | float) or value == NAN
         )
         names = [
             *(_BESIDE_GRAPH if graph else _COLUMNS),
             *(name for name, differs in _IF_ANY.items() if any(map(differs, records))),
         ]
-        names += list(metrics)[:_METRICS]
-    rows = [[_TEXTS[name](record) if name in _TEXTS else _cell(record, name) for name in names] for record in records]
+        names += list(metrics) if columns == _ALL else list(metrics)[:_METRICS]
+        if columns is None and form is None and not graph and sys.stdout is not None and sys.stdout.isatty():
+            names = _fitting(records, names, shutil.get_terminal_size().columns)
+    if form == "csv":
+        _print_csv(names, records)
+        return
+    rows = _rows(records, names)
     if graph:
         cells = {record["version"]: row for record, row in zip(records, rows, strict=True)}
         lineage = sorted(((record["version"], record["parent"]) for record in records), reverse=True)
@@ -143,6 +183,73 @@ def command(
         )
 
 
+def _rows(records: Table, names: Sequence[str]) -> list[list[object]]:
+    """Return the cells of versions."""
+    columns: list[Sequence[object]] = []
+    for name in names:
+        if name in _SIZES:
+            columns.append(sizes_text(records.values(_SIZES[name])))
+        elif name in _TEXTS:
+            columns.append([_TEXTS[name](record) for record in records])
+        else:
+            columns.append([_text(value) for value in records.values(name)])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _fitting(records: Table, names: Sequence[str], width: int) -> list[str]:
+    """Return the columns that a terminal has room for; say which ones it has not."""
+    left = list(names)
+    dropped = []
+    for name in _DROPPED:
+        headings = [_HEADINGS.get(name, name) for name in left]
+        if sum(column_widths(headings, _rows(records, left))) + 2 * (len(left) - 1) <= width:
+            break
+        if name in left:
+            left.remove(name)
+            dropped.append(name)
+    if dropped:
+        print_line(f"ckstore: --columns all also shows {', '.join(dropped)}.", err=True)
+    return left
+
+
+def _by_run(records: Table, runs: Sequence[str]) -> Table:
+    """Return versions by run, in the order of the runs, if there are several; those of one run by number."""
+    if len({record["run"] for record in records}) < 2:
+        return records
+    places = {name: place for place, name in enumerate(runs)}
+    return type(records)(sorted(records, key=lambda record: (places[record["run"]], record["version"])))
+
+
+def _print_runs(records: Table, runs: Sequence[str], *, csv: bool) -> None:
+    """Print a line for each run."""
+    from ckstore.table import run_records
+
+    found = run_records(records, runs)
+    names = list(found[0]) if found else []
+    if csv:
+        _print_csv(names, found)
+    elif not found:
+        print_line("No versions yet; `ckstore ingest` stores the first.", err=True)
+    else:
+        for name in ("bytes", "stored"):
+            for record, text in zip(found, sizes_text(found.values(name)), strict=True):
+                record[name] = text
+        rows = [[_text(record[name]) for name in names] for record in found]
+        print_table(names, rows, right=[names.index(name) for name in ("versions", "bytes", "stored")])
+
+
+def _print_csv(names: Sequence[str], records: Table) -> None:
+    """Print values as comma-separated values; lists as words."""
+    import csv
+
+    columns = [records.values({"size": "bytes"}.get(name, name)) if name != "kind" else
+               [_TEXTS["kind"](record) for record in records] for name in names]  # fmt: skip
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    for row in zip(*columns, strict=True):
+        writer.writerow([" ".join(map(str, value)) if isinstance(value, list) else value for value in row])
+
+
 def _garbage(catalog: Catalog) -> int:
     """Return the bytes that no version has added, if they are many and came since the last `gc`; else 0."""
     totals, collected = catalog.totals(), catalog.collected()
@@ -154,6 +261,7 @@ def _garbage(catalog: Catalog) -> int:
     return unclaimed
 
 
-def _cell(record: dict[str, Any], name: str) -> object:
-    value = record[name] if name in record else record["metrics"].get(name)
+def _text(value: object) -> object:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or None
     return f"{value:.6g}" if isinstance(value, float) else value

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from ckstore.cli.options import metrics_of
-from ckstore.cli.output import json_option, print_facts, print_json, print_line
+from ckstore.cli.output import json_option, print_facts, print_json, print_line, print_table
 from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
 from ckstore.errors import UsageError
 
@@ -15,30 +13,39 @@ from ckstore.errors import UsageError
 @verb(
     ("ckstore metric gpt@400 val_loss=2.31 note=good", "set metrics"),
     ("ckstore metric gpt@400", "show the metrics of a version"),
+    ("ckstore metric gpt@200 gpt@400", "show the metrics of several, next to each other"),
     ("ckstore metric gpt@400 --delete note", "remove a metric"),
     ("ckstore tag best:val_loss best", "tag the version with the lowest val_loss"),
     exit_codes=[13],
 )
-@click.argument("version", type=VersionName())
-@click.argument("metrics", metavar="[NAME=VALUE]...", nargs=-1, callback=metrics_of)
+@click.argument("versions", metavar="VERSION... [NAME=VALUE]...", nargs=-1, required=True, type=VersionName())
 @option("--delete NAME", "Remove a metric.", multiple=True)
 @json_option
 @click.pass_context
-def command(ctx: click.Context, version: str, metrics: dict[str, Any], delete: tuple[str, ...], as_json: bool) -> None:
-    """Show, set or remove metrics of a version.
+def command(ctx: click.Context, versions: tuple[str, ...], delete: tuple[str, ...], as_json: bool) -> None:
+    """Show, set or remove metrics of a version, or show those of several next to each other.
 
     `best:NAME`, `least:NAME` and `most:NAME` name versions; `gpt@best:NAME` is that of a run.
     """
+    names = [name for name in versions if "=" not in name] or list(versions[:1])
+    metrics = metrics_of(ctx, ctx.command.params[0], tuple(text for text in versions if text not in names))
+    if len(names) > 1 and (metrics or delete):
+        raise UsageError(f"Name one version to change, not {len(names)}; {names[1]!r} is not of the form NAME=VALUE.")
     if as_json and (metrics or delete):
         raise UsageError("--json shows metrics; leave it out to set them.")
     with open_store(ctx, "a" if metrics or delete else "r") as store:
-        found = version_of(store, version)
+        found = [version_of(store, name) for name in names]
         if metrics or delete:
-            store.set_metrics(found, metrics, remove=delete)
-        kept = dict(store[found].metrics)
+            store.set_metrics(found[0], metrics, remove=delete)
+        kept = [dict(store[version.number].metrics) for version in found]
     if as_json:
-        print_json([kept])
-    elif kept:
-        print_facts(kept.items())
+        print_json(kept)
+    elif len(found) > 1:
+        rows = [
+            [name, *(values.get(name) for values in kept)] for name in dict.fromkeys(name for v in kept for name in v)
+        ]
+        print_table(["metric", *(version.name for version in found)], rows, range(1, len(found) + 1))
+    elif kept[0]:
+        print_facts(kept[0].items())
     else:
-        print_line(f"Version {found.number} has no metrics.", err=True)
+        print_line(f"Version {found[0].number} has no metrics.", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,10 +12,11 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import IntParamType, StringParamType
 
+from ckstore.cli.output import NAN
 from ckstore.cli.verb import RunName, VersionName, option
 from ckstore.errors import UsageError
 from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Policy
-from ckstore.steps import step_of_value
+from ckstore.steps import periods_of, seconds_of, step_of_value
 
 if TYPE_CHECKING:
     from ckstore.writing.request import IngestOptions
@@ -54,6 +56,39 @@ class _Step(IntParamType):
         return step
 
 
+class Last(StringParamType):
+    """A number of versions, or a duration."""
+
+    name = "number or duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or the text of a valid duration."""
+        number = step_of_value(value)
+        try:
+            if number is None:
+                seconds_of(value)
+        except UsageError as error:
+            self.fail(str(error).rstrip("."), param, ctx)
+        if number is not None and number < 1:
+            self.fail(f"{value} keeps nothing; give 1 or more", param, ctx)
+        return value if number is None else number
+
+
+class Periods(StringParamType):
+    """A number of steps, or periods of time."""
+
+    name = "steps or durations"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or the text of valid periods."""
+        try:
+            periods_of(value)
+        except UsageError as error:
+            self.fail(str(error).rstrip("."), param, ctx)
+        number = step_of_value(value)
+        return value if number is None else number
+
+
 STEP_SOURCES = ("name", "content", "order")
 
 #: The options of fidelity; `policy_of` takes them.
@@ -90,11 +125,12 @@ named_options = with_all(
 #: The argument and options of a selection, under the names of the parameters of `Store.select`.
 selection_options = with_all(
     named_options,
-    option("--keep-last N", "Keep the last N of the selected versions.", type=click.IntRange(min=1)),
+    option("--keep-last N", "Keep the last N of the selected versions, or the last 30d, say.", type=Last()),
     option(
         "--keep-every STEPS",
-        "Keep the first selected version of each STEPS steps: for 100, of steps 0 to 99, 100 to 199, and so on.",
-        type=click.IntRange(min=1),
+        "Keep the first selected version of each STEPS steps: for 100, of steps 0 to 99, 100 to 199, and so on; or of "
+        "each 1d, say, or of the last 24 hours and 7 days: 1h:24,1d:7.",
+        type=Periods(),
     ),
     option("--keep-tagged", "Keep the selected versions that are tagged."),
 )
@@ -117,6 +153,8 @@ def _number(text: str) -> int | float | str:
     with suppress(ValueError):
         number = float(text)
         # JSON has no infinities and no NaN: they stay text.
+        if number != number:
+            return NAN
         if abs(number) < float("inf"):
             return number
     return text
@@ -147,6 +185,11 @@ ingest_options = with_all(
     ),
     option(
         "--metric NAME=VALUE", "Add a metric, for a single PATH.", name="metrics", multiple=True, callback=metrics_of
+    ),
+    option(
+        "--config FILE",
+        "Keep the configuration in a JSON or YAML file with the version; without values that are named as secrets.",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
     ),
     option("--replace", "Replace the version at the same run and step."),
     option("--verify", "Decode each version and compare it with its input before it becomes visible."),
@@ -181,6 +224,25 @@ ingest_options = with_all(
 )
 
 
+def _config(file: Path | None) -> Any:
+    """Return the configuration in a file; None without one."""
+    if file is None:
+        return None
+    text = file.read_text("utf-8")
+    read: Callable[[str], Any] = json.loads
+    errors: tuple[type[Exception], ...] = (ValueError, RecursionError)
+    if file.suffix.lower() in (".yaml", ".yml"):
+        try:
+            import yaml
+        except ImportError:
+            raise UsageError(f"{file} is YAML, which PyYAML reads: `pip install pyyaml`, or give JSON.") from None
+        read, errors = yaml.safe_load, (*errors, yaml.YAMLError)
+    try:
+        return read(text)
+    except errors as error:
+        raise UsageError(f"{file} cannot be read as a configuration: {' '.join(str(error).split())}.") from error
+
+
 def policy_of(given: dict[str, Any]) -> Policy | None:
     """Take the options of fidelity out of `given`; return their policy, or None without any."""
     names = ("fidelity", "scheme", "quality", "max_abs_error", "max_rel_error")
@@ -192,9 +254,10 @@ def policy_of(given: dict[str, Any]) -> Policy | None:
 
 def options_of(given: dict[str, Any]) -> IngestOptions:
     """Return the options of an ingest, given under the names of `ingest_options`."""
-    from ckstore.writing.request import IngestOptions
+    from ckstore.writing.request import IngestOptions, with_config
 
     policy = policy_of(given)
+    given["metrics"] = with_config(given["metrics"], _config(given.pop("config")))
     command, tolerated, jobs, maximise = (
         given.pop(name) for name in ("evaluation", "max_degradation", "jobs", "maximise")
     )

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
+#: A metric without a value, as the catalog has it.
+NAN = "NaN"
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of objects.")
 
 
@@ -34,6 +37,22 @@ def size_text(count: float) -> str:
         power += 1
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{digits}f} {_UNITS[power - 1]}"
+
+
+def sizes_text(counts: Sequence[int]) -> list[str]:
+    """Format numbers of bytes in one unit, that of the largest, so that a column can be compared by eye.
+
+    Examples
+    --------
+    >>> sizes_text([58_200_000, 41_000, 0]), sizes_text([999, 12])
+    (['58.200 MB', '0.041 MB', '0.000 MB'], ['999 B', '12 B'])
+    """
+    power = min(max((len(str(count)) - 1) // 3 for count in counts), len(_UNITS)) if counts else 0
+    if not power:
+        return [f"{count} B" for count in counts]
+    least = min((count for count in counts if count), default=1) / 1000**power
+    digits = 1 if least >= 10 else 2 if least >= 1 else 3
+    return [f"{count / 1000**power:,.{digits}f} {_UNITS[power - 1]}" for count in counts]
 
 
 def counted(count: int, noun: str) -> str:
@@ -132,17 +151,28 @@ def print_json(value: Any) -> None:
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int] = ()) -> None:
     """Print aligned columns, those of the indexes `right` to the right; None is printed as `-`."""
     cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    widths = column_widths(headings, cells)
     ends = set(right)
 
     def line(row: Sequence[str]) -> str:
         padded = (cell.rjust(width) if column in ends else cell.ljust(width)
                   for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
-        return "  ".join(padded).rstrip()
+        return "  ".join(_marked(cell) for cell in padded).rstrip()
 
     print_line(line([heading.upper() for heading in headings]), bold=True)
     for row in cells:
-        print_line(line(row))
+        click.echo(line(row))  # Its cells are printable.
+
+
+def column_widths(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[int]:
+    """Return the width of each column of a table."""
+    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    return [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+
+
+def _marked(cell: str) -> str:
+    """Return a cell of a table; NaN in red."""
+    return click.style(cell, fg="red") if cell.strip() == NAN else cell
 
 
 def print_held(stored: int, freed: int, held: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.cli.options import policy_of, policy_options
+from ckstore.cli.options import Last, Periods, policy_of, policy_options
 from ckstore.cli.outcomes import warnings_printed
 from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, print_table, size_text
 from ckstore.cli.progress import progress_bar
@@ -59,13 +59,14 @@ if TYPE_CHECKING:
 )
 @option(
     "--keep-last N",
-    "Keep the latest N versions; forget older ones.  [default: keep all]",
-    type=click.IntRange(min=1),
+    "Keep the latest N versions, or the last 30d, say; forget older ones.  [default: keep all]",
+    type=Last(),
 )
 @option(
     "--keep-every STEPS",
-    "Also keep the first version of each STEPS steps; needs --keep-last.",
-    type=click.IntRange(min=1),
+    "Also keep the first version of each STEPS steps, or of each 1d, say, or of the last 24 hours and 7 days:"
+    " 1h:24,1d:7; needs --keep-last.",
+    type=Periods(),
 )
 @option("--apply", "Apply the policy now.")
 @option("--dry-run", "Change nothing; list the versions to drop from, thin and forget.")

@@ -33,9 +33,20 @@ _LIGHT = ("init", "log", "tag", "metric", "forget", "completion")
 _SYNONYMS = {
     "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "compact": "encode", "delete": "forget",
     "expire": "forget", "export": "checkout", "fsck": "verify", "history": "log", "info": "show", "list": "log",
-    "runs": "log", "snapshots": "log",
+    "metrics": "metric", "rename": "tag", "runs": "log -n 0", "snapshots": "log", "undo": "recover",
     "load": "checkout", "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget",
     "save": "ingest", "soup": "average", "status": "stats", "versions": "log",
+}  # fmt: skip
+
+#: Options of other tools, and the same in ours.
+_INSTEAD = {
+    "--top": "ckstore log --sort best:METRIC -n N", "--since": "ckstore log --where 'age<2d'",
+    "--until": "ckstore log --where 'age>2d'", "--wide": "ckstore log --columns all",
+    "--csv": "ckstore log --format csv", "--all": "ckstore checkout -o DIR",
+    "--note": "ckstore ingest PATH --metric note=TEXT", "--keep-daily": "ckstore forget --keep-every 1d:N",
+    "--keep-weekly": "ckstore forget --keep-every 1w:N", "--keep-hourly": "ckstore forget --keep-every 1h:N",
+    "--keep-monthly": "ckstore forget --keep-every 30d:N", "--keep-yearly": "ckstore forget --keep-every 365d:N",
+    "--keep-within": "ckstore forget --keep-last 30d", "--prune": "ckstore forget … && ckstore gc",
 }  # fmt: skip
 
 #: Exit codes of the command line alone.
@@ -185,6 +196,8 @@ def _usage(error: click.UsageError) -> str:
     """Return click's message as one sentence with the remedy."""
     if isinstance(error, click.NoSuchOption) and error.option_name == "--store" and error.ctx is not None:
         return f"Put --store before the verb: `ckstore --store PATH {error.ctx.info_name}`."
+    if isinstance(error, click.NoSuchOption) and error.option_name in _INSTEAD and error.ctx is not None:
+        return f"There is no option {error.option_name}; write `{_INSTEAD[error.option_name]}`."
     message = error.format_message().replace("\n\t", " ")  # click lists choices on lines.
     if "`" in message or message.endswith("?"):
         return message

@@ -18,6 +18,7 @@ from ckstore.cli.output import (
     time_text,
 )
 from ckstore.cli.verb import VersionName, open_store, option, verb
+from ckstore.runtime.provenance import RESERVED
 
 if TYPE_CHECKING:
     from ckstore.version import Version
@@ -54,6 +55,8 @@ def command(ctx: click.Context, version: str, sha256: bool, as_json: bool) -> No
 
 
 def _print(version: Version, shown: dict[str, Any], digest: str) -> None:
+    from ckstore.table import flat
+
     row = version._stored.row
     storage = shown["storage"]
     kind = "hot" if row.hot else "base" if row.base else f"delta, {row.depth} deep"
@@ -78,7 +81,12 @@ def _print(version: Version, shown: dict[str, Any], digest: str) -> None:
         ("objects", f"{storage['objects']}, {storage['here']} of them added by this version, {against} against others"),
         ("exact objects", f"{exact}, {size_text(storage['exact_bytes'])}"),
         ("coarse objects", f"{coarse}, {size_text(storage['coarse_bytes'])}" if coarse else None),
-        *((f"metric {name}", _metric(shown, name, value)) for name, value in row.metrics.items()),
+        *((f"metric {name}", _metric(shown, name, value)) for name, value in version.metrics.items()),
+        *(
+            (name.replace(".", " ", 1), value)
+            for group in RESERVED
+            for name, value in flat(shown[group], group).items()
+        ),
     ])  # fmt: skip
     print_line()
     print_table(

@@ -26,20 +26,17 @@ _SHOWN = ("version", "run", "step")
 @click.argument("version", required=False, type=VersionName())
 @click.argument("name", required=False, type=TagName())
 @option("--delete NAME", "Remove a tag.", type=TagName())
-@option("--list", "List tags, as without arguments.", name="listing")
 @json_option
 @click.pass_context
-def command(
-    ctx: click.Context, version: str | None, name: str | None, delete: str | None, listing: bool, as_json: bool
-) -> None:
+def command(ctx: click.Context, version: str | None, name: str | None, delete: str | None, as_json: bool) -> None:
     """Point a tag at a version, remove a tag, or list tags.
 
     An existing tag is moved. A tag, like a run, has a name that means nothing else: no number, no beginning of an id
     (four or more of 0-9 and a-f), not `latest`, `best:…` or `a..b`, without @, and not the name of a run.
     """
-    if delete is not None or listing or version is None:
-        if version is not None or (delete is not None and listing):
-            raise UsageError("Give a version and a name, or --delete NAME, or --list.")
+    if delete is not None or version is None:
+        if version is not None:
+            raise UsageError("Give a version and a name, or --delete NAME.")
         if delete is None:
             _list(ctx, as_json)
             return

@@ -74,6 +74,12 @@ def parse_archive(source: Source, kind: str, parse_entry: Callable[[Source], Fil
     return layout if layout.kind == "npz" else None
 
 
+def is_of_old_torch(source: Source) -> bool:
+    """Return whether a tar archive is a checkpoint of torch before 0.1.10."""
+    headers = read_headers(source)
+    return headers is not None and {entry.name for entry in headers.entries} >= _OF_OLD_TORCH
+
+
 def parse_tar(source: Source, parse_entry: Callable[[Source], FileLayout | None]) -> FileLayout | None:
     """Return the layout of a tar archive; None if no file in it holds tensors, or if it is too unusual to be read.
 

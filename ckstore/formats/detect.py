@@ -11,7 +11,7 @@ from functools import cache, partial
 
 from ckstore.errors import CkstoreError, InputError
 from ckstore.formats import dcp
-from ckstore.formats.archive import parse_archive, parse_tar
+from ckstore.formats.archive import is_of_old_torch, parse_archive, parse_tar
 from ckstore.formats.containers import gguf, hdf5, msgpack, npy, safetensors
 from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.layout import FileLayout, Format, Source, opaque
@@ -23,16 +23,20 @@ from ckstore.formats.zip_directory import FIRST_RECORD, first_name, starts_like_
 
 _MAX_MESSAGE = 240
 _ORBAX = b"\x0c\xdb\x3a\x2a"
+_ZIP = "a zip archive in which no stored file holds tensors"
+_TAR = "a tar archive in which no file holds tensors, or one of a form that is not read: unpack it"
+_SCRIPT = "a program of TorchScript: for tensors and deltas, store its `state_dict()`"
+_OLD_TAR = "a tar of torch before 0.1.10: load it, and save it again with a later torch"
 #: Reasons why files stay bytes, by offset and leading bytes.
 _UNREAD = (
-    (0, b"PK\3\4", "a zip archive in which no stored file holds tensors"),
+    (0, b"PK\3\4", _ZIP),
     (0, _ORBAX, "a database of Orbax, whose chunks are compressed: for tensors and deltas, store the "
      "state that Orbax restores as a file of flax, NumPy or safetensors"),
     (0, b"\x1f\x8b", "compressed with gzip: unpack it, the store compresses better"),
     (0, b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, the store compresses better"),
     (0, b"\xfd7zXZ\0", "compressed with xz: unpack it, the store compresses better"),
     (0, b"BZh", "compressed with bzip2: unpack it, the store compresses better"),
-    (257, b"ustar", "a tar archive in which no file holds tensors, or one of a form that is not read: unpack it"),
+    (257, b"ustar", _TAR),
     (0, b"\x80\2", "a pickle that was not written by torch"),
     (0, b"\x80\3", "a pickle that was not written by torch"),
     (0, b"\x80\4", "a pickle that was not written by torch"),
@@ -133,9 +137,17 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
             ) from error
         if layout is not None:
             return layout
-    layout = opaque(source, why=next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), ""))
+    layout = opaque(source, why=_why(source, head))
     layout.facts = facts_of_trainer_state(source, name)
     return layout
+
+
+def _why(source: Source, head: bytes) -> str:
+    """Return the reason why a file stays bytes; empty if it is unknown."""
+    why = next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), "")
+    if why == _ZIP and torch_zip.is_script(source):
+        return _SCRIPT
+    return _OLD_TAR if why == _TAR and is_of_old_torch(source) else why
 
 
 def _parsed(one: Format, source: Source) -> FileLayout | None:

@@ -41,6 +41,10 @@ _ENDINGS = {
 }  # fmt: skip
 #: Endings that packers and compressors add.
 _PACKED = re.compile(r"(?:\.(?:tar|gz|zst|xz|bz2))+$")
+#: Files of a run next to the configuration of all its steps: mlx_lm writes an adapter every hundred steps.
+_OF_SERIES = re.compile(r"[0-9]{7}_adapters\.safetensors")
+#: The directory of the files to which a snapshot in the cache of Hugging Face links, from its root.
+_BLOBS = os.path.join("..", "..", "blobs")
 _UP_TO_NUMBER = re.compile(r"[^0-9]*")
 
 
@@ -55,14 +59,17 @@ class Entry:
     target: str = ""
 
 
-def scan(root: str | os.PathLike[str]) -> list[Entry]:
+def scan(root: str | os.PathLike[str], *, blobs: bool = False) -> list[Entry]:
     """Return all entries below a directory, sorted by path.
+
+    With `blobs`, the links of a snapshot in the cache of Hugging Face are the regular files to which they lead.
 
     Raises `InputError` for links that lead out of the tree, devices, sockets and FIFOs, names that are not UTF-8,
     unreadable directories.
     """
     base = os.fspath(root)
     real_base = os.path.realpath(base)
+    real_blobs = os.path.realpath(os.path.join(base, _BLOBS)) if blobs else None
     entries: list[Entry] = []
     left = [""]
     while left:
@@ -82,7 +89,7 @@ def scan(root: str | os.PathLike[str]) -> list[Entry]:
             except UnicodeEncodeError:
                 shown = os.path.join(base, path).encode("utf-8", "backslashreplace").decode("utf-8")
                 raise InputError(f"The name {shown} is not UTF-8; rename it, then ingest again.") from None
-            entry = _entry(child, path, base, real_base)
+            entry = _entry(child, path, base, real_base, real_blobs)
             entries.append(entry)
             if entry.kind == "directory":
                 left.append(path)
@@ -166,7 +173,10 @@ def several_error(root: str | os.PathLike[str], names: Sequence[str]) -> InputEr
 
 def is_marked(names: Iterable[str]) -> bool:
     """Return whether one of the files of a directory is a part of one checkpoint, or accompanies its tensors."""
-    return any(name in _COMPANIONS or _PART.search(name) for name in names)
+    those = list(names)
+    if any(map(_OF_SERIES.fullmatch, those)):
+        return False
+    return any(name in _COMPANIONS or _PART.search(name) for name in those)
 
 
 def is_one(directory: str | os.PathLike[str]) -> bool:
@@ -182,7 +192,13 @@ def is_one(directory: str | os.PathLike[str]) -> bool:
     if not named and not is_marked(entry.name for entry in inside if not entry.is_dir(follow_symlinks=False)):
         return False
     files = list(_files(directory))
-    return has_checkpoint(directory, files) and len(_several(directory, files)) < 2
+    if not has_checkpoint(directory, files):
+        return False
+    steps = _several(directory, files)
+    if named or len(steps) != 1:
+        return len(steps) < 2
+    # The first step of a run, next to files of all its steps, as DeepSpeed writes them.
+    return has_checkpoint(directory, [file for file in files if not f"{file.path}/".startswith(f"{steps[0]}/")])
 
 
 def is_part(file: str | os.PathLike[str]) -> bool:
@@ -203,11 +219,15 @@ def _files(root: str | os.PathLike[str]) -> Iterator[Entry]:
                 yield Entry(f"{prefix}{name}", "file", status.st_mode & PERMISSIONS, status.st_size)
 
 
-def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Entry:
+def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str, real_blobs: str | None) -> Entry:
     status = child.stat(follow_symlinks=False)
     mode = status.st_mode & PERMISSIONS
     if stat.S_ISLNK(status.st_mode):
         target = os.readlink(child.path)
+        if real_blobs is not None and os.path.dirname(os.path.realpath(child.path)) == real_blobs:
+            status = os.stat(child.path)
+            if stat.S_ISREG(status.st_mode):
+                return Entry(path, "file", status.st_mode & PERMISSIONS, status.st_size)
         _check_link(path, target, base, real_base)
         return Entry(path, "symlink", mode, target=target)
     if stat.S_ISDIR(status.st_mode):

@@ -29,6 +29,7 @@ from ckstore.retention.retain import note_changes, retain
 from ckstore.runtime.access import DENIED, denied
 from ckstore.scanning.folder import propose
 from ckstore.scanning.inputs import tree_size
+from ckstore.scanning.marked import distinct_tags
 from ckstore.scanning.steps import Planned, StepSource, plan_steps
 from ckstore.writing.ingest import IngestReport, ingest
 from ckstore.writing.request import AUTO, IngestOptions
@@ -157,7 +158,9 @@ class Intake:
     ) -> list[Planned]:
         """Return many inputs with their runs and steps, in the order of the ingest; see `Store.plan`."""
         if recursive:
-            return propose(paths, force=force)
+            catalog = self.repository.catalog
+            owners = {name: catalog.version(number).run for name, number in catalog.tags().items()}
+            return distinct_tags(propose(paths, force=force), owners, [known.name for known in catalog.runs()])
         name = DEFAULT_RUN if run is None else run
         check_run(name)
         there = {row.step: row.number for row in self.versions(name) if row.step is not None and not row.superseded}
@@ -200,18 +203,28 @@ class Intake:
             if self._compactor is not None:
                 self._compactor.forget_changed(run)  # Those of earlier ingests are not this batch's.
         stored: list[VersionRow] = []
+        tags = {os.path.abspath(item.path): item.tags for item in inputs if item.tags}
         each = self.store_all(inputs, batch, progress) if executor is None else _spread(
             executor, repository.address, inputs, batch, progress
         )  # fmt: skip
         for item in each:
             if item.version is not None:
                 stored.append(item.version)
+                for found in tags.get(os.path.abspath(item.path), ()):
+                    self._tag(item.version, found)
             yield item
         yield from (Ingested(item.path, error=InputError(with_path(item.path, item.note))) for item in refused)
         repository.catalog.refresh()
         if name is not None and stored:
             tag(repository, stored[-1], name)
         self.retain(row.run for row in stored)
+
+    def _tag(self, row: VersionRow, name: str) -> None:
+        """Point the tag of a plan at a version, unless it does so already."""
+        catalog = self.repository.catalog
+        catalog.refresh()
+        if catalog.tagged(name) != row.number:
+            tag(self.repository, row, name)
 
     def check_run(self, run: str, batch: Batch) -> None:
         """Raise `UsageError` for an invalid run, or one whose policy contradicts the batch."""

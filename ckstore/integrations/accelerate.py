@@ -27,6 +27,7 @@ def save_state(
     run: str,
     step: int,
     metrics: Mapping[str, Any] | None = None,
+    config: Any = None,
     replace: bool = False,
     search: Search | None = None,
     gradients: Mapping[str, Any] | None = None,
@@ -46,7 +47,7 @@ def save_state(
         and it stays.
     run, step
         Run and step of the version. accelerate's files contain no step.
-    metrics, replace, search, gradients
+    metrics, config, replace, search, gradients
         As for `Store.ingest`. Paths of gradients begin with the file's, as from
         ``GradientAccumulator({"model.safetensors": model}, ...)``.
     **options
@@ -75,7 +76,8 @@ def save_state(
     try:
         if accelerator.is_main_process:
             report = ingest_next(
-                store, written, run=run, step=step, metrics=dict(metrics or {}), replace=replace, search=search,
+                store, written, run=run, step=step, metrics=dict(metrics or {}), config=config, replace=replace,
+                search=search,
                 gradients=gradients,
             )  # fmt: skip
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -19,6 +19,7 @@ from ckstore.integrations.lineage import Lineage
 from ckstore.integrations.names import PREFIX, read_sound, version_name
 from ckstore.integrations.torch import load, save
 from ckstore.integrations.torch_reading import read
+from ckstore.runtime.provenance import fitting, plain_config
 from ckstore.store import Store
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class StoreIO:
                 checkpoint, run=run, step=step, parent=parent, metrics=_scores(checkpoint, path), on_unknown="pickle",
                 replace=replace, search=self.search, allow_empty=self.allow_empty,
                 gradients=None if self.gradients is None else self.gradients.gradients(),
+                config=_hyperparameters(checkpoint),
             )  # fmt: skip
 
         weights_only = "pytorch-lightning_version" in checkpoint and "optimizer_states" not in checkpoint
@@ -238,6 +240,18 @@ def _pointed_to(place: Path) -> list[str]:
         return []
     names = [version_name(line) for line in place.read_text(errors="replace").splitlines()]
     return [name for name in names if name]
+
+
+def _hyperparameters(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of the modules as a configuration; None without any."""
+    names = ("hyper_parameters", "datamodule_hyper_parameters")
+    found = {
+        name: value
+        for key in names
+        if isinstance(values := checkpoint.get(key), Mapping)
+        for name, value in values.items()
+    }
+    return fitting(plain_config(found)) if found else None
 
 
 def _scores(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ckstore.errors import ConflictError, UsageError
 from ckstore.integrations.apart import runs_for, store_apart
 from ckstore.integrations.lineage import Lineage, lineage_of
 from ckstore.integrations.names import found, read_sound
+from ckstore.runtime.provenance import fitting, plain_config
 
 if TYPE_CHECKING:
     from ckstore.integrations.torch import GradientAccumulator
@@ -133,6 +135,7 @@ class StoreCallback:
             return self.store.ingest(
                 directory, run=run, step=step, parent=parent, metrics=metrics, replace=replace, verify=self.remove,
                 search=self.search, gradients=None if self.gradients is None else self.gradients.gradients(),
+                config=fitting(plain_config(args)) if is_dataclass(args) else None,
             )  # fmt: skip
 
         step = state.global_step

@@ -18,7 +18,7 @@ _DIGEST = 8
 _HOPELESS = 16
 #: zstd's levels: for strings that are soon coded again, for others, and for those above `_SMALL` bytes.
 _QUICKLY, _SLOWLY, _LARGE = 1, 16, 9
-_SMALL = 1 << 22
+_SMALL = 1 << 20
 #: One byte in `_SIMILAR` may differ; an entry passes at most `_FAR` bytes.
 _SIMILAR, _FAR = 8, 255
 

@@ -18,6 +18,7 @@ from ckstore.report.findings import Finding
 from ckstore.report.measures import MEASURES, QUANTILES, edges
 from ckstore.report.statistics import RunStatistics
 from ckstore.repository import Repository
+from ckstore.runtime.provenance import RESERVED
 
 
 def contents(
@@ -92,6 +93,7 @@ def _run(
                 "stored": row.stored_bytes, "cost": row.cost,
                 "kind": "hot" if row.hot else "base" if row.base else "delta", "fidelity": row.fidelity,
                 "tags": tags.get(row.number, []), "metrics": _plain(row.metrics), "parent": row.parent,
+                **{name: _origin(row.metrics.get(name)) for name in RESERVED},
             }
             for row in rows
         ],
@@ -115,9 +117,15 @@ def _run(
     }  # fmt: skip
 
 
+def _origin(values: Any) -> Any:
+    """Return the origin or the configuration of a version as JSON; a store may hold any value."""
+    return json.loads(json.dumps(values if isinstance(values, dict) else {}), parse_constant=str)
+
+
 def _plain(metrics: Mapping[str, Any]) -> Any:
     """Return metrics with NaN and infinities, which JSON lacks, as text."""
-    return json.loads(json.dumps(dict(metrics)), parse_constant=str)
+    own = {name: value for name, value in metrics.items() if name not in RESERVED}
+    return json.loads(json.dumps(own), parse_constant=str)
 
 
 def _freeable(repository: Repository) -> int:

@@ -25,7 +25,7 @@ from ckstore.gc.collect import gc
 from ckstore.policy import Policy, Retention
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.retention.forget import forget
-from ckstore.retention.selection import by_run, first_of_every
+from ckstore.retention.selection import by_run, first_of_every, last_of
 from ckstore.storage import reserve
 from ckstore.writing.compact import compact
 from ckstore.writing.drop import drop, going, with_globs
@@ -110,7 +110,9 @@ def due(
     superseded = next(by_run([row for row in rows if row.superseded]), [])
     every = [*superseded, *ordered]
 
-    def latest(count: int) -> set[int]:
+    def latest(count: int | str) -> set[int]:
+        if isinstance(count, str):
+            return last_of(every, count)
         room = max(count - len(ordered), 0)
         return _latest(ordered, count) | {number for number in _latest(superseded, room) if room}
 
@@ -193,11 +195,11 @@ def outlived(repository: Repository, run: str, step: int) -> bool:
     retention = policy_of(repository.catalog, run).retention
     with suppress(NotFoundError):
         rows = [row for row in repository.catalog.versions(run) if not row.superseded]
-        if retention.keep_last is not None and all(row.step is not None for row in rows):
+        last, every = retention.keep_last, retention.keep_every
+        if isinstance(last, int) and not isinstance(every, str) and all(row.step is not None for row in rows):
             later = [row.step or 0 for row in rows if (row.step or 0) > step]
-            every = retention.keep_every
             before = {(row.step or 0) // every for row in rows if (row.step or 0) < step} if every else set()
-            return len(later) >= retention.keep_last and (every is None or step // every in before)
+            return len(later) >= last and (every is None or step // every in before)
     return False
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import NotFoundError, UsageError
-from ckstore.steps import step_of_text
+from ckstore.steps import periods_of, seconds_of, step_of_text
 from ckstore.storage.names import AT, BETWEEN
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ def select_versions(
     catalog: Catalog,
     specs: Sequence[str | int] | None,
     run: str | None = None,
-    keep_every: int | None = None,
-    keep_last: int | None = None,
+    keep_every: int | str | None = None,
+    keep_last: int | str | None = None,
     keep_tagged: bool = False,
 ) -> list[VersionRow]:
     """Return the versions to act on: the named ones, those of a run, or all, without the kept ones.
@@ -31,13 +32,14 @@ def select_versions(
     `specs` are names of versions, as in `version_names.resolve`, and ranges `A..B`: A, B and all versions of their run
     between them, by number if A and B are numbers, otherwise by step, without superseded ones; A and B may have been
     forgotten. `keep_every` keeps the first of the named versions in every this many steps: in 0 to 99, in 100 to 199
-    and so on for 100. Raises `NotFoundError` if a version or run does not exist, `UsageError` if both `specs` and `run`
-    are given, or a range runs backwards or over several runs.
+    and so on for 100; see `periods_of` for texts. A `keep_last` such as `30d` keeps the versions of the 30 days before
+    the run's last ingest. Raises `NotFoundError` if a version or run does not exist, `UsageError` if both `specs` and
+    `run` are given, or a range runs backwards or over several runs.
     """
     if specs is not None and run is not None:
         raise UsageError("Give versions or `run`, not both.")
     for option, value in (("keep_every", keep_every), ("keep_last", keep_last)):
-        if value is not None and value < 1:
+        if isinstance(value, int) and value < 1:
             raise UsageError(f"`{option}` {value} keeps nothing; give 1 or more, or leave it out.")
     rows = catalog.versions(run) if specs is None else [row for spec in specs for row in _named(catalog, spec)]
     kept = set(catalog.tags().values()) if keep_tagged else set()
@@ -45,7 +47,7 @@ def select_versions(
         if keep_every is not None:
             kept |= first_of_every(ordered, keep_every)
         if keep_last is not None:
-            kept |= {row.number for row in ordered[-keep_last:]}
+            kept |= last_of(ordered, keep_last)
     chosen = {row.number: row for row in rows if row.number not in kept}
     return [chosen[number] for number in sorted(chosen)]
 
@@ -62,15 +64,33 @@ def by_run(rows: Sequence[VersionRow]) -> Iterator[list[VersionRow]]:
         yield ordered
 
 
-def first_of_every(ordered: Iterable[VersionRow], steps: int | None) -> set[int]:
-    """Return the number of the first version in every `steps` steps; without a step, a version's number counts."""
-    if steps is None:
-        return set()
-    first: dict[tuple[bool, int], int] = {}
-    for row in ordered:
-        place = row.number if row.step is None else row.step
-        first.setdefault((row.step is None, place // steps), row.number)
-    return set(first.values())
+def first_of_every(ordered: Sequence[VersionRow], every: int | str | None) -> set[int]:
+    """Return the number of the first version in each period; without a step, a version's number counts.
+
+    Hours and days begin as in UTC. For the periods see `periods_of`.
+    """
+    found: set[int] = set()
+    for period in () if every is None else periods_of(every):
+        first: dict[tuple[bool, int], int] = {}
+        for row in sorted(ordered, key=lambda row: row.created) if period.is_time else ordered:
+            no_step = row.step is None and not period.is_time
+            place = _seconds(row) if period.is_time else row.number if row.step is None else row.step
+            first.setdefault((no_step, int(place // period.size)), row.number)
+        kept = list(first.values())
+        found.update(kept if period.count is None else kept[-period.count :])
+    return found
+
+
+def last_of(ordered: Sequence[VersionRow], last: int | str) -> set[int]:
+    """Return the numbers of the last versions: a number of them, or those of a time such as `30d` before the newest."""
+    if isinstance(last, int):
+        return {row.number for row in ordered[-last:]}
+    newest = max(map(_seconds, ordered), default=0.0)
+    return {row.number for row in ordered if newest - _seconds(row) <= seconds_of(last)}
+
+
+def _seconds(row: VersionRow) -> float:
+    return datetime.fromisoformat(row.created).timestamp()
 
 
 def _named(catalog: Catalog, spec: str | int) -> list[VersionRow]:

@@ -138,6 +138,7 @@ TEXT, TEXTS = (_text, "a text"), (_texts, "a list of texts")
 FUNCTION, PATH = (_function, "a function"), (_path, "a path")
 PATHS = (_one_or_several(_path), "a path, or a list of them")
 NAME = (_version_name, "the name of a version, a number or a text")
+PERIOD = (_version_name, "a whole number, or a duration such as 30d")
 NAMES = (_one_or_several(_version_name), "names of versions, numbers or texts")
 
 #: The kinds of arguments, and nouns for errors, by name. `run` and `tag` have a rule of their own.
@@ -146,7 +147,8 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
         ("allow_empty", "create", "delete_source", "dry_run", "force", "keep_tagged", "ledger", "once", "recursive",
          "replace", "restore", "shared", "verify"), FLAG
     ),
-    **dict.fromkeys(("cache_bytes", "count", "hot", "keep_every", "keep_last", "nbytes", "workers"), WHOLE),
+    **dict.fromkeys(("cache_bytes", "count", "hot", "nbytes", "workers"), WHOLE),
+    **dict.fromkeys(("keep_every", "keep_last"), PERIOD),
     **dict.fromkeys(("ema", "grace", "poll", "quality", "sample", "settle"), NUMBER),
     **dict.fromkeys(("format", "metric", "mode", "on_unknown", "run", "sort", "tag"), TEXT),
     **dict.fromkeys(("exclude", "globs", "include", "measures", "remove"), TEXTS),

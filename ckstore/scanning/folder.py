@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import filecmp
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ from ckstore.formats.detect import is_pointer
 from ckstore.formats.directory import is_named_as_tensors, is_one
 from ckstore.formats.sources import FileSource
 from ckstore.scanning.inputs import are_alike, open_path, tensor_names
+from ckstore.scanning.marked import copy_of, is_in_series, mark_of, pointed_by, with_final, with_tags
 from ckstore.scanning.steps import Planned, plan_steps
 from ckstore.steps import natural, without_numbers, without_words
 from ckstore.storage.names import objection, suggested
@@ -47,8 +47,9 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
     It is named after the directory and, if that has several runs, after the common part of the inputs' names. Inputs of
     different folders never share a run. A directory that is one checkpoint is one input, even a damaged or incomplete
     one. Stores and links to directories are left out, and so are links to files of the folder; a link to a checkpoint
-    elsewhere is refused. With `force`, damaged
-    files count as opaque bytes. Raise `InputError` for a folder that is no directory.
+    elsewhere is refused. A link to a step, a copy or a text that names it, such as `best.pt` or `latest`, is a tag of
+    the step's version, and so is the name of a final model. With `force`, damaged files count as opaque bytes. Raise
+    `InputError` for a folder that is no directory.
     """
     for folder in folders:
         if not folder.is_dir():
@@ -56,8 +57,13 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
     groups: dict[tuple[Path, str], list[list[_Input]]] = {}
     left: list[Planned] = []
     above: dict[Path, Path] = {}
+    marks: dict[Path, Path] = {}
     for folder, path in _found(folders, left):
         above.setdefault(path.parent, folder)
+        if (named := pointed_by(path)) is not None:
+            marks[path] = named
+            left.append(Planned(path, note=f"names {named.name}"))
+            continue
         try:
             found = _input(path, force=force)
         except (InputError, OSError) as error:
@@ -73,8 +79,30 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
                 break
         else:
             alike.append([found])
-    planned = _named(above, groups, force=force) + left
+    copies = _copies(groups)
+    left += [Planned(path, note=f"is a copy of {original.name}") for path, original in copies.items()]
+    marks |= copies | {item.path: Path(os.path.realpath(item.path)) for item in left if item.path.is_symlink()}
+    planned = with_tags(_named(above, groups, force=force), marks) + left
     return sorted(planned, key=lambda item: (not item.run, item.refused))
+
+
+def _copies(groups: dict[tuple[Path, str], list[list[_Input]]]) -> dict[Path, Path]:
+    """Take the copies of files of a series out of the groups, such as `best.pt`; return each with its original."""
+    series = [found.path for (_, name), alike in groups.items() for group in alike for found in group if "#" in name]
+    found: dict[Path, Path] = {}
+    for (parent, _), alike in groups.items():
+        for group in alike:
+            path = group[0].path
+            if len(group) > 1 or not path.is_file() or (is_in_series(path.name) and not mark_of(path.name)):
+                continue
+            near = [other for other in series if other.is_relative_to(parent) or parent.is_relative_to(other.parent)]
+            original = copy_of(path, near)
+            if original is not None:
+                found[path] = original
+                group.clear()
+    for key, alike in list(groups.items()):
+        groups[key] = [group for group in alike if group]
+    return found
 
 
 def _may_hold_tensors(path: Path) -> bool:
@@ -188,6 +216,8 @@ def _named(
             is_alone = len(planned) == 1 and planned[0].step is None  # Then numbers are a part of its name.
             named = planned[0].path.name if is_alone else template
             runs.setdefault(parent, []).extend(_apart(planned) or [(named, planned)])
+    names = {found.path: found.names for alike in groups.values() for group in alike for found in group}
+    runs = {parent: with_final(several, names) for parent, several in runs.items()}
     proposed: list[Planned] = []
     taken: set[str] = set()
     for parent, several in runs.items():
@@ -252,7 +282,7 @@ def _unique(item: Planned, first: Planned) -> Planned:
     """Return an input; an input at the step of another of its run is not stored, and has a note."""
     if item.step is None or first is item:
         return item
-    if _is_copy(item.path, first.path):
+    if copy_of(item.path, [first.path]) is not None:
         return replace(item, run="", note=f"is a copy of {first.path.name}")
     return replace(
         item,
@@ -260,8 +290,3 @@ def _unique(item: Planned, first: Planned) -> Planned:
         note=f"is at the step of {first.path.name}; store it alone, with another `run` or `step`",
         refused=True,
     )
-
-
-def _is_copy(one: Path, other: Path) -> bool:
-    """Return whether two files have the same bytes."""
-    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)

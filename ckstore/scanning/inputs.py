@@ -113,7 +113,7 @@ def open_source(
         raise InputError(f"{path} contains the store itself; name a directory that does not.")
     if not path.exists():
         raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
-    return open_path(path, force=force, is_one=force, any_kind=allow_empty, may_be_empty=allow_empty)
+    return open_path(path, force=force, is_one=force, any_kind=allow_empty, may_be_empty=allow_empty, blobs=True)
 
 
 def require_tensors(state: Any, tensors: Sequence[Tensor]) -> None:
@@ -141,15 +141,21 @@ def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> Scanned
 
 
 def open_path(
-    path: Path, *, force: bool = False, is_one: bool = False, any_kind: bool = False, may_be_empty: bool = False
+    path: Path,
+    *,
+    force: bool = False,
+    is_one: bool = False,
+    any_kind: bool = False,
+    may_be_empty: bool = False,
+    blobs: bool = False,
 ) -> ScannedVersion:
-    """Parse a file or directory; with `force`, damaged files are opaque bytes.
+    """Parse a file or directory; with `force`, damaged files are opaque bytes. For `blobs` see `scan`.
 
     Raise `InputError` for a directory of several checkpoints, unless it `is_one`, for a file without tensors, unless it
     may be of `any_kind`, and for a file without bytes or with a Git LFS pointer in its place, unless it `may_be_empty`.
     """
     if path.is_dir():
-        scanned = _open_directory(path, force=force, is_one=is_one)
+        scanned = _open_directory(path, force=force, is_one=is_one, blobs=blobs)
     else:
         scanned = _open_file(path, force=force, may_be_empty=may_be_empty)
         if not force and not any_kind:
@@ -206,13 +212,14 @@ def _open_file(path: Path, *, force: bool, may_be_empty: bool) -> ScannedVersion
     return ScannedVersion([ScannedFile(path.name, source, layout, source.mode, source.mtime_ns)])
 
 
-def _open_directory(path: Path, *, force: bool, is_one: bool) -> ScannedVersion:
+def _open_directory(path: Path, *, force: bool, is_one: bool, blobs: bool) -> ScannedVersion:
     """Parse all files of a directory tree."""
     version = ScannedVersion([], is_directory=True)
-    entries = scan(path)
+    entries = scan(path, blobs=blobs)
     if not is_one:
         refuse_several(path, entries)
     opened = Lru[str, FileSource](_MOST_OPEN)
+    damaged: list[InputError] = []
     for entry in entries:
         if entry.kind == "symlink":
             version.links.append((entry.path, entry.target or ""))
@@ -220,8 +227,14 @@ def _open_directory(path: Path, *, force: bool, is_one: bool) -> ScannedVersion:
             version.directories.append((entry.path, entry.mode))
         else:
             source = InputFile(path / entry.path, opened)
-            layout = _parse(source, entry.path, force=force, lone=False)
+            try:
+                layout = _parse(source, entry.path, force=force, lone=False)
+            except InputError as error:
+                damaged.append(error)
+                continue
             version.files.append(ScannedFile(entry.path, source, layout, source.mode, source.mtime_ns))
+    if damaged:
+        raise _error_of(damaged)
     if not force:
         require_complete(path, version)
     _name_shards(version, force=force)
@@ -230,6 +243,15 @@ def _open_directory(path: Path, *, force: bool, is_one: bool) -> ScannedVersion:
     if not any(file.layout.tensors for file in version.files) and not (force and version.files):
         require_checkpoint(path, entries)
     return version
+
+
+def _error_of(damaged: Sequence[InputError]) -> InputError:
+    """Return one error for the damaged files of a directory, which names all of them."""
+    if len(damaged) == 1:
+        return damaged[0]
+    remedy = "`force` stores its bytes unchanged."
+    faults = [str(error).removesuffix(remedy).rstrip("; .") for error in damaged]
+    return InputError(f"{len(damaged)} files are damaged: {'; '.join(faults)}; `force` stores their bytes unchanged.")
 
 
 def _refuse_series(path: Path, version: ScannedVersion) -> None:

@@ -33,12 +33,14 @@ class Planned:
         The reason for leaving it out, or a warning.
     refused
         Whether its ingest fails; the `note` is the error.
+    tags
+        Tags of its version.
 
     Examples
     --------
     >>> np.save("net_1.npy", np.zeros(4))
     >>> store.plan(["net_1.npy"], run="net", step_from="name")
-    [Planned(path=PosixPath('net_1.npy'), step=1, step_from='name', run='net', note='', refused=False)]
+    [Planned(path=PosixPath('net_1.npy'), step=1, step_from='name', run='net', note='', refused=False, tags=())]
     """
 
     path: Path
@@ -47,6 +49,7 @@ class Planned:
     run: str = ""
     note: str = ""
     refused: bool = False
+    tags: tuple[str, ...] = ()
 
 
 def plan_steps(

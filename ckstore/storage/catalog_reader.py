@@ -216,6 +216,13 @@ class CatalogReader:
         )  # fmt: skip
         return self._meant(found, lambda row: (row.run, row.step, row.superseded) == (run, step, superseded))
 
+    def below(self, run: str, step: int) -> VersionRow | None:
+        """Return the version of a run with the highest step below one, or None; without superseded versions."""
+        found = self._select(
+            "WHERE r.name = ? AND v.step < ? AND v.superseded = 0 ORDER BY v.step DESC LIMIT 1", run, step
+        )
+        return self._meant(found, lambda row: (row.run, row.superseded) == (run, False) and (row.step or 0) < step)
+
     def after(self, run: str, number: int) -> list[VersionRow]:
         """Return the versions of a run with larger numbers, by number, without superseded ones."""
         return self._select("WHERE r.name = ? AND v.superseded = 0 AND v.number > ? ORDER BY v.number", run, number)

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Protocol
 
 from ckstore.errors import NotFoundError
+from ckstore.runtime.provenance import RESERVED
 from ckstore.steps import step_of_text
 from ckstore.storage.names import AT, BY_METRIC, ID_PREFIX, LATEST
 from ckstore.storage.rows import RunRow, VersionRow
@@ -114,11 +115,16 @@ def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
         if numbers:
             break
     if not numbers:
-        known = sorted({name for row in rows for name in row.metrics})
+        known = sorted({name for row in rows for name in row.metrics if name not in RESERVED})
         hint = f"there are {', '.join(known)}" if known else "`ckstore metric` adds one"
         raise NotFoundError(f"No version has a number as metric {metric}; {hint}.")
-    lowest = sense == "least" or (sense == "best" and _LOWER_IS_BETTER.search(metric) is not None)
+    lowest = sense == "least" or (sense == "best" and is_better_low(metric))
     return catalog.version((min if lowest else max)(numbers, key=numbers.__getitem__))
+
+
+def is_better_low(metric: str) -> bool:
+    """Return whether lower values of a metric are better, by its name."""
+    return _LOWER_IS_BETTER.search(metric) is not None
 
 
 def _by_uid(catalog: Versions, prefix: str) -> VersionRow | None:

@@ -32,6 +32,7 @@ from ckstore.objects.reader import ObjectReader
 from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
+from ckstore.runtime.provenance import MADE, made
 from ckstore.runtime.threads import in_turn
 from ckstore.scanning.content_cuts import opaque_extents
 from ckstore.scanning.hashing import hash_version, held_windows
@@ -128,11 +129,12 @@ def ingest(
             written.note(scanned)
         if options.parent == AUTO and not scanned.is_hashed:
             hash_version(scanned, force=request.force, progress=progress)
-        parent = _parent(repository, options.parent, request.run, scanned)
+        step = scanned.step if request.step is None else request.step
+        parent = _parent(repository, options.parent, request.run, step, scanned)
         is_named = options.parent not in (None, AUTO) or (parent is not None and parent.superseded)
         request = replace(
             request,
-            step=scanned.step if request.step is None else request.step,
+            step=step,
             parent=parent,
             goes_back=is_named and goes_back(repository.catalog, request.run, parent),
             source=scanned.name,
@@ -163,9 +165,15 @@ def _exact_note(repository: Repository, report: IngestReport, request: Request) 
     return f"No tensor can be coarse under this policy, so version {row.number} is exact."
 
 
-def _parent(repository: Repository, spec: str | int | None, run: str, scanned: ScannedVersion) -> VersionRow | None:
+def _parent(
+    repository: Repository, spec: str | int | None, run: str, step: int | None, scanned: ScannedVersion
+) -> VersionRow | None:
+    """Return the named parent; by default the run's last version, or the one below a step that is not the highest."""
     if spec is None:
-        return repository.catalog.latest(run)
+        latest = repository.catalog.latest(run)
+        if latest is None or latest.superseded or step is None or latest.step is None or latest.step <= step:
+            return latest
+        return repository.catalog.below(run, step) or latest
     if spec == AUTO:
         return nearest_version(repository, scanned)
     return repository.catalog.resolve(spec)
@@ -195,7 +203,9 @@ def _ingest(
     read = metrics_inside(scanned)
     values = plain_metrics({name: value for name, (value, _) in read.items()})
     places = {name: (values[name], place) for name, (_, place) in read.items()}
-    request = replace(request, metrics={**values, **request.metrics}, read=places)
+    origin = made()
+    metrics = {**values, **({MADE: origin} if origin else {}), **request.metrics}
+    request = replace(request, metrics=metrics, read=places)
     if request.parent is not None and not request.is_hot:
         request = replace(request, parent=compacted(repository, request.parent))
     number = committed = 0

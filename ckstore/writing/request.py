@@ -14,6 +14,7 @@ from ckstore.errors import UsageError
 from ckstore.formats.torch.live_state import LiveState, OnUnknown
 from ckstore.policy import Fidelity, Policy, Retention
 from ckstore.runtime.arguments import plain_fields, shown
+from ckstore.runtime.provenance import CONFIG, LARGEST, plain_config
 from ckstore.steps import plain_number, step_of_value
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, Plain, check
@@ -137,6 +138,22 @@ def checked_step(step: Any) -> int | None:
     if number is None:
         raise UsageError(f"A step must be an integer of at most 64 bits, not {shown(step)}.")
     return number
+
+
+def with_config(metrics: Mapping[str, Any] | None, config: Any) -> Mapping[str, Any]:
+    """Return metrics with a configuration among them; raise `UsageError` for one that is too large or no mapping."""
+    if config is None:
+        return metrics or {}
+    try:
+        plain = plain_config(config)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"`config` takes a mapping, a namespace or a dataclass, not {shown(config)}.") from error
+    size = len(json.dumps(plain))
+    if size > LARGEST:
+        raise UsageError(
+            f"The configuration has {size:,} bytes as JSON; give the settings that matter, up to {LARGEST:,}."
+        )
+    return {**(metrics or {}), CONFIG: plain}
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

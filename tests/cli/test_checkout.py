@@ -37,6 +37,63 @@ def test_the_default_name(ckstore, filled: Path) -> None:
     assert (filled / "into" / "step20.pt").is_file()
 
 
+def test_several_versions_go_into_a_directory(ckstore, filled: Path) -> None:
+    """Each under its own name; files that are there and equal are left alone, others are a conflict."""
+    said = ckstore("checkout", "gpt@10..gpt@20", "-o", "out").out
+    assert sorted(path.name for path in (filled / "out").iterdir()) == ["step10.pt", "step20.pt"]
+    assert "2 versions written, " in said
+    before = (filled / "out" / "step10.pt").stat().st_ino
+    said = ckstore("checkout", "--run", "gpt", "-o", "out").out
+    assert "1 version written, 2 there already, " in said
+    assert (filled / "out" / "step10.pt").stat().st_ino == before
+    for step in (0, 10, 20):
+        assert (filled / "out" / f"step{step}.pt").read_bytes() == (filled / "in" / f"step{step}.pt").read_bytes()
+    (filled / "out" / "step10.pt").write_text("mine")
+    (filled / "out" / "step0.pt").unlink()
+    result = ckstore("checkout", "-o", "out", code=3)
+    assert "out/step10.pt exists, and is not version 2; name another directory, or add --force." in result.err
+    assert (filled / "out" / "step0.pt").is_file()
+    assert (filled / "out" / "step10.pt").read_text() == "mine"
+    ckstore("checkout", "-o", "out", "--force")
+    assert (filled / "out" / "step10.pt").read_bytes() == (filled / "in" / "step10.pt").read_bytes()
+
+
+def test_runs_get_directories_and_repeated_names_steps(ckstore, filled: Path) -> None:
+    with library.open(".ckstore") as store:
+        for step in (1, 2):
+            store.ingest({"w": np.full(3, step)}, run="loop", step=step)
+        ckstore("checkout", "-o", "out")
+        assert sorted(path.relative_to("out").as_posix() for path in Path("out").rglob("*.pt")) == [
+            "gpt/step0.pt", "gpt/step10.pt", "gpt/step20.pt", "loop/state_dict-1.pt", "loop/state_dict-2.pt",
+        ]  # fmt: skip
+        paths = store.run("loop").checkout("out/loop")
+        assert [path.name for path in paths] == ["state_dict-1.pt", "state_dict-2.pt"]
+        paths[0].write_text("mine")
+        with pytest.raises(library.ConflictError, match="is not version 4"):
+            store.run("loop").checkout("out/loop")
+
+
+def test_a_directory_is_compared_whole(ckstore, place: Path) -> None:
+    tree = place / "checkpoint-5"
+    (tree / "sub").mkdir(parents=True)
+    shutil.copy(place / "in" / "step0.pt", tree / "sub" / "model.pt")
+    (tree / "link").symlink_to("sub/model.pt")
+    ckstore("ingest", "checkpoint-5")
+    ckstore("checkout", "-o", "out")
+    assert "0 versions written, 1 there already" in ckstore("checkout", "-o", "out").out
+    (place / "out" / "checkpoint-5" / "more").write_text("mine")
+    ckstore("checkout", "-o", "out", code=12)
+
+
+def test_the_name_of_a_run_says_that_it_is_one_version(ckstore, filled: Path) -> None:
+    assert "gpt is its last version, gpt@20; --run gpt writes all 3." in ckstore("checkout", "gpt", "-o", "x.pt").err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--run", "gpt"], ["1", "2"], ["-o", "-"], ["-o", "out", "--strip"]])
+def test_several_versions_need_a_directory_and_no_other_form(ckstore, filled: Path, arguments: list[str]) -> None:
+    ckstore("checkout", *arguments, code=2)
+
+
 def test_nothing_is_overwritten_unless_forced(ckstore, filled: Path) -> None:
     (filled / "step20.pt").write_text("mine")
     assert "--force" in ckstore("checkout", "best", code=12).sentence

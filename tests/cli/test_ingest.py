@@ -179,7 +179,7 @@ def test_json_of_a_version(ckstore, place: Path) -> None:
     assert item.items() >= {
         "version": 1, "run": "gpt", "step": 7, "depth": 0, "base": True, "parent": None, "tags": ["x"], "new": True,
         "bytes": (place / "in" / "step0.pt").stat().st_size, "fidelity": "exact",
-        "metrics": {"loss": 2.5, "n": 3, "note": "good", "bad": "nan"}, "source": "in/step0.pt",
+        "metrics": {"loss": 2.5, "n": 3, "note": "good", "bad": "NaN"}, "source": "in/step0.pt",
     }.items()  # fmt: skip
     assert item["ratio"] == item["bytes"] / item["stored"]
     assert item["seconds"] > 0

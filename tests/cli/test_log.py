@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+import click
+import pytest
 
 from tests.checkpoints import pack_bytes
 
 KEYS = {
     "version", "id", "run", "step", "parent", "base", "depth", "bytes", "stored", "ratio", "cost", "fidelity",
-    "hot", "superseded", "dropped", "elements", "tensors", "files", "tags", "metrics", "source", "created",
+    "hot", "superseded", "dropped", "elements", "tensors", "files", "tags", "metrics", "config", "made",
+    "source", "created",
 }  # fmt: skip
 
 
@@ -90,6 +95,81 @@ def test_metrics_are_shown_sorted_and_compared(ckstore, filled: Path) -> None:
     assert ckstore("log", "--columns", "step,val_loss", "--json").json[1] == {"step": 10, "val_loss": 1.25}
     assert "there are version, " in ckstore("log", "--sort", "nothing", code=2).sentence
     assert "not a condition" in ckstore("log", "--where", "val_loss", code=2).sentence
+
+
+def test_best_versions_come_first_and_nan_last(ckstore, filled: Path) -> None:
+    for step, loss, accuracy in ((0, 3.0, 0.1), (10, 1.25, 0.5), (20, "nan", 0.9)):
+        ckstore("metric", f"gpt@{step}", f"val_loss={loss}", f"accuracy={accuracy}")
+    steps = [line.split()[2] for line in ckstore("log", "--sort", "best:val_loss").out.splitlines()[1:]]
+    assert steps == ["10", "0", "20"]
+    assert [row["step"] for row in ckstore("log", "--sort", "best:accuracy", "--limit", 2, "--json").json] == [20, 10]
+    assert [row["step"] for row in ckstore("log", "--where", "isnan(val_loss)", "--json").json] == [20]
+    assert [row["step"] for row in ckstore("log", "--where", "val_loss<9 and step>0", "--json").json] == [10]
+    assert ckstore("show", "best:val_loss", "--json").json["step"] == 10
+    assert "NaN" in ckstore("log").out
+
+
+def test_nan_is_red(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckstore("metric", "gpt@0", "loss=nan")
+    monkeypatch.setattr(click.utils, "should_strip_ansi", lambda *_: False)
+    assert re.search(r"\x1b\[31m *NaN\x1b\[0m", ckstore("log").out)
+
+
+def test_versions_of_the_last_days(ckstore, filled: Path) -> None:
+    assert len(ckstore("log", "--where", "age<2d", "--json").json) == 3
+    assert ckstore("log", "--where", "age>2d", "--json").json == []
+    assert "is not a duration" in ckstore("log", "--where", "age<soon", code=2).sentence
+
+
+def test_a_narrow_terminal_drops_columns(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckstore.cli.log.sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    result = ckstore("log")
+    assert max(map(len, click.unstyle(result.out).splitlines())) <= 80
+    assert click.unstyle(result.out).split()[:4] == ["VERSION", "RUN", "STEP", "PARENT"]
+    assert result.err.startswith("ckstore: --columns all also shows cost, depth")
+    assert "COST" in ckstore("log", "--columns", "all").out
+
+
+def test_sizes_have_one_unit_a_column(ckstore, filled: Path) -> None:
+    ckstore("ingest", "in/step0.pt", "--run", "copy")
+    rows = [line.split("  ") for line in ckstore("log", "--columns", "stored").out.splitlines()[1:]]
+    assert {row[-1].split()[-1] for row in rows} == {"kB"}
+
+
+def test_comma_separated_values(ckstore, filled: Path) -> None:
+    ckstore("metric", "gpt@0", "loss=1.5")
+    lines = ckstore("log", "--columns", "step,loss,tags,size", "--format", "csv").out.splitlines()
+    size = (filled / "in" / "step0.pt").stat().st_size
+    assert lines[:2] == ["step,loss,tags,size", f"0,1.5,,{size}"]
+    assert lines[3].startswith("20,,best,")
+    assert ckstore("log", "--format", "csv").out.startswith("version,run,step,parent,kind,")
+
+
+def test_runs(ckstore, filled: Path) -> None:
+    """A line for each run; versions of several runs are grouped."""
+    ckstore("ingest", "in/step0.pt", "--run", "other", "--parent", "gpt@10", "--metric", "loss=2")
+    ckstore("ingest", "in/step10.pt", "--run", "gpt", "--step", "5", "--metric", "loss=1.5")
+    assert [line.split()[1:3] for line in ckstore("log").out.splitlines()[1:]] == [
+        ["gpt", "0"], ["gpt", "10"], ["gpt", "20"], ["gpt", "5"], ["other", "0"],
+    ]  # fmt: skip
+    assert [row["version"] for row in ckstore("log", "--json").json] == [1, 2, 3, 4, 5]
+    assert ckstore("log", "gpt", "--json").json[-1]["parent"] == 1
+    heading, *lines = ckstore("log", "-n", 0).out.splitlines()
+    assert heading.split() == ["RUN", "VERSIONS", "STEPS", "LAST", "BEST", "BYTES", "STORED", "PARENT", "TAGS"]
+    assert lines[0].split()[:4] == ["gpt", "4", "0..20", "gpt@20"]
+    assert "loss 1.5 at 5" in lines[0]
+    assert lines[1].split()[:4] == ["other", "1", "0..0", "other@0"]
+    assert lines[1].split()[-2:] == ["2", "-"]
+
+
+def test_metrics_of_several_versions_are_next_to_each_other(ckstore, filled: Path) -> None:
+    ckstore("metric", "1", "val_loss=3", "note=first")
+    ckstore("metric", "2", "val_loss=1.5")
+    lines = [line.split() for line in ckstore("metric", "1", "gpt@10").out.splitlines()]
+    assert lines == [["METRIC", "GPT@0", "GPT@10"], ["val_loss", "3", "1.5"], ["note", "first", "-"]]
+    assert ckstore("metric", "1", "2", "--json").json == [{"val_loss": 3, "note": "first"}, {"val_loss": 1.5}]
+    assert "not of the form NAME=VALUE" in ckstore("metric", "1", "2", "a=1", code=2).sentence
 
 
 def test_versions_are_named_by_metrics(ckstore, filled: Path) -> None:

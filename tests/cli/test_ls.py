@@ -75,6 +75,10 @@ def test_a_moving_name_is_resolved_in_the_output(ckstore, filled: Path) -> None:
         assert ckstore("ls", name).err == ""
 
 
+#: Names in a tar of torch before 0.1.10.
+OLD_TAR = ("sys_info", "pickle", "storages", "tensors")
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -88,6 +92,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("x.zst", lambda data: bytes.fromhex("28b52ffd") + data, "compressed with zstd: unpack it"),
         ("x.tar", lambda data: tarred(data), "a tar archive in which no file holds tensors"),
         ("x.pkl", lambda data: pickle.dumps({"a": 1}), "a pickle that was not written by torch"),
+        (
+            "x.old",
+            lambda data: tarred(data, "sys_info", "pickle", "storages", "tensors"),
+            "a tar of torch before 0.1.10",
+        ),
+        (
+            "x.jit",
+            lambda data: scripted(),
+            "a program of TorchScript: for tensors and deltas, store its `state_dict()`",
+        ),
         ("x.zip", lambda data: zipped(data), "a zip archive in which no stored file holds tensors"),
         ("x.txt", lambda data: b"text", "of a kind whose tensors cannot be read"),
         ("x.pt", lambda data: data[:-500], "damaged (the archive has no directory at its end: the file is cut off)"),
@@ -106,10 +120,17 @@ def test_why_a_file_is_bytes(ckstore, here: Path, name: str, make: Callable[[byt
     assert ckstore("ls", "a@1").err.startswith(f"ckstore: {name} is bytes: {why}")
 
 
-def tarred(data: bytes) -> bytes:
+def tarred(data: bytes, *names: str) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("x.pt"), io.BytesIO(data))
+        for name in names or ("x.pt",):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO(data))
+    return out.getvalue()
+
+
+def scripted() -> bytes:
+    out = io.BytesIO()
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 3), torch.zeros(1, 2)), out)
     return out.getvalue()
 
 

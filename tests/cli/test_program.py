@@ -72,7 +72,8 @@ def test_version(ckstore) -> None:
             ([typed], f"Unknown verb {typed}; did you mean {verb}?")
             for typed, verb in {
                 "list": "log",
-                "runs": "log",
+                "runs": "log -n 0",
+                "metrics": "metric",
                 "restore": "checkout",
                 "add": "ingest",
                 "rm": "forget",
@@ -81,6 +82,8 @@ def test_version(ckstore) -> None:
             }.items()
         ),
         (["log", "--nope"], "No such option"),
+        (["log", "--top", "3", "loss"], "write `ckstore log --sort best:METRIC -n N`."),
+        (["log", "--since", "2d"], "write `ckstore log --where 'age<2d'`."),
         (["log", "-n", "x"], "see `ckstore log --help`."),
         (["log", "--store", "s"], "Put --store before the verb: `ckstore --store PATH log`."),
         (["show"], "see `ckstore show --help`."),

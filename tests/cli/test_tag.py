@@ -13,7 +13,6 @@ def test_tags(ckstore, filled: Path) -> None:
         {"tag": "best", "version": 3, "run": "gpt", "step": 20},
         {"tag": "first", "version": 1, "run": "gpt", "step": 0},
     ]
-    assert ckstore("tag", "--list").out == ckstore("tag").out
     assert ckstore("tag", "2", "best").out == "best is gpt@10, version 2, no longer version 3.\n"
     ckstore("tag", "--delete", "best")
     assert [item["tag"] for item in ckstore("tag", "--json").json] == ["first"]
@@ -34,7 +33,6 @@ def test_none(ckstore, place: Path) -> None:
         (["best", "a@b"], 2),
         (["best", "x" * 100_000], 2),
         (["best", "x", "--delete", "best"], 2),
-        (["--delete", "best", "--list"], 2),
         (["--delete", "bset"], 13),
         (["gtp@0", "x"], 13),
         (["swapped", "gpt@0"], 2),

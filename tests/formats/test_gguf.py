@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ckstore.errors import InputError
+from ckstore.formats.containers import gguf
 from ckstore.formats.detect import holds_tensors, parse
 from tests.formats.reading import assert_comes_back, bits, in_memory
 from tests.formats.written import gguf_bytes
@@ -128,3 +129,26 @@ SOUND: dict[str, Any] = {"tensors": [("a", (2, 3), F32, 24), ("b", (4,), F16, 8)
 def test_contradictory_files_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(InputError, match="not a sound gguf file: .*" + words):
         parse(in_memory(data))
+
+
+def test_a_vocabulary_is_skipped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of 200,000 words took a second: reads of the header are counted."""
+    words = b"".join(struct.pack("<Q", length) + bytes(length) for length in (5, 9, 0, 300_000) * 5000 if length < 10)
+    words += struct.pack("<Q", 3_000_000) + bytes(3_000_000)
+    key = b"tokenizer.ggml.tokens"
+    value = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 15_001) + words
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + value
+    taken = 0
+    take = gguf._Header.take
+
+    def counted(self: Any, nbytes: int) -> bytes:
+        nonlocal taken
+        taken += 1
+        return take(self, nbytes)
+
+    monkeypatch.setattr(gguf._Header, "take", counted)
+    assert parse(in_memory(head)).kind == "gguf"
+    assert taken < 20
+    for cut in (len(head) - 1, len(head) - 3_000_001, 1000):
+        with pytest.raises(InputError, match="ends within its header"):
+            parse(in_memory(head[:cut]))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ckstore
 from ckstore.errors import NotFoundError, UsageError
-from ckstore.retention.selection import select_versions
+from ckstore.policy import Policy, Retention
+from ckstore.retention.retain import due
+from ckstore.retention.selection import first_of_every, last_of, select_versions
 from ckstore.storage.catalog import Catalog
 from tests.checkpoints import scratch
 from tests.storage.version_writer import write_version
@@ -152,3 +157,26 @@ def test_a_name_by_itself_is_not_its_characters(store: ckstore.Store) -> None:
     assert [row.number for row in store.forget("2..3", dry_run=True).versions] == [2, 3]
     assert store.thin("11", dry_run=True).skipped == [11]
     assert len(store._catalog.versions()) == 11
+
+
+def test_versions_of_periods(catalog: Catalog) -> None:
+    """The first version of each day, the last of them, and the versions of some hours before the last ingest."""
+    times = ["2026-07-01T10:00:00", "2026-07-01T23:59:59", "2026-07-02T00:00:00", "2026-07-04T05:00:00"]
+    first = catalog.version(1)
+    rows = [replace(first, number=number, step=number, created=f"{time}+00:00") for number, time in enumerate(times, 1)]
+    assert first_of_every(rows, "1d") == {1, 3, 4}
+    assert first_of_every(rows, "1d:2") == {3, 4}
+    assert first_of_every(rows, "1d:1,1h:2") == {3, 4}
+    assert first_of_every(rows, "2,1d:1") == {1, 2, 4}
+    assert last_of(rows, "53h") == {3, 4}
+    assert last_of(rows, "54h") == {2, 3, 4}
+    assert last_of(rows, 1) == {4}
+    assert [row.number for row in due(rows, Retention(keep_last="1d", keep_every="1d:2")).forgotten] == [1, 2]
+    kept = Policy(retention=Retention(keep_last="1d", keep_every="1d:2"))
+    assert Policy.from_text(kept.to_text()) == kept
+
+
+@pytest.mark.parametrize("said", [{"keep_last": "soon"}, {"keep_last": 1, "keep_every": "1d:0"}, {"keep_last": "0"}])
+def test_periods_that_keep_nothing(said: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Retention(**said)

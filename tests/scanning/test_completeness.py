@@ -181,3 +181,16 @@ def test_an_index_of_files_that_were_not_fetched_is_left_over(store: ckstore.Sto
     shutil.copy(place / "model-00001-of-00002.safetensors", place / "pytorch_model-00001-of-00002.bin")
     with pytest.raises(InputError, match=r"pytorch_model-00002-of-00002\.bin is missing"):
         store.ingest(place, run="b")
+
+
+def test_all_damaged_files_are_named(store: ckstore.Store, tmp_path: Path) -> None:
+    place = tmp_path / "job"
+    place.mkdir()
+    for name in ("a.pt", "b.pt", "c.pt"):
+        torch.save({"w": torch.ones(300)}, place / name)
+    for name in ("a.pt", "c.pt"):
+        (place / name).write_bytes((place / name).read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"^2 files are damaged: a\.pt is .*; c\.pt is .*; `force` stores") as said:
+        store.ingest(place, run="a")
+    assert str(said.value).count("`force`") == 1
+    assert store.ingest(place, run="a", force=True).is_new

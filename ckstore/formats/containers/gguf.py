@@ -122,6 +122,20 @@ class _Header:
         if self.position > self._source.size:
             raise InputError("the file ends within its header")
 
+    def skip_texts(self, count: int) -> None:
+        """Skip some texts: a vocabulary has hundreds of thousands."""
+        length = struct.Struct("<Q").unpack_from
+        while count:
+            data, position, last = self._data, self.position, len(self._data) - 8
+            while count and position <= last:
+                position += 8 + length(data, position)[0]
+                count -= 1
+            self.position = position
+            self.skip(0)
+            if count:
+                self.skip(self.number(8))
+                count -= 1
+
     def take(self, nbytes: int) -> bytes:
         """Return the next bytes."""
         start = self.position
@@ -154,6 +168,9 @@ def _skip_value(header: _Header, kind: int, depth: int = 0) -> None:
         kind, count = struct.unpack("<IQ", header.take(12))
         if kind in _VALUE_BYTES:
             header.skip(count * _VALUE_BYTES[kind])
+            return
+        if kind == _TEXT:
+            header.skip_texts(count)
             return
         for _ in range(count):
             _skip_value(header, kind, depth + 1)

@@ -138,6 +138,15 @@ def _numbers_of(placed: list[Tensor | None]) -> Callable[[int], TensorRef | Unkn
     return renumbered
 
 
+def is_script(source: Source) -> bool:
+    """Return whether a zip archive is a program of TorchScript."""
+    try:
+        entries = read_directory(source)
+    except InputError:
+        return False
+    return any(entry.name.count("/") == 1 and entry.name.endswith("/constants.pkl") for entry in entries)
+
+
 def _torch_prefix(entries: list[ZipEntry]) -> str | None:
     """Return the folder of all entries of a torch zip, with its slash; None for another archive."""
     pickles = [entry.name for entry in entries if entry.name.endswith("/data.pkl") and entry.name.count("/") == 1]

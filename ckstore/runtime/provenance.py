@@ -1,0 +1,166 @@
+"""How a version was made: the state of the program and of its working directory, and its configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+#: Names among the metrics of a version that hold its origin and its configuration.
+MADE, CONFIG = "made", "config"
+RESERVED = (MADE, CONFIG)
+#: Setting this environment variable to 0 leaves the origin out.
+VARIABLE = "CKSTORE_MADE"
+
+#: Most bytes of a configuration as JSON, and characters of a command line.
+LARGEST, _LONGEST = 1 << 14, 300
+_SECRET = re.compile(
+    r"(?:^|[^a-z])(?:token|key|password|passwd|passphrase|secret|credentials?)$|(?:api|access|secret|auth)_?key|secret"
+    r"|password",
+    re.IGNORECASE,
+)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_LOGIN = re.compile(r"://[^/@\s]+@")
+_HIDDEN = "***"
+#: Seconds after which git has no answer.
+_PATIENCE = 2.0
+_GIT = ("git", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a name is that of a secret.
+
+    Examples
+    --------
+    >>> is_secret("hub_token"), is_secret("API_KEY"), is_secret("apiKey"), is_secret("max_tokens"), is_secret("keys")
+    (True, True, True, False, False)
+    """
+    return _SECRET.search(_CAMEL.sub("_", name)) is not None
+
+
+def made() -> dict[str, Any]:
+    """Return commit and state of the working directory in git, command line, host, and versions of libraries.
+
+    The command line has no values of options, or variables, that are named as secrets. Git is asked once in a process
+    and directory.
+    """
+    if os.environ.get(VARIABLE) == "0":
+        return {}
+    import platform
+    import socket
+
+    torch = sys.modules.get("torch")
+    found: dict[str, Any] = {
+        **_git(_working_directory()),
+        "command": command_line(sys.argv),
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "torch": None if torch is None else str(getattr(torch, "__version__", "")),
+    }
+    return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """Return a command line without secrets, cut off if it is long.
+
+    Examples
+    --------
+    >>> command_line(["/home/me/train.py", "--hub-token", "abc", "--lr=3e-4", "WANDB_API_KEY=abc"])
+    "train.py --hub-token '***' --lr=3e-4 'WANDB_API_KEY=***'"
+    """
+    import shlex
+
+    shown: list[str] = []
+    for number, argument in enumerate(arguments):
+        name, separator, _ = argument.partition("=")
+        before = arguments[number - 1] if number else ""
+        if separator and is_secret(name):
+            argument = f"{name}={_HIDDEN}"
+        elif number > 1 and before.startswith("-") and "=" not in before and is_secret(before.lstrip("-")):
+            argument = _HIDDEN
+        shown.append(_LOGIN.sub(f"://{_HIDDEN}@", argument) if number else os.path.basename(argument))
+    text = shlex.join(shown).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """Return a configuration (a mapping, a namespace, a dataclass) as plain JSON values, without secrets.
+
+    Fields of a dataclass with their default are left out; other values become their text.
+
+    Examples
+    --------
+    >>> plain_config({"lr": 3e-4, "hub_token": "abc", "model": {"layers": 4, "act": max}})
+    {'lr': 0.0003, 'model': {'layers': 4, 'act': '<built-in function max>'}}
+    """
+    kept = json.loads(json.dumps(_without_secrets(_mapping(config)), default=str), parse_constant=str)
+    assert isinstance(kept, dict)
+    return kept
+
+
+def fitting(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration that was not asked for, without its largest values if it is too large."""
+    left = dict(config)
+    while left and len(json.dumps(left)) > LARGEST:
+        del left[max(left, key=lambda name: len(json.dumps(left[name])))]
+    return left
+
+
+def _mapping(config: Any) -> Mapping[str, Any]:
+    if isinstance(config, Mapping):
+        return config
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        values = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        return {name: value for name, value in values.items() if not _is(value, defaults[name])}
+    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
+
+
+def _is(value: Any, default: Any) -> bool:
+    is_plain = isinstance(value, int | float | str) and type(value) is type(default)
+    return value is default or (is_plain and value == default)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _without_secrets(item) for name, item in value.items() if not is_secret(str(name))}
+    if isinstance(value, list | tuple):
+        return [_without_secrets(item) for item in value]
+    return _LOGIN.sub(f"://{_HIDDEN}@", value) if isinstance(value, str) else value
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # It was deleted.
+        return ""
+
+
+@lru_cache(16)
+def _git(directory: str) -> dict[str, Any]:
+    """Return the commit of a working directory, and whether tracked files differ from it; nothing without one."""
+    import subprocess
+
+    place = directory
+    while place and not os.path.exists(os.path.join(place, ".git")):
+        above = os.path.dirname(place)
+        place = "" if above == place else above
+    if not place:
+        return {}
+    try:
+        done = subprocess.run(
+            _GIT, cwd=directory, capture_output=True, timeout=_PATIENCE, check=True, text=True, errors="replace",
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"}, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    lines = done.stdout.splitlines()
+    commit = next((line.rpartition(" ")[2] for line in lines if line.startswith("# branch.oid ")), "")
+    if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
+        return {}
+    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
