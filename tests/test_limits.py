@@ -34,6 +34,7 @@ BOUND = re.compile(
 OTHERS = {
     "codecs.integer_header._LONGEST", "encoding.coarse._LARGEST_STEP", "encoding.value_roles._LARGEST_RATIO",
     "formats.detect._MAX_MESSAGE", "formats.torch.live_state._KEY_DEPTH",
+    "formats.torch.pickle_writer._CALL_DEPTH", "objects.layouts._LONGEST_KIND", "scanning.marked._LONGEST",
     "formats.zip_directory._MAX_COMMENT", "integrations.apart._LONGEST", "intake.watching._PATIENCE",
     "lineage.search.STEPS", "reading.known_types._LARGEST_INTEGER", "reading.known_types._LONGEST_KEY",
     "report.findings._MOST", "report.numbers._LARGEST", "report.statistics._LARGEST_MATRIX", "runtime.blocks._MOST",
