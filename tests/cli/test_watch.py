@@ -266,40 +266,57 @@ def test_files_that_vanish_or_are_written_over(place: Path) -> None:
         assert store.verify().problems == []
 
 
+#: Stores a slow input once `go` exists; `seen` has the names of the complete inputs, `slow` once it waits.
 SLOW = """
-import sys, time
+import os, sys, time
 from ckstore.cli.program import run
 from ckstore.intake import intake
-ingest = intake.ingest
+from ckstore.scanning.watched import Watched
+ingest, update = intake.ingest, Watched._update
 def slowly(repository, source, *given):
-    if "slow" in str(source): time.sleep(4)
+    while "slow" in str(source) and not os.path.exists("go"):
+        open("slow", "w").close()
+        time.sleep(0.05)
     return ingest(repository, source, *given)
-intake.ingest = slowly
+def noted(watched, now):
+    update(watched, now)
+    with open("seen.new", "w") as file:
+        print(*(path.name for path, seen in watched._seen.items() if seen.is_complete), file=file)
+    os.replace("seen.new", "seen")
+intake.ingest, Watched._update = slowly, noted
 sys.exit(run(sys.argv[1:]))
 """
+
+
+def seen(place: Path) -> set[str]:
+    """The names of the complete inputs at the last look."""
+    return set((place / "seen").read_text().split())
 
 
 def test_an_input_that_is_overwritten_before_its_turn_is_reported(place: Path) -> None:
     """By rename and in place; the present content is stored at its own step, and nothing at a wrong one."""
     runs = place / "runs"
+    runs.mkdir()
     first, second = (save(place / f"other{step}.safetensors", step) for step in (1, 2))
     watcher = subprocess.Popen(
         [sys.executable, "-c", SLOW, "--store", str(place / ".ckstore"), "watch", str(runs), "--run", "gpt", *QUICK],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place,
     )  # fmt: skip
     try:
-        save(runs / "a-slow-step1.safetensors", 9)
+        wait_for(lambda: (place / "seen").exists(), "the first look")
         torch.save({"w": torch.zeros(90), "step": 50}, runs / "last.pt")  # Ready with the slow one, later in order.
-        wait_for(lambda: "a-slow" in str(list(runs.iterdir())), "the first")
-        time.sleep(2.0)
+        save(runs / "a-slow-step1.safetensors", 9)
+        wait_for(lambda: (place / "slow").exists(), "the slow one")
         # While the slow one is stored: one that is complete, overwritten by rename, and one in place.
         shutil.copy(first, runs / "best.safetensors")
         torch.save({"w": torch.ones(90), "step": 60}, runs / "next.pt")
         os.replace(runs / "next.pt", runs / "last.pt")
         save(runs / "gone-step3.safetensors", 3)
-        time.sleep(1.0)
+        wait_for(lambda: {"best.safetensors", "gone-step3.safetensors"} <= seen(place), "both")
         (runs / "best.safetensors").write_bytes(second.read_bytes())
         (runs / "gone-step3.safetensors").unlink()
+        wait_for(lambda: "gone-step3.safetensors" not in seen(place), "the deletion")
+        (place / "go").touch()
         wait_for(lambda: 60 in steps(place), "the present content")
         wait_for(lambda: len(steps(place)) == 3, "all")
         watcher.send_signal(signal.SIGTERM)
