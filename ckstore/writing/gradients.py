@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -12,6 +11,7 @@ from threading import Lock
 from typing import Any, Self
 
 import numpy as np
+from msgspec.structs import replace
 
 from ckstore.codecs.codebook import Floats
 from ckstore.codecs.lattice import FLOATS
