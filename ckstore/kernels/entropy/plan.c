@@ -40,26 +40,6 @@ enum {
 /* Return the minimal savings, in bits, of a symbol in a group of `count` elements. */
 static double price_of(int64_t count) { return PRICE_BITS + (double)count * PRICE_SHARE; }
 
-/* Count numbers of up to `top` bits by cell, and write their cells. */
-static void count_cells(
-    const int64_t *restrict numbers, int64_t count, int64_t top, int64_t exact, const struct geometry *geometry,
-    int64_t *restrict cells, uint16_t *restrict symbols) {
-    if (top <= exact) {
-        int64_t smallest = INT64_C(1) << top;
-        for (int64_t i = 0; i < count; i++) {
-            int64_t cell = numbers[i] + smallest;
-            symbols[i] = (uint16_t)cell;
-            cells[cell]++;
-        }
-        return;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        int64_t cell = cell_of(numbers[i], geometry);
-        symbols[i] = (uint16_t)cell;
-        cells[cell]++;
-    }
-}
-
 /* Count symbols below `size` in one block of `share`.
  *
  * Small histograms use four tables, because an addition waits for the one before. */
@@ -79,6 +59,26 @@ static void count_exact(const uint16_t *symbols, int64_t count, int64_t size, in
     }
     for (int64_t i = 0; i < stride; i++)
         cells[i] = share * (cells[i] + cells[stride + i] + cells[stride * 2 + i] + cells[stride * 3 + i]);
+}
+
+/* Count numbers of up to `top` bits by cell, `size` of them, and write their cells. `cells` has room for four times as
+ * many. */
+static void count_cells(
+    const int64_t *restrict numbers, int64_t count, int64_t top, int64_t exact, const struct geometry *geometry,
+    int64_t size, int64_t *restrict cells, uint16_t *restrict symbols) {
+    if (top <= exact) {
+        int64_t smallest = INT64_C(1) << top;
+        for (int64_t i = 0; i < count; i++)
+            symbols[i] = (uint16_t)(numbers[i] + smallest);
+        count_exact(symbols, count, size, 1, cells);
+        return;
+    }
+    memset(cells, 0, (size_t)size * sizeof *cells);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t cell = cell_of(numbers[i], geometry);
+        symbols[i] = (uint16_t)cell;
+        cells[cell]++;
+    }
 }
 
 /* List the best bins, at most `limit`; see `list_bins`. Return their number. */
@@ -128,9 +128,9 @@ static int64_t choose_plane(const struct group *group, struct encoder *encoder) 
     double losses[8];
     int64_t fine = count < FEW_ELEMENTS || top > MOST_EXACT ? FINE_IF_FEW : FINE;
     int64_t size = set_geometry(top, fine + 1, fine, &geometry);
-    memset(encoder->cells, 0, (size_t)size * sizeof *encoder->cells);
     count_cells(
-        encoder->numbers + group->start, taken, top, fine + 1, &geometry, encoder->cells, encoder->symbols + group->start);
+        encoder->numbers + group->start, taken, top, fine + 1, &geometry, size, encoder->cells,
+        encoder->symbols + group->start);
     double share = (double)taken / (double)count;
     double split_bits = CHANCE_BITS * (1.0 - share) + SPLIT_BITS * share;
     double bits = choose_bins(
@@ -156,8 +156,7 @@ static void plan_dense(
     } else {
         int64_t exact = count < FEW_ELEMENTS ? EXACT_IF_FEW : EXACT, fine = count < FEW_ELEMENTS ? FINE_IF_FEW : FINE;
         size = set_geometry(top, exact, fine, &geometry);
-        memset(encoder->cells, 0, (size_t)size * sizeof *encoder->cells);
-        count_cells(encoder->numbers + group->start, count, top, exact, &geometry, encoder->cells, symbols);
+        count_cells(encoder->numbers + group->start, count, top, exact, &geometry, size, encoder->cells, symbols);
     }
     group->bins = best_bins(
         encoder->cells, &geometry, top, deepest, price_of(count), share > 1, SYMBOLS, encoder->splits,
@@ -192,9 +191,8 @@ static void plan_pairs(
     int64_t size = set_geometry(top, exact, fine, &geometry);
     int64_t run_size = set_geometry(run_top, exact, fine, &run_geometry);
     int64_t *value_cells = encoder->cells, *cells_of_runs = encoder->cells + size;
-    memset(encoder->cells, 0, (size_t)(size + run_size) * sizeof *encoder->cells);
-    count_cells(values, pairs, top, exact, &geometry, value_cells, joints);
-    count_cells(runs, pairs, run_top, exact, &run_geometry, cells_of_runs, run_cells);
+    count_cells(values, pairs, top, exact, &geometry, size, value_cells, joints);
+    count_cells(runs, pairs, run_top, exact, &run_geometry, run_size, cells_of_runs, run_cells);
     double price = price_of(pairs);
     int64_t pair_lowers[TABLE], run_lowers[SYMBOLS], stride = 8, bins = 8;
     uint8_t pair_raws[TABLE], run_raws[SYMBOLS];
@@ -209,21 +207,18 @@ static void plan_pairs(
     memcpy(pair_lowers + bins, run_lowers, (size_t)stride * sizeof *run_lowers);
     memcpy(pair_raws + bins, run_raws, (size_t)stride);
     int64_t symbols = bins * stride;
-    memset(counts, 0, (size_t)symbols * sizeof *counts);
     uint16_t *table = (uint16_t *)encoder->splits, *run_table = table + size;
     symbols_of_cells(&geometry, pair_lowers, pair_raws, bins, table);
     symbols_of_cells(&run_geometry, run_lowers, run_raws, stride, run_table);
-    for (int64_t i = 0; i < pairs; i++) {
-        int64_t joint = table[joints[i]] * stride + run_table[run_cells[i]];
-        joints[i] = (uint16_t)joint;
-        counts[joint]++;
-    }
+    for (int64_t i = 0; i < pairs; i++)
+        joints[i] = (uint16_t)(table[joints[i]] * stride + run_table[run_cells[i]]);
+    count_exact(joints, pairs, symbols, 1, encoder->cells);
     struct group planned = *group;
     double pair_costs[2];
     uint8_t pair_lengths[SYMBOLS];
     planned.bins = bins;
     planned.run_bins = stride;
-    set_codes(&planned, counts, true, pair_raws, pair_lengths, pair_costs);
+    set_codes(&planned, encoder->cells, true, pair_raws, pair_lengths, pair_costs);
     if (group->kind == DENSE && (1.0 - PAIRS_SHARE) * costs[0] <= pair_costs[0])
         return;
     *group = planned;
