@@ -144,9 +144,9 @@ def _reading(values: Array, classes: Array | None) -> Case:
         integers.decode_integers(payload, out, classes)
         return taken
 
-    def output() -> bytes:
+    def output() -> bytes:  # Without the payload: formats may differ.
         run()
-        return payload + out.tobytes()
+        return out.tobytes()
 
     return run, output
 
@@ -234,19 +234,24 @@ def _ordinals(dtype: str, *, inverse: bool, mirrored: bool) -> Callable[[int], C
     return case
 
 
-def _adding(size: int) -> Case:
-    from ckstore.codecs.integers import add_integers, encode_integers
+def _adding(scale: float, *, inverse: bool = False) -> Callable[[int], Case]:
+    """A level of a coarse chain: normal values that are rounded; or encoding it, if `inverse`."""
 
-    rng = np.random.default_rng(size)
-    payload = encode_integers(np.rint(rng.laplace(size=size)).astype(np.int32))
-    sums = np.zeros(size, np.int32)
+    def case(size: int) -> Case:
+        from ckstore.codecs.integers import add_integers, encode_integers
 
-    def output() -> bytes:
-        sums[:] = 7
-        add_integers(payload, sums, 1)
-        return sums.tobytes()
+        values = np.rint(scale * np.random.default_rng(size).standard_normal(size)).astype(np.int32)
+        payload = encode_integers(values)
+        sums = np.zeros(size, np.int32)
 
-    return _timed(lambda: add_integers(payload, sums, 1)), output
+        def output() -> bytes:
+            sums[:] = 7
+            add_integers(payload, sums, 1)
+            return sums.tobytes()
+
+        return _timed((lambda: encode_integers(values)) if inverse else lambda: add_integers(payload, sums, 1)), output
+
+    return case
 
 
 def _lattice(dtype: str, kernel: str) -> Callable[[int], Case]:
@@ -375,7 +380,11 @@ CASES: dict[str, Callable[[int], Case]] = {
     },
     "decode float32": _decoding("float32"),
     "decode bfloat16": _decoding("bfloat16"),
-    "add int8": _adding,
+    **{
+        f"{'encode' if inverse else 'add'} level {scale:g}": _adding(scale, inverse=inverse)
+        for inverse in (False, True)
+        for scale in (0.25, 0.4, 1.0, 1.5, 3.0)
+    },
     "encode float32": _encoding("float32"),
     "encode bfloat16": _encoding("bfloat16"),
     "estimate": _estimating,

@@ -17,7 +17,7 @@ static const double CHANCE_BITS = 6.0;
 
 /* Ratio of size to entropy from which pairs, which take five times as long to encode, are tried; and the share of the
  * size that they must save. */
-static const double WELL_CODED = 1.02, PAIRS_SHARE = 0.002;
+static const double WELL_CODED = 1.021, PAIRS_SHARE = 0.002;
 
 enum {
     /* Groups of more elements are counted by a sample, one block in SHARE, if their numbers have at most SHARED_BITS
