@@ -42,7 +42,7 @@ _ABSENT = 2**64 - 1
 #: Alignment of values that may be mapped: a cache line.
 _ALIGNMENT = 64
 #: Exact arrays of fewer bytes share one member: as Zarr arrays they would take 160 bytes more each.
-_SMALL = 1 << 13
+_SMALL = 1 << 15
 #: Name of that member.
 _GATHERED = "small"
 _BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
