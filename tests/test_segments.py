@@ -151,9 +151,33 @@ def test_a_removed_pack_in_a_segment_does_not_come_back(tmp_path: Path, monkeypa
         assert store.gc() == ckstore.GcReport()
     assert segment(place) == before
     check(place, range(COUNT - 1))
+    for _ in range(2):
+        (place / "catalog.sqlite").unlink()
+        assert ckstore.recover(place).problems == []
+        check(place, range(COUNT - 1))
+    # The rebuilt catalog has the pack again, and an ingest may use its objects.
+    with ckstore.open(place) as store:
+        store.ingest({"w": weights(5)}, run="a", step=5, hot=0)
     (place / "catalog.sqlite").unlink()
     assert ckstore.recover(place).problems == []
-    check(place, range(COUNT - 1))
+    check(place, range(COUNT))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_gc_with_a_catalog_from_a_copy_deletes_no_segment(joined: bool, tmp_path: Path) -> None:
+    place = made(tmp_path / "store", COUNT, joined=joined)
+    copy = (place / "catalog.sqlite").read_bytes()
+    with ckstore.open(place) as store:
+        for step in range(COUNT, 2 * COUNT):
+            store.ingest({"w": weights(step)}, run="a", step=step, hot=0)
+        while join_due(store._repository):
+            pass
+    (place / "catalog.sqlite").write_bytes(copy)
+    with ckstore.open(place) as store, pytest.raises(IntegrityError):
+        store.gc(grace=0)
+    assert files(place) == (2, 0)
+    assert ckstore.recover(place).problems == []
+    check(place, range(2 * COUNT))
 
 
 class Death(BaseException):

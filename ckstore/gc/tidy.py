@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.commit.join import garbage, join, join_due
+from ckstore.errors import IntegrityError
 from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE
 from ckstore.storage.segments import COUNT
 
@@ -41,4 +42,21 @@ def tidy(repository: Repository) -> None:
                 catalog.place_packs({name: None})
         used = {place.segment for place in catalog.in_segments().values()}
         for segment in packs.segments().keys() - used:
-            packs.remove_segment(segment)
+            if _is_unneeded(repository, segment):
+                packs.remove_segment(segment)
+
+
+def _is_unneeded(repository: Repository, segment: str) -> bool:
+    """Return whether each pack in a segment can be read from elsewhere, or was removed by a collection.
+
+    Raise `IntegrityError` if the catalog, which may come from a copy, lacks others. Damage may hide some.
+    """
+    catalog, packs = repository.catalog, repository.packs
+    if packs.damage_of(segment):
+        return False
+    names = set(packs.names_in(segment))
+    known = catalog.known_packs(names)
+    told = (record["removed"] for record in catalog.records() if record["change"] == "gc")
+    if names - known.union(*told):
+        raise IntegrityError(f"The catalog lacks packs in {segment}; run `ckstore recover`, then free space.")
+    return all(map(packs.is_intact, known))

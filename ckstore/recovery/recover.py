@@ -149,9 +149,7 @@ class _Builder:
         self.logged: list[str] = []
 
     def build(self) -> None:
-        records, problems = change_log.read_all(self.storage)
-        removed = {name for record in records if record["change"] == "gc" for name in record["removed"]}
-        for pack in scan_packs(self.path, ManifestDocument, removed):
+        for pack in scan_packs(self.path, ManifestDocument):
             if isinstance(pack, DamagedPack):
                 self.report.problems.append(f"Pack {pack.info.name} is damaged ({pack.reason}); it was left in place.")
                 self.damaged.append(pack.info)
@@ -161,6 +159,7 @@ class _Builder:
         self.catalog.move_objects(self.objects.places.values())
         for name, bases in self.objects.bases().items():
             self.catalog.add_packs([self.packs[name]], bases)
+        records, problems = change_log.read_all(self.storage)
         if not (self.path / root.LOG).is_dir():
             problems.append(f"The log is missing; {change_log.LOSS}.")
         self.last = log_files.name_of(records[-1]) if records else ""

@@ -36,7 +36,7 @@ from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackEntry, PackInfo, parse_pack_name
 from ckstore.storage.schema import Plain, decode, fields
-from ckstore.storage.segments import SUFFIX, FoundPlaces, Place, Places, check_header, header_size, is_segment
+from ckstore.storage.segments import SUFFIX, FoundPlaces, Place, Places, check_header, header_size, is_segment, members
 from ckstore.storage.zip_stream import digest_file
 
 #: Prefix of the names of packs.
@@ -336,6 +336,10 @@ class PackReader:
         except (CkstoreError, OSError) as error:
             return str(error)
         return "" if digest + SUFFIX == segment else "its bytes do not match the digest in its name"
+
+    def names_in(self, segment: str) -> list[str]:
+        """Return the names of the packs in a segment, whether the catalog has them or not."""
+        return [name for name, _ in members(self.path_of(segment))]
 
     def path_of(self, segment: str) -> Path:
         """Return the path of a segment."""

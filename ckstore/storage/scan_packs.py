@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,12 @@ class DamagedPack:
     reason: str
 
 
-def scan_packs(store: Path, kind: Any, removed: Collection[str] = ()) -> Iterator[ScannedPack | DamagedPack]:
+def scan_packs(store: Path, kind: Any) -> Iterator[ScannedPack | DamagedPack]:
     """Yield every pack of a store: intact ones in the order of `created`, `number` and name, then damaged ones.
 
     Reads every byte of every pack, and holds one manifest at a time. A pack that vanishes during the scan is skipped:
-    its writer has removed it. So are `removed` packs whose bytes are left in a segment. A pack whose manifest is not of
-    the type `kind` is damaged. Damaged segments come last; the packs in them may be intact.
+    its writer has removed it. A pack whose manifest is not of the type `kind` is damaged. Damaged segments come last;
+    the packs in them may be intact.
 
     Raises
     ------
@@ -53,8 +53,6 @@ def scan_packs(store: Path, kind: Any, removed: Collection[str] = ()) -> Iterato
     damaged: list[DamagedPack] = []
     for info in reader.list_packs():
         place = _place_in(reader, store, info.name)
-        if place is not None and info.name in removed:
-            continue
         found = scan_pack(reader, info, kind)
         if isinstance(found, DamagedPack):
             if place is not None or (store / root.PACKS / info.name).exists():
