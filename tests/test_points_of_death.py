@@ -57,8 +57,7 @@ def pulled(store: ckstore.Store, version: str) -> None:
 
 def joined(store: ckstore.Store) -> None:
     """Join the small packs of a store."""
-    names = store._catalog.small_packs(99)
-    assert not names or join(store._repository, names)
+    join(store._repository, store._catalog.small_packs(99))
 
 
 def rebuilt(path: Path) -> None:
@@ -99,6 +98,7 @@ def pristine() -> Iterator[Path]:
             store.ingest(weights(20), run="b", step=0, hot=0)
             store.ingest(weights(21), run="b", step=1, hot=0)
             joined(store)
+            assert store._catalog.in_segments()
             store.ingest(weights(30), run="h", step=0, hot=0)
             store.ingest(weights(31), run="h", step=1, hot=9)
             store.ingest(weights(31), run="s", step=0, hot=9)

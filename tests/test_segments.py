@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from ckstore.commit import join as joining
 from ckstore.commit.join import join, join_due
 from ckstore.errors import IntegrityError
 from ckstore.storage import durable
+from ckstore.storage.zip_stream import ZipStream
 from tests.checkpoints import settled
 
 pytestmark = pytest.mark.local
@@ -299,3 +301,19 @@ def test_a_segment_of_a_hostile_store(damage: str, tmp_path: Path) -> None:
     with ckstore.open(place) as store:
         for row in store._catalog.versions():
             assert np.array_equal(store[row.number]["w"][:], weights(row.step or 0))
+
+
+def test_gc_frees_space_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = made(tmp_path / "store", 2 * COUNT)
+    before = {path.name for path in (place / "packs").iterdir()}
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(ZipStream, "_put", full)
+    with ckstore.open(place) as store:
+        store.forget([f"a@{step}" for step in range(COUNT - 1, 2 * COUNT)])
+        assert store.gc().bytes > 0
+    [left] = (place / "packs").iterdir()
+    assert left.name in before, "it could not be written again"
+    check(place, range(COUNT - 1))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.commit.join import garbage, join, join_due
-from ckstore.errors import IntegrityError
+from ckstore.errors import DiskFullError, IntegrityError
 from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE
 from ckstore.storage.segments import COUNT
 
@@ -23,16 +24,10 @@ def overhead(repository: Repository) -> int:
 def tidy(repository: Repository) -> None:
     """Join small packs, write segments with much garbage again, and delete segments and files that nothing needs."""
     catalog, packs = repository.catalog, repository.packs
-    while join_due(repository):
-        pass
-    sizes = packs.segments()
-    if not sizes:
+    with suppress(DiskFullError):
+        _join(repository)
+    if not packs.segments():
         return
-    unneeded = garbage(repository)
-    due = {name for name, size in sizes.items() if unneeded.get(name, 0) >= min(GARBAGE_BYTES, GARBAGE_SHARE * size)}
-    names = [name for name, place in catalog.in_segments().items() if place.segment in due]
-    for start in range(0, len(names), COUNT):
-        join(repository, names[start : start + COUNT])
     with catalog.transaction():
         for name in packs.doubled():
             place = catalog.segment_of(name)
@@ -44,6 +39,17 @@ def tidy(repository: Repository) -> None:
         for segment in packs.segments().keys() - used:
             if _is_unneeded(repository, segment):
                 packs.remove_segment(segment)
+
+
+def _join(repository: Repository) -> None:
+    """Join small packs, and those that are left in segments with much garbage."""
+    while join_due(repository):
+        pass
+    unneeded, sizes = garbage(repository), repository.packs.segments()
+    due = {name for name, size in sizes.items() if unneeded.get(name, 0) >= min(GARBAGE_BYTES, GARBAGE_SHARE * size)}
+    names = [name for name, place in repository.catalog.in_segments().items() if place.segment in due]
+    for start in range(0, len(names), COUNT):
+        join(repository, names[start : start + COUNT])
 
 
 def _is_unneeded(repository: Repository, segment: str) -> bool:

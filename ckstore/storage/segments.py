@@ -6,7 +6,7 @@ import io
 import mmap
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -71,14 +71,10 @@ def is_segment(name: str) -> bool:
 
 def write(path: Path, packs: Iterable[tuple[str, bytes]]) -> tuple[str, dict[str, Place]]:
     """Write packs, given with their bytes, into a new file, durably; return its name and the places of the packs."""
-    stream = ZipStream(path)
-    try:
-        with durable.write_explained(path.parent, stream.size):
-            places = {name: stream.add_stored(name, [memoryview(data)]) for name, data in packs}
-            segment = stream.finish() + SUFFIX
-            durable.sync_file(stream.fileno())
-    finally:
-        stream.close()
+    with durable.write_explained(path.parent, 0), closing(ZipStream(path)) as stream:
+        places = {name: stream.add_stored(name, [memoryview(data)]) for name, data in packs}
+        segment = stream.finish() + SUFFIX
+        durable.sync_file(stream.fileno())
     return segment, {name: Place(segment, *place) for name, place in places.items()}
 
 
