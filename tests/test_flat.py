@@ -87,10 +87,7 @@ class Counter:
             for statement in asked:
                 if re.match(r"\s*(SELECT|UPDATE|DELETE|WITH)", statement) and "temp." not in statement:
                     plan = database.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
-                    if any(
-                        re.match(r"SCAN (?!\w+ USING .*INDEX (versions_hot|packs_raw|packs_small))", row[3])
-                        for row in plan
-                    ):
+                    if any(re.match(r"SCAN (?!\w+ USING .*INDEX (versions_hot|packs_loose))", row[3]) for row in plan):
                         found.scans.add(statement)
         return found
 

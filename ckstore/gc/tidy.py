@@ -42,12 +42,13 @@ def tidy(repository: Repository) -> None:
 
 
 def _join(repository: Repository) -> None:
-    """Join small packs, and those that are left in segments with much garbage."""
+    """Join small packs, and the packs left in segments with much garbage."""
     while join_due(repository):
         pass
     unneeded, sizes = garbage(repository), repository.packs.segments()
     due = {name for name, size in sizes.items() if unneeded.get(name, 0) >= min(GARBAGE_BYTES, GARBAGE_SHARE * size)}
-    names = [name for name, place in repository.catalog.in_segments().items() if place.segment in due]
+    places = repository.catalog.in_segments() if due else {}
+    names = [name for name, place in places.items() if place.segment in due]
     for start in range(0, len(names), COUNT):
         join(repository, names[start : start + COUNT])
 

@@ -57,6 +57,8 @@ _OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 _PACK = "p.id, p.name, p.bytes, p.seal"
 _PLACE = "p.name, lower(hex(p.segment)), p.place, p.bytes"
 _PLACES = rows(PackName, Id, Whole, Whole)
+#: The condition of the index of packs with files of their own that are small or raw.
+_LOOSE = "segment IS NULL AND (bytes < 262144 OR name LIKE '%.raw.zip')"
 _STEPS = rows(Positive, Integer | None)
 _NAMES = rows(PackName)
 _OFFSETS = rows(PackName, Whole)
@@ -322,14 +324,15 @@ class CatalogReader:
         Those of hot versions are left out: they will be replaced.
         """
         query = (
-            "SELECT p.name FROM packs p WHERE segment IS NULL AND bytes < 262144 AND name NOT LIKE '%.raw.zip'"
+            f"SELECT p.name FROM packs p WHERE {_LOOSE} AND name NOT LIKE '%.raw.zip' AND bytes < 262144"
             " AND id NOT IN (SELECT pack FROM versions WHERE hot) ORDER BY id LIMIT ?"
         )
         return [name for (name,) in self._connection.rows(query, [count], _NAMES)]
 
     def raw_packs(self) -> list[str]:
         """Return the names of the packs with raw objects."""
-        found = self._connection.sealed(f"SELECT {_PACK} FROM packs p WHERE name LIKE '%.raw.zip'", schema=PACK_ROWS)
+        query = f"SELECT {_PACK} FROM packs p WHERE {_LOOSE} AND name LIKE '%.raw.zip'"
+        found = self._connection.sealed(query, schema=PACK_ROWS)
         return [name for _, name, _ in found]
 
     def known_packs(self, names: Iterable[str]) -> set[str]:

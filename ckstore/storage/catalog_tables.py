@@ -72,8 +72,7 @@ CREATE TABLE packs (
     place INT,
     seal INT NOT NULL DEFAULT 0
 );
-CREATE INDEX packs_raw ON packs (name) WHERE name LIKE '%.raw.zip';
-CREATE INDEX packs_small ON packs (id) WHERE segment IS NULL AND bytes < 262144 AND name NOT LIKE '%.raw.zip';
+CREATE INDEX packs_loose ON packs (id) WHERE segment IS NULL AND (bytes < 262144 OR name LIKE '%.raw.zip');
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,
     uid BLOB NOT NULL UNIQUE,
