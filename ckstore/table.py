@@ -141,6 +141,16 @@ class Table(list[dict[str, Any]]):
         records = [{**record, **more} for record, more in zip(self, inside, strict=True)]
         return pd.DataFrame(records).drop(columns=_GROUPS, errors="ignore")
 
+    def __str__(self) -> str:
+        """Return aligned columns, as `print` shows them."""
+        names = list(self[0]) if self else []
+        cells = [names, *([_text(record[name]) for name in names] for record in self[:_SHOWN])]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
+        lines = ["  ".join(row).rstrip() for row in padded]
+        left = [f"{len(self) - _SHOWN} more rows"] if len(self) > _SHOWN else []
+        return "\n".join([*lines, *left]) if self else "no rows"
+
     def _repr_html_(self) -> str:
         names = list(self[0]) if self else []
         head = "".join(f"<th>{escape(name)}</th>" for name in names)

@@ -13,7 +13,7 @@ _VERSIONS = 12
 _TENSORS = 10
 
 #: The columns of the table of tensors.
-_COLUMNS = ("change", "ratio", "norm", "distance")
+_COLUMNS = ("change", "ratio", "rms", "distance")
 
 
 def markdown(contents: dict[str, Any]) -> str:
