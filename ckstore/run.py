@@ -222,8 +222,9 @@ class Run:
         Parameters
         ----------
         measures
-            Keys of measures: `change`, `ratio`, `norm`, `distance`, `unchanged`, `nonfinite`, `rank`, `spectral`,
+            Keys of measures: `change`, `ratio`, `rms`, `distance`, `unchanged`, `nonfinite`, `rank`, `spectral`,
             `v_low`, `v_high`, `m_over_sqrt_v`, `deviation` and `bits`; by default all. The last two decode nothing.
+            The page on reports defines them.
         globs
             Globs over the paths of tensors.
         sample
@@ -236,8 +237,8 @@ class Run:
 
         Examples
         --------
-        >>> [row] = store.run("gpt")[200:300].statistics(["norm", "bits"], ["model/weight"])
-        >>> row["path"], row["step"], round(row["norm"], 3)
+        >>> [row] = store.run("gpt")[200:300].statistics(["rms", "bits"], ["model/weight"])
+        >>> row["path"], row["step"], round(row["rms"], 3)
         ('model/weight', 200, 1.001)
         """
         from ckstore.report.measures import MEASURES, ROW

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from html import escape
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import UsageError
@@ -141,6 +142,16 @@ class Table(list[dict[str, Any]]):
         records = [{**record, **more} for record, more in zip(self, inside, strict=True)]
         return pd.DataFrame(records).drop(columns=_GROUPS, errors="ignore")
 
+    def __str__(self) -> str:
+        """Return aligned columns, as `print` shows them."""
+        names = list(self[0]) if self else []
+        cells = [names, *([_text(record[name]) for name in names] for record in self[:_SHOWN])]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
+        lines = ["  ".join(row).rstrip() for row in padded]
+        left = [f"{len(self) - _SHOWN} more rows"] if len(self) > _SHOWN else []
+        return "\n".join([*lines, *left]) if self else "no rows"
+
     def _repr_html_(self) -> str:
         names = list(self[0]) if self else []
         head = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -184,16 +195,18 @@ def version_record(row: VersionRow, tags: Sequence[str]) -> dict[str, Any]:
 
 def run_records(records: Sequence[dict[str, Any]], runs: Sequence[str]) -> Table:
     """Return a record for each run of versions: their number, steps, last one, best metrics, bytes and parent."""
-    found = []
-    for name in runs:
-        own = Table(record for record in records if record["run"] == name)
+    found: list[dict[str, Any]] = []
+    by_run: dict[str, Table] = {name: Table() for name in runs}
+    for record in records:
+        by_run[record["run"]].append(record)
+    for name, own in by_run.items():
         if not own:
             continue
         present = Table(record for record in own if not record["superseded"]) or own
         steps = [record["step"] for record in present if record["step"] is not None]
         last = max(present, key=lambda record: (record["step"] is not None, record["step"] or 0, record["version"]))
         metrics = dict.fromkeys(metric for record in present for metric in record["metrics"])
-        best = {metric: present.sorted_by(f"{BEST}{metric}")[0] for metric in metrics}
+        best = {metric: one for metric in metrics if (one := _best(present, metric)) is not None}
         first, numbers = own[0], {record["version"] for record in own}
         found.append({
             "run": name,
@@ -201,16 +214,26 @@ def run_records(records: Sequence[dict[str, Any]], runs: Sequence[str]) -> Table
             "steps": f"{min(steps)}..{max(steps)}" if steps else None,
             "last": last["version"] if last["step"] is None else f"{name}@{last['step']}",
             "best": ", ".join(
-                f"{metric} {record['metrics'][metric]:.6g} at {record['step']}"
-                for metric, record in best.items()
-                if isinstance(record["metrics"].get(metric), int | float)
-            ) or None,
+                f"{metric} {record['metrics'][metric]:.6g} at {record['step']}" for metric, record in best.items()
+            )
+            or None,
             "bytes": sum(record["bytes"] for record in own),
             "stored": sum(record["stored"] for record in own),
             "parent": first["parent"] if first["parent"] not in numbers else None,
             "tags": sorted(tag for record in own for tag in record["tags"]),
         })  # fmt: skip
     return Table(found)
+
+
+def _best(records: Sequence[dict[str, Any]], metric: str) -> dict[str, Any] | None:
+    """Return the record with the best value of a metric, the first of equal ones; None without a number."""
+    numbers = [
+        record
+        for record in records
+        if isinstance(value := record["metrics"].get(metric), int | float) and isfinite(value)
+    ]
+    best = min if is_better_low(metric) else max
+    return best(numbers, key=lambda record: record["metrics"][metric], default=None)
 
 
 def flat(values: Any, group: str) -> dict[str, Any]:

@@ -311,6 +311,32 @@ class Version(Mapping[str, "LazyTensor"]):
 
         return LazyTensor(self._stored, path, *self._place(path))
 
+    @checked()
+    def select(self, *globs: str) -> dict[str, LazyTensor]:
+        """Return the tensors that globs match, by path; see `match`.
+
+        Examples
+        --------
+        >>> list(store["best"].select("*.weight", "*/weight"))
+        ['model/weight']
+        """
+        return {path: self[path] for path in self.match(globs)}
+
+    @checked(path=TEXT)
+    def subtree(self, path: str) -> dict[str, LazyTensor]:
+        """Return the tensors below a path, by their names in it; raise `NotFoundError` if there is none.
+
+        Examples
+        --------
+        >>> store["best"].subtree("model")["weight"].shape
+        (256, 128)
+        """
+        before = f"{path.rstrip('/')}/"
+        found = {name.removeprefix(before): self[name] for name in self._stored.paths if name.startswith(before)}
+        if not found:
+            raise NotFoundError(f"Version {self.number} has no tensors below {path}; see `ckstore ls`.")
+        return found
+
     def _place(self, path: str) -> tuple[int, Tensor]:
         """Return the file number and the layout of a tensor; raise `NotFoundError` with near matches."""
         with suppress(KeyError):
@@ -324,6 +350,9 @@ class Version(Mapping[str, "LazyTensor"]):
                 f"Version {self.number} has dropped {', '.join(self._stored.document.dropped)}, and {path} with it; "
                 "choose a version that has it."
             )
+        if any(name.startswith(f"{path}/") for name in self._stored.paths):
+            said = f"`version.subtree({path!r})` has them"
+            raise NotFoundError(f"Version {self.number} has tensors below {path}: {said}.")
         near = get_close_matches(str(path), self._stored.paths, 3, 0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else "; see `ckstore ls`."
         raise NotFoundError(f"Version {self.number} has no tensor {path}{hint}")

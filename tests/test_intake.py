@@ -162,6 +162,8 @@ def test_adapters_of_mlx_are_a_run(store: ckstore.Store, tmp_path: Path) -> None
         "adapters.safetensors": "is a copy of 0000300_adapters.safetensors",
         "adapter_config.json": "holds no tensors",
     }
+    with pytest.raises(InputError, match="holds 3 checkpoints, not one"):
+        store.ingest(place)
 
 
 def test_a_snapshot_in_the_cache_of_hugging_face(store: ckstore.Store, tmp_path: Path) -> None:

@@ -43,3 +43,11 @@ def test_order_and_columns() -> None:
 def test_invalid_conditions_are_refused(condition: str) -> None:
     with pytest.raises(UsageError):
         TABLE.where(condition)
+
+
+def test_tables_print_as_tables() -> None:
+    table = Table([{"step": 1, "loss": 2.5}, {"step": 1000, "loss": None}])
+    assert str(table).splitlines() == ["step  loss", "1     2.5", "1000"]
+    assert repr(table) == "[{'step': 1, 'loss': 2.5}, {'step': 1000, 'loss': None}]"
+    assert str(Table()) == "no rows"
+    assert str(Table({"step": step} for step in range(70))).endswith("\n10 more rows")

@@ -33,7 +33,7 @@ _LIGHT = ("init", "log", "tag", "metric", "forget", "completion")
 _SYNONYMS = {
     "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "compact": "encode", "delete": "forget",
     "expire": "forget", "export": "checkout", "fsck": "verify", "history": "log", "info": "show", "list": "log",
-    "metrics": "metric", "rename": "tag", "runs": "log -n 0", "snapshots": "log", "undo": "recover",
+    "metrics": "metric", "rename": "tag", "runs": "log -n 0", "snapshots": "log",
     "load": "checkout", "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget",
     "save": "ingest", "soup": "average", "status": "stats", "versions": "log",
 }  # fmt: skip

@@ -171,10 +171,15 @@ def several_error(root: str | os.PathLike[str], names: Sequence[str]) -> InputEr
     )
 
 
+def is_of_series(name: str) -> bool:
+    """Return whether a file is one step of a run in its directory, whatever lies next to it."""
+    return _OF_SERIES.fullmatch(name) is not None
+
+
 def is_marked(names: Iterable[str]) -> bool:
     """Return whether one of the files of a directory is a part of one checkpoint, or accompanies its tensors."""
     those = list(names)
-    if any(map(_OF_SERIES.fullmatch, those)):
+    if any(map(is_of_series, those)):
         return False
     return any(name in _COMPANIONS or _PART.search(name) for name in those)
 

@@ -104,7 +104,7 @@ def _run(
         ],
         "values": {key: run.values[key] for key in keys},
         "histograms": [
-            {"tensor": number, "edges": edges(float(run.values["norm"][number, run.tensors[number].first])).tolist(),
+            {"tensor": number, "edges": edges(float(run.values["rms"][number, run.tensors[number].first])).tolist(),
              # A cache, which is untrusted, may hold any numbers.
              "counts": np.clip(np.nan_to_num(counts, posinf=0, neginf=0), 0, QUANTILES).astype(int).tolist()}
             for number, counts in run.histograms.items()

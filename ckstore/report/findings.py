@@ -143,7 +143,7 @@ def _coarse(run: RunStatistics) -> Mask:
 
 def _exploded(run: RunStatistics) -> Iterator[Finding]:
     """Find weights that grow far beyond their own size so far, and beyond the usual size of the weights."""
-    norm, weights = run.values["norm"].astype(np.float64), np.flatnonzero(_weights(run))
+    norm, weights = run.values["rms"].astype(np.float64), np.flatnonzero(_weights(run))
     starts = norm[weights, [run.tensors[number].first for number in weights]]
     usual = starts[_weights(run, 2)[weights] & ~np.isnan(starts)]
     floor = float(np.median(usual)) if usual.size else 0.0

@@ -11,9 +11,11 @@ import numpy as np
 #: Versions and tensors in the tables.
 _VERSIONS = 12
 _TENSORS = 10
+#: Settings of a configuration in a sentence.
+_SETTINGS = 8
 
 #: The columns of the table of tensors.
-_COLUMNS = ("change", "ratio", "norm", "distance")
+_COLUMNS = ("change", "ratio", "rms", "distance")
 
 
 def markdown(contents: dict[str, Any]) -> str:
@@ -32,6 +34,7 @@ def _run(run: dict[str, Any], metric: str | None) -> Iterator[str]:
         f"{len(versions)} versions of {len(run['tensors'])} tensors; {sizes['files'] / 1e6:.3g} MB stored in "
         f"{sizes['stored'] / 1e6:.3g} MB."
     )
+    yield from _origin(versions[-1] if versions else {})
     yield ""
     yield from [f"* **{item['severity']}**: {_text(item['text'])}" for item in run["findings"]] or [
         "Nothing odd found."
@@ -39,6 +42,20 @@ def _run(run: dict[str, Any], metric: str | None) -> Iterator[str]:
     yield ""
     yield from _version_table(versions, run["tensors"], values, metric)
     yield from _tensor_table(run["tensors"], values)
+
+
+def _origin(version: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence on the commit and the configuration of a version, if it has one."""
+    made, config = version.get("made") or {}, version.get("config") or {}
+    said = []
+    if commit := made.get("commit"):
+        said.append(f"commit {_text(str(commit)[:12])}{', with changes' if made.get('dirty') else ''}")
+    if config:
+        shown = [f"{name} {value}" for name, value in list(config.items())[:_SETTINGS]]
+        said.append(_text(", ".join(shown)) + (", …" if len(config) > _SETTINGS else ""))
+    if said:
+        yield ""
+        yield f"The last version was made by {'; '.join(said)}."
 
 
 def _version_table(

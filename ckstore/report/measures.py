@@ -34,7 +34,7 @@ MEASURES = {
     for measure in (
         Measure("change", "relative change", "Distance from the version before, relative to the norm there."),
         Measure("ratio", "update-to-weight ratio", "Relative change per step since the version before."),
-        Measure("norm", "root mean square", "Root mean square of the finite values."),
+        Measure("rms", "root mean square", "Root mean square of the finite values."),
         Measure("distance", "distance from the start", "Distance from the first version, relative to the norm there."),
         Measure("unchanged", "unchanged elements", "Share of elements with the bits of the version before.", "linear"),
         Measure("nonfinite", "NaN or infinite", "Share of elements that are NaN or infinite.", "linear"),
@@ -138,7 +138,7 @@ def measure(
         found["unchanged"] = float((now.bits == before.bits).mean())
     values = now.values()
     if values is not None and values.size:
-        found["norm"], share = _sizes(values, now.bits.size)
+        found["rms"], share = _sizes(values, now.bits.size)
         found["nonfinite"] = share if nonfinite is None else nonfinite
         for key, other in (("change", before), ("distance", first)):
             if other is not None:
@@ -149,7 +149,7 @@ def measure(
         if is_second_moment:
             found |= _moments(values, None if first_moments is None else first_moments.values())
         if has_histogram:
-            counts = histogram(values, found["norm"] if start is None else start)
+            counts = histogram(values, found["rms"] if start is None else start)
     with np.errstate(over="ignore"):
         return np.array([*(found.get(key, np.nan) for key in ROW), *counts]).astype(np.float32)
 
@@ -158,7 +158,7 @@ def unmoved(row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return the row of a version whose elements have the bits of the version before, from the row of that one."""
     row = row.copy()
     row[ROW.index("unchanged")] = 1
-    row[ROW.index("change")] = 0 if row[ROW.index("norm")] > 0 else np.nan
+    row[ROW.index("change")] = 0 if row[ROW.index("rms")] > 0 else np.nan
     return row
 
 

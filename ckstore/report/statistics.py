@@ -345,7 +345,7 @@ class _Rows:
             is_second_moment=history.role == "second moment",
             first_moments=None if self._pair is None else self._pair.reading(place, now),
             has_histogram=history.is_chosen,
-            start=float(self.rows[history.first][ROW.index("norm")]) if place > history.first else None,
+            start=float(self.rows[history.first][ROW.index("rms")]) if place > history.first else None,
             nonfinite=None if history.sampled is None else self._nonfinite(place),
         )
 

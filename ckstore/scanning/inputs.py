@@ -12,7 +12,7 @@ from typing import Any
 from ckstore.errors import InputError, UsageError
 from ckstore.formats.dcp import METADATA, name_tensors, read_metadata
 from ckstore.formats.detect import parse
-from ckstore.formats.directory import is_marked, refuse_several, require_checkpoint, scan, several_error
+from ckstore.formats.directory import is_marked, is_of_series, refuse_several, require_checkpoint, scan, several_error
 from ckstore.formats.facts import facts_of_tensors
 from ckstore.formats.layout import FileLayout, Tensor, opaque
 from ckstore.formats.shards import directory_of
@@ -265,13 +265,14 @@ def _refuse_series(path: Path, version: ScannedVersion) -> None:
         return
     groups: dict[str, list[ScannedFile]] = {}
     for file in files:
-        if tensor_names(file) and not _PARTS.search(file.path):
+        if tensor_names(file) and (is_of_series(file.path) or not _PARTS.search(file.path)):
             groups.setdefault(without_numbers(file.path), []).append(file)
     for group in groups.values():
         names = [tensor_names(file) for file in group]
         steps = {_step_of(file) for file in group}
         alone = len(group) > 2 and len(group) == sum(bool(tensor_names(file)) for file in version.files)
-        is_series = alone if None in steps else len(steps) > 1
+        named = len(group) > 1 and is_of_series(group[0].path)
+        is_series = named or (alone if None in steps else len(steps) > 1)
         if is_series and all(are_alike(names[0], other) for other in names):
             raise several_error(path, sorted((file.path for file in group), key=natural))
 

@@ -161,6 +161,8 @@ def test_runs(ckstore, filled: Path) -> None:
     assert "loss 1.5 at 5" in lines[0]
     assert lines[1].split()[:4] == ["other", "1", "0..0", "other@0"]
     assert lines[1].split()[-2:] == ["2", "-"]
+    ckstore("metric", "other@0", "--", "-loss=3", "step=7", "a=nan")
+    assert "loss 2 at 0, -loss 3 at 0, step 7 at 0  " in ckstore("log", "-n", 0).out
 
 
 def test_metrics_of_several_versions_are_next_to_each_other(ckstore, filled: Path) -> None:

@@ -117,7 +117,10 @@ def test_a_configuration_is_found_and_compared(store: library.Store) -> None:
         store.ingest({"w": np.zeros(3)}, config={"text": "x" * (1 << 15)})
     with pytest.raises(UsageError, match="`config` takes a mapping"):
         store.ingest({"w": np.zeros(3)}, config=3)
-    report = json.loads(store.report("a").to_json())
+    made = store.report("a")
+    assert "The last version was made by " in made.to_markdown()
+    assert r"lr 0.0003, optimizer {'name': 'adamw'}" in made.to_markdown()
+    report = json.loads(made.to_json())
     assert report["runs"][0]["versions"][1]["config"]["lr"] == 3e-4
 
 

@@ -9,7 +9,7 @@ import numpy as np
 MEASURES = [
     ("change", "relative change", "log", "weights"),
     ("ratio", "update-to-weight ratio", "log", "weights"),
-    ("norm", "root mean square", "log", "weights"),
+    ("rms", "root mean square", "log", "weights"),
     ("distance", "distance from the start", "log", "weights"),
     ("unchanged", "unchanged elements", "linear", "weights"),
     ("nonfinite", "NaN or infinite", "linear", "weights"),

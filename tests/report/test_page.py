@@ -81,11 +81,11 @@ def test_the_policy_allows_the_page_its_own_scripts_and_styles_alone() -> None:
 def test_measures_keep_five_digits() -> None:
     given = contents(tensors=3, versions=2)
     odd = np.array([np.nan, np.inf, -np.inf, 0, 1.2345678, -9.87654e-38], "<f4")
-    given["runs"][0]["values"] = {"norm": odd.reshape(3, 2), "bits": odd[::-1].reshape(3, 2)}
+    given["runs"][0]["values"] = {"rms": odd.reshape(3, 2), "bits": odd[::-1].reshape(3, 2)}
     values = embedded(page(given))["runs"][0]["values"]
     planes = np.frombuffer(zlib.decompress(b64decode(values["packed"])), np.uint8).reshape(3, -1)
     bits = sum(plane.astype("<u4") << 8 * (place + 1) for place, plane in enumerate(planes))
-    assert values["keys"] == ["norm", "bits"]
+    assert values["keys"] == ["rms", "bits"]
     np.testing.assert_allclose(np.asarray(bits, "<u4").view("<f4"), np.concatenate([odd, odd[::-1]]), rtol=2e-5)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from ckstore import ConflictError, NotFoundError, Store, UsageError
 from ckstore.report.markdown import markdown
+from ckstore.report.measures import MEASURES
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def test_contents_have_every_key_of_the_page(filled: Store) -> None:
     assert list(a["values"]) == list(b["values"]) == keys
     assert "deviation" not in keys
     expected = [float(filled[number]["model/w"].numpy().std(mean=0)) for number in (1, 2, 3)]
-    np.testing.assert_allclose(a["values"]["norm"][0], expected, rtol=1e-5)
+    np.testing.assert_allclose(a["values"]["rms"][0], expected, rtol=1e-5)
     [histogram] = a["histograms"]
     assert [sum(counts) for counts in histogram["counts"]] == [600, 600, 600]
     assert len(histogram["edges"]) == len(histogram["counts"][0]) + 1
@@ -127,3 +129,11 @@ def test_an_empty_store_has_an_empty_report(store: Store) -> None:
     assert store.report().contents["runs"] == []
     assert store.report().to_markdown() == "# no runs\n"
     assert "<table>" in store._repr_html_()
+
+
+def test_the_page_on_reports_defines_all_measures() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "report.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| ([^|]+) \|$", text.replace("\\|", "¦"), re.MULTILINE)
+    assert [(key, label.replace("¦", "|"), about) for key, label, about in rows] == [
+        (one.key, one.label, one.about) for one in MEASURES.values()
+    ]

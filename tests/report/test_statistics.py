@@ -45,12 +45,12 @@ def wide(array: Array) -> Array:
 def expected(arrays: list[Array], steps: list[int]) -> dict[str, list[float]]:
     """Compute the measures of a tensor with NumPy alone."""
     found: dict[str, list[float]] = {
-        key: [] for key in ("norm", "change", "distance", "unchanged", "nonfinite", "ratio")
+        key: [] for key in ("rms", "change", "distance", "unchanged", "nonfinite", "ratio")
     }
     for place, array in enumerate(arrays):
         now, first = wide(array), wide(arrays[0])
         finite = np.isfinite(now)
-        found["norm"].append(float(np.sqrt(np.mean(np.abs(now[finite]) ** 2))))
+        found["rms"].append(float(np.sqrt(np.mean(np.abs(now[finite]) ** 2))))
         found["nonfinite"].append(float(np.mean(~finite)))
         found["distance"].append(relative(now, first))
         if not place:
@@ -245,7 +245,7 @@ def test_histograms_count_values_with_the_edges_of_the_first_version(store: Stor
     arrays = walk("float32", (200, 250), 3)
     ingest(store, [{"w": torch.from_numpy(array * (1 + k))} for k, array in enumerate(arrays)])
     found = of(store)
-    bins = edges(float(found.values["norm"][0, 0]))
+    bins = edges(float(found.values["rms"][0, 0]))
     for place, array in enumerate(arrays):
         clipped = np.clip(array * (1 + place), bins[0], bins[-1])
         assert found.histograms[0][place].tolist() == np.histogram(clipped, bins)[0].tolist()
@@ -258,7 +258,7 @@ def test_histograms_of_another_dtype_or_shape_have_the_same_edges(store: Store) 
     states = [weight, (5 * weight).bfloat16(), 5 * weight[:40]]
     ingest(store, [{"w": values} for values in states])
     found = of(store)
-    bins = edges(float(found.values["norm"][0, 0]))
+    bins = edges(float(found.values["rms"][0, 0]))
     for place, values in enumerate(states):
         clipped = np.clip(values.float().numpy(), bins[0], bins[-1])
         assert found.histograms[0][place].tolist() == np.histogram(clipped, bins)[0].tolist()
@@ -276,7 +276,7 @@ def test_a_large_tensor_is_sampled(store: Store) -> None:
     got = values_of(found, "a/w")
     for key, values in expected(some, [10, 20]).items():
         np.testing.assert_allclose(got[key], values, rtol=2e-6)
-    assert got["norm"][0] == pytest.approx(np.sqrt(np.mean(wide(arrays[0]) ** 2)), rel=0.02)
+    assert got["rms"][0] == pytest.approx(np.sqrt(np.mean(wide(arrays[0]) ** 2)), rel=0.02)
 
 
 @pytest.mark.parametrize("shape", [(10_000_000,), (1, 10_000_000), (3, 1000, 1000), (2000, 3000), (2, 3, 4_000_000)])
@@ -356,7 +356,7 @@ def test_a_damaged_cache_is_computed_again(store: Store, damage: str) -> None:
 def test_a_cache_that_cannot_be_written_is_left_out(store: Store, cache: Path) -> None:
     (cache / "statistics").write_text("a file")
     ingest(store, [adam(0)])
-    assert np.isfinite(of(store).values["norm"]).any()
+    assert np.isfinite(of(store).values["rms"]).any()
 
 
 def test_versions_without_a_tensor_or_with_another_shape_have_no_values(store: Store) -> None:
@@ -366,7 +366,7 @@ def test_versions_without_a_tensor_or_with_another_shape_have_no_values(store: S
     states[3]["w"] = torch.ones(100, 21)
     ingest(store, states)
     got = values_of(of(store), "w")
-    assert np.isfinite(got["norm"]).tolist() == [True, False, True, True]
+    assert np.isfinite(got["rms"]).tolist() == [True, False, True, True]
     assert not np.isfinite(got["change"]).any()
     assert np.isfinite(got["distance"]).tolist() == [True, False, True, False]
 
@@ -381,7 +381,7 @@ def test_dropped_tensors_and_coarse_values_are_those_of_the_versions(store: Stor
     version = store["a@10"]
     got = values_of(found, "model/w")
     coarse = version["model/w"].numpy()
-    np.testing.assert_allclose(got["norm"][0], np.sqrt(np.mean(wide(coarse) ** 2)), rtol=2e-6)
+    np.testing.assert_allclose(got["rms"][0], np.sqrt(np.mean(wide(coarse) ** 2)), rtol=2e-6)
     np.testing.assert_allclose(got["deviation"][0], version.deviations()["model/w"].relative, rtol=1e-6)
     assert np.isnan(got["deviation"][1:]).all()
     np.testing.assert_allclose(got["change"][1], relative(wide(states[1]["model"]["w"].numpy()), wide(coarse)), 2e-6)
@@ -390,11 +390,11 @@ def test_dropped_tensors_and_coarse_values_are_those_of_the_versions(store: Stor
 
 def test_run_statistics_are_a_table(store: Store) -> None:
     ingest(store, [adam(k) for k in range(3)])
-    table = store.run("a").statistics(["change", "norm"], ["model/*"])
+    table = store.run("a").statistics(["change", "rms"], ["model/*"])
     assert len(table) == 6
     assert table[0]["change"] is None
     frame = table.to_pandas()
-    assert frame.pivot(index="step", columns="path", values="norm").shape == (3, 2)
+    assert frame.pivot(index="step", columns="path", values="rms").shape == (3, 2)
     storage, seen = reads(lambda: store.run("a").statistics(["bits"]))
     assert not seen
     assert storage[0]["bits"] is not None

@@ -397,6 +397,9 @@
     return section("layers", "Layers", null, about, controls, place, status);
   }
 
+  // Red through which the hatches show: colour alone says nothing to some.
+  const FAULT = 0xa01e26b3;
+
   function legend({ low, high, log, below, above }) {
     const bar = element("canvas", { width: 256, height: 1, role: "img", "aria-label": `Colours from ${number(low)} to ${number(high)}` });
     bar.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(TABLE.buffer), 256, 1), 0, 0);
@@ -405,7 +408,8 @@
       element("div", {}, bar, element("div", { class: "ends" }, element("span", {}, (below ? "≤ " : "") + number(low)),
         element("span", {}, number(middle)), element("span", {}, (above ? "≥ " : "") + number(high)))),
       element("span", {}, `${measure.label}, ${log ? "log" : "linear"} scale`),
-      element("span", {}, element("i", { class: "hatched" }), " no value"));
+      element("span", {}, element("i", { class: "hatched" }), " no value"),
+      measure.key === "nonfinite" ? null : element("span", {}, element("i", { class: "hatched fault" }), " NaN or infinite"));
   }
 
   // The parts of a path that all rows begin with.
@@ -442,7 +446,12 @@
     const words = new Uint32Array(image.data.buffer);  // Cells without a value stay transparent: hatches show through.
     rows.forEach((path, row) => {
       const values = history(run, measure.key, run.rows.get(path));
+      const faults = history(run, "nonfinite", run.rows.get(path));
       for (let place = 0; place < versions; place++) {
+        if (faults[place] > 0 && measure.key !== "nonfinite") {
+          words[row * picture.width + place] = FAULT;
+          continue;
+        }
         if (Number.isNaN(values[place])) continue;
         words[row * picture.width + place] = TABLE[Math.max(0, Math.min(255, Math.round(position(values[place], scale) * 255)))];
       }
@@ -737,7 +746,7 @@
 
   let drawTable = () => {};
   function table() {
-    const measured = ["norm", "change", "distance", "unchanged", "rank", "bits"].flatMap((key) => data.measures.filter((one) => one.key === key));
+    const measured = ["rms", "change", "distance", "unchanged", "rank", "bits"].flatMap((key) => data.measures.filter((one) => one.key === key));
     const last = (run, key, row) => {
       const values = history(run, key, row);
       return values[values.findLastIndex((value) => !Number.isNaN(value))] ?? NaN;
@@ -750,7 +759,7 @@
     const head = element("tr"), body = element("tbody"), more = element("button", { class: "link", onclick: () => { all = true; drawTable(); } });
     const input = element("input", { type: "search", placeholder: "Filter: words of a path, role or dtype", "aria-label": "Filter the tensors", oninput: () => { filter = input.value; drawTable(); } });
 
-    const header = (title, place) => element("th", { scope: "col", "aria-sort": sorted !== place ? "none" : descending ? "descending" : "ascending" },
+    const header = (title, place) => element("th", { scope: "col", ...(place === 1 ? { class: "frozen" } : {}), "aria-sort": sorted !== place ? "none" : descending ? "descending" : "ascending" },
       element("button", { class: "link", onclick: () => { descending = sorted === place ? !descending : place >= 3; sorted = place; drawTable(); } },
         `${title}${sorted !== place ? "" : descending ? " ↓" : " ↑"}`));
     const line = ({ run, tensor, cells }) => {
