@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.formats.layout import FileLayout, Source
 from ckstore.runtime.checksum import crc32
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class Piece(NamedTuple):
@@ -21,10 +27,11 @@ def pieces(layout: FileLayout) -> Iterator[Piece]:
     """Yield every byte of the file once, in file order, as stretches of the skeleton and extents."""
     position = 0
     for index, extent in enumerate(layout.extents):
-        if extent.start > position:
-            yield Piece(-1, position, extent.start)
-        yield Piece(index, extent.start, extent.stop)
-        position = extent.stop
+        start, stop = extent.start, extent.start + prod(extent.shape) * ITEM_SIZES[extent.dtype]
+        if start > position:
+            yield Piece(-1, position, start)
+        yield Piece(index, start, stop)
+        position = stop
     if position < layout.size:
         yield Piece(-1, position, layout.size)
 
@@ -42,23 +49,29 @@ def fill_crcs(skeleton: bytes, layout: FileLayout, crcs: list[int]) -> bytes:
 
     Raises `ValueError` if a place is not in the skeleton.
     """
-    filled = bytearray(skeleton)
-    for index, offset in crc_offsets(layout):
-        if not 0 <= offset <= len(filled) - 4:
-            raise ValueError("a checksum outside of its file")
-        filled[offset : offset + 4] = crcs[index].to_bytes(4, "little")
-    return bytes(filled)
+    import numpy as np
+
+    numbers, offsets = crc_offsets(layout)
+    if not offsets.size:
+        return skeleton
+    if not 0 <= offsets.min() <= offsets.max() <= len(skeleton) - 4:
+        raise ValueError("a checksum outside of its file")
+    filled = np.frombuffer(skeleton, np.uint8).copy()
+    filled[offsets[:, None] + np.arange(4)] = np.array(crcs, "<u4")[numbers].view(np.uint8).reshape(-1, 4)
+    return filled.tobytes()
 
 
-def crc_offsets(layout: FileLayout) -> Iterator[tuple[int, int]]:
-    """Yield (index of the check, offset in the skeleton) of every stored CRC."""
-    places = sorted((place, index) for index, checked in enumerate(layout.checked) for place in checked.positions)
-    before = number = 0
-    for place, index in places:
-        while number < len(layout.extents) and layout.extents[number].start <= place:
-            before += layout.extents[number].nbytes
-            number += 1
-        yield index, place - before
+def crc_offsets(layout: FileLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the number of the check, and the offset in the skeleton, of every stored CRC, in the file's order."""
+    import numpy as np
+
+    places = np.array([place for checked in layout.checked for place in checked.positions], np.int64)
+    counts = [len(checked.positions) for checked in layout.checked]
+    order = np.argsort(places, kind="stable")
+    starts = np.array([extent.start for extent in layout.extents], np.int64)
+    sizes = [prod(extent.shape) * ITEM_SIZES[extent.dtype] for extent in layout.extents]
+    before = np.cumsum([0, *sizes], dtype=np.int64)[np.searchsorted(starts, places, "right")]
+    return np.repeat(np.arange(len(counts)), counts)[order], (places - before)[order]
 
 
 class Checks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import prod
 from typing import Any
@@ -34,6 +34,15 @@ class LayoutDocument:
 
     files: list[FileLayout]
     units: list[Unit]
+    #: Its contradictions, found once for all versions that share it: of layouts with gaps, and without.
+    _wrong: dict[bool, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def wrong_part(self, *, gaps: bool) -> str:
+        """Return the part in which it contradicts itself, or nothing. With `gaps`, elements may be in no unit."""
+        if gaps not in self._wrong:
+            faults = filter(None, (file.fault() for file in self.files))
+            self._wrong[gaps] = next(faults, "") or ("units" if _is_uncovered(self, gaps=gaps) else "")
+        return self._wrong[gaps]
 
     def encode(self) -> bytes:
         """Return the document as columns; raise `InputError` if `decode` would refuse it."""
@@ -58,16 +67,16 @@ def _columns(document: LayoutDocument) -> Iterable[bytes]:
     extents = [extent for file in files for extent in file.extents]
     tensors = [tensor for file in files for tensor in file.tensors]
     checked = [item for file in files for item in file.checked]
-    names = dict.fromkeys(chain((one.dtype for one in extents), (one.dtype for one in tensors)))
-    names |= dict.fromkeys(unit.dtype for unit in units)
-    dtype = {name: number for number, name in enumerate(names)}
+    dtypes = dict.fromkeys([one.dtype for one in extents] + [one.dtype for one in tensors])
+    dtypes |= dict.fromkeys(unit.dtype for unit in units)
+    dtype = {name: number for number, name in enumerate(dtypes)}
     if any(not 0 < len(file.kind) <= _LONGEST_KIND for file in files):
         raise ValueError("a kind of file has no name, or a long one")
     yield pack_texts([file.kind for file in files])
     yield _below([file.size for file in files])
     for part in ("extents", "tensors", "checked"):
         yield pack_integers([len(getattr(file, part)) for file in files])
-    yield pack_texts(list(names))
+    yield pack_texts(list(dtypes))
 
     named = list(chain.from_iterable(map(_named, files)))
     own = [one.path for one, number in zip(extents, named, strict=True) if not number]
@@ -89,7 +98,9 @@ def _columns(document: LayoutDocument) -> Iterable[bytes]:
     yield pack_integers(list(chain.from_iterable(box.first for _, box in boxes)))
     yield pack_integers(list(chain.from_iterable(box.whole for _, box in boxes)))
 
-    yield pack_texts([_as_text(one.name) for one in checked])
+    yield pack_texts(
+        [one.name if one.name.isascii() and one.name.isprintable() else _as_text(one.name) for one in checked]
+    )
     yield _below([one.start for one in checked])
     yield _below([one.stop - one.start for one in checked])
     counts = np.array([len(one.positions) for one in checked], np.int64)
@@ -283,14 +294,13 @@ def check_layout(layout: LayoutDocument, document: VersionDocument) -> None:
 def _wrong_part(layout: LayoutDocument, document: VersionDocument) -> str:
     if [file.size for file in layout.files] != [entry.size for entry in document.files]:
         return "files"
-    for file in layout.files:
-        if fault := file.fault():
-            return fault
+    if len(layout.units) != len(document.objects):
+        return "units"
+    if wrong := layout.wrong_part(gaps=bool(document.dropped)):
+        return wrong
     shards = gather_shards((entry.path, file) for entry, file in zip(document.files, layout.files, strict=True))
-    if any(not fit_together([tensor for _, tensor in parts]) for parts in shards.values()):
-        return "shards"
-    wrong = len(layout.units) != len(document.objects) or _is_uncovered(layout, gaps=bool(document.dropped))
-    return "units" if wrong else ""
+    is_whole = all(fit_together([tensor for _, tensor in parts]) for parts in shards.values())
+    return "" if is_whole else "shards"
 
 
 def _is_uncovered(layout: LayoutDocument, *, gaps: bool) -> bool:

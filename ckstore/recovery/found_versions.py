@@ -77,9 +77,14 @@ class FoundVersions:
     _named: set[int] = field(default_factory=set)
     #: Number of the remaining copy, by number of each removed copy.
     _copies: dict[int, int] = field(default_factory=dict)
+    #: The versions that have or had a number, in the order of `found`.
+    _by_number: dict[int, list[FoundVersion]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._number()
+        for version in self.found:
+            for number in {version.written_as, version.number}:
+                self._by_number.setdefault(number, []).append(version)
         self._forget()
         self._collect()
         self._leave_out_partial()
@@ -92,7 +97,7 @@ class FoundVersions:
     def meant(self, number: int, when: str) -> int:
         """Return the current number of the version that had a number at a time."""
         best: FoundVersion | None = None
-        for version in self.found:
+        for version in self._by_number.get(number, ()):
             before = not version.renumbered or when < version.renumbered
             under = version.written_as if before else version.number
             if under == number and version.document.created <= when:
@@ -320,7 +325,8 @@ class FoundVersions:
             if row.step is not None and row.number not in self.gone and uid not in marked
         }
         holders: dict[tuple[str, int], FoundVersion] = {}
-        for version in sorted(self.found, key=lambda version: version.document.uid not in taken.values()):
+        uids = set(taken.values())
+        for version in sorted(self.found, key=lambda version: version.document.uid not in uids):
             if version.step is None or self.versions.get(version.number) is not version:
                 continue
             place = version.document.run, version.step

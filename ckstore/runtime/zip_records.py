@@ -152,7 +152,7 @@ def central_record(style: Style, member: Member) -> bytes:
     numbers = member.size, member.packed, member.offset
     large = [number for number in numbers if number >= LIMIT]
     extra = _long_fields(*large) if large else b""
-    size, packed, offset = (FULL if number >= LIMIT else number for number in numbers)
+    size, packed, offset = [min(number, FULL) for number in numbers]
     version = _VERSION_64 if large else style.version
     head = (style.system << 8 | version, version, style.flags, member.method, 0, style.date, member.crc, packed, size)
     tail = (len(member.name), len(extra), 0, 0, 0, style.attributes, offset)

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.pack_reader import PackReader
 from ckstore.writing.tuning import Search
-from tests.checkpoints import flip, moving, sha256
+from tests.checkpoints import flip, moving, settled, sha256
 from tests.coarse_checks import same_bits, values_of
 
 pytestmark = [pytest.mark.encoded, pytest.mark.local]
@@ -607,3 +608,37 @@ def test_packs_that_a_failed_change_removes_are_not_missed(
     with ckstore.open(path) as store:
         assert store.verify().problems == []
         assert "late" in {row.run for row in store._catalog.versions()}, "it was complete"
+
+
+def lines(place: Path) -> int:
+    """Recover a store; return how many lines of the recovery were executed."""
+    count = 0
+
+    def line(_frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return line
+
+    def call(frame: FrameType, _event: str, _argument: Any) -> Any:
+        return line if "ckstore/recovery/" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        ckstore.recover(place)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_each_version_costs_as_much_in_a_longer_run(tmp_path: Path) -> None:
+    found = []
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(32):
+            store.ingest({"weight": np.arange(8) + step}, run="a", step=step, hot=0)
+            if step + 1 in (8, 16, 32):
+                settled(store)
+                shutil.copytree(tmp_path / "store", tmp_path / str(step))
+                found.append(lines(tmp_path / str(step)))
+    first, second = (found[1] - found[0]) / 8, (found[2] - found[1]) / 16
+    assert second <= 1.02 * first

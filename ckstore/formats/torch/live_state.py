@@ -174,7 +174,7 @@ class StateDictSource:
         )
         self._bytes = CompositeSource(
             plan.skeleton,
-            [(one.start, one.nbytes) for one in plan.layout.extents],
+            [(one.start, prod(one.shape) * ITEM_SIZES[one.dtype]) for one in plan.layout.extents],
             plan.layout.size,
             lambda index, offset, nbytes: self._state.view(plan.numbers[index], offset, nbytes),
         )
@@ -255,7 +255,8 @@ def _layout_of(plan: TorchPlan, state: LiveState) -> FileLayout:
     storages = [StorageData("-1", "uint8", 0, 0)]  # Of tensors without elements.
     for number, extent in zip(plan.numbers, plan.layout.extents, strict=True):
         dtype = None if number in plan.untyped else extent.dtype
-        storages.append(StorageData(str(number), dtype, extent.start, extent.nbytes))
+        nbytes = prod(extent.shape) * ITEM_SIZES[extent.dtype]
+        storages.append(StorageData(str(number), dtype, extent.start, nbytes))
     views = [(str(one.extent), one) for one in state.tensors]
     layout = assemble("torch-zip", plan.layout.size, storages, views, state.tree)
     layout.checked = plan.layout.checked

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
+
+from msgspec import Struct
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
@@ -13,8 +14,7 @@ from ckstore.formats.layout import Extent, Path, Tensor, memory_shape
 _MAX_RANK = 64
 
 
-@dataclass(frozen=True, slots=True)
-class StorageData:
+class StorageData(Struct, frozen=True):
     """The place of a storage's bytes in its file; its dtype is None if only the views have one."""
 
     key: str
@@ -27,8 +27,7 @@ class StorageData:
 View = tuple[str, Tensor]
 
 
-@dataclass(slots=True)
-class _Placed:
+class _Placed(Struct, eq=False):
     """A tensor with its number and the bytes [low, high) of its storage that it spans."""
 
     number: int

@@ -148,7 +148,7 @@ def write_torch(
     plan = plan_torch(plain_tree(tree), [replace(tensor, marks=tensor.lazy) for tensor in tensors], extents)
     skeleton = bytearray(plan.skeleton)
     places: dict[int, list[int]] = {}
-    for index, offset in crc_offsets(plan.layout):
+    for index, offset in zip(*(column.tolist() for column in crc_offsets(plan.layout)), strict=True):
         places.setdefault(index, []).append(offset)
     position = written = 0
     for index, (number, storage) in enumerate(zip(plan.numbers, plan.layout.extents, strict=True)):

@@ -1,0 +1,72 @@
+"""Operations on versions of many small tensors make few calls of Python for each tensor."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+
+pytestmark = pytest.mark.local
+
+FEW, MANY = 1000, 3000
+#: Most calls of functions written in Python for each further tensor.
+MOST = {"hot ingest": 95, "encode": 8, "encoded ingest": 101, "state dict": 147, "slice": 0, "names": 0}
+
+
+def calls(operation: Callable[[], object]) -> int:
+    """Return the number of Python functions that an operation calls, in all its threads."""
+    counts: dict[int, int] = {}
+
+    def note(_frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            thread = threading.get_ident()
+            counts[thread] = counts.get(thread, 0) + 1
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        operation()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return sum(counts.values())
+
+
+def state(tensors: int, seed: int) -> dict[str, torch.Tensor]:
+    values = torch.randn(tensors, 2, generator=torch.Generator().manual_seed(seed))
+    return {f"layer{number // 10}.part{number % 10}.weight": values[number].clone() for number in range(tensors)}
+
+
+def measured(place: Path, tensors: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    with ckstore.init(place) as store:
+        store.ingest(state(tensors, 0), run="hot", step=0, hot=9)
+        given = state(tensors, 1)
+        found["hot ingest"] = calls(lambda: store.ingest(given, run="hot", step=1, hot=9))
+        found["encode"] = calls(lambda: store.encode("hot@1"))
+        store.ingest(state(tensors, 2), run="encoded", step=0, hot=0)
+        given = state(tensors, 3)
+        found["encoded ingest"] = calls(lambda: store.ingest(given, run="encoded", step=1, hot=0))
+    for name, operation in {
+        "state dict": lambda version: version.state_dict(),
+        "slice": lambda version: version["layer7.part3.weight"][0],
+        "names": list,
+    }.items():
+        with ckstore.open(place, "r") as store:
+            found[name] = calls(lambda: operation(store["encoded@1"]))  # noqa: B023
+    return found
+
+
+def test_calls_for_each_tensor(tmp_path: Path) -> None:
+    few, many = measured(tmp_path / "few", FEW), measured(tmp_path / "many", MANY)
+    each = {name: (many[name] - few[name]) / (MANY - FEW) for name in MOST}
+    for name, most in MOST.items():
+        assert each[name] <= most, name
