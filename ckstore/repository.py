@@ -77,6 +77,8 @@ class Repository:
         The store's directory; for a remote store that of its mirror.
     has_stored
         Whether this repository has stored a version; later ones are stored against its cached objects.
+    last_cut
+        The id of the version that this repository stored last, and the signatures of its units.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Repository:
         self._opened = open_store(place, mode, options, cache)
         self.path, self.catalog, self.packs = self._opened.path, self._opened.catalog, self._opened.packs
         self.has_stored = False
+        self.last_cut: tuple[str, frozenset[str]] = "", frozenset()
         self.cache_bytes = cache_bytes
         self._is_closed = False
 

@@ -37,7 +37,7 @@ SPREAD = 1 / 12
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The parent version's object of the same key and signature.
+    """The parent version's object of the same signature.
 
     `spread` is the mean square of a coarse object's errors (`CoarseUnit`), `other` the id of the object in the nearest
     ancestor of the other fidelity.

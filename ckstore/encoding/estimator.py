@@ -61,14 +61,12 @@ _CAUTION = {role: number for number, role in enumerate(("weight", "vector", "fir
 _KEPT = 1.4
 
 
-def parent_objects(
-    units: Sequence[Unit], objects: Sequence[str], facts: Mapping[int, CoarseUnit]
-) -> dict[tuple[str, str], Parent]:
-    """Return the objects of a version, given by id, by key and signature; `facts` of coarse ones are by unit number."""
+def parent_objects(units: Sequence[Unit], objects: Sequence[str], facts: Mapping[int, CoarseUnit]) -> dict[str, Parent]:
+    """Return the objects of a version, given by id, by signature; `facts` of coarse ones are by unit number."""
     found = {}
     for number, (unit, identity) in enumerate(zip(units, objects, strict=True)):
         spread = facts[number].spread if number in facts else SPREAD
-        found[unit.key, unit.signature] = Parent(identity, spread)
+        found[unit.signature] = Parent(identity, spread)
     return found
 
 
@@ -86,7 +84,7 @@ class GradientSource(Protocol):
 class Estimator:
     """Estimates and encodes the objects of one version.
 
-    `parents` are the parent version's objects by key and signature, `gradients` those of large tensors: the input of
+    `parents` are the parent version's objects by signature, `gradients` those of large tensors: the input of
     Inshrinkerator's sensitivity.
     """
 
@@ -95,7 +93,7 @@ class Estimator:
         reader: ObjectReader,
         values: Values,
         policy: Policy,
-        parents: dict[tuple[str, str], Parent],
+        parents: dict[str, Parent],
         gradients: GradientSource | None = None,
     ) -> None:
         self._axes = {} if not gradients else _orders(values, gradients.shapes)
@@ -239,7 +237,7 @@ class Estimator:
         return shapes, common_step(items, self._values.read, self._reader, self._policy.quality)
 
     def _parent(self, unit: Unit) -> Parent | None:
-        return self._parents.get((unit.key, unit.signature))
+        return self._parents.get(unit.signature)
 
     def _finer(self, unit: Unit) -> float:
         """Return the octaves by which the step of a unit differs from that of large weights."""
@@ -341,7 +339,9 @@ def _orders(values: Values, given: Mapping[str, tuple[int, ...]]) -> dict[str, l
     if sizes and given and not any(_is_known(path, values.layouts) for path in given):
         raise UsageError(f"No gradient has the path of a tensor, such as {next(iter(sizes))}; give the state's paths.")
     for path in sizes.keys() & given.keys():
-        if prod(given[path]) != sizes[path]:
+        if path in axes and prod(given[path]) != sizes[path]:  # Some of its elements are in bundles.
+            del axes[path]
+        elif prod(given[path]) != sizes[path]:
             raise UsageError(
                 f"The gradient of {path} has {prod(given[path])} elements, the tensor {sizes[path]}; give one for each."
             )

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,7 @@ from ckstore.commit.naming import add_metrics
 from ckstore.encoding.estimator import knows_sensitivity
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.lineage import search as settings_search
+from ckstore.objects.continuation import Cut
 from ckstore.objects.reader import ObjectReader
 from ckstore.policy import Policy
 from ckstore.repository import Repository
@@ -50,7 +52,7 @@ from ckstore.writing.describe import describe
 from ckstore.writing.existing import in_place_of, is_there
 from ckstore.writing.gradients import Gradients
 from ckstore.writing.nearest import nearest_version
-from ckstore.writing.parents import cuts_of
+from ckstore.writing.parents import cuts_of, units_after
 from ckstore.writing.ranks import Written
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import AUTO, IngestOptions, Request, plain_metrics, request_of
@@ -131,6 +133,8 @@ def ingest(
             hash_version(scanned, force=request.force, progress=progress)
         step = scanned.step if request.step is None else request.step
         parent = _parent(repository, options.parent, request.run, step, scanned)
+        if options.parent == AUTO and parent is not None and written is None:
+            _cut_again(repository, scanned, parent)
         is_named = options.parent not in (None, AUTO) or (parent is not None and parent.superseded)
         request = replace(
             request,
@@ -179,6 +183,15 @@ def _parent(
     return repository.catalog.resolve(spec)
 
 
+def _cut_again(repository: Repository, scanned: ScannedVersion, parent: VersionRow) -> None:
+    """Have a hashed version read once more if its parent, which is known by now, cuts it otherwise."""
+    files = [(scanned.prefix(file), file.layout) for file in scanned.files]
+    if units_after(repository, parent, Cut(files, scanned.units), ()) != scanned.units:
+        scanned.is_hashed = False
+        for file in scanned.files:
+            file.digests.clear()
+
+
 def _ingest(
     repository: Repository,
     scanned: ScannedVersion,
@@ -188,6 +201,8 @@ def _ingest(
 ) -> IngestReport:
     """Store a scanned version unless it exists. A new exact version is read once."""
     catalog = repository.catalog
+    if request.parent is not None and written is None:
+        scanned.continued = partial(units_after, repository, request.parent)
     if request.parent is not None and any(opaque_extents(layout) for layout in scanned.layouts):
         scanned.cuts_before = cuts_of(repository, request.parent)
     existing = _existing(catalog, request)
@@ -237,7 +252,9 @@ def _ingest(
             catalog.release_number(number)
         repository.resolver.forget()
         raise
-    return IngestReport(catalog.version(committed), is_new=True)
+    row = catalog.version(committed)
+    repository.last_cut = row.uid, frozenset(unit.signature for unit in scanned.units)
+    return IngestReport(row, is_new=True)
 
 
 @contextmanager
