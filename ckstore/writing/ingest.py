@@ -26,6 +26,7 @@ from ckstore.checking.verify import check_restores
 from ckstore.commit.change import Change
 from ckstore.commit.going_back import goes_back, marks_of
 from ckstore.commit.naming import add_metrics
+from ckstore.encoding.casts import has_casts
 from ckstore.encoding.estimator import knows_sensitivity
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.lineage import search as settings_search
@@ -207,6 +208,8 @@ def _ingest(
         scanned.cuts_before = cuts_of(repository, request.parent)
     existing = _existing(catalog, request)
     whole = existing is not None or request.force or request.policy.is_coarse or request.search is not None
+    if not (whole or request.is_hot or scanned.is_hashed):
+        whole = has_casts((file.source, file.layout) for file in scanned.files)  # Their ids are needed first.
     if whole and not scanned.is_hashed:
         hash_version(scanned, force=request.force, progress=progress)
     if existing is not None:
