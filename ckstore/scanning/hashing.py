@@ -112,6 +112,7 @@ class _Reading:
         cuts = plan_cuts(version)
         version.units = plan_units(files, cuts)
         if version.continued is not None:
+            version.alone = version.units
             version.units = version.continued(Cut(files, version.units), cuts)
         self._held = _Held(version, window) if window else None
         version.contents = [""] * len(version.units)

@@ -256,7 +256,7 @@ def _ingest(
         repository.resolver.forget()
         raise
     row = catalog.version(committed)
-    repository.last_cut = row.uid, frozenset(unit.signature for unit in scanned.units)
+    repository.last_cut = row.uid, scanned.alone or scanned.units, scanned.units
     return IngestReport(row, is_new=True)
 
 

@@ -63,9 +63,9 @@ def units_after(
     repository: Repository, parent: VersionRow, version: Cut, apart: Container[tuple[int, int]]
 ) -> list[Unit]:
     """Return the units of a version that is cut alone, some as continuations of its parent's."""
-    uid, signatures = repository.last_cut
-    if uid == parent.uid and all(unit.signature in signatures for unit in version.units):
-        return list(version.units)
+    uid, alone, units = repository.last_cut
+    if uid == parent.uid and version.units == alone:
+        return list(units)
     try:
         document = repository.resolver.document(parent)
         layout = repository.resolver.layout(document.layout, parent.pack)
