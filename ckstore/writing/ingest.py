@@ -56,7 +56,7 @@ from ckstore.writing.nearest import nearest_version
 from ckstore.writing.parents import cuts_of, units_after
 from ckstore.writing.ranks import Written
 from ckstore.writing.rebase import within_budget
-from ckstore.writing.request import AUTO, IngestOptions, Request, plain_metrics, request_of
+from ckstore.writing.request import AUTO, IngestOptions, Request, named_parent, plain_metrics, request_of
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
 from ckstore.writing.tuning import Search, Trials, last_choice, restored, search_space, weight
 
@@ -173,15 +173,9 @@ def _exact_note(repository: Repository, report: IngestReport, request: Request) 
 def _parent(
     repository: Repository, spec: str | int | None, run: str, step: int | None, scanned: ScannedVersion
 ) -> VersionRow | None:
-    """Return the named parent; by default the run's last version, or the one below a step that is not the highest."""
-    if spec is None:
-        latest = repository.catalog.latest(run)
-        if latest is None or latest.superseded or step is None or latest.step is None or latest.step <= step:
-            return latest
-        return repository.catalog.below(run, step) or latest
     if spec == AUTO:
         return nearest_version(repository, scanned)
-    return repository.catalog.resolve(spec)
+    return named_parent(repository.catalog, spec, run, step)
 
 
 def _cut_again(repository: Repository, scanned: ScannedVersion, parent: VersionRow) -> None:
