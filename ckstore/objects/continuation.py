@@ -123,8 +123,11 @@ def _targets(before: Sequence[Piece], after: Sequence[Piece]) -> dict[int, tuple
         fused = joint.get((words[:-2], words[-1:], piece.dtype, piece.shape[1:]), []) if len(words) > 1 else []
         fused = sorted(fused, key=lambda number: _rank(named[0][number].words[-2], words[-2]))
         for parts in (fused, joint.get(("stacked", words, piece.dtype, piece.shape[1:]), [])):
+            if not found.keys().isdisjoint(parts):
+                continue
             if sum(before[number].count for number in parts) == piece.count:
                 found |= zip(parts, _firsts(before, parts, other), strict=True)
+                break
     return found
 
 
@@ -161,7 +164,10 @@ def _renewed(unit: Unit, places: Sequence[_Place], pieces: Sequence[Piece], keys
         key = unit.key
     else:
         key = f"{piece.prefix}{piece.name}" + "#0" * (places[0].size < piece.count)
-    role = unit.role if unit.is_bundle else piece.role
+    roles = {pieces[place.piece].role for place in places}
+    role = roles.pop() if len(roles) == 1 else "other"
+    if role == "vector" and not unit.is_bundle:  # No ingest makes such a unit.
+        role = "other"
     members = tuple(member for place in places for member in pieces[place.piece].members_of(*place[1:]))
     return structs.replace(unit, key=_free(key, keys), role=role, members=members)
 
@@ -192,7 +198,9 @@ def _part(piece: Piece, first: int, count: int) -> Piece:
     width = prod(piece.shape[1:])
     shape = (count,) if first % width or count % width else (count // width, *piece.shape[1:])
     members = piece.members_of(first, count)
-    return structs.replace(piece, shape=shape, count=count, members=members, mark=f"{piece.mark}+{first}")
+    return structs.replace(
+        piece, shape=shape, count=count, members=members, mark=f"{piece.mark}+{first}", whole=piece.count
+    )
 
 
 def _free(key: str, keys: set[str]) -> str:

@@ -111,7 +111,7 @@ class Unit(Struct, frozen=True):
 
 
 class Piece(Struct, frozen=True):
-    """An extent, or the extents of the shards of one tensor, under one key."""
+    """An extent, or the extents of the shards of one tensor, or a part of these: of `whole` elements."""
 
     prefix: str
     path: Path
@@ -121,6 +121,7 @@ class Piece(Struct, frozen=True):
     members: tuple[Member, ...]
     mark: str = ""
     tree: int = -1
+    whole: int = 0
 
     @property
     def name(self) -> str:
@@ -130,12 +131,12 @@ class Piece(Struct, frozen=True):
     @property
     def role(self) -> str:
         """The role of the tensor by its path and size."""
-        state = state_of(self.path, self.tree)
-        if self.count >= SMALL:
+        state, count = state_of(self.path, self.tree), self.whole or self.count
+        if count >= SMALL:
             return "weight" if state is None else state.role
         if state is not None and state.role in ("first", "second"):
-            return state.role if self.count > 1 or state.name in ADAM else "other"
-        if len(self.shape) > 1 and self.count >= _SMALL_WEIGHT:
+            return state.role if count > 1 or state.name in ADAM else "other"
+        if len(self.shape) > 1 and count >= _SMALL_WEIGHT:
             return "weight" if state is None else state.role
         return "vector" if state is None and str(self.path[-1]).rpartition(".")[2] in _VECTORS else "other"
 

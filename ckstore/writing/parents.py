@@ -12,6 +12,7 @@ from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.formats.layout import Path
 from ckstore.objects.continuation import Cut, continued
 from ckstore.objects.documents import CoarseUnit
+from ckstore.objects.layouts import check_layout
 from ckstore.objects.units import Unit
 from ckstore.repository import Repository
 from ckstore.storage.catalog import VersionRow
@@ -69,6 +70,7 @@ def units_after(
     try:
         document = repository.resolver.document(parent)
         layout = repository.resolver.layout(document.layout, parent.pack)
+        check_layout(layout, document)
     except (IntegrityError, NotFoundError):
         return list(version.units)
     prefixes = (f"{file.path}/" if document.is_directory else "" for file in document.files)

@@ -199,3 +199,24 @@ def test_unrelated_tensors_are_stored_as_without_a_parent(tmp_path: Path) -> Non
     one, other = ({f"{name}.weight": floats(*shape) for shape in [(300, 300), (90, 90)]} for name in ("a", "b"))
     alone, after = stored(tmp_path / "one", [other])[0], stored(tmp_path / "two", [one, other])[1]
     assert after < alone + 200
+
+
+@pytest.mark.parametrize("rows", [1000, 2040])
+def test_coarse_versions_are_cut_like_their_parents(tmp_path: Path, rows: int) -> None:
+    states = [vocabulary(rows, 32)]
+    for more in (20, 0, 20, 3000):
+        wrapper = "module." if more else ""
+        after = grown(trained(states[-1]), more) if more else trained(states[-1])
+        after["model"] = {wrapper + name.removeprefix("module."): value for name, value in after["model"].items()}
+        states.append(after)
+    with ckstore.init(tmp_path / "store") as store:
+        for step, state in enumerate(states):
+            store.ingest(state, run="r", step=step, policy=ckstore.Policy("coarse"))
+            store.ingest(state, run="exact", step=step)
+        store.thin(["exact@1", "exact@3"])
+        assert not store.verify().problems
+        for step in (0, 2, 4):
+            for path, value in leaves(states[step]):
+                assert np.array_equal(store[f"exact@{step}"][path][...], value)
+        sizes = [version.stored_bytes for version in store.run("r")]
+    assert max(sizes[1:4]) < 0.75 * sizes[0]
