@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
@@ -17,6 +17,7 @@ from ckstore.storage.opening import open_store
 if TYPE_CHECKING:
     from ckstore.objects.reader import ObjectReader
     from ckstore.objects.resolver import CatalogResolver
+    from ckstore.objects.units import Unit
 
 Mode = Literal["r", "a"]
 
@@ -77,6 +78,8 @@ class Repository:
         The store's directory; for a remote store that of its mirror.
     has_stored
         Whether this repository has stored a version; later ones are stored against its cached objects.
+    last_cut
+        The id of the version that this repository stored last, its units by names and shapes alone, and its units.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Repository:
         self._opened = open_store(place, mode, options, cache)
         self.path, self.catalog, self.packs = self._opened.path, self._opened.catalog, self._opened.packs
         self.has_stored = False
+        self.last_cut: tuple[str, Sequence[Unit], Sequence[Unit]] = "", (), ()
         self.cache_bytes = cache_bytes
         self._is_closed = False
 

@@ -279,8 +279,9 @@ class Run:
 
         ``run.arrays["model/weight"][:, 0]`` is the history of a row of a weight. The group has the tensors that all
         versions hold with the same dtype and shape; its attribute `left_out` lists the paths of the others, `missing`
-        or `changed`; part of a run (``run[100:].arrays``) may leave out fewer. The attributes `versions` and `steps`
-        label the leading axis, `version`.
+        or `changed`; part of a run (``run[100:].arrays``) may leave out fewer. A renamed tensor has its last path, and
+        the attribute `renamed` has the former ones. The attributes `versions` and `steps` label the leading axis,
+        `version`.
         """
         from ckstore.views.groups import run_group
 

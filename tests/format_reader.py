@@ -35,7 +35,7 @@ DTYPES = {
 COMPLEX = {"complex64": 8}
 
 #: Kinds of records of exact objects.
-EXACT = ("raw", "full", "delta", "patches")
+EXACT = ("raw", "full", "delta", "patches", "cast")
 
 #: Payloads of up to this many integers are decoded in plain Python.
 PLAIN = 5000
@@ -69,6 +69,20 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 128:
             return value, at
+
+
+def rounded(words: Array, dtype: str) -> Array:
+    """Return float32 bits rounded to another dtype."""
+    wide = words.astype(np.int64)
+    if dtype == "bfloat16":
+        short = (wide + 0x7FFF + (wide >> 16 & 1)) % (1 << 32) >> 16
+        return np.where(short & 0x7F80 == 0x7F80, short & 0x8000 | 0x7F7F, short).astype(np.uint16)
+    sign, size = wide >> 16 & 0x8000, wide & 0x7FFFFFFF
+    normal = np.minimum((size - (112 << 23) + 0xFFF + (size >> 13 & 1)) >> 13, 0x7BFF)
+    shift, mantissa = np.clip(126 - (size >> 23), 1, 24), size & 0x7FFFFF | 0x800000
+    small = mantissa + (1 << shift - 1) - 1 + (mantissa >> shift & 1) >> shift
+    short = np.where(size >= 113 << 23, normal, np.where(size >= 102 << 23, small, 0))
+    return (sign | short).astype(np.uint16)
 
 
 def patched(before: Array, data: bytes, dtype: str) -> Array:
@@ -373,6 +387,12 @@ class Reader:
             data = pack.data[first : first + self._length(record, chunk) * size]
             assert zlib.crc32(data) == record["crcs"][chunk]
             return np.frombuffer(data, f"<u{size}")
+        if record["kind"] == "cast":
+            data = self._patch(pack, record, chunk)
+            bits = rounded(self.ordinal_bits(record["base"], chunk), record["dtype"])
+            bits = patched(bits, data[4:], record["dtype"]) if data[4:] else bits
+            assert zlib.crc32(bits.tobytes()) == int.from_bytes(data[:4], "little")
+            return bits
         if record["kind"] == "patches":
             before, data = self.ordinal_bits(record["base"], chunk), self._patch(pack, record, chunk)
             return patched(before, data, record["dtype"]) if data else before

@@ -45,6 +45,9 @@ def checkpoint(step: int) -> dict[str, Any]:
     moving[0, :4] = single[:4]
     model = {"moving": moving, "still": still, "wide": wide, "half": half, "single": single, "parts": parts}
     model |= {"rows": rows, "table": table, "counts": counts}
+    for dtype in (torch.bfloat16, torch.float16):
+        model[f"cast/{dtype}"] = moving.to(dtype)
+        model[f"cast/{dtype}"][3, ::7] += 1
     state = {0: {"exp_avg": decayed, "shrunk": shrunk, "step": torch.tensor(step)}}
     return {"model": model, "optimizer": {"state": state}, "mask": torch.arange(100) % 3 == 0, "step": step}
 
@@ -99,7 +102,7 @@ def test_the_reader_finds_packs_in_segments(tmp_path: Path) -> None:
 def test_the_store_takes_every_form_that_the_format_describes(written: Path):
     reader = Reader(written / "store")
     records = [record for pack in reader.packs.values() for record in pack.document["records"]]
-    assert {record["kind"] for record in records} == {"full", "delta", "patches"}
+    assert {record["kind"] for record in records} == {"full", "delta", "patches", "cast"}
     described = {"kind", "id", "dtype", "count", "chunk", "at", "alone", "base", "context", "debt", "sizes"}
     assert {field for record in records for field in record} <= described
     patched = {record["dtype"] for record in records if record["kind"] == "patches"}

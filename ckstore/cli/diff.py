@@ -49,12 +49,15 @@ def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...],
     """List the tensors that differ between two versions: structure first, then values.
 
     The comparison is bit for bit: 0.0 and -0.0 differ, and a NaN equals itself. GLOB selects paths as in `ckstore ls`.
+    Renamed tensors are compared under their names in AFTER, and a line says so.
 
     CHANGED is the share of elements that differ; DRIFT the norm of the difference, relative to the norm before, with a
     bar relative to the largest; COSINE that of the angle between both. Infinities and NaNs are counted, and left out of
     these numbers. Tensors of one element, mostly counters and schedules, come last. Without GLOBs, differences between
     the configurations and origins of the versions come first.
     """
+    from ckstore.reading.renames import renamed_text
+
     with open_store(ctx) as store:
         left, right = version_of(store, before), version_of(store, after)
         report = store.diff(left, right, globs, sort=sort)
@@ -66,6 +69,8 @@ def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...],
     counts = {kind: report.count(kind) for kind in ("added", "removed", "shape", "dtype", "values")}
     named = ", ".join(f"{count} {'changed' if kind == 'values' else kind}" for kind, count in counts.items() if count)
     print_line(f"{named or 'no difference'}; {len(report.changes)} of {report.compared} tensors differ.")
+    if report.renames:
+        print_line(f"{renamed_text({former: path for path, former in report.renames.items()})}.")
     if not globs:
         _print_origins(*origins)
     if not globs and len(report.changes) > _SUMMARY:

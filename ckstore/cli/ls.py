@@ -29,8 +29,8 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     GLOB selects paths: * matches any characters, including /, and ? matches one. A GLOB that matches a path also
     matches everything below it.
 
-    -l adds the form (exact: raw, full, delta or patches; coarse: a lattice), the number of deltas back to an object in
-    full, and stored bits an element. Small tensors show the figures of their bundle.
+    -l adds the form (exact: raw, full, delta, patches or cast; coarse: a lattice), the number of deltas back to an
+    object in full, and stored bits an element. Small tensors show the figures of their bundle.
 
     stderr lists files, or parts of files, that are opaque bytes, and why.
     """

@@ -61,7 +61,7 @@ def _print(version: Version, shown: dict[str, Any], digest: str) -> None:
     storage = shown["storage"]
     kind = "hot" if row.hot else "base" if row.base else f"delta, {row.depth} deep"
     against = storage["stored_against_others"]
-    exact = sum(storage[kind] for kind in ("raw", "full", "delta", "patches"))
+    exact = sum(storage[kind] for kind in ("raw", "full", "delta", "patches", "cast"))
     coarse = storage["objects"] - exact
     print_facts([
         ("version", f"{row.number}  ({name_of(row)})"),

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ckstore.codecs.integers import payload_bits
 from ckstore.codecs.lattice import Bits, Integers, ordinal_classes, ordinal_difference
 from ckstore.codecs.patches import Changes
+from ckstore.lineage.cost import Work
 from ckstore.lineage.planner import Candidates
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.identity import Lattice
@@ -37,7 +38,7 @@ SPREAD = 1 / 12
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The parent version's object of the same key and signature.
+    """The parent version's object of the same signature.
 
     `spread` is the mean square of a coarse object's errors (`CoarseUnit`), `other` the id of the object in the nearest
     ancestor of the other fidelity.
@@ -49,11 +50,24 @@ class Parent:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """The float32 values in the same version that an object rounds: their content id, unit, and a reader.
+
+    `work` is the expected work of decoding them.
+    """
+
+    content: str
+    unit: Unit
+    read: ReadUnit
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
 class Way:
     """One way to store an object: in full, against `base`, in `context` order (classes from the base), or as patches.
 
     Codebooks have more ways: each its own `lattice`; `additive`, whose values are added to the base's; and `merged`,
-    the end of the chain above the base that the way replaces.
+    the end of the chain above the base that the way replaces. A cast has a `source` in place of a base.
     """
 
     base: Record | None
@@ -62,6 +76,7 @@ class Way:
     lattice: Lattice | None = None
     additive: bool = False
     merged: Record | None = None
+    source: Source | None = None
 
     @property
     def base_id(self) -> str | None:
@@ -164,5 +179,7 @@ def nearby_ancestors(levels: Iterable[Record]) -> list[tuple[int, Record]]:
     In this order each is decoded from the one before, which is still in memory.
     """
     chain = list(levels)
+    if not chain:
+        return []
     places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})
     return [(place, chain[place]) for place in reversed(places)]

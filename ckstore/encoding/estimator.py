@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from math import isfinite, nan, prod
@@ -18,20 +18,22 @@ from ckstore.codecs.lattice import PARTS, STEP_RANGE, floats, statistics_of
 from ckstore.codecs.scheme import Layer, Statistics
 from ckstore.codecs.schemes import LATTICE, scheme_of
 from ckstore.codecs.schemes.dynaquant import moment_sensitivity
+from ckstore.encoding.casts import Casts
 from ckstore.encoding.coarse import CoarseEncoder, Steps
 from ckstore.encoding.codebooks import CAREFUL, CodebookEncoder
 from ckstore.encoding.common_step import CommonStep, common_step
-from ckstore.encoding.estimate import SPREAD, Encoded, Estimate, Parent
+from ckstore.encoding.estimate import SPREAD, Encoded, Estimate, Parent, Source
 from ckstore.encoding.exact import ObjectEncoder
 from ckstore.encoding.layer_types import layer_type
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
 from ckstore.encoding.value_roles import JudgedValues, Values
-from ckstore.errors import UsageError
+from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats.layout import FileLayout
 from ckstore.formats.paths import path_to_text
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import exact_work
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 from ckstore.runtime.cached import cached_property
@@ -61,14 +63,12 @@ _CAUTION = {role: number for number, role in enumerate(("weight", "vector", "fir
 _KEPT = 1.4
 
 
-def parent_objects(
-    units: Sequence[Unit], objects: Sequence[str], facts: Mapping[int, CoarseUnit]
-) -> dict[tuple[str, str], Parent]:
-    """Return the objects of a version, given by id, by key and signature; `facts` of coarse ones are by unit number."""
+def parent_objects(units: Sequence[Unit], objects: Sequence[str], facts: Mapping[int, CoarseUnit]) -> dict[str, Parent]:
+    """Return the objects of a version, given by id, by signature; `facts` of coarse ones are by unit number."""
     found = {}
     for number, (unit, identity) in enumerate(zip(units, objects, strict=True)):
         spread = facts[number].spread if number in facts else SPREAD
-        found[unit.key, unit.signature] = Parent(identity, spread)
+        found[unit.signature] = Parent(identity, spread)
     return found
 
 
@@ -86,8 +86,8 @@ class GradientSource(Protocol):
 class Estimator:
     """Estimates and encodes the objects of one version.
 
-    `parents` are the parent version's objects by key and signature, `gradients` those of large tensors: the input of
-    Inshrinkerator's sensitivity.
+    `parents` are the parent version's objects by signature, `gradients` those of large tensors: the input of
+    Inshrinkerator's sensitivity. `casts` are the version's, unless it is coarse.
     """
 
     def __init__(
@@ -95,9 +95,11 @@ class Estimator:
         reader: ObjectReader,
         values: Values,
         policy: Policy,
-        parents: dict[tuple[str, str], Parent],
+        parents: dict[str, Parent],
         gradients: GradientSource | None = None,
+        casts: Casts | None = None,
     ) -> None:
+        self._casts = casts
         self._axes = {} if not gradients else _orders(values, gradients.shapes)
         self._gradients = gradients
         self._values = JudgedValues(values)
@@ -127,7 +129,19 @@ class Estimator:
             estimate = self.coarse_estimate(unit)
             if estimate is not None:
                 return estimate
-        return self._exact.estimate(unit, partial(self._values.read, unit), self._parent(unit))
+        return self._exact.estimate(unit, partial(self._values.read, unit), self._parent(unit), self._source(unit))
+
+    def _source(self, unit: Unit) -> Source | None:
+        """Return the values in the same version that an exact unit rounds, if any."""
+        found = None if self._casts is None else self._casts.source(unit)
+        if found is None:
+            return None
+        content, other = found
+        work, parent = exact_work(other.count, other.chunk, other.dtype), self._parent(other)
+        if parent is not None:
+            with suppress(IntegrityError):
+                work = work.plus(self._reader.chains.work(self._reader.resolver.record(parent.id)))
+        return Source(content, other, partial(self._values.read, other), work)
 
     def coarse_estimate(self, unit: Unit) -> Estimate | None:
         """Return the options of a unit as a coarse object; None if it must stay exact."""
@@ -161,6 +175,8 @@ class Estimator:
             if estimate.is_coarse:
                 return self._coarse.encode(estimate, way, read, debt)
             parent = self._parent(unit)
+            if way.source is not None:
+                way = replace(way, source=replace(way.source, read=self._values.checked(way.source.unit)))
             return self._exact.encode(content, estimate, way, read, debt, [] if parent is None else [parent.id])
 
     def may_be_coarse(self, unit: Unit) -> bool:
@@ -239,7 +255,7 @@ class Estimator:
         return shapes, common_step(items, self._values.read, self._reader, self._policy.quality)
 
     def _parent(self, unit: Unit) -> Parent | None:
-        return self._parents.get((unit.key, unit.signature))
+        return self._parents.get(unit.signature)
 
     def _finer(self, unit: Unit) -> float:
         """Return the octaves by which the step of a unit differs from that of large weights."""
@@ -341,7 +357,9 @@ def _orders(values: Values, given: Mapping[str, tuple[int, ...]]) -> dict[str, l
     if sizes and given and not any(_is_known(path, values.layouts) for path in given):
         raise UsageError(f"No gradient has the path of a tensor, such as {next(iter(sizes))}; give the state's paths.")
     for path in sizes.keys() & given.keys():
-        if prod(given[path]) != sizes[path]:
+        if path in axes and prod(given[path]) != sizes[path]:  # Some of its elements are in bundles.
+            del axes[path]
+        elif prod(given[path]) != sizes[path]:
             raise UsageError(
                 f"The gradient of {path} has {prod(given[path])} elements, the tensor {sizes[path]}; give one for each."
             )

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import FLOATS, Bits, is_mirrored, ordinal_classes, ordinal_difference
 from ckstore.codecs.patches import find_changes
-from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way, nearby_ancestors
+from ckstore.codecs.short_floats import narrowed
+from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Source, Way, nearby_ancestors
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work, cost, layer, patches, price
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Delta, Full, Patches, Raw, Record, check_cut, common_fields
+from ckstore.objects.records import CAST_CHECKSUM, Cast, Delta, Full, Patches, Raw, Record, check_cut, common_fields
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import empty
+from ckstore.runtime.checksum import crc32
 
 #: Context order is used if it saves at least this part of the payload.
 CONTEXT_GAIN = 0.03
@@ -43,16 +46,31 @@ class ObjectEncoder:
         self.reader = reader
         self._keep = keep
 
-    def estimate(self, unit: Unit, read: ReadUnit, parent: Parent | None) -> Estimate:
-        """Return the options of `unit`, from a sample of one chunk.
+    def estimate(self, unit: Unit, read: ReadUnit, parent: Parent | None, source: Source | None = None) -> Estimate:
+        """Return the options of `unit`, from a sample of one chunk; it may be a cast of its `source`.
 
         A parent that was lost or cannot be decoded counts as none: a run continues after damage.
         """
         sample = Sample.of(unit, read)
         try:
-            return self._against(unit, read, sample, None if parent is None else self._base(parent, unit))
+            found = self._against(unit, read, sample, None if parent is None else self._base(parent, unit))
         except IntegrityError:
-            return self._against(unit, read, sample, None)
+            found = self._against(unit, read, sample, None)
+        return found if source is None else self._with_cast(found, sample, source)
+
+    def _with_cast(self, estimate: Estimate, sample: Sample, source: Source) -> Estimate:
+        """Return an estimate with the option of a cast, unless too many elements differ."""
+        unit = estimate.unit
+        rounded = narrowed(source.read(sample.start, sample.start + sample.bits.size), unit.dtype)
+        if not _is_sparse(sample.bits, rounded):
+            return estimate
+        changed = sample.nbytes_of(find_changes(sample.bits, rounded, is_float=True))
+        stored = CAST_CHECKSUM * sample.chunks + changed
+        full = layer(sample.chunks, unit.count, estimate.alone, grouped=False)
+        work = source.work.plus(patches(sample.chunks, int(stored)))
+        option = Option("cast", stored, price(work, stored, full, self.reader.blocks.read_price), is_base=False)
+        table = replace(estimate.candidates, options=(*estimate.candidates.options, option))
+        return replace(estimate, candidates=table, plans={**estimate.plans, "cast": Way(None, source=source)})
 
     def encode(
         self, content: str, estimate: Estimate, way: Way, read: ReadUnit, debt: int, replaced: Sequence[str] = ()
@@ -79,6 +97,8 @@ class ObjectEncoder:
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             bits = read(start, min(start + unit.chunk, unit.count))
             before = None if way.base is None else self.reader.ordinals(way.base, chunk, keep=False)
+            if way.source is not None:
+                before = narrowed(way.source.read(start, start + bits.size), unit.dtype)
             payloads.append(encode_values(unit, bits, before, way))
             if self._keep:
                 for other in replaced:
@@ -105,7 +125,8 @@ class ObjectEncoder:
     def _against(self, unit: Unit, read: ReadUnit, sample: Sample, record: Record | None) -> Estimate:
         """Return the options of a unit against an object and its ancestors."""
         chunks = -(-unit.count // unit.chunk)
-        ancestors = [] if record is None else nearby_ancestors(self.reader.chains.levels(record))
+        levels = () if record is None else self.reader.chains.levels(record)
+        ancestors = nearby_ancestors(level for level in levels if level.dtype == unit.dtype)
         before = [self._sampled(ancestor, sample) for _, ancestor in ancestors]
         is_sparse = bool(before) and _is_sparse(sample.bits, before[-1])
         taken = sample if is_sparse else sample.part()
@@ -174,6 +195,9 @@ class ObjectEncoder:
 
 def encoded_as(whole: Record, way: Way, payloads: list[memoryview | bytes | None], debt: int = 0) -> Encoded:
     """Return the object of a record, stored in one way."""
+    if way.source is not None:
+        sizes = tuple(len(payload or b"") for payload in payloads)
+        return Encoded(Cast(**whole.common, base=way.source.content, sizes=sizes), payloads)
     if way.base is None:
         return Encoded(Full(**whole.common), payloads)
     if way.patched and any(payloads):
@@ -184,6 +208,10 @@ def encoded_as(whole: Record, way: Way, payloads: list[memoryview | bytes | None
 
 def encode_values(of: Unit | Record, bits: Bits, before: Bits | None, way: Way) -> memoryview | bytes | None:
     """Return the payload of one chunk in one way, against the values `before`; None if nothing is to be stored."""
+    if way.source is not None and before is not None:
+        return crc32(bits).to_bytes(CAST_CHECKSUM, "little") + (
+            find_changes(bits, before, is_float=True).patch() or b""
+        )
     if way.patched and before is not None:
         return find_changes(bits, before, is_float=of.dtype in FLOATS).patch()
     classes = ordinal_classes(before, of.dtype) if way.context and before is not None else None

@@ -10,7 +10,7 @@ from ckstore.codecs.integers import encode_changes
 from ckstore.encoding.estimate import Encoded, Way
 from ckstore.encoding.exact import CONTEXT_GAIN, PATCH_WORTH, encode_values, encoded_as
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Codebook, Linear, Patches, Record, Rounded
+from ckstore.objects.records import Cast, Codebook, Linear, Patches, Record, Rounded
 
 
 def in_full(reader: ObjectReader, record: Record) -> Encoded:
@@ -28,14 +28,15 @@ def in_full(reader: ObjectReader, record: Record) -> Encoded:
 def without_lost(reader: ObjectReader, record: Record, kept: Container[str]) -> Encoded:
     """Encode an exact object against its nearest ancestor among the ids `kept`, or in full if that is smaller."""
     best = in_full(reader, record)
-    ancestor = next((level for level in reader.chains.levels(record) if level.id in kept and level is not record), None)
+    ancestors = (level for level in reader.chains.levels(record) if level.dtype == record.dtype)
+    ancestor = next((level for level in ancestors if level.id in kept and level is not record), None)
     if ancestor is None:
         return best
     for context in (False, True):
         delta = _exactly(reader, record, Way(ancestor, context=context))
         if delta.nbytes < (1 - CONTEXT_GAIN * context) * best.nbytes:
             best = delta
-    if isinstance(record, Patches):
+    if isinstance(record, Patches) and not isinstance(record, Cast):
         patched = _exactly(reader, record, Way(ancestor, patched=True))
         if patched.nbytes <= PATCH_WORTH * best.nbytes:
             best = patched

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,8 +43,9 @@ from ckstore.storage.durable import timestamp
 from ckstore.storage.root import place
 from ckstore.store import Store
 from ckstore.writing.ingest import reserved
+from ckstore.writing.parents import units_after
 from ckstore.writing.ranks import Bytes, Outline, Part, PartPlan, Shard, Written, write_part
-from ckstore.writing.request import IngestOptions, request_of
+from ckstore.writing.request import IngestOptions, named_parent, request_of
 
 if TYPE_CHECKING:
     from ckstore.version import Version
@@ -255,7 +257,9 @@ class StoreWriter(StorageWriter):
         repository.require_writable()
         request = request_of(repository.catalog, options)
         state, shards = _outlined(self._plans, objects, options.on_unknown)
-        outline = Outline(state, shards, len(self._plans), self._rank)
+        parent = named_parent(repository.catalog, options.parent, request.run, request.step)
+        continued = None if parent is None else partial(units_after, repository, parent)
+        outline = Outline(state, shards, len(self._plans), self._rank, continued)
         number, lease = stack.enter_context(reserved(repository.catalog))
         created = timestamp()
         self._begun = _Begun(store, options, Written(outline, (), number, created, lease))

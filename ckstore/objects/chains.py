@@ -104,7 +104,7 @@ class Chains:
         if record.base is None:
             return None
         base = self._resolver.record(record.base)
-        check_cut(base, record)
+        check_cut(base, record, record.base_dtype)
         if not record.fits_on(base):
             raise IntegrityError(f"Object {record.id} cannot be a delta against {base.id}; run `ckstore recover`.")
         return base

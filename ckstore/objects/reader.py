@@ -21,13 +21,16 @@ from ckstore.codecs.lattice import (
     ordinal_correct,
 )
 from ckstore.codecs.patches import apply_patch
+from ckstore.codecs.short_floats import narrowed
 from ckstore.dtypes import ITEM_SIZES
+from ckstore.errors import IntegrityError
 from ckstore.objects.cache import ChunkCache
 from ckstore.objects.chains import Chains, Resolver
-from ckstore.objects.records import Codebook, Delta, Linear, Patches, Raw, Record, Rounded
+from ckstore.objects.records import CAST_CHECKSUM, Cast, Codebook, Delta, Linear, Patches, Raw, Record, Rounded
 from ckstore.objects.stored_chunks import Blocks, StoredChunks
 from ckstore.runtime import forks
 from ckstore.runtime.blocks import empty
+from ckstore.runtime.checksum import crc32
 
 #: Bytes of cached chunks for work that is done once.
 _PASSING = 64 << 20
@@ -179,10 +182,15 @@ class ObjectReader:
         """Return the bits of one chunk of an exact object, read-only."""
         pending, _, bits = self._undecoded(record, chunk)
         # Patches are applied in place: if only patches follow, the values are already in `out`.
-        target = next((level for level in reversed(pending) if not isinstance(level, Patches)), None)
+        target = next(
+            (level for level in reversed(pending) if not isinstance(level, Patches) or isinstance(level, Cast)), None
+        )
         for level in pending:
             if isinstance(level, Raw):
                 bits = self.stored.raw(level, chunk, out if level is target else None)
+                continue
+            if isinstance(level, Cast) and bits is not None:
+                bits = self._rounded(level, chunk, bits, out if level is target else None)
                 continue
             if isinstance(level, Patches) and bits is not None:
                 patch = self.stored.payload(level, chunk)
@@ -201,6 +209,19 @@ class ObjectReader:
             bits = stored
         assert bits is not None
         return self._decoded((record.id, chunk), bits, keep=keep)
+
+    def _rounded(self, level: Cast, chunk: int, words: Bits, out: Bits | None) -> Bits:
+        """Return the bits of one chunk of a cast, from those of its base."""
+        bits = narrowed(words, level.dtype, out)
+        payload = self.stored.payload(level, chunk)
+        if payload is None:
+            raise IntegrityError(f"Chunk {chunk} of object {level.id} has no checksum; run `ckstore verify`.")
+        self.decoded_chunks += 1
+        if len(payload) > CAST_CHECKSUM:
+            apply_patch(payload[CAST_CHECKSUM:], bits, is_float=True)
+        if crc32(bits) != int.from_bytes(payload[:CAST_CHECKSUM], "little"):
+            raise IntegrityError(f"Chunk {chunk} of object {level.id} does not restore the stored values.")
+        return bits
 
     def bits(self, identity: str, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Return the bits of one chunk of an object; of an exact one, other threads that want the same chunk wait."""

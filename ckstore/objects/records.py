@@ -1,6 +1,6 @@
 """Records: how one object is stored. Each kind declares its fields once, its work and its description.
 
-An exact object is `raw`, `full`, a `delta` or `patches`; a coarse one is `linear`, `rounded` or a `codebook`.
+An exact object is `raw`, `full`, a `delta`, `patches` or a `cast`; a coarse one is `linear`, `rounded` or a `codebook`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice
 from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
 from ckstore.codecs.lattice import CHUNK, FLOATS, PARTS, STEP_RANGE, LinearLattice
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
+from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work, layer, patches
@@ -38,6 +39,12 @@ Exponents = str | list[Exponent]
 
 #: The expected bytes of an exact object in full, as a part of its values'.
 EXACT_SHARE = 0.85
+
+#: The dtype of the base of a cast.
+CAST_FROM = "float32"
+
+#: Bytes of the checksum of a cast's chunk.
+CAST_CHECKSUM = 4
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag=str.lower):
@@ -88,6 +95,11 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="k
     def base(self) -> str | None:
         """Id of the object that this one is stored against, or None."""
         return None
+
+    @property
+    def base_dtype(self) -> str:
+        """The dtype that a base must have."""
+        return self.dtype
 
     @property
     def origin(self) -> str | None:
@@ -250,6 +262,23 @@ class Patches(_Based, frozen=True, kw_only=True):
         return len(self.sizes) == self.chunks and self.nbytes == sum(self.sizes)
 
 
+class Cast(Patches, frozen=True, kw_only=True):
+    """The base's float32 values, rounded: of each chunk the CRC-32 of its bytes, then a patch unless it has none.
+
+    The base is of the same version, such as a master weight. `sizes` are of both.
+    """
+
+    dtypes = frozenset(SHORT)
+
+    @property
+    def base_dtype(self) -> str:
+        """The dtype that a base must have."""
+        return CAST_FROM
+
+    def _is_possible(self) -> bool:
+        return Patches._is_possible(self) and min(self.sizes) >= CAST_CHECKSUM
+
+
 class Coarse(Record, frozen=True, kw_only=True):
     """An object of quantised values."""
 
@@ -409,13 +438,13 @@ class Codebook(Coarse, frozen=True, kw_only=True, dict=True):
 
 
 #: The names of the kinds.
-KINDS = ("raw", "full", "delta", "patches", "linear", "rounded", "codebook")
+KINDS = ("raw", "full", "delta", "patches", "cast", "linear", "rounded", "codebook")
 
 if TYPE_CHECKING:
     AnyRecord = Record
 else:
     #: A record of any kind, as in documents.
-    AnyRecord = Raw | Full | Delta | Patches | Linear | Rounded | Codebook
+    AnyRecord = Raw | Full | Delta | Patches | Cast | Linear | Rounded | Codebook
 
 
 def _axes_of(lattice: LinearLattice | RoundedLattice) -> dict[str, Any]:
@@ -432,7 +461,7 @@ def exact_work(count: int, chunk: int, dtype: str) -> Work:
     return layer(-(-count // chunk), count, int(EXACT_SHARE * count * ITEM_SIZES[dtype]), grouped=False)
 
 
-def check_cut(record: Record, other: Record | Unit) -> None:
-    """Raise `IntegrityError` unless a record and its owner have the same dtype, count and chunks."""
-    if (record.dtype, record.count, record.chunk) != (other.dtype, other.count, other.chunk):
+def check_cut(record: Record, other: Record | Unit, dtype: str | None = None) -> None:
+    """Raise `IntegrityError` unless a record has count and chunks of its owner, and its dtype or the given one."""
+    if (record.dtype, record.count, record.chunk) != (dtype or other.dtype, other.count, other.chunk):
         raise IntegrityError(f"Object {record.id} is cut into other chunks than its owner; run `ckstore verify`.")

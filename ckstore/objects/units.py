@@ -56,9 +56,10 @@ class Unit(Struct, frozen=True):
     Attributes
     ----------
     key
-        Key that matches units across versions: the typed path of the extent and the part's number, or a bundle's name.
+        The typed path of the extent and the part's number, or a bundle's name.
     signature
-        Digest of dtype, shape and members. Objects of one key are stored against each other only if it agrees.
+        Matches units across versions: a digest of dtype, shape and members, or that of the parent's unit which this one
+        continues under another name or next to new rows (`objects/continuation.py`).
     dtype
         dtype of the coded elements; complex numbers are coded by parts.
     shape
@@ -109,8 +110,8 @@ class Unit(Struct, frozen=True):
         return self.key.startswith("bundle:")
 
 
-class _Piece(Struct, frozen=True):
-    """An extent, or the extents of the shards of one tensor, under one key."""
+class Piece(Struct, frozen=True):
+    """An extent, or the extents of the shards of one tensor, or a part of these: of `whole` elements."""
 
     prefix: str
     path: Path
@@ -120,20 +121,22 @@ class _Piece(Struct, frozen=True):
     members: tuple[Member, ...]
     mark: str = ""
     tree: int = -1
+    whole: int = 0
 
     @property
     def name(self) -> str:
+        """The path as text, with the mark of a part."""
         return path_to_text(self.path) + self.mark
 
     @property
     def role(self) -> str:
         """The role of the tensor by its path and size."""
-        state = state_of(self.path, self.tree)
-        if self.count >= SMALL:
+        state, count = state_of(self.path, self.tree), self.whole or self.count
+        if count >= SMALL:
             return "weight" if state is None else state.role
         if state is not None and state.role in ("first", "second"):
-            return state.role if self.count > 1 or state.name in ADAM else "other"
-        if len(self.shape) > 1 and self.count >= _SMALL_WEIGHT:
+            return state.role if count > 1 or state.name in ADAM else "other"
+        if len(self.shape) > 1 and count >= _SMALL_WEIGHT:
             return "weight" if state is None else state.role
         return "vector" if state is None and str(self.path[-1]).rpartition(".")[2] in _VECTORS else "other"
 
@@ -156,19 +159,29 @@ def plan_units(
     Shards that are contiguous in their tensor are stored as the whole tensor, however it is sharded. Extents with
     `cuts`, by file and extent, are cut before these elements.
     """
+    return cut_pieces(planned_pieces(files), cuts)
+
+
+def planned_pieces(files: Sequence[tuple[str, FileLayout]]) -> list[Piece]:
+    """Return the pieces of a version's files, with the trees of optimisers that they are in."""
+    pieces = [*pieces_of(files)]
+    trees = trees_of((piece.path, piece.count) for piece in pieces)
+    return [replace(piece, tree=tree_length(piece.path, trees)) for piece in pieces] if trees else pieces
+
+
+def cut_pieces(
+    pieces: Sequence[Piece], cuts: Mapping[tuple[int, int], Sequence[int]] = MappingProxyType({})
+) -> list[Unit]:
+    """Return the units of pieces: parts of large ones, bundles of small ones."""
     units: list[Unit] = []
     small: dict[tuple[str, str, str], list[_Small]] = {}
-    pieces = [*_pieces(files)]
-    trees = trees_of((piece.path, piece.count) for piece in pieces)
     for piece, text in zip(pieces, texts_of([piece.path for piece in pieces]), strict=True):
-        if trees:
-            piece = replace(piece, tree=tree_length(piece.path, trees))
         firsts = cuts.get((piece.members[0].file, piece.members[0].extent))
         if firsts is not None:
             units.extend(_cut_parts(piece, firsts))
             continue
         if piece.count >= SMALL:
-            units.extend(_parts(piece))
+            units.extend(parts_of_piece(piece))
             continue
         role = piece.role
         group = (f"{piece.prefix}{_subtree(piece.path)}", piece.dtype, "" if role == "other" else role)
@@ -177,10 +190,11 @@ def plan_units(
     return units
 
 
-def _pieces(files: Sequence[tuple[str, FileLayout]]) -> Iterable[_Piece]:
+def pieces_of(files: Sequence[tuple[str, FileLayout]]) -> Iterable[Piece]:
+    """Yield the pieces of a version's files in order: an extent each, or the shards of one tensor."""
     layouts = [layout for _, layout in files]
     shards = gather_shards((prefix.removesuffix("/"), layout) for prefix, layout in files)
-    joined: dict[tuple[int, int], _Piece | None] = {}
+    joined: dict[tuple[int, int], Piece | None] = {}
     marks: dict[tuple[int, int], str] = {}
     for (directory, path), found in shards.items():
         whole = join(found)
@@ -192,7 +206,7 @@ def _pieces(files: Sequence[tuple[str, FileLayout]]) -> Iterable[_Piece]:
             continue
         members = tuple(Member(file, shard.extent, 0, prod(shard.shape)) for file, shard in ordered)
         joined |= dict.fromkeys(places)
-        joined[min(places)] = _Piece(directory, path, whole.dtype, whole.shape, prod(whole.shape), members)
+        joined[min(places)] = Piece(directory, path, whole.dtype, whole.shape, prod(whole.shape), members)
     for number, (prefix, layout) in enumerate(files):
         named = any(tensor.box is not None for tensor in layout.tensors)
         for index, extent in enumerate(layout.extents):
@@ -204,7 +218,7 @@ def _pieces(files: Sequence[tuple[str, FileLayout]]) -> Iterable[_Piece]:
             elif count := prod(extent.shape):
                 start = directory_of(prefix.removesuffix("/")) if named else prefix
                 members = (Member(number, index, 0, count),)
-                yield _Piece(start, extent.path, extent.dtype, extent.shape, count, members, marks.get(place, ""))
+                yield Piece(start, extent.path, extent.dtype, extent.shape, count, members, marks.get(place, ""))
 
 
 def _mark(shard: Tensor) -> str:
@@ -216,7 +230,8 @@ def _mark(shard: Tensor) -> str:
     return f"[{','.join(f'{start}:{start + size}' for start, size in zip(first, shard.shape, strict=True))}]"
 
 
-def _parts(piece: _Piece) -> Iterable[Unit]:
+def parts_of_piece(piece: Piece) -> Iterable[Unit]:
+    """Yield the units of a piece that is in no bundle."""
     dtype = part_dtype(piece.dtype)
     scale = 2 if piece.dtype in PARTS else 1
     name = f"{piece.prefix}{piece.name}"
@@ -234,7 +249,7 @@ def _parts(piece: _Piece) -> Iterable[Unit]:
         yield Unit(f"{name}#{part}", signature, dtype, shape, role, piece.members_of(first, count))
 
 
-def _cut_parts(piece: _Piece, firsts: Sequence[int]) -> Iterable[Unit]:
+def _cut_parts(piece: Piece, firsts: Sequence[int]) -> Iterable[Unit]:
     """Yield the parts of bytes that begin at given elements; a part may follow one of its length in another size."""
     name = f"{piece.prefix}{piece.name}"
     for part, (first, stop) in enumerate(pairwise([*firsts, piece.count])):
@@ -250,7 +265,7 @@ def _cut_parts(piece: _Piece, firsts: Sequence[int]) -> Iterable[Unit]:
 
 
 #: A small piece with its sort key and its name.
-_Small = tuple[Any, _Piece, str]
+_Small = tuple[Any, Piece, str]
 
 
 def _bundles(small: dict[tuple[str, str, str], list[_Small]]) -> Iterable[Unit]:
@@ -267,7 +282,7 @@ def _bundles(small: dict[tuple[str, str, str], list[_Small]]) -> Iterable[Unit]:
                 total += pieces[taken][1].count
                 taken += 1
             chosen, pieces = pieces[:taken], pieces[taken:]
-            signature = _signature(dtype, [(name, piece.shape) for _, piece, name in chosen])
+            signature = _signature(dtype, [(subtree, ()), *((name, piece.shape) for _, piece, name in chosen)])
             scale = 2 if dtype in PARTS else 1
             yield Unit(
                 f"bundle:{subtree}|{dtype}|{role}#{part}", signature, part_dtype(dtype), (total * scale,),

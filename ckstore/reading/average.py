@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,10 @@ import numpy as np
 from ckstore.codecs.lattice import PARTS, STEP_RANGE
 from ckstore.errors import ConflictError, UsageError
 from ckstore.formats.layout import Tensor
+from ckstore.formats.paths import path_to_text
 from ckstore.reading.checkout import checkout
 from ckstore.reading.real_values import Reals, from_float64, to_float64
+from ckstore.reading.renames import under_last_names
 from ckstore.reading.stored_version import StoredVersion
 
 #: Float tensors without axes of these names count steps.
@@ -80,6 +82,7 @@ class _Average(StoredVersion):
         super().__init__(versions[-1].repository, versions[-1].row)
         # The store's cache may be large, and each chunk is needed for the next version alone.
         passing = self.repository.reader.in_passing()
+        versions = under_last_names(versions)
         self._versions = [version.read_by(passing) for version in versions]
         self.chunks = passing.cache
         self._weights = weights
@@ -151,11 +154,21 @@ def _is_averaged(tensor: Tensor) -> bool:
 def _arrangement(version: StoredVersion) -> object:
     """Return the values' places in the extents of a version's files, by the names of files in a directory."""
     directory = version.document.is_directory
+    names = dict(zip(version.contents.paths, version.paths, strict=True))
     return [
         (
             entry.path if directory else "",
             [(extent.dtype, extent.count) for extent in layout.extents],
-            [(tensor.path, tensor.strides, tensor.extent, tensor.offset, tensor.lazy) for tensor in layout.tensors],
+            [
+                (_name(version, number, tensor, names), tensor.strides, tensor.extent, tensor.offset, tensor.lazy)
+                for tensor in layout.tensors
+            ],
         )
-        for entry, layout in zip(version.document.files, version.layout.files, strict=True)
+        for number, (entry, layout) in enumerate(zip(version.document.files, version.layout.files, strict=True))
     ]
+
+
+def _name(version: StoredVersion, file: int, tensor: Tensor, names: Mapping[str, str]) -> object:
+    """Return the path that a tensor of a file has in a version."""
+    path = path_to_text((*version.contents.prefix(file), *tensor.path))
+    return names.get(path, tensor.path)

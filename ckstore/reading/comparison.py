@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite, prod, sqrt
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,6 +15,7 @@ from ckstore.errors import NotFoundError, UsageError
 from ckstore.formats.paths import match_texts
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.real_values import parts_of, to_float64
+from ckstore.reading.renames import renames
 from ckstore.runtime.threads import batches, in_order, worker_count
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class DiffReport:
         ones, then other values, sorted.
     compared
         Number of tensors compared, equal ones included.
+    renames
+        The paths of renamed tensors in the first version, by those in the second, which `changes` has.
 
     Examples
     --------
@@ -119,6 +122,7 @@ class DiffReport:
 
     changes: tuple[TensorChange, ...]
     compared: int
+    renames: Mapping[str, str] = field(default_factory=dict)
 
     def count(self, change: Kind) -> int:
         """Return the number of changes of one kind."""
@@ -149,7 +153,8 @@ def compare(
     """
     if sort not in get_args(Sort):
         raise UsageError(f"Unknown order {sort!r}; sort by {', '.join(get_args(Sort))}.")
-    one, other = _Side(before, globs), _Side(after, globs)
+    names = renames(before, after)
+    one, other = _Side(before.under(names) if names else before, globs), _Side(after, globs)
     if globs and not one.tensors and not other.tensors:
         raise NotFoundError(
             f"Neither version has a tensor that matches {' or '.join(globs)}; see `ckstore ls {before.row.number}`."
@@ -157,7 +162,9 @@ def compare(
     values = _changed_values(one, other)
     if sort != "path":
         values.sort(key=lambda change: (change.is_scalar, -_magnitude(getattr(change, sort))))
-    return DiffReport((*_structure(one, other), *values), len(one.tensors.keys() | other.tensors.keys()))
+    paths = one.tensors.keys() | other.tensors.keys()
+    given = {path: former for former, path in names.items() if path in paths}
+    return DiffReport((*_structure(one, other), *values), len(paths), given)
 
 
 def _magnitude(value: float | None) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,12 @@ from ckstore.formats.layout import row_major
 from ckstore.formats.paths import listed
 from ckstore.objects.identity import content_id
 from ckstore.reading.buffers import read_tensor
+from ckstore.reading.renames import renamed_text, renames_of
 from ckstore.reading.state_dict import outline
 from ckstore.runtime.threads import worker_count
 
 if TYPE_CHECKING:
-    from ckstore.formats.layout import Tensor
+    from ckstore.formats.layout import Path, Tensor
     from ckstore.objects.units import Member
     from ckstore.reading.stored_version import StoredVersion
 
@@ -43,6 +44,8 @@ class StateReport:
         Tensors and values that only the state has.
     tensors, values
         Number of tensors and of other values that were compared.
+    renames
+        Paths in the state of tensors that have another path in the version, by these.
 
     Examples
     --------
@@ -57,19 +60,21 @@ class StateReport:
     fresh: tuple[str, ...]
     tensors: int
     values: int
+    renames: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Return whether all is equal."""
         return not (self.differing or self.forms or self.missing or self.fresh)
 
     def __str__(self) -> str:
+        moved = f" {renamed_text(self.renames)}." if self.renames else ""
         if self:
-            return f"All {self.tensors:,} tensors and {self.values:,} values are equal."
+            return f"All {self.tensors:,} tensors and {self.values:,} values are equal.{moved}"
         found = {
             "differing": self.differing, "of another form": self.forms, "missing": self.missing, "fresh": self.fresh
         }  # fmt: skip
         parts = [f"{len(names):,} {kind}: {listed(names)}" for kind, names in found.items() if names]
-        return f"Of {self.tensors:,} tensors and {self.values:,} values, {'; '.join(parts)}."
+        return f"Of {self.tensors:,} tensors and {self.values:,} values, {'; '.join(parts)}.{moved}"
 
 
 class _Stored(str):
@@ -82,6 +87,11 @@ def compare_state(version: StoredVersion, state: Any, allow: Sequence[type] = ()
     """Compare a state with a version; see `Version.compare`."""
     stored = dict(_leaves(outline(version, _Stored, allow)))
     live = dict(_leaves(state))
+    names = renames_of(
+        {path: _form(path, version.paths[name][1]) for path, name in stored.items() if isinstance(name, _Stored)},
+        {path: _form(path, now) for path, value in live.items() if (now := _local(value)) is not None},
+    )
+    stored = {names.get(path, path): value for path, value in stored.items()}
     differing, forms = [], []
     pairs: dict[str, tuple[str, _Local]] = {}
     tensors = 0
@@ -104,7 +114,12 @@ def compare_state(version: StoredVersion, state: Any, allow: Sequence[type] = ()
     return StateReport(
         tuple(sorted(differing)), tuple(sorted(forms)), tuple(path for path in stored if path not in live),
         tuple(path for path in live if path not in stored), tensors, len(stored.keys() & live.keys()) - tensors,
+        names,
     )  # fmt: skip
+
+
+def _form(path: str, tensor: Tensor | _Local) -> tuple[Path, str, tuple[int, ...]]:
+    return tuple(path.split("/")), tensor.dtype, tensor.shape
 
 
 @dataclass(frozen=True, slots=True)

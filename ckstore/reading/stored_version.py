@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from functools import partial
 from math import prod
 from typing import Any, TypeVar
@@ -73,6 +74,12 @@ class StoredVersion:
         """Return the version read by another reader than the store's, which has a cache of its own."""
         found = StoredVersion(self.repository, self.row)
         found._reader = reader
+        return found
+
+    def under(self, names: Mapping[str, str]) -> StoredVersion:
+        """Return the version with other paths of its tensors, given by its own ones."""
+        found = copy(self)
+        vars(found)["paths"] = {names.get(path, path): item for path, item in self.paths.items()}
         return found
 
     @cached_property

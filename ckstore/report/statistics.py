@@ -18,6 +18,7 @@ from ckstore.objects.roles import state_of
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.deviations import tensor_deviations
 from ckstore.reading.gather import Selection
+from ckstore.reading.renames import under_last_names
 from ckstore.reading.storage_facts import StorageFacts, tensor_storage
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion
 from ckstore.report.measures import BINS, MEASURES, ROW, Reading, measure, nonfinite, unmoved
@@ -147,6 +148,7 @@ def statistics(
 
 
 def _statistics(versions: list[StoredVersion], globs: Sequence[str], sample: int, values: bool) -> RunStatistics:
+    versions = under_last_names(versions)
     tensors = _histories(versions, globs, sample)
     shape = len(tensors), len(versions)
     found = RunStatistics(versions, tensors, {key: np.full(shape, np.nan, np.float32) for key in MEASURES})

@@ -21,6 +21,7 @@ from ckstore.errors import InputError
 from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.skeleton import Checks, fill_crcs, pieces, stored_crcs
 from ckstore.formats.torch.live_state import StateDictSource
+from ckstore.objects.continuation import Cut
 from ckstore.objects.identity import content_id
 from ckstore.objects.units import Member, plan_units
 from ckstore.scanning.content_cuts import plan_cuts
@@ -108,7 +109,11 @@ class _Reading:
         self._version = version
         self._progress = progress
         files = [(version.prefix(file), file.layout) for file in version.files]
-        version.units = plan_units(files, plan_cuts(version))
+        cuts = plan_cuts(version)
+        version.units = plan_units(files, cuts)
+        if version.continued is not None:
+            version.alone = version.units
+            version.units = version.continued(Cut(files, version.units), cuts)
         self._held = _Held(version, window) if window else None
         version.contents = [""] * len(version.units)
         #: Unit, and first byte in it, of each stretch of an extent.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from ckstore.codecs.lattice import PARTS, Bits
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.layout import FileLayout, Path, Source
+from ckstore.objects.continuation import Cut
 from ckstore.objects.units import Member, Unit
 
 
@@ -58,6 +59,8 @@ class ScannedVersion:
     equal. `name` is its origin as text, empty for a state dict; `step` comes from the contents of the files, or else
     from the name; `unused` is a sentence on a number there that is no step. `cuts_before` are of the parent: the size
     of each opaque extent in parts, and their first bytes, by the prefix of the file and the path of the extent.
+    `continued` returns the units that continue the parent's, as `objects.continuation`, in place of the ones
+    `alone` without it.
     """
 
     files: list[ScannedFile]
@@ -71,6 +74,8 @@ class ScannedVersion:
     name: str = ""
     step: int | None = None
     cuts_before: Mapping[tuple[str, Path], tuple[int, Sequence[int]]] = field(default_factory=dict)
+    alone: list[Unit] = field(default_factory=list)
+    continued: Callable[[Cut, Container[tuple[int, int]]], list[Unit]] | None = None
     unused: str = ""
 
     @property

@@ -11,6 +11,7 @@ import zarr
 
 from ckstore.codecs.lattice import CHUNK
 from ckstore.reading.buffers import read_tensor
+from ckstore.reading.renames import under_last_names
 from ckstore.reading.stored_version import StoredVersion, stored_version
 from ckstore.repository import Address
 from ckstore.views.nodes import ArrayNode, Hierarchy, join
@@ -66,6 +67,7 @@ def version_store(version: StoredVersion) -> ViewStore:
 
 def run_store(run: str, versions: Sequence[StoredVersion]) -> ViewStore:
     """Return the Zarr store of some versions of a run."""
+    own, versions = versions, under_last_names(versions)
     common, left_out = _common(versions)
     arrays: dict[str, ArrayNode] = {}
     for path, name, dimensions in _named(versions[-1]) if versions else []:
@@ -82,6 +84,9 @@ def run_store(run: str, versions: Sequence[StoredVersion]) -> ViewStore:
         "steps": [version.row.step for version in versions],
         "left_out": left_out,
     }
+    if renamed := {name: path for before, after in zip(own, versions, strict=True) if before is not after
+                   for name, path in zip(before.paths, after.paths, strict=True) if name != path}:  # fmt: skip
+        attributes["renamed"] = renamed
     names = tuple((version.row.uid, version.row.number) for version in versions)
     address = versions[0].repository.address if versions else None
     identity = (_reopened_run, address, run, names)

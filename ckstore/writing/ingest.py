@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,9 +26,11 @@ from ckstore.checking.verify import check_restores
 from ckstore.commit.change import Change
 from ckstore.commit.going_back import goes_back, marks_of
 from ckstore.commit.naming import add_metrics
+from ckstore.encoding.casts import has_casts
 from ckstore.encoding.estimator import knows_sensitivity
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.lineage import search as settings_search
+from ckstore.objects.continuation import Cut
 from ckstore.objects.reader import ObjectReader
 from ckstore.policy import Policy
 from ckstore.repository import Repository
@@ -50,10 +53,10 @@ from ckstore.writing.describe import describe
 from ckstore.writing.existing import in_place_of, is_there
 from ckstore.writing.gradients import Gradients
 from ckstore.writing.nearest import nearest_version
-from ckstore.writing.parents import cuts_of
+from ckstore.writing.parents import cuts_of, units_after
 from ckstore.writing.ranks import Written
 from ckstore.writing.rebase import within_budget
-from ckstore.writing.request import AUTO, IngestOptions, Request, plain_metrics, request_of
+from ckstore.writing.request import AUTO, IngestOptions, Request, named_parent, plain_metrics, request_of
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
 from ckstore.writing.tuning import Search, Trials, last_choice, restored, search_space, weight
 
@@ -131,6 +134,8 @@ def ingest(
             hash_version(scanned, force=request.force, progress=progress)
         step = scanned.step if request.step is None else request.step
         parent = _parent(repository, options.parent, request.run, step, scanned)
+        if options.parent == AUTO and parent is not None and written is None:
+            _cut_again(repository, scanned, parent)
         is_named = options.parent not in (None, AUTO) or (parent is not None and parent.superseded)
         request = replace(
             request,
@@ -168,15 +173,18 @@ def _exact_note(repository: Repository, report: IngestReport, request: Request) 
 def _parent(
     repository: Repository, spec: str | int | None, run: str, step: int | None, scanned: ScannedVersion
 ) -> VersionRow | None:
-    """Return the named parent; by default the run's last version, or the one below a step that is not the highest."""
-    if spec is None:
-        latest = repository.catalog.latest(run)
-        if latest is None or latest.superseded or step is None or latest.step is None or latest.step <= step:
-            return latest
-        return repository.catalog.below(run, step) or latest
     if spec == AUTO:
         return nearest_version(repository, scanned)
-    return repository.catalog.resolve(spec)
+    return named_parent(repository.catalog, spec, run, step)
+
+
+def _cut_again(repository: Repository, scanned: ScannedVersion, parent: VersionRow) -> None:
+    """Have a hashed version read once more if its parent, which is known by now, cuts it otherwise."""
+    files = [(scanned.prefix(file), file.layout) for file in scanned.files]
+    if units_after(repository, parent, Cut(files, scanned.units), ()) != scanned.units:
+        scanned.is_hashed = False
+        for file in scanned.files:
+            file.digests.clear()
 
 
 def _ingest(
@@ -188,10 +196,14 @@ def _ingest(
 ) -> IngestReport:
     """Store a scanned version unless it exists. A new exact version is read once."""
     catalog = repository.catalog
+    if request.parent is not None and written is None:
+        scanned.continued = partial(units_after, repository, request.parent)
     if request.parent is not None and any(opaque_extents(layout) for layout in scanned.layouts):
         scanned.cuts_before = cuts_of(repository, request.parent)
     existing = _existing(catalog, request)
     whole = existing is not None or request.force or request.policy.is_coarse or request.search is not None
+    if not (whole or request.is_hot or scanned.is_hashed):
+        whole = has_casts((file.source, file.layout) for file in scanned.files)  # Their ids are needed first.
     if whole and not scanned.is_hashed:
         hash_version(scanned, force=request.force, progress=progress)
     if existing is not None:
@@ -237,7 +249,9 @@ def _ingest(
             catalog.release_number(number)
         repository.resolver.forget()
         raise
-    return IngestReport(catalog.version(committed), is_new=True)
+    row = catalog.version(committed)
+    repository.last_cut = row.uid, scanned.alone or scanned.units, scanned.units
+    return IngestReport(row, is_new=True)
 
 
 @contextmanager

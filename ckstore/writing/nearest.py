@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from ckstore.codecs.integers import payload_bits
 from ckstore.codecs.lattice import Bits, is_mirrored, ordinal_difference
 from ckstore.errors import IntegrityError
+from ckstore.objects.continuation import Cut
 from ckstore.objects.records import check_cut
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.catalog import VersionRow
+from ckstore.writing.parents import units_after
 
 if TYPE_CHECKING:
     from ckstore.objects.units import Unit
@@ -29,10 +31,10 @@ _OBJECTS = 4
 def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionRow | None:
     """Return the version whose largest objects differ least from those of `scanned`, or None.
 
-    Candidates are the first and the last version of each run that share at least half of the elements by typed path and
-    shape. Superseded versions are none.
+    Candidates are the first and the last version of each run that share at least half of the elements by name and
+    shape, or continue them. Superseded versions are none.
     """
-    units = {(unit.key, unit.signature): unit for unit in scanned.units}
+    cut = Cut([(scanned.prefix(file), file.layout) for file in scanned.files], scanned.units)
     total = sum(unit.count for unit in scanned.units)
     candidates = []
     for run in repository.catalog.runs():
@@ -40,17 +42,17 @@ def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionR
         for row in {row.number: row for row in ends if row is not None and not row.superseded}.values():
             version = StoredVersion(repository, row)
             objects = {
-                (unit.key, unit.signature): item
-                for unit, item in zip(version.layout.units, version.document.objects, strict=True)
+                unit.signature: item for unit, item in zip(version.layout.units, version.document.objects, strict=True)
             }
+            units = {unit.signature: unit for unit in units_after(repository, row, cut, ())}
             shared = sum(unit.count for key, unit in units.items() if key in objects)
             if total and 2 * shared >= total:
-                candidates.append((shared, row.number, row, objects))
+                candidates.append((shared, row.number, row, objects, units))
     candidates.sort(key=lambda candidate: candidate[:2], reverse=True)
-    largest = sorted(units, key=lambda key: units[key].count, reverse=True)
     best: tuple[float, VersionRow] | None = None
-    for _, _, row, objects in candidates[:_COMPARED]:
+    for _, _, row, objects, units in candidates[:_COMPARED]:
         bits = 0.0
+        largest = sorted(units, key=lambda key: units[key].count, reverse=True)
         for key in [key for key in largest if key in objects][:_OBJECTS]:
             unit = units[key]
             taken = min(_SAMPLE, unit.chunk, unit.count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -10,7 +10,10 @@ from ckstore.encoding.estimate import Parent
 from ckstore.encoding.estimator import parent_objects
 from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.formats.layout import Path
+from ckstore.objects.continuation import Cut, continued
 from ckstore.objects.documents import CoarseUnit
+from ckstore.objects.layouts import check_layout
+from ckstore.objects.units import Unit
 from ckstore.repository import Repository
 from ckstore.storage.catalog import VersionRow
 
@@ -24,8 +27,8 @@ def parents_of(
     *,
     coarse: bool,
     thinned: Thinned = MappingProxyType({}),
-) -> dict[tuple[str, str], Parent]:
-    """Return the objects of the parent version by key and signature of their units; none if its layout is lost.
+) -> dict[str, Parent]:
+    """Return the objects of the parent version by signature of their units; none if its layout is lost.
 
     Exact objects are stored against exact ones, and coarse objects against coarse ones. So if the parent has another
     fidelity than the new version, the nearest ancestor's objects are returned as well.
@@ -57,6 +60,23 @@ def _parent_of(repository: Repository, row: VersionRow) -> VersionRow | None:
         return None
 
 
+def units_after(
+    repository: Repository, parent: VersionRow, version: Cut, apart: Container[tuple[int, int]]
+) -> list[Unit]:
+    """Return the units of a version that is cut alone, some as continuations of its parent's."""
+    uid, alone, units = repository.last_cut
+    if uid == parent.uid and version.units == alone:
+        return list(units)
+    try:
+        document = repository.resolver.document(parent)
+        layout = repository.resolver.layout(document.layout, parent.pack)
+        check_layout(layout, document)
+    except (IntegrityError, NotFoundError):
+        return list(version.units)
+    prefixes = (f"{file.path}/" if document.is_directory else "" for file in document.files)
+    return continued(version, Cut([*zip(prefixes, layout.files, strict=True)], layout.units), apart)
+
+
 def cuts_of(repository: Repository, row: VersionRow) -> dict[tuple[str, Path], tuple[int, list[int]]]:
     """Return the size and the parts of each extent in several parts, as for `ScannedVersion.cuts_before`.
 
@@ -80,7 +100,7 @@ def cuts_of(repository: Repository, row: VersionRow) -> dict[tuple[str, Path], t
     return found
 
 
-def _objects(repository: Repository, row: VersionRow, thinned: Thinned) -> dict[tuple[str, str], Parent]:
+def _objects(repository: Repository, row: VersionRow, thinned: Thinned) -> dict[str, Parent]:
     """Return the objects of a version; none if its layout is lost: nothing can be stored against them."""
     document = repository.resolver.document(row)
     objects, facts = thinned.get(row.number, (document.objects, document.coarse_units))

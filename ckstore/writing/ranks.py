@@ -10,7 +10,7 @@ An object's elements do not depend on the number of ranks. The rank with most of
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from ckstore.encoding.object_writer import RawWriter
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.skeleton import fill_crcs
 from ckstore.formats.torch.live_state import LiveState, StateDictSource
+from ckstore.objects.continuation import Cut
 from ckstore.objects.documents import ManifestDocument
 from ckstore.objects.file_digest import FileDigest, Stretch, stretch_of
 from ckstore.objects.identity import content_id
@@ -250,15 +251,26 @@ class Outline:
         The shards of these, by number of the extent.
     ranks, own
         Number of ranks; the one that has all other tensors.
+    continued
+        As `ScannedVersion.continued`.
     """
 
-    def __init__(self, state: LiveState, shards: Mapping[int, Sequence[Shard]], ranks: int, own: int) -> None:
+    def __init__(
+        self,
+        state: LiveState,
+        shards: Mapping[int, Sequence[Shard]],
+        ranks: int,
+        own: int,
+        continued: Callable[[Cut, Container[tuple[int, int]]], list[Unit]] | None = None,
+    ) -> None:
         self.state = state
         [file] = scan_state_dict(state).files
         self._layout = file.layout
         source = cast("StateDictSource", file.source)
         self._extents = [source.extent_at(extent.start) for extent in file.layout.extents]
         self._units = plan_units([("", file.layout)])
+        if continued is not None:
+            self._units = continued(Cut([("", file.layout)], self._units), ())
         self._shards = shards
         self._own = own
         self._ranks = ranks

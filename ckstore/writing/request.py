@@ -91,6 +91,19 @@ class Request:
         return self.policy.kept_hot > 0 and self.search is None and not self.gradients
 
 
+def named_parent(catalog: Catalog, spec: str | int | None, run: str, step: int | None) -> VersionRow | None:
+    """Return the named parent; by default the run's last version, or the one below a step that is not the highest.
+
+    None if there is none, or for `auto`.
+    """
+    if spec is None:
+        latest = catalog.latest(run)
+        if latest is None or latest.superseded or step is None or latest.step is None or latest.step <= step:
+            return latest
+        return catalog.below(run, step) or latest
+    return None if spec == AUTO else catalog.resolve(spec)
+
+
 def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     """Check options and build a request, without gradients; the source adds its name and, if missing, the step.
 

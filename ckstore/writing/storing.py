@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ckstore.encoding.budget import Budget
+from ckstore.encoding.casts import Casts
 from ckstore.encoding.estimate import Encoded, Parent
 from ckstore.encoding.estimator import Estimator
 from ckstore.encoding.object_writer import ObjectWriter
@@ -85,7 +86,8 @@ def store_objects(
     """
     resolver = repository.resolver
     parents = parents_of(repository, request.parent, coarse=request.policy.is_coarse)
-    estimator = Estimator(reader, values, request.policy, parents, request.gradients)
+    casts = None if request.policy.is_coarse else Casts(values)
+    estimator = Estimator(reader, values, request.policy, parents, request.gradients, casts)
     budget = version_budget(reader, values.layouts, values.size, parents.values(), request.budget)
     objects = _Objects(reader, resolver, values)
     with (

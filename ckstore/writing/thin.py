@@ -321,7 +321,7 @@ class _Thinning:
             for again in in_order(pool, lambda record: without_lost(reader, record, kept), todo, worker_count() + 1):
                 writer.put(again)
 
-    def _parents(self) -> dict[tuple[str, str], Parent]:
+    def _parents(self) -> dict[str, Parent]:
         """Return the parent version's objects, after its own thinning, by key and signature."""
         if self.row.parent is None:
             return {}

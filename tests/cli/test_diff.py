@@ -131,3 +131,11 @@ def test_several_globs(ckstore, filled: Path) -> None:
     changes = ckstore("diff", "gpt@0", "gpt@20", "model/late", "*bias", "--json").json
     assert {item["path"] for item in changes} == {"model/bias", "model/late"}
     assert "nothing or none" in ckstore("diff", "gpt@0", "gpt@20", "nothing", "none", code=13).sentence
+
+
+def test_a_rename_is_said_once(ckstore, place: Path) -> None:
+    for step, wrapper in enumerate(["", "module."]):
+        torch.save({f"{wrapper}{name}.weight": torch.ones(3, 4) for name in "abc"}, place / "state.pt")
+        ckstore("ingest", "state.pt", "--run", "wrapped", "--step", str(step))
+    lines = ckstore("diff", "wrapped@0", "wrapped@1").out.splitlines()
+    assert lines == ["no difference; 0 of 3 tensors differ.", "3 tensors renamed: * → module.*."]

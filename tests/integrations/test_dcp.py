@@ -111,6 +111,19 @@ def test_objects_lists_and_dtypes(store: ckstore.Store) -> None:
         assert torch.equal(loaded[name], state[name])
 
 
+def test_a_wrapped_model_with_a_larger_vocabulary_is_stored_against_the_former_one(store: ckstore.Store) -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = {"emb.weight": torch.randn(3000, 32, generator=generator), "w.weight": torch.randn(300, 300)}
+    new = torch.randn(100, 32, generator=generator)
+    larger = {f"module.{name}": value + 1e-4 for name, value in model.items()}
+    larger["module.emb.weight"] = torch.cat([larger["module.emb.weight"], new])
+    for step, state in enumerate([model, larger, {name: value + 1e-4 for name, value in larger.items()}]):
+        dcp.save(dict(state), storage_writer=StoreWriter(store, "a", step, hot=0))
+        assert all(torch.equal(store[f"a@{step}"].state_dict()[name], value) for name, value in state.items())
+    first, second, third = (version.stored_bytes for version in store.run("a"))
+    assert max(second, third) < 0.7 * first
+
+
 def test_a_training_that_loads_an_earlier_version_goes_back_to_it(store: ckstore.Store) -> None:
     """The parent is known when the writer is made: another process may store the version."""
 

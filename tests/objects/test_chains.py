@@ -10,7 +10,7 @@ import pytest
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work
 from ckstore.objects.chains import Chains
-from ckstore.objects.records import Delta, Full, Record
+from ckstore.objects.records import Cast, Delta, Full, Record
 
 T = TypeVar("T")
 
@@ -66,6 +66,23 @@ def test_chains_are_followed_again_after_a_change() -> None:
     resolver.generation += 1
     assert chains.depth(last) == 1
     assert chains.work(last) != Work()
+
+
+@pytest.mark.parametrize("wrong", [{"dtype": "float16"}, {"dtype": "int32"}, {"count": 2}, {"chunk": 2}])
+def test_a_cast_needs_a_base_of_float32_and_its_cut(wrong: dict[str, Any]) -> None:
+    base = {**fields(0), "dtype": "float32"}
+    cast = Cast(**{**fields(1), "dtype": "bfloat16", "base": name(0), "sizes": (4,)})
+    assert Chains(Records([Full(**base), cast])).depth(cast) == 1
+    with pytest.raises(IntegrityError, match="cut into other chunks"):
+        Chains(Records([Full(**base | wrong), cast])).depth(cast)
+
+
+def test_casts_in_a_circle_are_refused() -> None:
+    one, other = (
+        Cast(**{**fields(number), "dtype": "bfloat16", "base": name(1 - number), "sizes": (4,)}) for number in range(2)
+    )
+    with pytest.raises(IntegrityError):
+        Chains(Records([one, other])).depth(one)
 
 
 def test_a_cycle_is_refused() -> None:

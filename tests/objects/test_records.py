@@ -25,6 +25,7 @@ PATCHED: dict[str, Any] = {
 }  # fmt: skip
 
 
+CAST: dict[str, Any] = {**PATCHED, "kind": "cast", "sizes": [20, 4, 22, 4]}
 RAW: dict[str, Any] = {
     "id": "a" * 40, "kind": "raw", "dtype": "bfloat16", "count": 1000, "chunk": 300, "at": [128, 2000], "alone": 2000,
     "crcs": [1, 2, 3, 4],
@@ -43,7 +44,7 @@ def exponents(*values: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "document", [LINEAR, RAW, FULL, DELTA, PATCHED, CODEBOOK], ids=lambda document: document["kind"]
+    "document", [LINEAR, RAW, FULL, DELTA, PATCHED, CAST, CODEBOOK], ids=lambda document: document["kind"]
 )
 def test_records_come_back(document: dict[str, Any]) -> None:
     assert plainly(read_record(document)) == document
@@ -56,6 +57,12 @@ def test_a_record_ends_behind_its_bytes() -> None:
 @pytest.mark.parametrize(
     ("document", "changes"),
     [
+        (CAST, {"sizes": [20, 4, 23, 3]}),
+        (CAST, {"sizes": [20, 4, 26]}),
+        (CAST, {"sizes": [20, 4, 22, 5]}),
+        (CAST, {"dtype": "float32"}),
+        (CAST, {"dtype": "float8_e5m2"}),
+        (CAST, {"base": None}),
         (LINEAR, {"count": 0}),
         (LINEAR, {"count": 1 << 48}),
         (LINEAR, {"count": 1000.0}),

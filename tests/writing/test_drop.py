@@ -14,7 +14,7 @@ import ckstore
 from ckstore.commit import costs
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError
 from ckstore.gc import plan
-from ckstore.objects.documents import check_layout
+from ckstore.objects.layouts import check_layout
 from ckstore.policy import Policy, Retention
 from ckstore.recovery.recover import recover
 from ckstore.storage.root import CATALOG

@@ -1,0 +1,222 @@
+"""Bytes of versions whose tensors moved, grew or became parts of others: stored against their former selves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckstore
+
+pytestmark = pytest.mark.encoded
+
+GENERATOR = np.random.default_rng(7)
+State = dict[Any, Any]
+
+
+def floats(*shape: int) -> Any:
+    return (0.02 * GENERATOR.standard_normal(shape)).astype(np.float32)
+
+
+def trained(state: Any) -> Any:
+    """Return a state after some steps, with the names of before."""
+    if isinstance(state, dict):
+        return {key: trained(value) for key, value in state.items()}
+    return state + (1e-5 * GENERATOR.standard_normal(state.shape)).astype(np.float32)
+
+
+def grown(state: Any, rows: int) -> Any:
+    if isinstance(state, dict):
+        return {key: grown(value, rows) for key, value in state.items()}
+    return np.concatenate([state, floats(rows, *state.shape[1:])])
+
+
+def stored(place: Path, states: list[State], **options: Any) -> list[int]:
+    """Return the bytes of each version of a run; every version is restored."""
+    with ckstore.init(place) as store:
+        for step, state in enumerate(states):
+            store.ingest(state, run="r", step=step, **options)
+        for step, state in enumerate(states):
+            for path, value in leaves(state):
+                assert np.array_equal(store[f"r@{step}"][path][...], value)
+        return [version.stored_bytes for version in store.run("r")]
+
+
+def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(state, dict):
+        yield path, state
+        return
+    for key, value in state.items():
+        name = f"[{key}]" if isinstance(key, int) else key
+        yield from leaves(value, f"{path}/{name}" if path else name)
+
+
+LARGE = {f"l{number}.weight": floats(300, 300) for number in range(2)}
+SMALL = {
+    f"l{number}.{kind}": floats(*shape)
+    for number in range(3)
+    for kind, shape in (("weight", (90, 90)), ("bias", (90,)))
+}
+WRAPPERS = ["_orig_mod.", "module.", "base_model.model.", "module._orig_mod."]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("state", [LARGE, SMALL], ids=["large", "small"])
+def test_a_wrapped_model_is_stored_against_the_plain_one(tmp_path: Path, state: State, wrapper: str) -> None:
+    after = trained(state)
+    _, same = stored(tmp_path / "same", [{"model": state}, {"model": after}])
+    wrapped = {"model": {wrapper + name: value for name, value in after.items()}}
+    last = trained(wrapped)
+    _, moved, again, back = stored(
+        tmp_path / "moved",
+        [{"model": state}, wrapped, last, {"model": dict(zip(state, last["model"].values(), strict=True))}],
+    )
+    assert moved < same + 500
+    assert again < 1.1 * same
+    assert back < 1000
+
+
+def test_wrapping_equal_values_takes_no_bytes_of_theirs(tmp_path: Path) -> None:
+    for name, state in ("large", LARGE), ("small", SMALL):
+        _, moved = stored(tmp_path / name, [state, {f"module.{path}": value for path, value in state.items()}])
+        assert moved < 1500
+
+
+def test_another_prefix_is_found_by_suffix_and_shape(tmp_path: Path) -> None:
+    before = {f"transformer.h.{number}.mlp.weight": floats(300, 300) for number in range(3)}
+    after = {f"backbone.layers.{number}.mlp.weight": value for number, value in enumerate(trained(before).values())}
+    _, same = stored(tmp_path / "same", [before, dict(zip(before, after.values(), strict=True))])
+    _, moved = stored(tmp_path / "moved", [before, after])
+    assert moved < same + 500
+
+
+def vocabulary(rows: int, width: int) -> State:
+    moments = {number: {"exp_avg": floats(rows, width), "exp_avg_sq": floats(rows, width) ** 2} for number in range(2)}
+    model = {"emb.weight": floats(rows, width), "head.weight": floats(rows, width)}
+    return {"model": model, "optimizer": {"state": moments}}
+
+
+def _with_rows(state: Any, larger: Any) -> Any:
+    """Return a state with the rows that another one has in addition."""
+    if isinstance(state, dict):
+        return {key: _with_rows(value, larger[key]) for key, value in state.items()}
+    return np.concatenate([state, larger[len(state) :]])
+
+
+@pytest.mark.parametrize(("rows", "width", "more"), [(1000, 16, 10), (3000, 32, 100)])
+def test_a_growing_vocabulary_stores_its_old_rows_as_deltas(tmp_path: Path, rows: int, width: int, more: int) -> None:
+    state = vocabulary(rows, width)
+    after = trained(state)
+    _, same, same_again = stored(tmp_path / "same", [state, after, last := trained(after)])
+    larger = grown(after, more)
+    again = _with_rows(last, larger)
+    _, moved, next_, twice = stored(tmp_path / "moved", [state, larger, again, grown(again, more)])
+    added = 6 * more * width * 4
+    assert moved < same + added + 1500
+    assert next_ < same_again + added + 1500
+    assert twice < 2 * added + 2500
+
+
+def test_rows_of_a_growing_table_cost_what_changed(tmp_path: Path) -> None:
+    table, sums = floats(40_000, 32), np.abs(floats(40_000))
+    states = [{"emb.weight": table, "state": {"sum": sums}}]
+    changed = []
+    for _ in range(5):
+        rows = GENERATOR.choice(len(table), len(table) // 50, replace=False)
+        table, sums = table.copy(), sums.copy()
+        table[rows] += 1e-3 * floats(len(rows), 32)
+        sums[rows] += np.abs(floats(len(rows)))
+        new = len(table) // 200
+        table = np.concatenate([table, floats(new, 32)])
+        sums = np.concatenate([sums, np.abs(floats(new))])
+        states.append({"emb.weight": table, "state": {"sum": sums}})
+        changed.append((len(rows) + new) * 33 * 4)
+    sizes = stored(tmp_path / "store", states)[1:]
+    assert sum(sizes) < 1.1 * sum(changed)
+
+
+def test_lora_of_a_higher_rank_keeps_its_first_rows(tmp_path: Path) -> None:
+    state = {f"l{number}.lora_A": floats(8, 4096) for number in range(3)}
+    after = trained(state)
+    _, same = stored(tmp_path / "same", [state, after])
+    _, moved = stored(tmp_path / "moved", [state, grown(after, 8)])
+    full, *_ = stored(tmp_path / "new", [{name: floats(8, 4096) for name in state}])
+    assert moved < 1.02 * (same + full)
+
+
+@pytest.mark.parametrize("width", [64, 256])
+def test_fused_and_stacked_tensors_take_no_bytes(tmp_path: Path, width: int) -> None:
+    parts = {f"h.{number}.attn.{part}_proj.weight": floats(width, width) for number in range(2) for part in "kqv"}
+    fused = {
+        f"h.{number}.attn.qkv_proj.weight": np.concatenate(
+            [parts[f"h.{number}.attn.{part}_proj.weight"] for part in "qkv"]
+        )
+        for number in range(2)
+    }
+    assert stored(tmp_path / "fused", [parts, fused])[1] < 1000
+    experts = {f"experts.{number}.up": floats(width, width) for number in range(4)}
+    assert stored(tmp_path / "stacked", [experts, {"experts.up": np.stack([*experts.values()])}])[1] < 1000
+
+
+def test_an_index_that_moves_by_a_new_group_is_followed(tmp_path: Path) -> None:
+    shapes = [(100, 100), (30, 40), (500,), (200, 100)]
+    state = {
+        number: {"exp_avg": floats(*shape), "exp_avg_sq": floats(*shape) ** 2} for number, shape in enumerate(shapes)
+    }
+    new = {"exp_avg": floats(50, 20), "exp_avg_sq": floats(50, 20) ** 2}
+    moved = {0: new} | {number + 1: item for number, item in state.items()}
+    sizes = stored(tmp_path / "store", [{"optimizer": {"state": state}}, {"optimizer": {"state": moved}}])
+    assert sizes[1] < 50 * 20 * 8 + 1500
+
+
+def test_an_automatic_parent_may_have_other_names(tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(LARGE, run="base", step=0)
+        store.ingest({name: floats(300, 300) for name in LARGE}, run="other", step=0)
+        tuned = {f"module.{name}": value for name, value in trained(LARGE).items()}
+        row = store.ingest(tuned, run="tuned", step=0, parent="auto").version
+        assert row.parent == 1
+        assert store["tuned@0"].stored_bytes < 0.7 * store["base@0"].stored_bytes
+        for path, value in tuned.items():
+            assert np.array_equal(store["tuned@0"][path][...], value)
+
+
+def test_a_hot_version_is_cut_like_its_parent(tmp_path: Path) -> None:
+    state = vocabulary(1000, 16)
+    after = grown(trained(state), 10)
+    encoded = stored(tmp_path / "encoded", [state, after])
+    with ckstore.init(tmp_path / "hot") as store:
+        for step, item in enumerate([state, after]):
+            store.ingest(item, run="r", step=step, hot=9)
+        store.encode("r@1")
+        assert store["r@1"].stored_bytes < encoded[1] + 1000
+
+
+def test_unrelated_tensors_are_stored_as_without_a_parent(tmp_path: Path) -> None:
+    one, other = ({f"{name}.weight": floats(*shape) for shape in [(300, 300), (90, 90)]} for name in ("a", "b"))
+    alone, after = stored(tmp_path / "one", [other])[0], stored(tmp_path / "two", [one, other])[1]
+    assert after < alone + 200
+
+
+@pytest.mark.parametrize("rows", [1000, 2040])
+def test_coarse_versions_are_cut_like_their_parents(tmp_path: Path, rows: int) -> None:
+    states = [vocabulary(rows, 32)]
+    for more in (20, 0, 20, 3000):
+        wrapper = "module." if more else ""
+        after = grown(trained(states[-1]), more) if more else trained(states[-1])
+        after["model"] = {wrapper + name.removeprefix("module."): value for name, value in after["model"].items()}
+        states.append(after)
+    with ckstore.init(tmp_path / "store") as store:
+        for step, state in enumerate(states):
+            store.ingest(state, run="r", step=step, policy=ckstore.Policy("coarse"))
+            store.ingest(state, run="exact", step=step)
+        store.thin(["exact@1", "exact@3"])
+        assert not store.verify().problems
+        for step in (0, 2, 4):
+            for path, value in leaves(states[step]):
+                assert np.array_equal(store[f"exact@{step}"][path][...], value)
+        sizes = [version.stored_bytes for version in store.run("r")]
+    assert max(sizes[1:4]) < 0.75 * sizes[0]
