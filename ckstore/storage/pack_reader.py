@@ -410,13 +410,16 @@ class PackReader:
     def _is_replaced(self, pack: str) -> bool:
         """Return whether another file is at the place of an open pack."""
         opened = self._open.get(pack)
-        file, path = opened, self._path(pack)
+        if not isinstance(opened, OpenFile | _Part):
+            return False
+        path = self._path(pack)
         if isinstance(opened, _Part):
             if path.exists():
                 return True  # It was restored from a copy.
-            file, path = opened.file, self.path_of(opened.segment)
+            path = self.path_of(opened.segment)
+        file = opened.file if isinstance(opened, _Part) else opened
         with suppress(OSError):
-            return isinstance(file, OpenFile) and not os.path.samestat(os.fstat(file.descriptor), os.stat(path))
+            return not os.path.samestat(os.fstat(file.descriptor), os.stat(path))
         return False
 
     def close(self) -> None:
