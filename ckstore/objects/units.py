@@ -282,11 +282,11 @@ def _bundles(small: dict[tuple[str, str, str], list[_Small]]) -> Iterable[Unit]:
                 total += pieces[taken][1].count
                 taken += 1
             chosen, pieces = pieces[:taken], pieces[taken:]
-            signature = _signature(dtype, [(subtree, ()), *((name, piece.shape) for _, piece, name in chosen)])
+            signature = _signature(dtype, [(subtree, ()), *[(name, piece.shape) for _, piece, name in chosen]])
             scale = 2 if dtype in PARTS else 1
             yield Unit(
                 f"bundle:{subtree}|{dtype}|{role}#{part}", signature, part_dtype(dtype), (total * scale,),
-                role or "other", tuple(member for _, piece, _ in chosen for member in piece.members),
+                role or "other", tuple([member for _, piece, _ in chosen for member in piece.members]),
             )  # fmt: skip
             part += 1
 

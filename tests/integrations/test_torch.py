@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import ckstore
 from ckstore.errors import InputError, IntegrityError, UsageError
@@ -174,6 +175,6 @@ def test_a_layout_that_contradicts_its_bytes_is_refused(
     version = store["latest"]
     layout = version._stored.layout.files[0]
     extents = [*layout.extents[:-1], replace(layout.extents[-1], **changes)]
-    version._stored.layout.files[0] = replace(layout, extents=extents)
+    version._stored.layout.files[0] = dataclasses.replace(layout, extents=extents)
     with pytest.raises(IntegrityError):
         version.state_dict()
