@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckstore.encoding.layer_types import layer_type
+from ckstore.encoding.estimator import layer_type
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_gc_writes_a_segment_again_without_its_garbage(tmp_path: Path) -> None:
 
 def test_a_removed_pack_in_a_segment_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = made(tmp_path / "store", COUNT)
-    monkeypatch.setattr("ckstore.gc.tidy.GARBAGE_SHARE", 1.0)
+    monkeypatch.setattr("ckstore.gc.collect.GARBAGE_SHARE", 1.0)
     before = segment(place)
     with ckstore.open(place) as store:
         store.forget(["a@5"])

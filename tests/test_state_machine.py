@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import ckstore
 from ckstore.commit.join import join
 from ckstore.errors import ConflictError, NotFoundError
-from ckstore.gc.clean import held_since
+from ckstore.gc.collect import held_since
 from ckstore.gc.plan import plan_for
 from ckstore.objects import units
 from ckstore.policy import Policy, Retention

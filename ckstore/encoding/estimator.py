@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -24,11 +25,10 @@ from ckstore.encoding.codebooks import CAREFUL, CodebookEncoder
 from ckstore.encoding.common_step import CommonStep, common_step
 from ckstore.encoding.estimate import SPREAD, Encoded, Estimate, Parent, Source
 from ckstore.encoding.exact import ObjectEncoder
-from ckstore.encoding.layer_types import layer_type
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
 from ckstore.encoding.value_roles import JudgedValues, Values
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.formats.layout import FileLayout
+from ckstore.formats.layout import FileLayout, Path
 from ckstore.formats.paths import path_to_text
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseUnit
@@ -38,6 +38,25 @@ from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 from ckstore.runtime.cached import cached_property
 from ckstore.runtime.threads import worker_count
+
+_EMBEDDING = re.compile(r"embed|emb\b|\bw[tp]e\b")
+_ATTENTION = re.compile(r"attn|attention|qkv")
+
+
+def layer_type(path: Path, axes: int) -> str:
+    """Return the type of the layer of a weight: `convolution`, `embedding`, `attention` or `linear`.
+
+    Four axes mean a convolution under any name, such as the one that embeds patches.
+    """
+    name = "/".join(segment for segment in path if isinstance(segment, str)).lower()
+    if axes > 3:
+        return "convolution"
+    if _EMBEDDING.search(name):
+        return "embedding"
+    if _ATTENTION.search(name):
+        return "attention"
+    return "convolution" if axes == 3 else "linear"
+
 
 #: If all small weights together take less than this part of the version, they are quantised more finely ...
 SMALL_SHARE = 0.02

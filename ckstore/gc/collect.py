@@ -12,19 +12,106 @@ from typing import TYPE_CHECKING, Any
 from ckstore.commit.change import remove_uncommitted
 from ckstore.commit.costs import update_costs
 from ckstore.commit.in_full import store_in_full
+from ckstore.commit.join import garbage, join, join_due
 from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError, NotFoundError
-from ckstore.gc.clean import held_since
-from ckstore.gc.plan import GcPlan, plan_for
+from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE, GcPlan, plan_for
 from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
-from ckstore.gc.tidy import overhead, tidy
+from ckstore.repository import Repository
 from ckstore.storage import durable, reserve, root
 from ckstore.storage.catalog import key
 from ckstore.storage.pack import PackInfo
+from ckstore.storage.segments import COUNT
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
     from ckstore.storage.catalog import VersionRow
+
+
+def overhead(repository: Repository) -> int:
+    """Return the bytes of segments beyond those of the packs that the catalog has in them."""
+    sizes = repository.packs.segments()
+    places = repository.catalog.in_segments().values() if sizes else ()
+    return sum(sizes.values()) - sum(place.size for place in places if place.segment in sizes)
+
+
+def tidy(repository: Repository) -> None:
+    """Join small packs, write segments with much garbage again, and delete segments and files that nothing needs."""
+    catalog, packs = repository.catalog, repository.packs
+    with suppress(DiskFullError):
+        _join(repository)
+    if not packs.segments():
+        return
+    with catalog.transaction():
+        for name in packs.doubled():
+            place = catalog.segment_of(name)
+            if place is not None and packs.is_intact_at(name, packs.path_of(place.segment), place):
+                packs.remove(name)
+            elif packs.is_intact(name):  # Its own file comes first.
+                catalog.place_packs({name: None})
+        used = {place.segment for place in catalog.in_segments().values()}
+        for segment in packs.segments().keys() - used:
+            if _is_unneeded(repository, segment):
+                packs.remove_segment(segment)
+
+
+def _join(repository: Repository) -> None:
+    """Join small packs, and the packs left in segments with much garbage."""
+    while join_due(repository):
+        pass
+    unneeded, sizes = garbage(repository), repository.packs.segments()
+    due = {name for name, size in sizes.items() if unneeded.get(name, 0) >= min(GARBAGE_BYTES, GARBAGE_SHARE * size)}
+    places = repository.catalog.in_segments() if due else {}
+    names = [name for name, place in places.items() if place.segment in due]
+    for start in range(0, len(names), COUNT):
+        join(repository, names[start : start + COUNT])
+
+
+def _is_unneeded(repository: Repository, segment: str) -> bool:
+    """Return whether each pack in a segment can be read from elsewhere, or was removed by a collection.
+
+    Raise `IntegrityError` if the catalog, which may come from a copy, lacks others. Damage may hide some.
+    """
+    catalog, packs = repository.catalog, repository.packs
+    if packs.damage_of(segment):
+        return False
+    names = set(packs.names_in(segment))
+    known = catalog.known_packs(names)
+    told = (record["removed"] for record in catalog.records() if record["change"] == "gc")
+    if names - known.union(*told):
+        raise IntegrityError(f"The catalog lacks packs in {segment}; run `ckstore recover`, then free space.")
+    return all(map(packs.is_intact, known))
+
+
+#: Changes that leave no garbage: the raw packs of a `compact`, and the packs of no version, are looked at.
+_HARMLESS = frozenset({"compact", "metrics", "policy", "supersede", "tag", "untag"})
+
+
+def held_since(repository: Repository) -> int | None:
+    """Return the held bytes that the last collection found, if a new one would find no garbage either; else None."""
+    catalog = repository.catalog
+    last = catalog.clean()
+    if last is None or not catalog.is_only:
+        return None
+    held, apart, logged = last
+    if catalog.packs_apart() != apart or not catalog.changed_only(logged, _HARMLESS):
+        return None
+    if not all(_is_needed(repository, name) for name in catalog.raw_packs()):
+        return None
+    names = [info.name for info in repository.packs.list_packs()]
+    return held if len(catalog.known_packs(names)) == len(names) == catalog.totals().packs else None
+
+
+def _is_needed(repository: Repository, raw: str) -> bool:
+    """Return whether a raw pack is that of a hot version, and nobody has encoded one of its objects."""
+    try:
+        is_hot = repository.catalog.version(repository.resolver.number_of(raw)).hot
+        objects = {key(record.id) for record in repository.resolver.manifest(raw).document.records}
+    except (IntegrityError, NotFoundError):
+        return False
+    places = repository.catalog.find_objects(objects)
+    return is_hot and len(places) == len(objects) and all(pack == raw for pack, _ in places.values())
+
 
 #: Seconds for which an unreferenced file must be unmodified before it is deleted.
 GRACE = 3600.0

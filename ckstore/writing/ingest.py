@@ -52,8 +52,7 @@ from ckstore.writing.compact import compacted
 from ckstore.writing.describe import describe
 from ckstore.writing.existing import in_place_of, is_there
 from ckstore.writing.gradients import Gradients
-from ckstore.writing.nearest import nearest_version
-from ckstore.writing.parents import cuts_of, units_after
+from ckstore.writing.parents import cuts_of, nearest_version, units_after
 from ckstore.writing.ranks import Written
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import AUTO, IngestOptions, Request, named_parent, plain_metrics, request_of

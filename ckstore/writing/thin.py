@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -23,23 +25,70 @@ from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseFacts, CoarseUnit, Deviation, VersionDocument
 from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import Record
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.policy import Policy
 from ckstore.reading.deviations import is_moment
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
+from ckstore.repository import Repository
 from ckstore.runtime.threads import batches, in_order, worker_count
 from ckstore.scanning.hashing import WINDOW
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
+from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.root import PACKS
 from ckstore.writing.claims import Claims
-from ckstore.writing.dry_run import ScratchPacks, scratch_packs
 from ckstore.writing.parents import parents_of
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.storing import version_budget
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
+
+
+@contextmanager
+def scratch_packs(repository: Repository, *, dry_run: bool) -> Iterator[ScratchPacks | None]:
+    """Yield the packs of a dry run and delete them afterwards; yield None otherwise."""
+    if not dry_run:
+        yield None
+        return
+    with TemporaryDirectory(prefix="ckstore-") as scratch, closing(ScratchPacks(repository, Path(scratch))) as blocks:
+        yield blocks
+
+
+class ScratchPacks:
+    """The packs of a store, together with those of a dry run in another directory."""
+
+    def __init__(self, repository: Repository, scratch: Path) -> None:
+        self._repository = repository
+        self.path = scratch
+        self.read_price = repository.packs.read_price
+        (scratch / PACKS).mkdir()
+        self._scratch = PackReader.of(scratch)
+        self._names: set[str] = set()
+
+    def pread(self, pack: str, offset: int, length: int) -> bytes:
+        """Return exactly `length` bytes of a pack."""
+        return self._reader(pack).pread(pack, offset, length)
+
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        """Fill `target` with the bytes of a pack from `offset` on."""
+        self._reader(pack).read_into(pack, offset, target)
+
+    def _reader(self, pack: str) -> PackReader:
+        return self._scratch if pack in self._names else self._repository.packs
+
+    def keep(self, writer: ObjectWriter, fresh: Sequence[Record]) -> None:
+        """Make the new objects of a thinned version known: its child's are stored against them."""
+        packs, _ = writer.finish(None, {})
+        self._names |= {pack.name for pack in packs}
+        wanted = {record.id for record in fresh}
+        self._repository.resolver.add(record for record in writer.placed(packs) if record.id in wanted)
+
+    def close(self) -> None:
+        """Close the packs of the dry run."""
+        self._scratch.close()
 
 
 @dataclass(frozen=True, slots=True)

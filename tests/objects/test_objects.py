@@ -15,7 +15,7 @@ import ckstore
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
 from ckstore.objects import stored_chunks
-from ckstore.objects.cache import ChunkCache
+from ckstore.objects.reader import ChunkCache
 from ckstore.objects.records import Full, Linear, Record
 from ckstore.objects.stored_chunks import StoredChunks
 from tests.crafted import CraftedStore

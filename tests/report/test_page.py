@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore.report.page import page
+from ckstore.report.report import page
 from tests.report.synthetic import contents, finding
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!-- &amp; \u2028 \ud800 🦆"

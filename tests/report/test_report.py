@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ckstore import ConflictError, NotFoundError, Store, UsageError
-from ckstore.report.markdown import markdown
 from ckstore.report.measures import MEASURES
+from ckstore.report.report import markdown
 
 
 @pytest.fixture
