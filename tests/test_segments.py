@@ -182,6 +182,54 @@ def test_gc_with_a_catalog_from_a_copy_deletes_no_segment(joined: bool, tmp_path
     check(place, range(2 * COUNT))
 
 
+def test_gc_with_a_catalog_older_than_a_segment_removes_no_pack(tmp_path: Path) -> None:
+    place = made(tmp_path / "store", 3, joined=False)
+    copy = (place / "catalog.sqlite").read_bytes()
+    with ckstore.open(place) as store:
+        for step in range(3, COUNT):
+            store.ingest({"w": weights(step)}, run="a", step=step, hot=0)
+        assert join(store._repository, [pack.name for pack in store._catalog.packs()][3:])
+    (place / "catalog.sqlite").write_bytes(copy)
+    with ckstore.open(place) as store:
+        store.ingest({"w": weights(99)}, run="b", hot=0)
+        store.forget(["a@0", "a@1", "a@2"])
+        for dry_run in (True, False):
+            with pytest.raises(IntegrityError, match="lacks packs"):
+                store.gc(dry_run=dry_run)
+    ckstore.recover(place)
+    with ckstore.open(place) as store:
+        for step in range(3, COUNT):
+            assert np.array_equal(store[f"a@{step}"]["w"][:], weights(step))
+
+
+def test_an_open_store_notices_another_segment_in_its_place(tmp_path: Path) -> None:
+    place = made(tmp_path / "store", COUNT)
+    path = segment(place)
+    good = path.read_bytes()
+    with ckstore.open(place, "r") as store:
+        assert np.array_equal(store["a@0"]["w"][:], weights(0))
+        path.write_bytes(good[: len(good) // 2])
+        with pytest.raises(IntegrityError):
+            store["a@5"]["w"][:]
+        path.unlink()
+        path.write_bytes(good)
+        assert np.array_equal(store["a@5"]["w"][:], weights(5))
+        assert store.verify().problems == []
+
+
+def test_recover_takes_an_intact_pack_of_two(tmp_path: Path) -> None:
+    place = made(tmp_path / "store", COUNT)
+    other = place / "packs" / f"{'f' * 40}.segment.zip"
+    shutil.copy(segment(place), other)
+    with ckstore.open(place) as store:
+        found = store._catalog.segment_of(store._catalog.version(3).pack)
+    assert found is not None
+    flip(other, found.offset + 200)
+    assert ckstore.recover(place).versions == COUNT
+    with ckstore.open(place) as store:
+        assert np.array_equal(store["a@2"]["w"][:], weights(2))
+
+
 class Death(BaseException):
     pass
 

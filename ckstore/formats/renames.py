@@ -15,7 +15,7 @@ WRAPPERS = frozenset(
 #: Shifts of a list's numbers that are tried.
 _SHIFTS = 64
 #: Words of the longest common suffix: a stranger's names may have thousands.
-_LONGEST = 32
+LONGEST = 32
 
 
 class Named(NamedTuple):
@@ -54,7 +54,7 @@ def matches(before: Sequence[Named], after: Sequence[Named], least: int = 1) -> 
     pair(lambda side, number: (sides[side][number].prefix, sides[side][number].path))
     pair(lambda side, number: (sides[side][number].prefix, words[side][number]))
     pair(lambda side, number: words[side][number])
-    length = min(max(map(len, words[0]), default=0), _LONGEST)
+    length = min(max(map(len, words[0]), default=0), LONGEST)
 
     def suffix(side: int, number: int) -> Hashable:
         form, name = sides[side][number][2:], words[side][number]

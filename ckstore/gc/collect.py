@@ -17,7 +17,6 @@ from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedE
 from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE, GcPlan, plan_for
 from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
-from ckstore.repository import Repository
 from ckstore.storage import durable, reserve, root
 from ckstore.storage.catalog import key
 from ckstore.storage.pack import PackInfo
@@ -50,9 +49,10 @@ def tidy(repository: Repository) -> None:
             elif packs.is_intact(name):  # Its own file comes first.
                 catalog.place_packs({name: None})
         used = {place.segment for place in catalog.in_segments().values()}
-        for segment in packs.segments().keys() - used:
-            if _is_unneeded(repository, segment):
-                packs.remove_segment(segment)
+        unused = packs.segments().keys() - used
+        removed = _removed(repository) if unused else set()
+        for segment in [segment for segment in unused if _is_unneeded(repository, segment, removed)]:
+            packs.remove_segment(segment)
 
 
 def _join(repository: Repository) -> None:
@@ -67,7 +67,12 @@ def _join(repository: Repository) -> None:
         join(repository, names[start : start + COUNT])
 
 
-def _is_unneeded(repository: Repository, segment: str) -> bool:
+def _removed(repository: Repository) -> set[str]:
+    """Return the packs that collections have removed, by the log."""
+    return {name for record in repository.catalog.records() if record["change"] == "gc" for name in record["removed"]}
+
+
+def _is_unneeded(repository: Repository, segment: str, removed: Collection[str]) -> bool:
     """Return whether each pack in a segment can be read from elsewhere, or was removed by a collection.
 
     Raise `IntegrityError` if the catalog, which may come from a copy, lacks others. Damage may hide some.
@@ -77,8 +82,7 @@ def _is_unneeded(repository: Repository, segment: str) -> bool:
         return False
     names = set(packs.names_in(segment))
     known = catalog.known_packs(names)
-    told = (record["removed"] for record in catalog.records() if record["change"] == "gc")
-    if names - known.union(*told):
+    if names - known.union(removed):
         raise IntegrityError(f"The catalog lacks packs in {segment}; run `ckstore recover`, then free space.")
     return all(map(packs.is_intact, known))
 
@@ -216,8 +220,8 @@ class _Collection:
         else:
             report = self._run()
         tidy(self._repository)
-        # The bytes of a pack in a segment are free once the segment is written again.
-        report.bytes += before - overhead(self._repository)
+        # The bytes of a pack in a segment are free once the segment is written again; a join writes headers.
+        report.bytes = max(report.bytes + before - overhead(self._repository), 0)
         return report
 
     def _run(self) -> GcReport:

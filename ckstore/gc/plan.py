@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ class GcPlan:
         self._sound_packs = set(self._names)
         self._sound_rows = {(row.number, row.uid, row.pack, row.manifest_offset) for row in self.state.versions}
         self._collections = [record for record in self._records if record.get("change") == "gc"]
+        self._check_segments()
         names = {info.name for info in own}
         scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
         # Of each commit, the time of its last file: a commit is one leftover.
@@ -90,6 +92,20 @@ class GcPlan:
     def told(self) -> set[str]:
         """Packs that earlier collections recorded as removed."""
         return {name for record in self._collections for name in record["removed"]}
+
+    def _check_segments(self) -> None:
+        """Raise `IntegrityError` if the catalog is older than a segment: it lacks packs there, which none removed."""
+        catalog, packs = self._repository.catalog, self._repository.packs
+        segments = packs.segments().keys()
+        used = {place.segment for place in catalog.in_segments().values()} if segments else set()
+        unused = segments - used
+        known = self._names | self.told if unused else set()
+        for segment in unused:
+            with suppress(FileNotFoundError):
+                if not known.issuperset(packs.names_in(segment)) and not packs.damage_of(segment):
+                    raise IntegrityError(
+                        f"The catalog lacks packs in {segment}; run `ckstore recover`, then free space."
+                    )
 
     def _prove(self, without: Collection[int]) -> None:
         """Raise `IntegrityError` if a version is in a pack of the catalog, but not in the catalog, without a reason.

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from ckstore.formats.layout import FileLayout
-from ckstore.formats.renames import Named, matches
+from ckstore.formats.renames import LONGEST, Named, matches
+from ckstore.objects.identity import digest
 from ckstore.objects.units import SMALL, Member, Piece, Unit, cut_pieces, parts_of_piece, planned_pieces
 
 
@@ -43,11 +44,14 @@ def continued(version: Cut, parent: Cut, apart: Container[tuple[int, int]] = ())
     fresh = [unit for unit in version.units if unit.signature not in known and not _lies_in(unit, apart)]
     if not fresh:
         return list(version.units)
-    own = {unit.signature for unit in version.units}
+    after = _Pieces(version.files, fresh)
+    # A tensor is cut again as a whole, although the parent has some of its parts.
+    same = [unit for unit in version.units if not after.has(unit)]
+    own = {unit.signature for unit in same}
     left = [unit for unit in parent.units if unit.signature not in own]
     if not left:
         return list(version.units)
-    before, after = _Pieces(parent.files, left), _Pieces(version.files, fresh)
+    before = _Pieces(parent.files, left)
     targets = _targets(before.pieces, after.pieces)
     # A tensor that grows again has its last rows cut again while they are few.
     growing = {
@@ -64,11 +68,19 @@ def continued(version: Cut, parent: Cut, apart: Container[tuple[int, int]] = ())
             kept.append((unit, [place for place in moved if place is not None]))
     if not kept:
         return list(version.units)
-    keys = {unit.key for unit in version.units if unit.signature in known or _lies_in(unit, apart)}
+    keys = {unit.key for unit in same}
     found = [_renewed(unit, places, after.pieces, keys) for unit, places in kept]
     rest = [*_rest(after.pieces, [place for _, places in kept for place in places], keys)]
-    gone = {unit.signature for unit in fresh}
-    return [*(unit for unit in version.units if unit.signature not in gone), *found, *rest]
+    return [*same, *found, *_signed(rest, {unit.signature for unit in [*same, *found]})]
+
+
+def _signed(units: Iterable[Unit], signatures: set[str]) -> Iterator[Unit]:
+    """Yield units with signatures of their own: a part of a tensor that grew may look like a former one."""
+    for unit in units:
+        if unit.signature in signatures:
+            unit = structs.replace(unit, signature=digest(f"{unit.signature} {unit.key}".encode())[:16])
+        signatures.add(unit.signature)
+        yield unit
 
 
 def _lies_in(unit: Unit, apart: Container[tuple[int, int]]) -> bool:
@@ -92,6 +104,10 @@ class _Pieces:
                 self._starts[member.file, member.extent] = number, start
                 start += member.count
 
+    def has(self, unit: Unit) -> bool:
+        """Return whether the elements of a unit are in the pieces."""
+        return (unit.members[0].file, unit.members[0].extent) in self._starts
+
     def place(self, member: Member) -> _Place:
         """Return the place of a unit's member."""
         number, start = self._starts[member.file, member.extent]
@@ -110,22 +126,30 @@ def _targets(before: Sequence[Piece], after: Sequence[Piece]) -> dict[int, tuple
     for number, piece in enumerate(before):
         if number not in found:
             words = named[0][number].words
-            joint.setdefault((words[:-2], words[-1:], piece.dtype, piece.shape[1:]), []).append(number)
-            for at, word in enumerate(words):
+            if len(words) > 1:
+                joint.setdefault((words[:-2], words[-1:], piece.dtype, piece.shape[1:]), []).append(number)
+            for at, word in enumerate(words[:LONGEST]):
                 if word.isdigit():
-                    key = "stacked", words[:at] + words[at + 1 :], piece.dtype, piece.shape
-                    joint.setdefault(key, []).append(number)
+                    stack = "stacked", words[:at] + words[at + 1 :], piece.dtype, piece.shape
+                    joint.setdefault(stack, []).append(number)
+    # The elements of all parts together; a stranger's model may have thousands of one form.
+    totals = {key: sum(before[number].count for number in parts) for key, parts in joint.items()}
     taken = {other for other, _ in found.values()}
     for other, piece in enumerate(after):
-        if other in taken or not joint:
+        if other in taken:
             continue
         words = named[1][other].words
-        fused = joint.get((words[:-2], words[-1:], piece.dtype, piece.shape[1:]), []) if len(words) > 1 else []
-        fused = sorted(fused, key=lambda number: _rank(named[0][number].words[-2], words[-2]))
-        for parts in (fused, joint.get(("stacked", words, piece.dtype, piece.shape[1:]), [])):
-            if not found.keys().isdisjoint(parts):
+        form = piece.dtype, piece.shape[1:]
+        fused: tuple[object, ...] = (words[:-2], words[-1:], *form)
+        stacked: tuple[object, ...] = ("stacked", words, *form)
+        for key in (fused, stacked) if len(words) > 1 else (stacked,):
+            if totals.get(key) != piece.count:
                 continue
-            if sum(before[number].count for number in parts) == piece.count:
+            parts = joint.pop(key)
+            del totals[key]
+            if found.keys().isdisjoint(parts):
+                if key is fused:
+                    parts.sort(key=lambda number: _rank(named[0][number].words[-2], words[-2]))
                 found |= zip(parts, _firsts(before, parts, other), strict=True)
                 break
     return found
@@ -207,7 +231,7 @@ def _free(key: str, keys: set[str]) -> str:
     """Return a key with the next number that `keys` lacks, and add it."""
     name, mark, number = key.rpartition("#")
     while key in keys:
-        if not (mark and number.isdigit()):
+        if not (mark and number.isdecimal() and len(number) < 10):
             name, mark, number = key, "#", "-1"
         number = str(int(number) + 1)
         key = f"{name}#{number}"

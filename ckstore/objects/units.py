@@ -146,7 +146,7 @@ class Piece(Struct, frozen=True):
         for member in self.members:
             low, high = max(first, 0), min(first + count, member.count)
             if low < high:
-                found.append(Member(member.file, member.extent, low, high - low))
+                found.append(Member(member.file, member.extent, member.first + low, high - low))
             first -= member.count
         return tuple(found)
 

@@ -182,7 +182,8 @@ class Compactor:
                 with self._retaining:
                     retained = retain(self._opened, run, progress=self._step)
                     note_changes(self._changed.setdefault(run, {}), retained)
-                join_due(self._opened)
+                with suppress(CkstoreError, OSError):  # The versions do not wait for it; `gc` tells the reason.
+                    join_due(self._opened)
                 if rows or retained.thinned or retained.dropped or retained.freed:
                     self._repository.resolver.forget()  # Objects were moved.
             except _GivenUp:

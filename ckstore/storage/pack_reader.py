@@ -91,6 +91,11 @@ class OpenFile:
         if self.descriptor >= 0:
             close(self.descriptor)
 
+    def is_at(self, path: Path) -> bool:
+        """Return whether it is the file at a path, of the same size as when it was opened."""
+        found = os.stat(path)
+        return os.path.samestat(os.fstat(self.descriptor), found) and found.st_size == self.size
+
     def pread(self, offset: int, length: int) -> bytes:
         """Return at most `length` bytes from `offset` on."""
         return os.pread(self.descriptor, min(length, _LARGEST_READ), offset)
@@ -419,7 +424,7 @@ class PackReader:
             path = self.path_of(opened.segment)
         file = opened.file if isinstance(opened, _Part) else opened
         with suppress(OSError):
-            return not os.path.samestat(os.fstat(file.descriptor), os.stat(path))
+            return not file.is_at(path)
         return False
 
     def close(self) -> None:
@@ -455,9 +460,11 @@ class PackReader:
 
     def _segment(self, name: str) -> OpenFile:
         """Return an open segment, shared by its packs."""
+        path = self.path_of(name)
         opened = self._open.get(name)
-        if opened is None:
-            opened = self._open.put(name, OpenFile(self.path_of(name)))
+        if not isinstance(opened, OpenFile) or not opened.is_at(path):  # It was restored from a copy.
+            self._open.drop(name)
+            opened = self._open.put(name, OpenFile(path))
         assert isinstance(opened, OpenFile)
         return opened
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ckstore.errors import IntegrityError
-from ckstore.runtime.zip_records import CENTRAL, LOCAL, LOCAL_MAGIC, STORED, read_local
+from ckstore.runtime.zip_records import CENTRAL, CENTRAL_MAGIC, LOCAL, LOCAL_MAGIC, STORED, read_local
 from ckstore.storage import durable, root
 from ckstore.storage.zip_stream import ZipStream, digest_file
 
@@ -54,13 +54,15 @@ class FoundPlaces:
         return self._places.get(pack) or self.in_segments().get(pack)
 
     def in_segments(self) -> Mapping[str, Place]:
-        """Return the places of all packs in segments, by name; of several places one. Reads every segment."""
+        """Return the places of all packs in segments, by name; of several places an intact one. Reads every segment."""
         self._places = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
             # It may be damaged, or another process has joined its packs again.
             with suppress(FileNotFoundError, IntegrityError):
                 if is_segment(path.name):
-                    self._places |= {name: Place(path.name, *place) for name, place in members(path)}
+                    for name, place in members(path):
+                        if name not in self._places or _holds(path, name, *place):
+                            self._places[name] = Place(path.name, *place)
         return self._places
 
 
@@ -85,8 +87,14 @@ def members(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
         if not size:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for match in _HEADER.finditer(data):
-                yield match[1].decode(), _bytes_of(match[0], match.start(), size)
+            at = 0
+            while match := _HEADER.search(data, at):
+                offset, length = _bytes_of(match[0], match.start(), size)
+                if length < SMALL:
+                    yield match[1].decode(), (offset, length)
+                # A pack may hold the bytes of a header: it is searched only if its size may be damaged.
+                after = offset + length
+                at = after if data[after : after + 4] in (LOCAL_MAGIC, CENTRAL_MAGIC) else offset
 
 
 def _bytes_of(header: bytes, start: int, end: int) -> tuple[int, int]:
@@ -94,6 +102,14 @@ def _bytes_of(header: bytes, start: int, end: int) -> tuple[int, int]:
     local = read_local(header)
     offset = start + LOCAL.size + local.name_length + local.extra_length
     return offset, max(min(local.packed, end - offset), 0)
+
+
+def _holds(path: Path, pack: str, offset: int, size: int) -> bool:
+    """Return whether a segment has a pack intact at an offset."""
+    descriptor, _ = durable.open_file(path)
+    with open(descriptor, "rb") as file:
+        file.seek(offset)
+        return is_pack(pack, file.read(size))
 
 
 def check_header(header: bytes, pack: str, size: int) -> None:

@@ -220,3 +220,18 @@ def test_coarse_versions_are_cut_like_their_parents(tmp_path: Path, rows: int) -
                 assert np.array_equal(store[f"exact@{step}"][path][...], value)
         sizes = [version.stored_bytes for version in store.run("r")]
     assert max(sizes[1:4]) < 0.75 * sizes[0]
+
+
+@pytest.mark.parametrize("rows", [(1000, 3000), (2300, 2060, 2300, 2320, 2060)])
+def test_parts_of_a_tensor_that_grows_and_shrinks_come_back(tmp_path: Path, rows: tuple[int, ...]) -> None:
+    """Above 2^22 elements a tensor has several parts, and the parent may have some of them."""
+    values = GENERATOR.integers(-99, 99, (3000, 4096)).astype(np.int8)
+    stored(tmp_path / "store", [{"emb": np.ascontiguousarray(values[:count])} for count in rows])
+
+
+@pytest.mark.parametrize("state", [{"weight": floats(10, 4)}, {"bias": floats(5)}])
+def test_a_name_of_one_word_may_meet_one_of_two(tmp_path: Path, state: State) -> None:
+    [name] = state
+    larger = {"head": {name: grown(state[name], 2)}}
+    stored(tmp_path / "store", [state, larger, state])
+    stored(tmp_path / "other", [larger, state])
