@@ -96,7 +96,7 @@ class Unit(Struct, frozen=True):
     @property
     def member_counts(self) -> list[int]:
         """Number of coded elements of each member."""
-        scale = self.count // max(sum(member.count for member in self.members), 1)
+        scale = self.count // max(sum([member.count for member in self.members]), 1)
         return [member.count * scale for member in self.members]
 
     @property

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.reading import prefetch
+from ckstore.reading import stored_version
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.remote import block_cache as cache_module
 from ckstore.storage.remote import mirror as mirror_module
@@ -139,7 +139,7 @@ def test_layers_come_in_the_order_in_which_they_are_decoded(
         store[2].state_dict()  # Whatever is compiled is.
     monkeypatch.setattr(cache_module, "_REQUESTS", 1)
     monkeypatch.setattr(cache_module, "_TOGETHER", 1)
-    monkeypatch.setattr(prefetch, "_BEGUN", 0)
+    monkeypatch.setattr(stored_version, "_BEGUN", 0)
     fetched = []
     chunk = StoredVersion.chunk
 
