@@ -105,7 +105,7 @@ def command(
     graph: bool,
     as_json: bool,
 ) -> None:
-    """List versions, oldest first, each run in order of step.
+    """List versions, oldest first; several runs one after the other.
 
     KIND is base (stored in full), delta (stored against other versions) or hot (not encoded yet). DEPTH is the number
     of deltas back to a base, STORED the bytes that the version added to the store, COST the restore cost as a multiple

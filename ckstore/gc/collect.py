@@ -14,7 +14,7 @@ from ckstore.commit.costs import update_costs
 from ckstore.commit.in_full import store_in_full
 from ckstore.commit.join import garbage, join, join_due
 from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError, NotFoundError
-from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE, GcPlan, plan_for
+from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE, GcPlan, plan_for, unused_segments
 from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
 from ckstore.storage import durable, reserve, root
@@ -48,11 +48,9 @@ def tidy(repository: Repository) -> None:
                 packs.remove(name)
             elif packs.is_intact(name):  # Its own file comes first.
                 catalog.place_packs({name: None})
-        used = {place.segment for place in catalog.in_segments().values()}
-        unused = packs.segments().keys() - used
-        removed = _removed(repository) if unused else set()
-        for segment in [segment for segment in unused if _is_unneeded(repository, segment, removed)]:
-            packs.remove_segment(segment)
+        for segment in unused_segments(repository, catalog.records):
+            if all(map(packs.is_intact, catalog.known_packs(packs.names_in(segment)))):
+                packs.remove_segment(segment)
 
 
 def _join(repository: Repository) -> None:
@@ -65,26 +63,6 @@ def _join(repository: Repository) -> None:
     names = [name for name, place in places.items() if place.segment in due]
     for start in range(0, len(names), COUNT):
         join(repository, names[start : start + COUNT])
-
-
-def _removed(repository: Repository) -> set[str]:
-    """Return the packs that collections have removed, by the log."""
-    return {name for record in repository.catalog.records() if record["change"] == "gc" for name in record["removed"]}
-
-
-def _is_unneeded(repository: Repository, segment: str, removed: Collection[str]) -> bool:
-    """Return whether each pack in a segment can be read from elsewhere, or was removed by a collection.
-
-    Raise `IntegrityError` if the catalog, which may come from a copy, lacks others. Damage may hide some.
-    """
-    catalog, packs = repository.catalog, repository.packs
-    if packs.damage_of(segment):
-        return False
-    names = set(packs.names_in(segment))
-    known = catalog.known_packs(names)
-    if names - known.union(removed):
-        raise IntegrityError(f"The catalog lacks packs in {segment}; run `ckstore recover`, then free space.")
-    return all(map(packs.is_intact, known))
 
 
 #: Changes that leave no garbage: the raw packs of a `compact`, and the packs of no version, are looked at.

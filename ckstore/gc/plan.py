@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.gc.reachability import (
@@ -30,6 +30,32 @@ if TYPE_CHECKING:
 #: A pack is rewritten if at least this fraction, or this many bytes, of it are garbage.
 GARBAGE_SHARE = 0.1
 GARBAGE_BYTES = 1 << 20
+
+
+def removed_packs(records: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the packs that collections have removed, by the log."""
+    return {name for record in records if record["change"] == "gc" for name in record["removed"]}
+
+
+def unused_segments(repository: Repository, records: Callable[[], Iterable[Mapping[str, Any]]]) -> list[str]:
+    """Return the intact segments to which the catalog does not refer.
+
+    Raise `IntegrityError` if it lacks packs there that no collection removed: it is older, perhaps from a copy.
+    """
+    catalog, packs = repository.catalog, repository.packs
+    segments = packs.segments().keys()
+    used = {place.segment for place in catalog.in_segments().values()} if segments else set()
+    removed = removed_packs(records()) if segments - used else set()
+    found = []
+    for segment in segments - used:
+        with suppress(FileNotFoundError):
+            names = set(packs.names_in(segment))
+            if packs.damage_of(segment):
+                continue
+            if names - removed - catalog.known_packs(names):
+                raise IntegrityError(f"The catalog lacks packs in {segment}; run `ckstore recover`, then free space.")
+            found.append(segment)
+    return found
 
 
 class GcPlan:
@@ -68,7 +94,7 @@ class GcPlan:
         self._sound_packs = set(self._names)
         self._sound_rows = {(row.number, row.uid, row.pack, row.manifest_offset) for row in self.state.versions}
         self._collections = [record for record in self._records if record.get("change") == "gc"]
-        self._check_segments()
+        unused_segments(repository, lambda: self._collections)
         names = {info.name for info in own}
         scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
         # Of each commit, the time of its last file: a commit is one leftover.
@@ -91,21 +117,7 @@ class GcPlan:
     @property
     def told(self) -> set[str]:
         """Packs that earlier collections recorded as removed."""
-        return {name for record in self._collections for name in record["removed"]}
-
-    def _check_segments(self) -> None:
-        """Raise `IntegrityError` if the catalog is older than a segment: it lacks packs there, which none removed."""
-        catalog, packs = self._repository.catalog, self._repository.packs
-        segments = packs.segments().keys()
-        used = {place.segment for place in catalog.in_segments().values()} if segments else set()
-        unused = segments - used
-        known = self._names | self.told if unused else set()
-        for segment in unused:
-            with suppress(FileNotFoundError):
-                if not known.issuperset(packs.names_in(segment)) and not packs.damage_of(segment):
-                    raise IntegrityError(
-                        f"The catalog lacks packs in {segment}; run `ckstore recover`, then free space."
-                    )
+        return removed_packs(self._collections)
 
     def _prove(self, without: Collection[int]) -> None:
         """Raise `IntegrityError` if a version is in a pack of the catalog, but not in the catalog, without a reason.
