@@ -27,7 +27,8 @@ SEGMENT = 256
 _JOINED = 1 << 16
 LAST = 10**12 - 1
 _Packs, _Versions, _Ids = list[PackName], list[Positive], list[Id]
-#: Types of records, by kind of change.
+#: The type of every record, and those of each kind of change.
+_CHANGE = fields({"change": str})
 RECORDS: Mapping[str, Any] = {
     "tag": fields({"tag": Name, "version": Positive}),
     "untag": fields({"tag": Name}),
@@ -78,7 +79,7 @@ def name_of(record: Mapping[str, Any]) -> str:
 
 def check_record(record: Any) -> None:
     """Raise `ValueError` unless the fields of a record are those of its kind of change."""
-    check(record, fields({"change": str}))
+    check(record, _CHANGE)
     if record["change"] not in RECORDS:
         raise ValueError(f"{record['change']!r:.200} is no kind of change")
     check(record, RECORDS[record["change"]])

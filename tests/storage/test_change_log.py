@@ -9,7 +9,7 @@ import pytest
 from blake3 import blake3
 
 from ckstore.errors import DiskFullError, FormatVersionError, IntegrityError
-from ckstore.storage import change_log, durable, log_files, root
+from ckstore.storage import change_log, durable, log_files, root, schema
 from ckstore.storage.directory_storage import DirectoryStorage
 
 UNTAG = {"change": "untag", "tag": "a"}
@@ -39,6 +39,13 @@ def assert_refused(store, path):
     records, problems = change_log.read_all(DirectoryStorage(store))
     assert records == []
     assert path.name in problems[0]
+
+
+def test_records_are_checked_by_types_that_were_made_before(monkeypatch):
+    """A type that is made for one check is never freed."""
+    log_files.check_record(UNTAG)
+    monkeypatch.setattr(schema.msgspec.json, "Decoder", None)
+    log_files.check_record(UNTAG)
 
 
 def test_records_come_back_in_order(store):
