@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple, cast
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
-from ckstore.formats.containers.safetensors import DTYPES
+from ckstore.formats.containers.safetensors import DTYPES, FLOAT4
 from ckstore.formats.torch.zip_writer import BytesLike, Output
 
 _SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -56,19 +56,24 @@ def write_safetensors(
     """Write a safetensors file of tensors (name, dtype, shape); return its size. The output need not seek.
 
     `read` is called once for each tensor, in order; `metadata` is text for the header's `__metadata__`. Raises
-    `UsageError` for dtypes without a safetensors type (complex32, complex128, float4), and for duplicate names.
+    `UsageError` for dtypes without a safetensors type (complex32, complex128), for float4 without axes, and for
+    duplicate names.
     """
     described = _distinct(items)
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     position = 0
     for item in described:
-        if item.dtype not in _SAFETENSORS_NAMES:
-            raise UsageError(f"safetensors has no dtype {item.dtype}; leave out {item.name} or take `format` pt.")
+        shape = list(item.shape)
+        if item.dtype == FLOAT4 and shape:
+            shape[-1] *= 2
+        elif item.dtype == FLOAT4 or item.dtype not in _SAFETENSORS_NAMES:
+            kind = f"{item.dtype} without axes" if item.dtype == FLOAT4 else item.dtype
+            raise UsageError(f"safetensors has no dtype {kind}; leave out {item.name} or take `format` pt.")
         if item.name == "__metadata__":
             raise UsageError("A tensor of a safetensors file cannot be called __metadata__; take `format` pt.")
         header[item.name] = {
             "dtype": _SAFETENSORS_NAMES[item.dtype],
-            "shape": list(item.shape),
+            "shape": shape,
             "data_offsets": [position, position + item.nbytes],
         }
         position += item.nbytes

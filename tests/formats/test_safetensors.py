@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save, save_file
 
+import ckstore
 from ckstore.errors import InputError
 from ckstore.formats.detect import parse
+from tests.equality import assert_same
 from tests.formats.reading import assert_comes_back, bits, in_memory, torch_bits
 from tests.formats.test_torch_files import DTYPES, UNTYPED, random_bits
 
-WITHOUT = (torch.complex128, torch.float4_e2m1fn_x2)
+WITHOUT = (torch.complex128,)
 
 
 def crafted(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
@@ -43,7 +46,9 @@ def test_every_dtype() -> None:
         np.testing.assert_array_equal(bits(data, layout, tensor), torch_bits(value))
 
 
-@pytest.mark.parametrize(("dtype", "shape", "nbytes"), [("F4", [3, 4], 6), ("F6_E2M3", [4], 3), ("F6_E3M2", [8], 6)])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "nbytes"), [("F4", [4, 3], 6), ("F4", [2, 2, 1], 2), ("F6_E2M3", [4], 3), ("F6_E3M2", [8], 6)]
+)
 def test_packed_dtypes_are_bytes(dtype: str, shape: list[int], nbytes: int) -> None:
     layout = assert_comes_back(crafted({"a": entry(dtype, shape, 0, nbytes)}, bytes(nbytes)))
     assert (layout.tensors[0].dtype, layout.tensors[0].shape) == ("uint8", (nbytes,))
@@ -93,3 +98,15 @@ def test_lies_are_refused(data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"\0" * 8 + b"{", struct.pack("<Q", 100_000_001) + b"{}", crafted([]), b"\x02"])
 def test_other_content_is_opaque(data: bytes) -> None:
     assert parse(in_memory(data)).kind == "opaque"
+
+
+def test_float4_is_torchs_in_both_directions(tmp_path: Path) -> None:
+    packed = random_bits(torch.float4_e2m1fn_x2, 3, 2)
+    save_file({"w": packed}, tmp_path / "a.safetensors")
+    with ckstore.open(tmp_path / "store", create=True) as store:
+        version = store[store.ingest(tmp_path / "a.safetensors", run="a", step=1).version]
+        assert (version["w"].dtype_name, version["w"].shape) == ("float4_e2m1fn_x2", (3, 2))
+        assert_same(version.state_dict()["w"], packed)
+        live = store[store.ingest({"w": packed}, run="b", step=1).version]
+        live.checkout(tmp_path / "b.safetensors")
+    assert_same(load_file(tmp_path / "b.safetensors")["w"], packed)

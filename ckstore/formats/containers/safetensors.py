@@ -17,7 +17,9 @@ from ckstore.formats.layout import FileLayout, Format, Source
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_RANK = 64
 
-#: dtype of each safetensors dtype whose elements are whole bytes.
+#: Two elements a byte, which torch counts as one, and safetensors as two.
+FLOAT4 = "float4_e2m1fn_x2"
+#: dtype of each safetensors dtype whose elements are whole bytes; and of F4, where the last axis is even.
 DTYPES: dict[str, str] = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -27,6 +29,7 @@ DTYPES: dict[str, str] = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
+    "F4": FLOAT4,
     "I16": "int16",
     "U16": "uint16",
     "F16": "float16",
@@ -39,7 +42,7 @@ DTYPES: dict[str, str] = {
     "U64": "uint64",
     "F64": "float64",
 }
-#: Bits of each dtype with smaller elements: their tensors are kept as bytes.
+#: Bits of each dtype with smaller elements: its other tensors are kept as bytes.
 _PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
@@ -116,7 +119,9 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], int, int]:
     if type(kind) is not str or (kind not in DTYPES and kind not in _PACKED_BITS):
         raise InputError(f"the header gives {name!r} an unknown dtype")
     bits = _PACKED_BITS.get(kind)
-    if bits is not None:
+    if kind in DTYPES and bits and shape and shape[-1] % 2 == 0:
+        dtype, size = DTYPES[kind], (*shape[:-1], shape[-1] // 2)
+    elif bits is not None:
         total, rest = divmod(prod(shape) * bits, 8)
         dtype, size = "uint8", (total,)
         if rest:
