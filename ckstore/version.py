@@ -417,6 +417,7 @@ class Version(Mapping[str, "LazyTensor"]):
         allow
             Further classes to restore: dataclasses, enumerations, named tuples and classes that pickle by their
             attributes. Their `__new__` and `__setstate__` are called with values of the file; nothing is imported.
+            Classes that the program registered with `torch.serialization.add_safe_globals` are restored, too.
         mmap
             Map the tensors of a hot version, as ``torch.load(mmap=True)`` does; written values stay in memory. A plain
             map compares no checksum: damage gives wrong values instead of an `IntegrityError`. `checked` compares all

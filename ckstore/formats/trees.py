@@ -21,6 +21,16 @@ _NUMBERS = {
 _GONE = object()
 #: Name of the object for a tensor with attributes: its argument is the tensor, its state the attributes.
 ATTRIBUTED = "torch.Tensor"
+#: Rebuilds a tensor of a class from (function, class, arguments, state), a subclass around others by `WRAPPER`.
+FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
+WRAPPER = "torch._utils._rebuild_wrapper_subclass"
+#: Rebuilds a quantised tensor; its first argument is the tensor of its integers in place of their storage.
+QUANTISED = "torch._utils._rebuild_qtensor"
+#: Rebuild tensors of other layouts, and parameters of these.
+SPARSE = "torch._utils._rebuild_sparse_tensor"
+NESTED = "torch._utils._rebuild_nested_tensor"
+JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
+PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 
 
 def tensor_of(node: Any) -> TensorRef | None:

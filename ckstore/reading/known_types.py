@@ -17,6 +17,7 @@ import types
 import uuid
 from collections.abc import Callable, Sequence
 from enum import Enum
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -29,7 +30,18 @@ from ckstore.formats.torch.objects import CLASSES, MAX_FIELD_DEPTH, MAX_FIELDS, 
 from ckstore.formats.torch.pickle_reader import read_pickle
 from ckstore.formats.torch.pickle_writer import OPAQUE
 from ckstore.formats.torch.tree_reader import TreeReader
-from ckstore.formats.trees import ATTRIBUTED, NUMPY_CORES, replace_tensors
+from ckstore.formats.trees import (
+    ATTRIBUTED,
+    FROM_TYPE,
+    JAGGED,
+    NESTED,
+    NUMPY_CORES,
+    PARAMETERS,
+    QUANTISED,
+    SPARSE,
+    WRAPPER,
+    replace_tensors,
+)
 
 #: Bytes that objects may take in addition to a multiple of the pickle's size.
 _FREE_BYTES = 1 << 28
@@ -95,6 +107,67 @@ def _set_attributes(made: Any, attributes: Any) -> None:
     """Set the attributes that hide none of the type's."""
     _require(all(isinstance(name, str) for name in attributes))
     vars(made).update({name: value for name, value in attributes.items() if not hasattr(type(made), name)})
+
+
+def _sparse(layout: Any, data: Any) -> Any:
+    """Return a sparse tensor whose indices are within its shape: kernels of torch rely on that."""
+    *parts, size, last = data if layout == torch.sparse_coo and len(data) == 4 else (*data, None)
+    _require(all(isinstance(part, torch.Tensor) for part in parts))
+    how = {"is_coalesced": last} if layout == torch.sparse_coo else {"layout": layout}
+    make: Any = torch.sparse_coo_tensor if layout == torch.sparse_coo else torch.sparse_compressed_tensor
+    return make(*parts, size, check_invariants=True, **how)
+
+
+def _nested(buffer: Any, *places: Any) -> Any:
+    """`_rebuild_nested_tensor(buffer, sizes, strides, offsets)`: each tensor lies within the buffer."""
+    _require(buffer.dim() == 1 and buffer.is_contiguous() and all(one.dtype == torch.int64 for one in places))
+    sizes, strides, offsets = (one.contiguous() for one in places)
+    _require(sizes.dim() == 2 and sizes.shape == strides.shape and offsets.shape == sizes.shape[:1])
+    for shape, steps, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
+        _require(min((offset, *shape, *steps)) >= 0)
+        reach = sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+        _require(prod(shape) == 0 or offset + reach < len(buffer))
+    return torch._nested_view_from_buffer(buffer, sizes, strides, offsets)
+
+
+def _jagged(parts: Any) -> Any:
+    """Return a jagged tensor whose offsets and lengths are within its values; torch computes the rest again."""
+    values, offsets, lengths, axis = (parts[name] for name in ("values", "offsets", "lengths", "_ragged_idx"))
+    _require(type(axis) is int and 0 < axis <= values.dim() and offsets.dim() == 1 and len(offsets) > 0)
+    starts = offsets.tolist()
+    sizes = [stop - start for start, stop in pairwise(starts)] if lengths is None else lengths.tolist()
+    _require(len(sizes) == len(starts) - 1 and min((starts[0], *sizes)) >= 0)
+    _require(all(start + size <= values.shape[axis - 1] for start, size in zip(starts, sizes, strict=False)))
+    _require(lengths is None or min(starts) >= 0)
+    made = torch.nested.nested_tensor_from_jagged(values.detach(), offsets, lengths, jagged_dim=axis)
+    return made.requires_grad_(parts["requires_grad"] is True)
+
+
+def _quantised(integers: Any, quantiser: Any) -> Any:
+    scheme, scale, zero, *axis = quantiser
+    if scheme == torch.per_tensor_affine:
+        _require(type(scale) is float and type(zero) is int and not axis)
+        return torch._make_per_tensor_quantized_tensor(integers, scale, zero)
+    _require(scheme == torch.per_channel_affine and type(axis[0]) is int and 0 <= axis[0] < integers.dim())
+    _require(scale.shape == zero.shape == (integers.shape[axis[0]],))
+    return torch._make_per_channel_quantized_tensor(integers, scale, zero, axis[0])
+
+
+def _parameter(data: Any, requires_grad: Any, hooks: Any, state: Any = None) -> Any:
+    _require(isinstance(data, torch.Tensor))
+    return _tensor((torch.nn.Parameter(data, requires_grad is True),), state, ())
+
+
+def _wrapper(cls: Any, args: Any, state: Any) -> Any:
+    """Return a tensor of a class around the tensors in its state; all that its class requires are there."""
+    of, dtype, size, stride, offset, layout, _, requires_grad = args
+    _require(of is cls and issubclass(cls, torch.Tensor) and all(type(one) is int for one in (*size, *stride, offset)))
+    parts = (cls, dtype, tuple(size), tuple(stride), offset, layout, torch.device("cpu"), requires_grad is True)
+    rebuild: Any = torch._tensor._rebuild_from_type_v2
+    made = rebuild(torch._utils._rebuild_wrapper_subclass, cls, parts, state)
+    if hasattr(cls, "__tensor_flatten__"):
+        _require(all(isinstance(getattr(made, name), torch.Tensor) for name in made.__tensor_flatten__()[0]))
+    return made
 
 
 def _elements(cls: Callable[..., Any]) -> _Make:
@@ -217,7 +290,7 @@ NAMED: dict[str, Any] = {
     **{
         f"torch.{name}": value
         for name, value in vars(torch).items()
-        if isinstance(value, torch.dtype | torch.layout | torch.memory_format)
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.qscheme)
     },
 }
 
@@ -251,6 +324,11 @@ MAKERS: dict[str, _Make] = {
         for kind in (type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath)
     },
     ATTRIBUTED: _tensor,
+    SPARSE: _called(_sparse),
+    NESTED: _called(_nested, torch.Tensor),
+    JAGGED: _called(_jagged, dict),
+    QUANTISED: _called(_quantised),
+    **dict.fromkeys(PARAMETERS, _called(_parameter)),
     "torch.Size": _called(torch.Size, tuple),
     "torch.device": _called(torch.device, str, int),
     "torch.serialization._get_layout": _called(NAMED.__getitem__, str),
@@ -293,6 +371,8 @@ class ObjectBuilder:
             if not isinstance(one, type):
                 raise UsageError(f"`allow` takes classes; {one!r} is not one.")
         self._allowed = {f"{one.__module__}.{one.__qualname__}": one for one in allow}
+        self._registered = _registered()
+        self._named = {**self._registered, **NAMED, **self._allowed}
         self._is_inside = False
         self._left = _FREE_BYTES + _TIMES_THE_PICKLE * pickle_bytes
 
@@ -303,20 +383,37 @@ class ObjectBuilder:
         object of an allowed class cannot be made.
         """
         if node.args is None:
-            return self._allowed.get(node.name, NAMED.get(node.name, node))
+            return self._named.get(node.name, node)
         self._spend((node.args, node.state, node.items), 3)
         allowed = self._allowed.get(node.name)
         if allowed is not None:
             return _of_class(allowed, node)
         if node.name == OPAQUE and self._allowed:
             return self._opened(node)
+        if node.name == FROM_TYPE and len(node.args) == 4:
+            return self._of_type(node, *node.args)
         try:
             if node.name == "builtins.getattr":
                 return self._member(*node.args) or node
-            make = MAKERS.get(node.name)
-            return node if make is None else make(node.args, node.state, node.items)
-        except _UNFIT:
+            if (make := MAKERS.get(node.name)) is not None:
+                return make(node.args, node.state, node.items)
+            registered = self._registered.get(node.name)
+            return node if registered is None else _of_class(registered, node)
+        except (*_UNFIT, UsageError):
             return node
+
+    def _of_type(self, node: Unknown, function: Any, kind: Any, args: Any, state: Any) -> Any:
+        """Return a tensor of an allowed or registered class around others, or one of torch's own with attributes."""
+        name = getattr(function, "name", "")
+        try:
+            if name == WRAPPER and isinstance(kind, type):
+                return _wrapper(kind, args, state)
+            if name == JAGGED or (name in (SPARSE, NESTED) and getattr(kind, "name", "") == ATTRIBUTED):
+                return _tensor((MAKERS[name](args, None, ()),), None if name == JAGGED else state, ())
+        except Exception as error:
+            if kind in self._allowed.values():
+                raise _unmade(f"{kind.__module__}.{kind.__qualname__}", error) from error
+        return node
 
     def _spend(self, part: Any, depth: int) -> None:
         """Count the memory of a copied part: a few shared parts could be copied any number of times."""
@@ -378,8 +475,19 @@ def _of_class(cls: type, node: Unknown) -> Any:
         for name, value in (slots or {}).items():
             object.__setattr__(made, name, value)
     except Exception as error:
-        raise UsageError(f"No {node.name} can be made from the version ({error}); leave it out of `allow`.") from error
+        raise _unmade(node.name, error) from error
     return made
+
+
+def _unmade(name: str, error: Exception) -> UsageError:
+    return UsageError(f"No {name} can be made from the version ({error}); leave it out of `allow`.")
+
+
+def _registered() -> dict[str, type]:
+    """Return the classes, torch's own apart, that the program registered for `torch.load` to trust."""
+    found: list[Any] = getattr(torch.serialization, "get_safe_globals", list)()
+    classes = [one for one in found if isinstance(one, type) and not one.__module__.startswith("torch.")]
+    return {f"{one.__module__}.{one.__qualname__}": one for one in classes}
 
 
 #: Built-in containers that fill themselves in `__init__`.

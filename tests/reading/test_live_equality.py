@@ -79,7 +79,7 @@ _KEYS = st.one_of(
     st.sampled_from([pathlib.Path("a"), np.int64(3), torch.float16, dt.date(2024, 1, 1), (1, (np.int8(2), 3))]),
 )  # fmt: skip
 _REFUSED: list[Callable[[], Any]] = [
-    object, lambda: Pair(1), lambda: torch.eye(2).to_sparse(), lambda: torch.ones(1, device="meta"),
+    object, lambda: Pair(1), lambda: torch.eye(2).to_mkldnn(), lambda: torch.ones(1, device="meta"),
     lambda: np.array([None]), lambda: np.ma.array([1.0]), lambda: np.zeros(1, "V0"), lambda: 2**3000,
     lambda: {frozenset({1}): 1}, lambda: {(1, (np.int8(2), (3,))): 1}, lambda: {2**61: 1},
     lambda: np.floating, lambda: torch._efficientzerotensor(2),

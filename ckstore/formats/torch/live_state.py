@@ -5,6 +5,7 @@ torch is never imported here: an object can be a torch tensor only if the progra
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 import sys
 from bisect import bisect_left, bisect_right
@@ -44,7 +45,7 @@ from ckstore.formats.torch.storages import StorageData
 from ckstore.formats.torch.tree_reader import MAX_TENSORS, PLAIN, ROOT, free, segment_of
 from ckstore.formats.torch.zip import assemble
 from ckstore.formats.torch.zip_writer import TorchPlan, plan_torch
-from ckstore.formats.trees import ATTRIBUTED
+from ckstore.formats.trees import ATTRIBUTED, FROM_TYPE, JAGGED, NESTED, PARAMETERS, QUANTISED, SPARSE, WRAPPER
 from ckstore.runtime.checksum import crc32
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ _REDUCED = frozenset(
         "datetime.timezone", "decimal.Decimal", "fractions.Fraction", "pathlib.PosixPath", "pathlib.PurePosixPath",
         "pathlib.PureWindowsPath", "pathlib.WindowsPath", "pathlib._local.PosixPath", "pathlib._local.PurePosixPath",
         "pathlib._local.PureWindowsPath", "pathlib._local.WindowsPath", "torch.Size", "torch.device", "torch.dtype",
-        "torch.torch_version.TorchVersion", "types.SimpleNamespace", "uuid.UUID",
+        "torch.layout", "torch.qscheme", "torch.torch_version.TorchVersion", "types.SimpleNamespace", "uuid.UUID",
     }
 )  # fmt: skip
 #: Name prefixes of the types among them that a dictionary may have as keys.
@@ -295,6 +296,12 @@ class _Found(Struct, eq=False):
     marks: tuple[str, ...] = ()
 
 
+class _Named(Struct, eq=False):
+    """A class or function in the description of a tensor: its name is kept."""
+
+    one: Any
+
+
 class _Describer:
     def __init__(self, *, is_pickling: bool, is_outlining: bool) -> None:
         self._is_pickling = is_pickling
@@ -334,11 +341,15 @@ class _Describer:
             if type(node).__name__ == "DTensor" and type(node).__module__ == "torch.distributed.tensor":
                 return self.visit(_whole_of(node, path), path, depth)
             problem = self._problem_of(node)
+            if problem and (other := self._other_tensor(node, path, depth)) is not None:
+                return other
             if problem:
                 return self._unknown(node, f"The tensor at {_shown(path)} {problem}")
             path = path or ROOT
             tensor = self._keep(self._torch_tensor(node, path))
             return Unknown(ATTRIBUTED, (tensor,), self._attributes(node, path, depth)) if node.__dict__ else tensor
+        if type(node) is _Named:
+            return Unknown(_name(node.one), None)
         if isinstance(node, type):
             return self._class(node, path)
         if id(node) in self._open or depth > _MAX_DEPTH:
@@ -449,7 +460,9 @@ class _Describer:
                 node, f"The {_name(type(node))} at {_shown(path)} has attributes, which cannot be stored"
             )
         # Below protocol 4 times lose their `fold`.
-        made = node.__reduce_ex__(4 if type(node).__module__ == "datetime" else 2)
+        registered = copyreg.dispatch_table.get(type(node))
+        protocol = 4 if type(node).__module__ == "datetime" else 2
+        made = node.__reduce_ex__(protocol) if registered is None else registered(node)
         if isinstance(made, str):
             return Unknown(f"{type(node).__module__}.{made}", None)
         function, args, state, items = (*made, None, None)[:4]
@@ -505,6 +518,36 @@ class _Describer:
             return "is a zero tensor without memory, which cannot be stored"
         is_named = self._has_names is not None and self._has_names(tensor)
         return "has named axes, which cannot be stored" if is_named else ""
+
+    def _other_tensor(self, tensor: Any, path: Path, depth: int) -> Any:
+        """Return a sparse, nested or quantised tensor, or a subclass around others, as torch's pickle describes it.
+
+        None for one that torch describes in another way.
+        """
+        torch, kind = self._torch, type(tensor)
+        if kind is torch.Tensor and not vars(tensor) and tensor.dtype in (torch.qint8, torch.quint8, torch.qint32):
+            return Unknown(QUANTISED, tuple(self._sequence(_integers_and_quantiser(tensor), path, depth, {})))
+        if kind in (torch.Tensor, torch.nn.Parameter) or hasattr(kind, "__tensor_flatten__"):
+            try:
+                function, parts = tensor.__reduce_ex__(2)
+            except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+                return None
+        else:
+            return None
+        name = _name(function)
+        taken: _Taken = {}
+        if name == FROM_TYPE and _name(parts[0]) in (WRAPPER, JAGGED, SPARSE, NESTED):
+            function, kind, args, state = parts
+            if _name(function) == JAGGED:  # Its state repeats its arguments, and torch computes the cache again.
+                args, state = ({**args[0], "_metadata_cache": {}},), {}
+            args = tuple(_Named(part) if isinstance(part, type) else part for part in args)
+            made = self._sequence((_Named(function), _Named(kind), args), path, depth, taken)
+            made.append(self.visit(state, path, depth + 1, taken))
+        elif name in (SPARSE, NESTED, *PARAMETERS):
+            made = self._sequence(parts, path, depth, taken)
+        else:
+            return None
+        return Unknown(name, tuple(made))
 
     def _attributes(self, tensor: Any, path: Path, depth: int) -> Any:
         """Return the attributes of a tensor or parameter besides those of its type, as a tree."""
@@ -810,6 +853,19 @@ def _bytes_of(tensor: Any, low: int, high: int) -> Any:
     """The bytes [low, high) of a tensor's storage, in place."""
     torch = sys.modules["torch"]
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())[low:high]
+
+
+def _integers_and_quantiser(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the integers of a quantised tensor, in its memory, and (scheme, scale, zero point)."""
+    torch = sys.modules["torch"]
+    kind = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}[tensor.dtype]
+    place = (tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    integers = torch.empty(0, dtype=kind, device=tensor.device).set_(*place)
+    scheme = tensor.qscheme()
+    if scheme == torch.per_tensor_affine:
+        return integers, (scheme, tensor.q_scale(), tensor.q_zero_point())
+    scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+    return integers, (scheme, scales, zeros, tensor.q_per_channel_axis())
 
 
 def _whole_of(tensor: Any, path: Path) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.torch.pickle_reader import Global, Object, key_of
+from ckstore.formats.trees import FROM_TYPE, QUANTISED
 
 #: dtype of each storage class; quantised ones are kept as their raw integers, packed ones as bytes.
 STORAGE_DTYPES: dict[str, str] = {
@@ -230,7 +231,7 @@ def _tensor_of_dtype(args: tuple[Any, ...]) -> StoredTensor | None:
 
 def _quantised(args: tuple[Any, ...]) -> Object | None:
     tensor = _view(args[:4], ())
-    return None if tensor is None else Object("torch._utils._rebuild_qtensor", (tensor, *args[4:5]))
+    return None if tensor is None else Object(QUANTISED, (tensor, *args[4:5]))
 
 
 def _first_tensor(args: tuple[Any, ...]) -> StoredTensor | None:
@@ -328,11 +329,11 @@ CONSTRUCTORS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "collections.defaultdict": _default_dict,
     "copyreg.__newobj__": _new_object,
     "copyreg._reconstructor": _reconstructor,
-    "torch._tensor._rebuild_from_type_v2": _from_type,
+    FROM_TYPE: _from_type,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first_tensor,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter_with_state,
-    "torch._utils._rebuild_qtensor": _quantised,
+    QUANTISED: _quantised,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,

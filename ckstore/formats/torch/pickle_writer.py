@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from ckstore.errors import UsageError
 from ckstore.formats.layout import Shared, TensorRef, Unknown
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, Identity
-from ckstore.formats.trees import tensor_of
+from ckstore.formats.trees import QUANTISED, tensor_of
 
 _BATCH = 1000
 _CONSTANTS = {None: b"N", True: b"\x88", False: b"\x89"}
@@ -59,8 +59,14 @@ class Rebuild(Call, eq=False):
     form: Hashable
 
 
-#: Makes the call that builds a tensor of its number and its attributes, a tree; None without any.
-MakeTensor = Callable[[int, Any], Call]
+class MakeTensor(Protocol):
+    """Makes the call that builds a tensor of its number and its attributes, a tree; None without any.
+
+    Of a quantised tensor it is the number of its integers, with (scheme, scale, zero point).
+    """
+
+    def __call__(self, index: int, attributes: Any, quantiser: Any = None, /) -> Call:
+        """Return the call."""
 
 
 def write_pickle(tree: Any, tensor: MakeTensor, shared: Shared = ()) -> bytes:
@@ -159,6 +165,10 @@ class _Writer:
             self._remember(key)
         elif kind is Unknown and (tensor := tensor_of(node)) is not None:
             call = self._tensor(tensor.index, node.state)
+            self._call(call.function, call.args, depth)
+            self._remember(key)
+        elif kind is Unknown and node.name == QUANTISED and (tensor := tensor_of(node.args[0])) is not None:
+            call = self._tensor(tensor.index, None, node.args[1])
             self._call(call.function, call.args, depth)
             self._remember(key)
         elif kind is Unknown:

@@ -11,7 +11,7 @@ from ckstore.formats.layout import Path, Segment, Tensor, TensorRef, Unknown, li
 from ckstore.formats.torch.objects import Storage, StoredTensor
 from ckstore.formats.torch.pickle_reader import Global, Identity, Object
 from ckstore.formats.torch.storages import View
-from ckstore.formats.trees import ATTRIBUTED, MODULE_GROUPS
+from ckstore.formats.trees import ATTRIBUTED, FROM_TYPE, MODULE_GROUPS
 
 #: Deepest nesting of containers; walking a level takes up to four of the interpreter's 1000 frames.
 MAX_DEPTH = 128
@@ -179,7 +179,14 @@ class TreeReader:
             state = self._visit(state, path, depth + 1, taken)
         elif state is not None and type(state) not in PLAIN:
             state = self._visit(state, (*path, free("state", taken)), depth + 1, {})
-        args = tuple(self._sequence(node.args, path, depth, taken))
+        if node.name == FROM_TYPE and len(node.args) == 4 and isinstance(node.args[3], dict | tuple):
+            # The inner tensors of a subclass are its attributes: their paths show how they are accessed.
+            args = (
+                *self._sequence(node.args[:3], path, depth, taken),
+                self._visit(node.args[3], path, depth + 1, taken),
+            )
+        else:
+            args = tuple(self._sequence(node.args, path, depth, taken))
         items: list[Any]
         if node.items and all(type(item) is tuple and len(item) == 2 for item in node.items):
             items = self._entries(node.items, path, depth, taken)

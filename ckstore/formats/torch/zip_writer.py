@@ -61,6 +61,8 @@ _REBUILD_PARAMETER = Reference(("torch._utils", "_rebuild_parameter"))
 _REBUILD_PARAMETER_WITH_STATE = Reference(("torch._utils", "_rebuild_parameter_with_state"))
 _REBUILD_WITH_STATE = Reference(("torch._tensor", "_rebuild_from_type_v2"))
 _TENSOR = Reference(("torch", "Tensor"))
+_QUANTISED = Reference(("torch._utils", "_rebuild_qtensor"))
+_QUANTISED_CLASSES = {"int8": "QInt8Storage", "uint8": "QUInt8Storage", "int32": "QInt32Storage"}
 _UNTYPED = Reference(("torch.storage", "UntypedStorage"))
 
 
@@ -110,7 +112,9 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
     untyped |= {one.extent for one in used if one.extent >= 0 and one.dtype != extents[one.extent].dtype}
     calls: dict[int, Call] = {}
 
-    def rebuild(index: int, attributes: Any) -> Call:
+    def rebuild(index: int, attributes: Any, quantiser: Any = None) -> Call:
+        if quantiser is not None:
+            return _quantised_call(tensors[index], extents, keys, quantiser)
         if index not in calls:
             calls[index] = _rebuild_call(tensors[index], extents, keys, untyped)
         return calls[index] if attributes is None else _with_state(calls[index], attributes)
@@ -194,6 +198,17 @@ def _rebuild_call(
         return Rebuild(_REBUILD, args, (dtype, count, tensor.offset, tensor.shape, tensor.strides, wants))
     call = Call(_REBUILD_UNTYPED if by_dtype else _REBUILD, (*args, *of_dtype, *metadata))
     return Call(_REBUILD_PARAMETER, (call, grad, Call(ORDERED_DICT, ()))) if is_parameter else call
+
+
+def _quantised_call(
+    tensor: Tensor, extents: Sequence[Extent], keys: dict[int | str, str], quantiser: tuple[Any, ...]
+) -> Call:
+    """Return the call that makes torch rebuild a quantised tensor of its integers."""
+    key, count = (keys[tensor.dtype], 0) if tensor.extent < 0 else (keys[tensor.extent], extents[tensor.extent].count)
+    storage = PersistentId(("storage", Reference(("torch", _QUANTISED_CLASSES[tensor.dtype])), key, "cpu", count))
+    return Call(
+        _QUANTISED, (storage, tensor.offset, tensor.shape, tensor.strides, quantiser, False, Call(ORDERED_DICT, ()))
+    )
 
 
 def _with_state(call: Call, attributes: Any) -> Call:
