@@ -67,24 +67,35 @@ def bits_dtype(dtype: str) -> np.dtype[Any]:
 
 @cache
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy dtype: ml_dtypes' for what NumPy lacks, where ml_dtypes is installed, else unsigned integers.
+    """The NumPy dtype: ml_dtypes' for what NumPy lacks, where ml_dtypes is installed, else `plain_dtype`.
 
     Examples
     --------
     >>> numpy_dtype("float32"), numpy_dtype("complex32")
-    (dtype('float32'), dtype('uint32'))
+    (dtype('float32'), dtype('complex64'))
     """
     import numpy as np
 
-    if dtype in NATIVE:
-        return np.dtype(dtype)
     if dtype in _ML_DTYPES:
         try:
             import ml_dtypes
         except ImportError:
-            return bits_dtype(dtype)
-        return np.dtype(getattr(ml_dtypes, dtype, bits_dtype(dtype)))
-    return bits_dtype(dtype)
+            return np.dtype(plain_dtype(dtype))
+        return np.dtype(getattr(ml_dtypes, dtype, plain_dtype(dtype)))
+    return np.dtype(plain_dtype(dtype))
+
+
+def plain_dtype(dtype: str) -> str:
+    """Return a dtype of NumPy and Zarr with all numbers of another one; of float4, two to a byte, the bytes.
+
+    Examples
+    --------
+    >>> plain_dtype("int8"), plain_dtype("bfloat16"), plain_dtype("float4_e2m1fn_x2")
+    ('int8', 'float32', 'uint8')
+    """
+    if dtype == "complex32":
+        return "complex64"
+    return dtype if dtype in NATIVE else "float32" if dtype in _ML_DTYPES else f"uint{8 * ITEM_SIZES[dtype]}"
 
 
 @cache

@@ -14,6 +14,7 @@ from ckstore.formats.layout import Tensor
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.gather import Selection
 from ckstore.reading.indexing import parse_key
+from ckstore.reading.real_values import plain_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,10 @@ class LazyTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """NumPy dtype of slices: for bfloat16 and float8 that of ml_dtypes, or unsigned integers without ml_dtypes."""
+        """NumPy dtype of slices: for bfloat16 and float8 that of ml_dtypes, or float32, which holds their values.
+
+        complex32 becomes complex64. The bytes of float4 have two numbers each.
+        """
         return numpy_dtype(self.dtype_name)
 
     @property
@@ -94,7 +98,12 @@ class LazyTensor:
         Several index arrays read the smallest set of rows and columns that has all their elements.
         """
         wanted, rest = parse_key(key, self.shape)
-        return self._bits(wanted).view(self.dtype)[rest]
+        return self._shown(self._bits(wanted))[rest]
+
+    def _shown(self, bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return elements in the dtype of slices."""
+        same = bits.itemsize == self.dtype.itemsize
+        return bits.view(self.dtype) if same else plain_numbers(bits, self.dtype_name)
 
     def _no_arithmetic(self, *_: object) -> Any:
         raise TypeError(f"{self.path} is not loaded; slice it first, as in tensor[...], or call .numpy() or .torch().")
@@ -116,7 +125,7 @@ class LazyTensor:
         >>> store["best"]["model/bias"].numpy().sum()
         np.float32(0.0)
         """
-        return self._bits([range(size) for size in self.shape]).view(self.dtype)
+        return self._shown(self._bits([range(size) for size in self.shape]))
 
     def torch(self, key: Any = ...) -> torch.Tensor:
         """Return all elements, or those of a NumPy index, as a new torch tensor of the tensor's dtype.

@@ -362,7 +362,7 @@ class Version(Mapping[str, "LazyTensor"]):
     def arrays(self) -> TypedGroup:
         """All tensors as a read-only Zarr group of plain arrays, by path; a read decodes the chunks that it touches.
 
-        Dtypes that Zarr lacks (bfloat16, float8) become unsigned integers with an attribute `dtype`. Axes are named
+        Tensors of bfloat16 and float8, which Zarr lacks, become float32 with an attribute `dtype`. Axes are named
         `<name>_dim0` and so on, for ``xarray.open_zarr(version.arrays.store, group="model")``.
         """
         from ckstore.views.groups import version_group

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import ckstore
+from ckstore.dtypes import numpy_dtype
 from ckstore.errors import NotFoundError
 from ckstore.tensor import LazyTensor
 from ckstore.version import Version
@@ -173,3 +175,24 @@ def test_every_tensor_of_a_real_file_is_torchs(shared_data: Path, store: ckstore
     for number, entry in state["optimizer_state_dict"]["state"].items():
         for name, tensor in entry.items():
             assert_same(version[f"optimizer_state_dict/state/[{number}]/{name}"].torch(), tensor, name)
+
+
+def test_slices_without_ml_dtypes_show_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+    source = {"bfloat16": words.view(torch.bfloat16), "complex32": words.view(torch.complex32).reshape(2, -1)}
+    source |= {name: codes.view(getattr(torch, name)) for name in dir(torch) if name.startswith("float8_")}
+    numpy_dtype.cache_clear()
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    try:
+        with ckstore.open(tmp_path / "store", create=True) as store:
+            version = store[store.ingest(source, run="a", step=1).version]
+            for path, tensor in source.items():
+                wide = torch.complex64 if path == "complex32" else torch.float32
+                assert version[path].dtype == str(wide).removeprefix("torch.")
+                expected = np.asarray(tensor.to(wide))
+                for found in (version[path], version.arrays[path]):
+                    np.testing.assert_array_equal(np.asarray(found[...]), expected, strict=True)
+                np.testing.assert_array_equal(version[path][..., 7], expected[..., 7])
+    finally:
+        numpy_dtype.cache_clear()

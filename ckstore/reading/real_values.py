@@ -44,6 +44,17 @@ def to_float64(bits: Bits, dtype: str) -> Reals | None:
     return None if table is None else table[bits.view(np.uint8)]
 
 
+def plain_numbers(bits: Bits, dtype: str) -> Bits:
+    """Return elements in their `plain_dtype`; bits unchanged if NumPy has their dtype, or packs several in a byte."""
+    if dtype == "bfloat16":
+        return np.asarray(bits.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "complex32":
+        parts = np.ascontiguousarray(bits).reshape(-1).view(np.float16)
+        return parts.astype(np.float32).view(np.complex64).reshape(bits.shape)
+    table = _float8(dtype)
+    return bits if table is None else np.asarray(table[bits], np.float32)
+
+
 def from_float64(values: Reals, dtype: str) -> Bits:
     """Return values as the bits of a float or complex dtype of 16 bits or more."""
     dtype = part_dtype(dtype)

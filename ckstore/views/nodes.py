@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.dtypes import zarr_type
+from ckstore.dtypes import plain_dtype
+from ckstore.reading.real_values import plain_numbers
 
 #: Name of the document that describes a node.
 METADATA = "zarr.json"
@@ -25,7 +26,7 @@ _FILL: dict[str, Any] = {"bool": False, "float": 0.0, "complex": [0.0, 0.0]}
 
 @dataclass(frozen=True, slots=True)
 class ArrayNode:
-    """An array of a dtype in `ITEM_SIZES`; one that Zarr lacks is an unsigned integer with an attribute `dtype`.
+    """An array of a dtype in `ITEM_SIZES`; one that Zarr lacks is of its `plain_dtype`, with an attribute `dtype`.
 
     Chunks are at least one element long in every axis. `dimensions` are the names of the axes, for xarray.
     `read(starts, stops)` returns the elements of a box as bits, an array of shape stops − starts.
@@ -44,7 +45,7 @@ class ArrayNode:
 
     def metadata(self) -> dict[str, Any]:
         """Return the array's metadata document."""
-        name = zarr_type(self.dtype)
+        name = plain_dtype(self.dtype)
         codec: dict[str, Any] = {"name": "bytes"}
         if name not in ("bool", "int8", "uint8"):
             codec["configuration"] = {"endian": "little"}
@@ -68,7 +69,7 @@ class ArrayNode:
         stops = tuple(
             min(start + chunk, size) for start, chunk, size in zip(starts, self.chunk_shape, self.shape, strict=True)
         )
-        bits = self.read(starts, stops)
+        bits = plain_numbers(self.read(starts, stops), self.dtype)
         if bits.shape != self.chunk_shape:
             whole = np.zeros(self.chunk_shape, bits.dtype)
             whole[tuple(slice(0, size) for size in bits.shape)] = bits
@@ -77,8 +78,7 @@ class ArrayNode:
 
     def chunk_bytes(self) -> int:
         """Return the number of bytes of every chunk."""
-        size = 16 if self.dtype == "complex128" else int(np.dtype(zarr_type(self.dtype)).itemsize)
-        return prod(self.chunk_shape) * size
+        return prod(self.chunk_shape) * int(np.dtype(plain_dtype(self.dtype)).itemsize)
 
     def chunk_keys(self) -> Iterator[str]:
         """Yield the keys of all chunks, below the array's path."""
