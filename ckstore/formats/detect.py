@@ -12,7 +12,7 @@ from functools import cache, partial
 from ckstore.errors import CkstoreError, InputError
 from ckstore.formats import dcp
 from ckstore.formats.archive import is_of_old_torch, parse_archive, parse_tar
-from ckstore.formats.containers import gguf, hdf5, msgpack, npy, safetensors
+from ckstore.formats.containers import gguf, hdf5, msgpack, npy, onnx, safetensors
 from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.layout import FileLayout, Format, Source, opaque
 from ckstore.formats.tar_headers import starts_like_tar
@@ -86,6 +86,7 @@ _OWN = (
     dcp.METADATA_FORMAT,
     safetensors.FORMAT,
     msgpack.FORMAT,
+    onnx.FORMAT,
 )
 
 

@@ -240,7 +240,7 @@ class FileLayout:
     tree
         The nested structure with `TensorRef` leaves, `Unknown` nodes, plain containers (dict, list, tuple, set,
         frozenset, `collections.OrderedDict`, `collections.defaultdict` of a built-in class) and plain values; for
-        safetensors, npz and gguf a flat dict, for npy its one tensor; None without tensors.
+        safetensors, npz, gguf and onnx a flat dict, for npy its one tensor; None without tensors.
     facts
         The file's own facts: `step`, `epoch` (integers), if its top level or its metadata has them.
     texts

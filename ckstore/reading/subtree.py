@@ -32,7 +32,10 @@ _KINDS: dict[Format, tuple[str, ...]] = {
     "npz": ("npz",),
 }
 #: Kinds by the suffix of a target to which nothing is converted.
-_UNWRITTEN = {".gguf": "gguf", ".h5": "hdf5", ".hdf5": "hdf5", ".keras": "zip", ".msgpack": "msgpack", ".npy": "npy"}
+_UNWRITTEN = {
+    ".gguf": "gguf", ".h5": "hdf5", ".hdf5": "hdf5", ".keras": "zip", ".msgpack": "msgpack", ".npy": "npy",
+    ".onnx": "onnx", ".pt2": "zip",
+}  # fmt: skip
 _S = TypeVar("_S")
 
 

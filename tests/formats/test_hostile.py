@@ -26,7 +26,7 @@ from ckstore.formats.skeleton import pieces
 from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.formats.torch.tree_reader import MAX_DEPTH
 from tests.formats.reading import in_memory, saved, split_skeleton, unzipped, zipped
-from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, learner_bytes, tar_bytes
+from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, initialiser, learner_bytes, onnx_bytes, tar_bytes
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
@@ -86,6 +86,7 @@ def small_files() -> dict[str, bytes]:
         "flax": flax_bytes({"a": np.arange(20.0), "b": {"c": [1, None, "x"], "s": np.float32(2)}, "step": 3}),
         "learner": learner_bytes({"a": torch.arange(3.0)}, {"s": {0: torch.ones(2)[::2]}}),
         "gguf": gguf_bytes([("a", (2, 3), 0, 24), ("q", (1, 32), 2, 18)], 8),
+        "onnx": onnx_bytes([initialiser("w", 1, (2, 3), bytes(24)), initialiser("b", 7, (), bytes(8))]),
         # With the first one of the blocks of zeros at its end; the others may be missing.
         "tar": tar[: (len(tar.rstrip(b"\0")) // 512 + 2) * 512],
     }
@@ -94,7 +95,8 @@ def small_files() -> dict[str, bytes]:
 SMALL = small_files()
 
 
-@pytest.mark.parametrize("kind", SMALL)
+# A model of ONNX begins with no magic number: one that is cut off is opaque.
+@pytest.mark.parametrize("kind", SMALL.keys() - {"onnx"})
 def test_every_truncation(kind: str) -> None:
     data = SMALL[kind]
     assert sane(data) is not None

@@ -14,6 +14,8 @@ import msgpack
 import numpy as np
 import torch
 
+from ckstore.varint import varint
+
 
 def gguf_bytes(
     tensors: Sequence[tuple[str | bytes, Sequence[int], int, int]],
@@ -41,6 +43,25 @@ def gguf_bytes(
         data += bytes(range(1, 33)) * (nbytes // 32) + bytes(nbytes % 32)
         data += bytes(-len(data) % step)
     return header + bytes(-len(header) % step) + data
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    """Return a field of a protobuf message: a number, or bytes."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def initialiser(name: str, kind: int, shape: Sequence[int], data: bytes, place: int = 9) -> bytes:
+    """Return the message of a tensor of ONNX; its data is in the field `place`."""
+    return b"".join(field(1, size) for size in shape) + field(2, kind) + field(8, name.encode()) + field(place, data)
+
+
+def onnx_bytes(initialisers: Sequence[bytes], before: bytes = b"") -> bytes:
+    """Return a model of ONNX with a node, and `before` in its graph."""
+    node = field(1, field(1, b"x") + field(1, b"w") + field(2, b"y") + field(4, b"MatMul"))
+    graph = node + field(2, b"main") + before + b"".join(field(5, one) for one in initialisers)
+    return field(1, 10) + field(2, b"tests") + field(7, graph) + field(8, field(2, 21))
 
 
 def learner_bytes(policy: Any, optimizer: Any, steps: int = 3, compression: int = zipfile.ZIP_STORED) -> bytes:
