@@ -17,6 +17,7 @@ from ckstore.formats.facts import facts_of_mapping, json_mapping
 from ckstore.formats.layout import LARGE_BYTES, Checked, FileLayout, Path, Source, TensorRef
 from ckstore.formats.sources import PartSource
 from ckstore.formats.tar_headers import BLOCK, TarEntry, read_headers
+from ckstore.formats.torch.exported import weights_of
 from ckstore.formats.trees import renumber_tensors
 from ckstore.formats.zip_directory import (
     FIRST_RECORD,
@@ -53,10 +54,16 @@ def parse_archive(source: Source, kind: str, parse_entry: Callable[[Source], Fil
             raise
         return None
     layout = FileLayout(kind, source.size, tree={})
-    for entry, name in zip(entries, _names(entries), strict=True):
+    names = _names(entries)
+    weights = weights_of(source, entries, names) if kind == "zip" else {}
+    for entry, name in zip(entries, names, strict=True):
         extents = len(layout.extents)
-        inner, why = _parsed(source, entry, kind, parse_entry)
-        _add(layout, entry, name, inner)
+        weight, why = weights.get(entry.name), ""
+        if weight is None:
+            inner, why = _parsed(source, entry, kind, parse_entry)
+            _add(layout, entry, name, inner)
+        elif weight.tensors:
+            _add(layout, entry, "", weight)
         if why:
             layout.bytes_for[entry.name] = why
         if not entry.plain:
@@ -115,10 +122,10 @@ def _names(entries: Sequence[ZipEntry] | Sequence[TarEntry]) -> list[str]:
 
 
 def _add(layout: FileLayout, entry: ZipEntry | TarEntry, name: str, inner: FileLayout | None) -> None:
-    """Add an entry's tensors below `name`, or its bytes."""
+    """Add an entry's tensors below `name`, or without one at the top, or its bytes."""
     if inner is not None and (inner.tensors or inner.bytes_for):
-        tree = embed(layout, inner, entry.start, (name,), entry.name)
-        layout.tree |= {name: tree} if inner.tensors else {}
+        tree = embed(layout, inner, entry.start, (name,) if name else (), entry.name)
+        layout.tree |= ({name: tree} if name else tree) if inner.tensors else {}
         layout.facts = inner.facts | layout.facts
     else:
         layout.add_bytes(("__entry__", entry.name), entry.start, entry.stop)

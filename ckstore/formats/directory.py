@@ -37,7 +37,7 @@ _PART = re.compile(
 #: Endings of files that hold tensors.
 _ENDINGS = {
     ".bin", ".ckpt", ".distcp", ".gguf", ".h5", ".hdf5", ".keras", ".msgpack", ".npy", ".npz", ".ocdbt", ".onnx", ".pt",
-    ".pth", ".safetensors",
+    ".pt2", ".pth", ".safetensors",
 }  # fmt: skip
 #: Endings that packers and compressors add.
 _PACKED = re.compile(r"(?:\.(?:tar|gz|zst|xz|bz2))+$")
