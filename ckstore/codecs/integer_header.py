@@ -105,14 +105,6 @@ def _part(head: bytes, at: int, size: int) -> bytes:
     return head[at : at + size]
 
 
-def count_bytes(count: int) -> bytes:
-    """Encode a number of elements; the usual powers of two take one byte."""
-    if count and count & (count - 1) == 0:
-        return bytes((128 + count.bit_length() - 1,))
-    size = (count.bit_length() + 7) // 8
-    return bytes((size,)) + count.to_bytes(size, "little")
-
-
 def read_count(head: bytes, at: int) -> tuple[int, int]:
     """Read a number of elements. Return it and its end."""
     first = _part(head, at, 1)[0]

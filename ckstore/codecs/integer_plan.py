@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from threading import local
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,19 +50,23 @@ class Workspace:
         """Get the encoder's kernels, and arrays for a payload of `size` elements."""
         if self._capacity > 0 and size <= self._capacity <= max(size, _KEPT):
             return
-        from ckstore.kernels.entropy import plan, survey, write
+        from ckstore.kernels.entropy import encode
 
-        self.plan, self.survey, self.write = plan, survey, write
+        self.encode = encode
         self._capacity = capacity = 1 << size.bit_length()
         self._encoder: tuple[Array, ...] = (
             *(np.empty(capacity, np.uint16) for _ in range(3)),
             *(np.empty(capacity, np.int64) for _ in range(3)),
-            np.empty(plan.CELLS, np.int64),
-            np.empty(2 * plan.CELLS, np.uint8),
+            np.empty(encode.CELLS, np.int64),
+            np.empty(2 * encode.CELLS, np.uint8),
             self.costs,
+            np.empty(encode.PLANE_BYTES * capacity, np.uint8),
+            np.empty(encode.STREAM_BYTES * capacity + encode.STREAM_SPARE, np.uint8),
+            np.empty(encode.DIRECTORY_BYTES, np.uint8),
         )
-        self._encoder_addresses = np.array([*(array.ctypes.data for array in self._encoder), capacity], np.uint64)
-        self.encoder = self._encoder_addresses.ctypes.data
+        arrays = np.array([*(array.ctypes.data for array in self._encoder), capacity, *[0] * encode.FACTS], np.int64)
+        self.facts = arrays[-encode.FACTS :]
+        self.encoder = arrays.ctypes.data
 
 
 def workspace() -> Workspace:
@@ -74,28 +77,30 @@ def workspace() -> Workspace:
     return held
 
 
-@dataclass(slots=True)
-class Plan:
-    """The planned contents of a payload.
+class Plan(NamedTuple):
+    """The planned contents of a payload, which a thread keeps until it encodes or decodes again.
 
     Attributes
     ----------
     coded
         The elements in coded order, as signed integers of their own width.
-    narrow
-        Bytes that hold each of them: 1, 2, 4 or 8.
     number
         Number of groups.
-    planes
-        The groups' planes, one after the other.
+    size
+        Bytes of the payload.
+    narrow
+        Bytes that hold each element: 1, 2, 4 or 8.
+    differs
+        Whether any element differs from 0.
     room
-        The output of the kernels, valid until this thread encodes or decodes again.
+        The output of the kernels.
     """
 
     coded: Array
-    narrow: int
     number: int
-    planes: Array
+    size: int
+    narrow: int
+    differs: bool
     room: Workspace
 
 
@@ -112,7 +117,7 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
     check_arrays(values, classes)
     room = workspace()
     room.reserve(values.size)
-    survey, plan, groups = room.survey, room.plan, room.groups
+    groups = room.groups
     signed = aligned(values.view(f"i{values.itemsize}"))
     groups.view(np.uint8).fill(0)
     if classes is None:
@@ -120,15 +125,9 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
         groups["count"][0] = signed.size
     else:
         coded, number = sort_elements(signed, classes, room)
-    planned = room.tables, number, room.encoder
-    bits = survey.survey_groups(coded, *planned)
-    planes = empty(plan.choose_planes(*planned), np.uint8)
-    survey.take_numbers(coded, *planned, planes)
-    if plan.plan_dense(*planned):
-        survey.extract_pairs(coded, *planned)
-        plan.plan_pairs(*planned)
-    narrow = 1 if bits <= 7 else 2 if bits <= 15 else 4 if bits <= 31 else 8
-    return Plan(coded, narrow, number, planes, room)
+    size = room.encode.plan_payload(coded, classes is not None, number, room.tables, room.encoder)
+    narrow, differs, *_ = room.facts.tolist()
+    return Plan(coded, number, size, narrow, differs != 0, room)
 
 
 def sort_elements(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:

@@ -7,26 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.integer_header import (
-    DAMAGED,
-    FORMAT,
-    GROUPED,
-    PADDING,
-    STREAMED,
-    Header,
-    count_bytes,
-    read_header,
-)
+from ckstore.codecs.integer_header import DAMAGED, Header, read_header
 from ckstore.codecs.integer_plan import Plan, Workspace, check_arrays, make_plan, workspace
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.runtime.blocks import aligned, empty, joined
+from ckstore.runtime.blocks import aligned, empty
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.scratch import scratch
-from ckstore.varint import varint
 
 Array = npt.NDArray[Any]
-
-_SIZE_CODES = {1: 0, 2: 1, 4: 2, 8: 3}
 
 #: Leading elements that are searched for a non-zero first.
 _FIRST = 64
@@ -48,35 +36,33 @@ def encode_integers(values: Array, classes: Array | None = None) -> bytes:
     UsageError
         If the arrays' dtype or shape does not fit.
     """
-    return b"".join(_parts(values, classes))
+    return _payload(make_plan(values, classes), classes).tobytes()
 
 
 def encode_changes(values: Array, classes: Array | None = None) -> memoryview | None:
     """Return the same payload, in memory that is reused after the result is released; None if all integers are zero."""
-    return joined(_parts(values, classes)) if values[:_FIRST].any() or values.any() else None
-
-
-def _parts(values: Array, classes: Array | None) -> list[bytes | Array]:
-    """Return the parts of a payload."""
+    if classes is not None and not (values[:_FIRST].any() or values.any()):
+        return None  # Without sorting by class.
     plan = make_plan(values, classes)
-    kinds = plan.room.groups["kind"][: plan.number]
-    streamed = bool((kinds < plan.room.directory.EQUAL).any())
-    flags = _SIZE_CODES[values.itemsize] | _SIZE_CODES[plan.narrow] << 2
-    flags |= (classes is not None) * GROUPED | streamed * STREAMED
-    start = bytes((FORMAT, flags))
-    head = count_bytes(values.size)
-    if classes is not None:
-        head += crc32(aligned(classes)).to_bytes(4, "little")
-    directory = write_directory(plan, grouped=classes is not None)
-    parts: list[bytes | Array] = []
-    if streamed:
-        parts = [plan.planes, *write_streams(plan)]
-        head += b"".join(varint(len(part)) for part in (directory, *parts[1:4]))
-    head += directory
-    check = crc32(head, crc32(start, crc32(_narrowed(plan.coded, plan.narrow))))
-    for part in parts:
-        check = crc32(part, check)
-    return [start + check.to_bytes(4, "little") + head, *parts]
+    if not plan.differs:
+        return None
+    payload = _payload(plan, classes)
+    payload.flags.writeable = False
+    return payload.data
+
+
+def _payload(plan: Plan, classes: Array | None) -> Array:
+    """Return the payload of a plan."""
+    room, coded = plan.room, plan.coded
+    payload = empty(plan.size, np.uint8)
+    classes_check = 0 if classes is None else crc32(aligned(classes))
+    room.encode.write_payload(coded, classes is not None, classes_check, room.tables, room.encoder, payload)
+    if plan.narrow < coded.itemsize:
+        coded = empty(coded.size, f"i{plan.narrow}")
+        room.encode.narrow(plan.coded, coded)
+    check = crc32(payload[6:], crc32(payload[:2], crc32(coded)))
+    payload[2:6] = np.frombuffer(check.to_bytes(4, "little"), np.uint8)
+    return payload
 
 
 def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes: Array | None = None) -> None:
@@ -206,37 +192,3 @@ def count_integers(payload: bytes | bytearray | memoryview) -> tuple[int, int]:
     """Return the number of integers in a payload and bytes of each, from its unverified header alone."""
     header = read_header(memoryview(payload).cast("B"))
     return header.count, header.width
-
-
-def _narrowed(coded: Array, width: int) -> Array:
-    """Return elements as integers of `width` bytes, which hold all of them."""
-    if coded.itemsize == width:
-        return coded
-    narrow = empty(coded.size, f"i{width}")
-    np.copyto(narrow, coded, casting="unsafe")
-    return narrow
-
-
-def write_streams(plan: Plan) -> list[Array]:
-    """Return the four streams, the last one followed by the payload's padding."""
-    held = plan.room
-    room = held.plan.stream_room(held.tables, plan.number)
-    buffer = empty(4 * room, np.uint8)
-    held.write.write_streams(held.tables, plan.number, held.encoder, buffer, room)
-    ends = held.ends.tolist()
-    buffer[ends[3] : ends[3] + PADDING] = 0
-    ends[3] += PADDING
-    streams = []
-    for stream, end in enumerate(ends):
-        assert end <= (stream + 1) * room, "there is room for all"
-        streams.append(buffer[stream * room : end])
-    return streams
-
-
-def write_directory(plan: Plan, *, grouped: bool) -> bytes:
-    """Return the directory of a plan's groups."""
-    held = plan.room
-    buffer = empty(held.plan.directory_room(held.tables, plan.number), np.uint8)
-    size: int = held.directory.write_directory(buffer, grouped, plan.coded.size, plan.number, held.tables)
-    assert size >= 0, "there is room for all"
-    return buffer[:size].tobytes()

@@ -6,6 +6,7 @@
 #include "entropy/survey.c"
 #include "entropy/plan.c"
 #include "entropy/write.c"
+#include "entropy/encode.c"
 #include "entropy/histogram.c"
 #include "entropy/read_dense.c"
 #include "entropy/read_pairs.c"

@@ -181,39 +181,20 @@ int64_t KERNEL(widen)(array narrow, array wide);
 /* Add signed integers (n) of at most 32 bits to int32 sums (n), which are shifted right first, rounding half up. */
 int64_t KERNEL(accumulate)(array narrow, array sums, int64_t shift);
 
-/* entropy/survey.c, plan.c and write.c: the steps of an encoder, in this order, on the first `number` groups of a directory,
- * whose label, start and count are set. `coded` has the elements in coded order, of any signed type. */
+/* entropy/encode.c */
 
-/* Fill `pairs` (the non-zeros), `top`, `kind`, `paired`, and `constant` of groups of equal elements. A dense group may
- * still turn out sparse. Evenly spaced blocks of groups that may have planes become `numbers`, at the group's first
- * element. Return the bits of the largest element without its sign. */
-int64_t KERNEL(survey_groups)(array coded, struct directory *directory, int64_t number, struct encoder *encoder);
+/* Plan a payload of elements in coded order, of any signed type, and write its directory, planes and streams into the
+ * encoder; fill `facts`. Label, start and count of the first `number` groups are set. Return the bytes of the payload. */
+int64_t KERNEL(plan_payload)(
+    array coded, int64_t grouped, int64_t number, struct directory *directory, struct encoder *encoder);
 
-/* Fill `plane`, `exact`, and `top` of the bits above a plane. Return the bytes of all planes. */
-int64_t KERNEL(choose_planes)(struct directory *directory, int64_t number, struct encoder *encoder);
+/* Write the planned payload of these elements into uint8 payload, with 0 for its checksum. */
+int64_t KERNEL(write_payload)(
+    array coded, int64_t grouped, int64_t classes_check, const struct directory *directory,
+    const struct encoder *encoder, array payload);
 
-/* Split the elements of dense groups: planes one after the other into uint8 planes, the other bits into `symbols`, counted
- * from the smallest number on, if the group is `exact`; else into `numbers`. */
-int64_t KERNEL(take_numbers)(
-    array coded, const struct directory *directory, int64_t number, struct encoder *encoder, array planes);
-
-/* Choose bins and code lengths of dense groups. Return the number of `paired` groups: groups that have pairs anyway, and
- * groups that pairs might make smaller. The next two steps are for these. */
-int64_t KERNEL(plan_dense)(struct directory *directory, int64_t number, struct encoder *encoder);
-
-/* Write the zero run before every non-zero, and its value, of the `paired` groups; fill `first_pair`. */
-int64_t KERNEL(extract_pairs)(array coded, struct directory *directory, int64_t number, struct encoder *encoder);
-
-/* Choose bins and code lengths of `paired` groups; a dense group becomes sparse if that is smaller. */
-int64_t KERNEL(plan_pairs)(struct directory *directory, int64_t number, struct encoder *encoder);
-
-/* Return the bytes that one stream, or the directory, may need. */
-int64_t KERNEL(stream_room)(const struct directory *directory, int64_t number);
-int64_t KERNEL(directory_room)(const struct directory *directory, int64_t number);
-
-/* Write the groups that have symbols, stream j into uint8 buffer (4 room) from byte j * room on; fill `ends`. */
-int64_t KERNEL(write_streams)(
-    const struct directory *directory, int64_t number, struct encoder *encoder, array buffer, int64_t room);
+/* Convert signed integers (n) to a type (n) that is at most as wide. */
+int64_t KERNEL(narrow)(array wide, array narrowed);
 
 /* entropy/histogram.c */
 

@@ -6,7 +6,6 @@ floats that takes as long as decoding it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,20 +59,6 @@ def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     if not _LEAST <= nbytes <= _MOST:
         return np.empty(count, wanted)
     return np.asarray(Block((nbytes - 1).bit_length(), wanted, count))
-
-
-def joined(parts: Sequence[bytes | npt.NDArray[np.uint8]]) -> memoryview:
-    """Return the concatenated bytes, read-only; other threads may run Python while large ones are copied."""
-    size = sum(map(len, parts))
-    if size < _LEAST:
-        return memoryview(b"".join(parts))
-    whole = empty(size, np.uint8)
-    end = 0
-    for part in parts:
-        begin, end = end, end + len(part)
-        whole[begin:end] = np.frombuffer(part, np.uint8)
-    whole.flags.writeable = False
-    return whole.data
 
 
 def aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

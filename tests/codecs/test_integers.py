@@ -370,9 +370,14 @@ def test_invalid_arguments_are_refused():
     assert issubclass(IntegrityError, CkstoreError)
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 127, 128, 255, 256, 4096, 65_537])
+def test_an_encoded_count_is_as_short_as_the_format_says(count):
+    assert encode_integers(np.zeros(count, np.int16))[6:].startswith(count_bytes(count))
+
+
 def test_counts_beyond_32_bits_are_stated_and_refused_before_anything_is_allocated():
     for count in (1 << 31, 1 << 40, (1 << 33) + 5):
-        encoded = integer_header.count_bytes(count)
+        encoded = count_bytes(count)
         assert integer_header.read_count(memoryview(encoded), 0) == (count, len(encoded))
         payload = bytes((1, 0)) + bytes(4) + encoded + b"xyz"
         assert count_integers(payload) == (count, 1)
@@ -701,11 +706,19 @@ def crafted_directory(rng, items, tops, plane=0):
     return buffer[:size].tobytes()
 
 
+def count_bytes(count: int) -> bytes:
+    """Return a number of elements as docs/format.md has it."""
+    if count and count & (count - 1) == 0:
+        return bytes((128 + count.bit_length() - 1,))
+    size = (count.bit_length() + 7) // 8
+    return bytes((size,)) + count.to_bytes(size, "little")
+
+
 def crafted_payload(directory, streams, count, width, narrow, elements):
     """A payload of one group with the right checksum of its elements."""
     sizes = b"".join(map(varint, map(len, (directory, *streams[:3]))))
     flags = width.bit_length() - 1 | narrow.bit_length() - 1 << 2 | integer_header.STREAMED
-    start = bytes((1, flags)) + bytes(4) + integer_header.count_bytes(count)
+    start = bytes((1, flags)) + bytes(4) + count_bytes(count)
     return with_check(b"".join((start, sizes, directory, *streams, bytes(8))), elements)
 
 
@@ -776,7 +789,7 @@ def test_groups_ascend_by_class_and_add_up(groups, whole):
     for value, size in fields:
         bits |= value << at
         at += size
-    start = bytes((1, integer_header.GROUPED)) + bytes(4) + integer_header.count_bytes(5)
+    start = bytes((1, integer_header.GROUPED)) + bytes(4) + count_bytes(5)
     check = zlib.crc32(classes).to_bytes(4, "little")
     payload = with_check(start + check + bits.to_bytes(at + 7 >> 3, "little"), np.zeros(5, np.int8))
     out = np.ones(5, np.int8)

@@ -13,6 +13,7 @@ enum {
     LONGEST = 12,      /* The longest code in bits. */
     LONGEST_RUN = 44,  /* The maximal bits of a zero run: the sum of a place and a run does not overflow. */
     STREAMS = 4,
+    PADDING = 8,       /* Bytes of zeros after the streams, for wide loads. */
     MEASURED = 4096,   /* Pairs of a sparse group from which its streams are quarters, whose elements are counted. */
 };
 

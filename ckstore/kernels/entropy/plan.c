@@ -232,7 +232,8 @@ static void plan_pairs(
     memcpy(lengths, pair_lengths, (size_t)symbols);
 }
 
-int64_t KERNEL(choose_planes)(struct directory *directory, int64_t number, struct encoder *encoder) {
+/* Fill `plane`, `exact`, and `top` of the bits above a plane. Return the bytes of all planes. */
+static int64_t choose_planes(struct directory *directory, int64_t number, struct encoder *encoder) {
     int64_t bytes = 0;
     for (int64_t index = 0; index < number; index++) {
         struct group *group = &directory->groups[index];
@@ -247,7 +248,9 @@ int64_t KERNEL(choose_planes)(struct directory *directory, int64_t number, struc
     return bytes;
 }
 
-int64_t KERNEL(plan_dense)(struct directory *directory, int64_t number, struct encoder *encoder) {
+/* Choose bins and code lengths of dense groups. Return the number of `paired` groups: groups that have pairs anyway, and
+ * groups that pairs might make smaller. The next two steps are for these. */
+static int64_t plan_all_dense(struct directory *directory, int64_t number, struct encoder *encoder) {
     int64_t paired = 0;
     for (int64_t index = 0; index < number; index++) {
         struct group *group = &directory->groups[index];
@@ -262,16 +265,17 @@ int64_t KERNEL(plan_dense)(struct directory *directory, int64_t number, struct e
     return paired;
 }
 
-int64_t KERNEL(plan_pairs)(struct directory *directory, int64_t number, struct encoder *encoder) {
+/* Choose bins and code lengths of `paired` groups; a dense group becomes sparse if that is smaller. */
+static void plan_all_pairs(struct directory *directory, int64_t number, struct encoder *encoder) {
     for (int64_t index = 0; index < number; index++)
         if (directory->groups[index].paired)
             plan_pairs(
                 &directory->groups[index], encoder, directory->lowers[index], directory->raws[index],
                 directory->lengths[index], encoder->costs[index]);
-    return 0;
 }
 
-int64_t KERNEL(stream_room)(const struct directory *directory, int64_t number) {
+/* Return the bytes that one stream may need. */
+static int64_t stream_room(const struct directory *directory, int64_t number) {
     int64_t room = 0;
     for (int64_t index = 0; index < number; index++) {
         const struct group *group = &directory->groups[index];
@@ -279,15 +283,4 @@ int64_t KERNEL(stream_room)(const struct directory *directory, int64_t number) {
             room += ((group->kind == DENSE ? group->count : group->pairs) / STREAMS + 3) * group->widest;
     }
     return room / 8 + 32;
-}
-
-int64_t KERNEL(directory_room)(const struct directory *directory, int64_t number) {
-    /* A bin and the empty ones around it take at most 24 bytes, a code length half a byte, the rest of a group below 96. */
-    int64_t room = 96 * number + 1;
-    for (int64_t index = 0; index < number; index++) {
-        const struct group *group = &directory->groups[index];
-        if (group->kind != EQUAL)
-            room += 24 * (group->bins + group->run_bins) + group->bins * group->run_bins;
-    }
-    return room;
 }

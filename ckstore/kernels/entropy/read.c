@@ -5,8 +5,6 @@
  * checksum reveal it. */
 #include "tables.h"
 
-enum { PADDING = 8 };
-
 /* Bits of a number without its sign from which no table holds all of it. */
 enum { ANY = 31 };
 

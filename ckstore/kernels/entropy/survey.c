@@ -52,73 +52,69 @@ static bool fits(
     return true;
 }
 
-int64_t KERNEL(survey_groups)(array coded, struct directory *directory, int64_t number, struct encoder *encoder) {
-    struct view from = input(coded);
-    if (!fits(&from, directory, number, encoder))
-        return MISFIT;
+/* Fill `pairs` (the non-zeros), `top`, `kind`, `paired`, and `constant` of groups of equal elements. A dense group may
+ * still turn out sparse. Evenly spaced blocks of groups that may have planes become `numbers`, at the group's first
+ * element. Return the bits of the largest element without its sign. */
+static int64_t survey_groups(
+    const struct view *coded, struct directory *directory, int64_t number, struct encoder *encoder) {
     int64_t largest = 0;
     for (int64_t index = 0; index < number; index++) {
         struct group *group = &directory->groups[index];
-        const void *elements = from.data + from.size * group->start;
+        const void *elements = coded->data + coded->size * group->start;
         int64_t count = group->count, *numbers = encoder->numbers + group->start;
         bool equal;
 #define SURVEY(size) survey_##size(elements, group, &equal)
-        WITH_SIZE(from.size, SURVEY)
+        WITH_SIZE(coded->size, SURVEY)
         largest = most(largest, group->top);
         double zeros = (double)(count - group->pairs);
         group->paired = !equal && zeros >= BOTH_ABOVE * (double)count;
         group->plane = 0;
         if (equal) {
             group->kind = EQUAL;
-            int64_t unused = 64 - 8 * from.size;
-            group->constant = (int64_t)(load_bytes(elements, from.size) << unused) >> unused;
+            int64_t unused = 64 - 8 * coded->size;
+            group->constant = (int64_t)(load_bytes(elements, coded->size) << unused) >> unused;
         } else if (zeros >= SPARSE_ABOVE * (double)count)
             group->kind = SPARSE;
         else {
             group->kind = DENSE;
 #define SAMPLE(size) sample_##size(elements, group, numbers)
-            WITH_SIZE(from.size, SAMPLE)
+            WITH_SIZE(coded->size, SAMPLE)
         }
     }
     return largest;
 }
 
-int64_t KERNEL(take_numbers)(
-    array coded, const struct directory *directory, int64_t number, struct encoder *encoder, array planes) {
-    struct view from = input(coded), to = output(planes);
-    if (!fits(&from, directory, number, encoder) || to.type != U1)
-        return MISFIT;
+/* Split the elements of dense groups: planes one after the other into `planes`, the other bits into `symbols`, counted
+ * from the smallest number on, if the group is `exact`; else into `numbers`. */
+static void take_numbers(
+    const struct view *coded, const struct directory *directory, int64_t number, struct encoder *encoder) {
     int64_t at = 0;
     for (int64_t index = 0; index < number; index++) {
         const struct group *group = &directory->groups[index];
         if (group->kind != DENSE)
             continue;
-        if (group->plane * group->count > to.count - at)
-            return MISFIT;
-        const void *elements = from.data + from.size * group->start;
+        const void *elements = coded->data + coded->size * group->start;
         uint16_t *symbols = encoder->symbols + group->start;
         int64_t *numbers = encoder->numbers + group->start;
-#define TAKE(size) take_##size(elements, group, symbols, numbers, to.data + at)
-        WITH_SIZE(from.size, TAKE)
+#define TAKE(size) take_##size(elements, group, symbols, numbers, encoder->planes + at)
+        WITH_SIZE(coded->size, TAKE)
         at += group->plane * group->count;
     }
-    return 0;
 }
 
-int64_t KERNEL(extract_pairs)(array coded, struct directory *directory, int64_t number, struct encoder *encoder) {
-    struct view from = input(coded);
-    if (!fits(&from, directory, number, encoder))
-        return MISFIT;
+/* Write the zero run before every non-zero, and its value, of the `paired` groups; fill `first_pair`. */
+static void extract_pairs(
+    const struct view *coded, struct directory *directory, int64_t number, struct encoder *encoder) {
     int64_t pair = 0;
     for (int64_t index = 0; index < number; index++) {
         struct group *group = &directory->groups[index];
         if (!group->paired)
             continue;
         group->first_pair = pair;
-        const void *elements = from.data + from.size * group->start;
+        const void *elements = coded->data + coded->size * group->start;
         int64_t *runs = encoder->runs + pair, *values = encoder->values + pair, count = group->count;
 #define EXTRACT(size) pair += extract_##size(elements, count, runs, values)
-        WITH_SIZE(from.size, EXTRACT)
+        WITH_SIZE(coded->size, EXTRACT)
         int64_t quarter = group->pairs / STREAMS;
         for (int stream = 0; stream < STREAMS; stream++) {
             int64_t end = stream < STREAMS - 1 ? quarter * (stream + 1) : group->pairs, length = 0;
@@ -127,5 +123,4 @@ int64_t KERNEL(extract_pairs)(array coded, struct directory *directory, int64_t 
             group->spans[stream] = length;
         }
     }
-    return 0;
 }

@@ -192,11 +192,9 @@ static void write_group(
     }
 }
 
-int64_t KERNEL(write_streams)(
-    const struct directory *directory, int64_t number, struct encoder *encoder, array buffer, int64_t room) {
-    struct view to = output(buffer);
-    if (!is_of(&to, U1, STREAMS * room) || number < 0 || number > CLASSES)
-        return MISFIT;
+/* Write the groups that have symbols, stream j into `streams` from byte j * room on. Fill `ends`, also of stream 3. */
+static void write_streams(
+    const struct directory *directory, int64_t number, struct encoder *encoder, int64_t room) {
     uint64_t heads[SYMBOLS], *words = (uint64_t *)encoder->cells;
     uint32_t codes[SYMBOLS];
     struct stream streams[STREAMS];
@@ -227,9 +225,8 @@ int64_t KERNEL(write_streams)(
             fill_words(group, directory->lowers[index], directory->raws[index], codes, words);
             items.words = words;
         }
-        write_group(group, &items, to.data, streams);
+        write_group(group, &items, encoder->streams, streams);
     }
     for (int stream = 0; stream < STREAMS; stream++)
         directory->ends[stream] = (int64_t)((streams[stream].place + 7) >> 3);
-    return 0;
 }
