@@ -105,6 +105,16 @@ class LinearLattice:
     def _exponents(self) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
         return aligned(self.rows), aligned(self.cols)
 
+    @property
+    def is_in_range(self) -> bool:
+        """Whether all steps are in the range of the dtype."""
+        lowest, highest = STEP_RANGE[self.dtype]
+        axes = [axis.astype(np.int64) for axis in (self.rows, self.cols) if axis.size]
+        return (
+            self.step + sum(int(axis.min()) for axis in axes) >= lowest
+            and self.step + sum(int(axis.max()) for axis in axes) <= highest
+        )
+
     def quantise(self, bits: Bits, start: int) -> Integers:
         """Return the nearest integers (int32) of a chunk of values that begins at element `start`."""
         from ckstore.kernels import lattice as kernels

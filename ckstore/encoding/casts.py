@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -35,8 +36,11 @@ class Casts:
     def __init__(self, values: _Identified) -> None:
         self._values = values
 
-    def source(self, unit: Unit) -> tuple[str, Unit] | None:
-        """Return content id and unit of the float32 values that a unit rounds; None without any."""
+    def source(self, unit: Unit, *, alone: bool = False) -> tuple[str, Unit] | None:
+        """Return content id and unit of the float32 values that a unit rounds; None without any.
+
+        If `alone`, no other unit may have these values.
+        """
         if unit.dtype not in SHORT:
             return None
         candidates = self._candidates.get(unit.shape, ())[:_CANDIDATES]
@@ -45,9 +49,15 @@ class Casts:
         own = self._values.read(unit, first, last) if candidates else None
         for number in candidates:
             other, content = self._values.units[number], self._values.contents[number]
+            if alone and self._uses[content] > 1:
+                continue
             if own is not None and content and _agree(own, self._values.read(other, first, last), unit.dtype):
                 return content, other
         return None
+
+    @cached_property
+    def _uses(self) -> Counter[str]:
+        return Counter(self._values.contents)
 
     @cached_property
     def _candidates(self) -> dict[tuple[int, ...], list[int]]:

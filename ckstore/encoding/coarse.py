@@ -22,10 +22,11 @@ from ckstore.codecs.lattice import (
     step_exponent,
 )
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
+from ckstore.codecs.short_floats import narrowed
 from ckstore.encoding.codebooks import CAREFUL
 from ckstore.encoding.common_step import CONCENTRATED
 from ckstore.encoding.deviations import Comparison
-from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Sample, Way, nearby_ancestors
+from ckstore.encoding.estimate import Encoded, Estimate, Master, Parent, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.encoding.magnitudes import LogModel, exponent_bias, member_rows, row_width, whole
 from ckstore.encoding.positives import loses_positives, may_lose
 from ckstore.errors import IntegrityError
@@ -138,11 +139,36 @@ class CoarseEncoder:
             return None if estimate is None or _loses(estimate, bits) else estimate
         return None if estimate is None or _is_clamped(bits, largest, estimate) else estimate
 
+    def estimate_cast(self, unit: Unit, read: ReadUnit, master: Master) -> Estimate | None:
+        """Return options of a rounding of values that become coarse: on their lattice, against them or in full.
+
+        None if the lattice does not suit its dtype or values.
+        """
+        if not isinstance(master.estimate.lattice, LinearLattice):
+            return None
+        lattice = replace(master.estimate.lattice, dtype=unit.dtype)
+        bits = read(0, unit.count)
+        if not lattice.is_in_range or statistics_of(bits, unit.dtype)[2] < unit.count:
+            return None
+        estimate = self._planned(unit, bits, lattice, None)
+        if _loses(estimate, bits):
+            return None
+        chunks = -(-unit.count // unit.chunk)
+        work = layer(chunks, unit.count, 0, grouped=False, delta=True).plus(master.source.work)
+        estimate.candidates = replace(
+            estimate.candidates,
+            options=(*estimate.candidates.options, Option("cast", 0.0, cost(work), is_base=False)),
+        )
+        estimate.plans["cast"] = Way(None, source=master.source)
+        estimate.master = master
+        return estimate
+
     def encode(self, estimate: Estimate, plan: Way, read: ReadUnit, debt: int) -> Encoded:
         """Return an object under `plan`, and cache its integers for the next version."""
-        unit, lattice = estimate.unit, estimate.lattice
+        unit, lattice, master = estimate.unit, estimate.lattice, estimate.master
         assert isinstance(lattice, LinearLattice | RoundedLattice)
         payloads = []
+        below: list[bytes] = []
         comparison = Comparison(unit)
         coded: list[Integers] = []
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
@@ -150,7 +176,13 @@ class CoarseEncoder:
             predicted = None
             if isinstance(plan.base, Linear) and isinstance(lattice, LinearLattice):
                 predicted = lattice.project(plan.base.lattice, self.reader.integers(plan.base, chunk), start)
-            integers = _quantised(lattice, bits, start, dithered=estimate.dithered, doubled=estimate.doubled)
+            integers = _integers(estimate, bits, start)
+            if master is not None:
+                words = master.source.read(start, start + bits.size)
+                rounded = _integers(master.estimate, words, start)
+                below.append(bytes.fromhex(digest(rounded.view(np.uint8))))
+                integers = np.where(narrowed(words, unit.dtype) == bits, rounded, integers)
+                predicted = None if plan.source is None else rounded
             delta = integers if predicted is None else integers - predicted
             payloads.append(encode_changes(delta))
             comparison.add(
@@ -166,6 +198,10 @@ class CoarseEncoder:
         common = common_fields(identity, unit, estimate.alone)
         if isinstance(lattice, RoundedLattice):
             return Encoded(Rounded.on(lattice, **common), [*payloads], comparison.result())
+        if master is not None and plan.source is not None:
+            assert master.estimate.lattice is not None
+            base = lattice_id(master.estimate.lattice, unit.count, unit.chunk, below)
+            return Encoded(Linear.on(lattice, **common, base=base, cast=True), [*payloads], comparison.result())
         record = Linear.on(lattice, **common, base=plan.base_id, debt=debt, origin=estimate.origin)
         return Encoded(record, [*payloads], comparison.result())
 
@@ -278,7 +314,8 @@ class CoarseEncoder:
         debt = 0.0
         if record is not None and isinstance(lattice, LinearLattice) and record.lattice.width == lattice.width:
             debt = record.debt
-            for place, ancestor in nearby_ancestors(self.reader.chains.levels(record)):
+            levels = (level for level in self.reader.chains.levels(record) if level.dtype == unit.dtype)
+            for place, ancestor in nearby_ancestors(levels):
                 assert isinstance(ancestor, Linear)
                 name = f"delta-{place}"
                 integers = sample.cut(self.reader.integers(ancestor, sample.chunk))
@@ -378,7 +415,7 @@ def _loses(estimate: Estimate, bits: Bits) -> bool:
     assert isinstance(lattice, LinearLattice | RoundedLattice)
     if not may_lose(unit, bits):
         return False
-    integers = _quantised(lattice, bits, 0, dithered=estimate.dithered, doubled=estimate.doubled)
+    integers = _integers(estimate, bits, 0)
     return loses_positives(unit, bits, lattice.values(integers, 0))
 
 
@@ -402,6 +439,12 @@ def _momentum_kept(unit: Unit, bits: Bits, lattice: LinearLattice) -> float:
     before, after = (floats(each, unit.dtype).astype(np.float64) for each in (sample.bits, decoded))
     size = float(np.square(before).sum())  # 0 for tiny values, too. A product would wake the threads of BLAS.
     return float((before * after).sum()) / size if size else 1.0
+
+
+def _integers(estimate: Estimate, bits: Bits, start: int) -> Integers:
+    """Return the integers of a chunk, as an estimate prepares them."""
+    assert isinstance(estimate.lattice, LinearLattice | RoundedLattice)
+    return _quantised(estimate.lattice, bits, start, dithered=estimate.dithered, doubled=estimate.doubled)
 
 
 def _quantised(lattice: Grid, bits: Bits, start: int, *, dithered: bool, doubled: bool) -> Integers:

@@ -84,9 +84,20 @@ class Way:
         return None if self.base is None else self.base.id
 
 
+@dataclass(frozen=True, slots=True)
+class Master:
+    """The values in the same version that a coarse object rounds, and how they become coarse themselves."""
+
+    source: Source
+    estimate: Estimate
+
+
 @dataclass(slots=True)
 class Estimate:
-    """The facts about one object for the planner's choice, and for the encoder that carries it out."""
+    """The facts about one object for the planner's choice, and for the encoder that carries it out.
+
+    A coarse cast has a `master`.
+    """
 
     unit: Unit
     candidates: Candidates
@@ -98,6 +109,7 @@ class Estimate:
     is_coarse: bool = False
     dithered: bool = False
     doubled: bool = False
+    master: Master | None = None
 
 
 @dataclass(slots=True)

@@ -23,13 +23,14 @@ from ckstore.encoding.casts import Casts
 from ckstore.encoding.coarse import CoarseEncoder, Steps
 from ckstore.encoding.codebooks import CAREFUL, CodebookEncoder
 from ckstore.encoding.common_step import CommonStep, common_step
-from ckstore.encoding.estimate import SPREAD, Encoded, Estimate, Parent, Source
+from ckstore.encoding.estimate import SPREAD, Encoded, Estimate, Master, Parent, Source
 from ckstore.encoding.exact import ObjectEncoder
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
 from ckstore.encoding.value_roles import JudgedValues, Values
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats.layout import FileLayout, Path
 from ckstore.formats.paths import path_to_text
+from ckstore.lineage.cost import Work, layer
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
@@ -106,7 +107,7 @@ class Estimator:
     """Estimates and encodes the objects of one version.
 
     `parents` are the parent version's objects by signature, `gradients` those of large tensors: the input of
-    Inshrinkerator's sensitivity. `casts` are the version's, unless it is coarse.
+    Inshrinkerator's sensitivity. `casts` are the version's.
     """
 
     def __init__(
@@ -118,10 +119,14 @@ class Estimator:
         gradients: GradientSource | None = None,
         casts: Casts | None = None,
     ) -> None:
-        self._casts = casts
+        # Published schemes are as they are published, and a bound holds for each tensor.
+        together = not policy.is_coarse or (policy.scheme == LATTICE and not policy.is_bounded)
+        self._casts = casts if together else None
+        self._masters: dict[Unit, Estimate | None] = {}
         self._axes = {} if not gradients else _orders(values, gradients.shapes)
         self._gradients = gradients
-        self._values = JudgedValues(values)
+        self._values = JudgedValues(values, self._masters_by_unit)
+        self._given = values
         self._policy = policy
         self._parents = parents
         self._reader = reader
@@ -148,25 +153,59 @@ class Estimator:
             estimate = self.coarse_estimate(unit)
             if estimate is not None:
                 return estimate
-        return self._exact.estimate(unit, partial(self._values.read, unit), self._parent(unit), self._source(unit))
+        source = self._source(unit)
+        if source is not None and self._policy.is_coarse and self._master(source.unit) is not None:
+            source = None  # Its exact values are not stored.
+        return self._exact.estimate(unit, partial(self._values.read, unit), self._parent(unit), source)
+
+    @cached_property
+    def _copies(self) -> dict[Unit, Unit]:
+        """The weights that are roundings of others in the version, each with the unit that it rounds."""
+        if self._casts is None or not self._policy.is_coarse:
+            return {}
+        weights = (unit for unit in self._given.units if unit.role in ("weight", "vector"))
+        sources = ((unit, self._casts.source(unit, alone=True)) for unit in weights)
+        return {unit: source[1] for unit, source in sources if source is not None}
+
+    def _masters_by_unit(self) -> dict[Unit, str]:
+        return {master: unit.role for unit, master in self._copies.items()}
 
     def _source(self, unit: Unit) -> Source | None:
-        """Return the values in the same version that an exact unit rounds, if any."""
-        found = None if self._casts is None else self._casts.source(unit)
+        """Return the values in the same version that a unit rounds, if any."""
+        # Of units with the same values, one decides how all of them become coarse.
+        found = None if self._casts is None else self._casts.source(unit, alone=self._policy.is_coarse)
         if found is None:
             return None
         content, other = found
-        work, parent = exact_work(other.count, other.chunk, other.dtype), self._parent(other)
+        work = self._expected(other, exact_work(other.count, other.chunk, other.dtype))
+        return Source(content, other, partial(self._values.read, other), work)
+
+    def _expected(self, unit: Unit, work: Work) -> Work:
+        """Return the expected work of decoding a unit: that of its own record, and of the parent's chain."""
+        parent = self._parent(unit)
         if parent is not None:
             with suppress(IntegrityError):
                 work = work.plus(self._reader.chains.work(self._reader.resolver.record(parent.id)))
-        return Source(content, other, partial(self._values.read, other), work)
+        return work
 
     def coarse_estimate(self, unit: Unit) -> Estimate | None:
-        """Return the options of a unit as a coarse object; None if it must stay exact."""
+        """Return the options of a unit as a coarse object; None if it must stay exact.
+
+        A unit that rounds another one becomes the rounding of the coarse values of that one.
+        """
         if not self.may_be_coarse(unit):
             return None
+        source = self._source(unit)
         unit = self._judged(unit)
+        if source is not None:
+            master = self._master(source.unit)
+            if master is None:
+                return None
+            own = layer(-(-unit.count // unit.chunk), unit.count, master.alone, grouped=False)
+            source = replace(source, work=self._expected(source.unit, own))
+            estimate = self._coarse.estimate_cast(unit, partial(self._values.read, unit), Master(source, master))
+            if estimate is not None:
+                return estimate
         read = partial(self._values.read, unit)
         before = self._parent(unit)
         if self._codebooks is not None:
@@ -176,6 +215,12 @@ class Estimator:
         return self._coarse.estimate(
             unit, read, before, lambda: self._steps(unit), lambda: self._size(unit), lambda: self._agreement(unit)
         )
+
+    def _master(self, unit: Unit) -> Estimate | None:
+        """Return the options of a unit that others round as a coarse object."""
+        if unit not in self._masters:
+            self._masters[unit] = self.coarse_estimate(unit)
+        return self._masters[unit]
 
     def encode(self, content: str, estimate: Estimate, choice: Choice) -> Encoded:
         """Return an object as planned.
@@ -265,9 +310,7 @@ class Estimator:
     @cached_property
     def _common(self) -> tuple[dict[str, Sensitivity], CommonStep]:
         """The sensitivities of weights by key, and their common step."""
-        weights = [
-            unit for unit in self._values.units if unit.role in ("weight", "vector") and unit.dtype in STEP_RANGE
-        ]
+        weights = [unit for unit in self._originals if unit.role in ("weight", "vector") and unit.dtype in STEP_RANGE]
         pairs = [(unit, self._moments[unit.key]) for unit in weights if unit.key in self._moments]
         shapes = sensitivities(pairs, self._values.read)
         items = [(unit, shapes.get(unit.key, Sensitivity()), self._parent(unit)) for unit in weights]
@@ -341,7 +384,12 @@ class Estimator:
     @cached_property
     def _moments(self) -> dict[str, Unit]:
         """A moment of each weight by the weight's key: the second one, else the first."""
-        return _of_weights(self._values.units, "second") or _of_weights(self._values.units, "first")
+        return _of_weights(self._originals, "second") or _of_weights(self._originals, "first")
+
+    @property
+    def _originals(self) -> Sequence[Unit]:
+        """All units but weights that round others."""
+        return [unit for unit in self._values.units if unit not in self._copies] if self._copies else self._values.units
 
 
 def knows_sensitivity(units: Sequence[Unit], gradients: GradientSource | None) -> bool:

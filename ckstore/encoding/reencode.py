@@ -21,7 +21,8 @@ def in_full(reader: ObjectReader, record: Record) -> Encoded:
         return Encoded(replace(record, base=None, debt=0), [*payloads])
     if isinstance(record, Linear | Rounded):
         payloads = [encode_changes(reader.integers(record, chunk)) for chunk in chunks]
-        return Encoded(record if isinstance(record, Rounded) else replace(record, base=None, debt=0), [*payloads])
+        whole = record if isinstance(record, Rounded) else replace(record, base=None, debt=0, cast=False)
+        return Encoded(whole, [*payloads])
     return _exactly(reader, record, Way(None))
 
 

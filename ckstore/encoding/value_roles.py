@@ -6,7 +6,7 @@ an unknown kind, and a tensor whose values are those of a second moment, are rou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,11 +65,13 @@ class Values(Protocol):
 class JudgedValues:
     """Units of a version with the roles that their values allow, in place of those of their paths.
 
-    `relative` is the role of a tensor that is rounded relative to each value.
+    `relative` is the role of a tensor that is rounded relative to each value. A state that weights round is a weight:
+    `masters` returns such units with the roles of their roundings.
     """
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, masters: Callable[[], Mapping[Unit, str]] = dict) -> None:
         self._values = values
+        self._masters = masters
 
     @property
     def units(self) -> Sequence[Unit]:
@@ -107,6 +109,10 @@ class JudgedValues:
     def _judged(self) -> tuple[list[Unit], dict[Unit, Unit], dict[Unit, Unit]]:
         """All units, the changed ones by the given ones, and the reverse."""
         roles = _Judgement(self._values).roles
+        masters = self._masters()
+        for number, unit in enumerate(self._values.units if masters else ()):
+            if roles.get(number) == "relative" and unit in masters:
+                roles[number] = masters[unit]
         changed = {
             unit: replace(unit, role=roles[number])
             for number, unit in enumerate(self._values.units)

@@ -320,6 +320,8 @@ class Linear(_Gridded, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    cast
+        The base is float32, such as a master weight of the same version.
     origin
         Id of the first object of this one's run; None if it is the first.
     """
@@ -330,6 +332,12 @@ class Linear(_Gridded, frozen=True, kw_only=True):
     base: Id | None = None
     debt: Balance = 0
     origin: Id | None = None
+    cast: bool = False
+
+    @property
+    def base_dtype(self) -> str:
+        """The dtype that a base must have."""
+        return CAST_FROM if self.cast else self.dtype
 
     @classmethod
     def on(cls, lattice: LinearLattice, **fields: Any) -> Self:
@@ -349,21 +357,15 @@ class Linear(_Gridded, frozen=True, kw_only=True):
             if axis.size:
                 low, high = low + int(axis.min()), high + int(axis.max())
         steps = f"linear 2^{low}" if low == high else f"linear 2^{low}..{high}"
-        return steps if self.base is None else f"{steps} delta"
+        return steps if self.base is None else f"{steps} {'cast' if self.cast else 'delta'}"
 
     def fits_on(self, base: Record) -> bool:
         """Return whether the integers of the other object can be projected."""
         return isinstance(base, Linear) and base.lattice.width == self.lattice.width
 
     def _is_possible(self) -> bool:
-        lattice = self.lattice
-        lowest, highest = STEP_RANGE[self.dtype]
-        axes = [axis.astype(np.int64) for axis in (lattice.rows, lattice.cols) if axis.size]
-        return (
-            _Gridded._is_possible(self)
-            and lattice.step + sum(int(axis.min()) for axis in axes) >= lowest
-            and lattice.step + sum(int(axis.max()) for axis in axes) <= highest
-        )
+        is_cast = self.base is not None and self.dtype in SHORT
+        return _Gridded._is_possible(self) and self.lattice.is_in_range and (is_cast or not self.cast)
 
 
 class Rounded(_Gridded, frozen=True, kw_only=True):

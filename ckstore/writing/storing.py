@@ -86,8 +86,7 @@ def store_objects(
     """
     resolver = repository.resolver
     parents = parents_of(repository, request.parent, coarse=request.policy.is_coarse)
-    casts = None if request.policy.is_coarse else Casts(values)
-    estimator = Estimator(reader, values, request.policy, parents, request.gradients, casts)
+    estimator = Estimator(reader, values, request.policy, parents, request.gradients, Casts(values))
     budget = version_budget(reader, values.layouts, values.size, parents.values(), request.budget)
     objects = _Objects(reader, resolver, values)
     with (

@@ -16,6 +16,7 @@ from ckstore.codecs.lattice import STEP_RANGE
 from ckstore.commit.change import Change
 from ckstore.commit.costs import own_bytes, present_costs, update_costs
 from ckstore.encoding.budget import BUDGET
+from ckstore.encoding.casts import Casts
 from ckstore.encoding.estimate import Encoded, Estimate, Parent
 from ckstore.encoding.estimator import Estimator
 from ckstore.encoding.object_writer import ObjectWriter
@@ -329,7 +330,8 @@ class _Thinning:
         """Write the version's coarse objects; return all its objects, and the facts of the coarse ones."""
         reader, units = self.batch.reader, self.version.layout.units
         parents = self._parents()
-        estimator = Estimator(reader, StoredValues(self.version), self.batch.policy, parents)
+        values = StoredValues(self.version)
+        estimator = Estimator(reader, values, self.batch.policy, parents, casts=Casts(values))
         size = sum(unit.nbytes for unit in units)
         budget = version_budget(reader, self.version.layout.files, size, parents.values(), BUDGET)
         objects = list(self.version.document.objects)

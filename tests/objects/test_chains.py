@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work
 from ckstore.objects.chains import Chains
-from ckstore.objects.records import Cast, Delta, Full, Record
+from ckstore.objects.records import Cast, Delta, Full, Linear, Record
 
 T = TypeVar("T")
 
@@ -75,6 +76,19 @@ def test_a_cast_needs_a_base_of_float32_and_its_cut(wrong: dict[str, Any]) -> No
     assert Chains(Records([Full(**base), cast])).depth(cast) == 1
     with pytest.raises(IntegrityError, match="cut into other chunks"):
         Chains(Records([Full(**base | wrong), cast])).depth(cast)
+
+
+def test_a_coarse_cast_needs_a_linear_base_of_float32() -> None:
+    said: dict[str, Any] = {"width": 1, "step": 0}
+    cast = Linear(**{**fields(1), "dtype": "bfloat16", "base": name(0), "cast": True, **said})
+    base = {**fields(0), "dtype": "float32", **said}
+    assert Chains(Records([Linear(**base), cast])).depth(cast) == 1
+    for wrong in ({"dtype": "bfloat16"}, {"width": 2}):
+        with pytest.raises(IntegrityError):
+            Chains(Records([Linear(**base | wrong), cast])).depth(cast)
+    delta = replace(cast, cast=False)
+    with pytest.raises(IntegrityError):
+        Chains(Records([Linear(**base), delta])).depth(delta)
 
 
 def test_casts_in_a_circle_are_refused() -> None:

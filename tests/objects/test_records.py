@@ -33,6 +33,10 @@ RAW: dict[str, Any] = {
 FULL: dict[str, Any] = {
     "id": "a" * 40, "kind": "full", "dtype": "int8", "count": 1000, "chunk": 300, "at": [100, 500], "alone": 500,
 }  # fmt: skip
+COPY: dict[str, Any] = {
+    "id": "a" * 40, "kind": "linear", "dtype": "bfloat16", "count": 1000, "chunk": 300,
+    "base": "b" * 40, "at": [100, 0], "alone": 400, "step": -12, "width": 100, "cast": True,
+}  # fmt: skip
 CODEBOOK: dict[str, Any] = {
     "id": "a" * 40, "kind": "codebook", "dtype": "float32", "count": 1000, "chunk": 300, "at": [100, 500], "alone": 400,
     "centroids": b64encode(np.array([-1, 0, 1, 2], "<f4").tobytes()).decode(), "protected": True,
@@ -44,7 +48,7 @@ def exponents(*values: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "document", [LINEAR, RAW, FULL, DELTA, PATCHED, CAST, CODEBOOK], ids=lambda document: document["kind"]
+    "document", [LINEAR, RAW, FULL, DELTA, PATCHED, CAST, COPY, CODEBOOK], ids=lambda document: document["kind"]
 )
 def test_records_come_back(document: dict[str, Any]) -> None:
     assert plainly(read_record(document)) == document
@@ -63,6 +67,9 @@ def test_a_record_ends_behind_its_bytes() -> None:
         (CAST, {"dtype": "float32"}),
         (CAST, {"dtype": "float8_e5m2"}),
         (CAST, {"base": None}),
+        (COPY, {"dtype": "float32"}),
+        (COPY, {"base": None}),
+        (COPY, {"dtype": "float16", "step": -49}),
         (LINEAR, {"count": 0}),
         (LINEAR, {"count": 1 << 48}),
         (LINEAR, {"count": 1000.0}),

@@ -21,7 +21,7 @@ import ckstore
 from ckstore.commit import costs
 from ckstore.commit.change import Change
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
-from ckstore.objects.records import Record
+from ckstore.objects.records import Linear, Record
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.recovery.recover import recover
 from ckstore.storage import durable
@@ -367,7 +367,8 @@ def test_a_whole_run_keeps_its_coarse_chain(store: ckstore.Store) -> None:
     """Moments of one thinned version are stored against those of the other."""
     store.thin(run="a")
     rows = store._catalog.versions("a")
-    assert [row.depth > 0 for row in rows] == [False, True, True, True, True, True]
+    # The rounding of a weight is stored against that.
+    assert [row.depth > 1 for row in rows] == [False, True, True, True, True, True]
     assert sum(row.stored_bytes for row in rows) < sum(row.original_bytes for row in rows) / 8
 
 
@@ -376,9 +377,11 @@ def test_versions_between_exact_ones_keep_a_coarse_chain(store: ckstore.Store) -
     store.thin(["a@1", "a@3", "a@5"])
     first, *others = (coarse_weights(store, step) for step in (1, 3, 5))
     assert len(first) == 6
+    roundings = {path for path, record in first.items() if isinstance(record, Linear) and record.cast}
+    assert roundings == {"model/half"}
     for before, after in zip([first, *others], others, strict=False):
-        for path, record in after.items():
-            assert before[path].id in (record.base, record.id), path
+        for path in after.keys() - roundings:
+            assert before[path].id in (after[path].base, after[path].id), path
 
 
 def coarse_weights(store: ckstore.Store, step: int) -> dict[str, Record]:
