@@ -117,10 +117,12 @@ def grown(place: Path, versions: int) -> None:
             store.ingest({"w": weight, "bias": bias + step}, run="r0", step=10**6 + step, hot=9)
         store.tag(f"r0@{10**6 + 1}", "best")
         store.encode(f"r0@{10**6 + 2}")
+        bands = store[f"r0@{10**6}"]._stored.document.bands
     with without_triggers(place / "catalog.sqlite") as database:
         database.execute("PRAGMA foreign_keys = OFF")
         for table, column in (
-            ("versions", "number"), ("versions", "parent"), ("version_packs", "version"), ("tags", "version")
+            ("versions", "number"), ("versions", "parent"), ("version_packs", "version"), ("tags", "version"),
+            ("likeness", "version"),
         ):  # fmt: skip
             database.execute(f"UPDATE {table} SET {column} = {column} + {versions}")
         database.row_factory = sqlite3.Row
@@ -145,6 +147,7 @@ def grown(place: Path, versions: int) -> None:
             for table, values in (("packs", pack), ("versions", row)):
                 named = ", ".join(f":{name}" for name in values)
                 database.execute(f"INSERT INTO {table} VALUES ({named})", values)
+            database.executemany("INSERT INTO likeness VALUES (?, ?)", [(band, number) for band in bands])
             if number % (versions // 5) == 0:
                 database.execute("INSERT INTO tags (name, version) VALUES (?, ?)", [f"tag {number}", number])
         database.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'reservations'", [versions + 10])
@@ -173,6 +176,9 @@ def operations(place: Path) -> Iterator[tuple[str, Callable[[], object]]]:
         yield "state dict", lambda: store[f"r0@{last + 3}"].state_dict()
         yield "length", lambda: len(store)
         yield "forget", lambda: store.forget(f"r0@{last + 2}")
+        generator = torch.Generator().manual_seed(0)
+        _, alike = torch.randn(8000, generator=generator), torch.randn(70_000, generator=generator) + 1e-3
+        yield "new run", lambda: store.ingest({"bias": alike}, run="new", hot=0)
 
     def opened() -> object:
         with ckstore.open(place) as store:

@@ -150,6 +150,7 @@ class Change:
                 bases=self._bases(placed),
                 replace=replaces,
                 requires=_keys(needs, placed),
+                bands=document.bands,
             )
 
         def change() -> int:

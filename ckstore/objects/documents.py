@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ckstore.errors import InputError, IntegrityError
 from ckstore.objects.identity import digest
+from ckstore.objects.likeness import BANDS, DIGITS, bands_in
 from ckstore.objects.records import AnyRecord
 from ckstore.policy import Fidelity, Policy
 from ckstore.runtime.local_path import is_relative
@@ -197,6 +198,8 @@ class VersionDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
         Globs over the paths of dropped tensors. No unit of the layout holds these tensors.
     goes_back
         Whether the parent was not the tip of the run, so that this version superseded others; the log has their ids.
+    likeness
+        Bands of the values (`objects/likeness.py`), by which versions of other runs find this one.
     """
 
     number: Positive
@@ -221,6 +224,12 @@ class VersionDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
     hot: HotFacts | None = None
     dropped: tuple[Word, ...] = ()
     goes_back: bool = False
+    likeness: Annotated[str, Meta(pattern=rf"\A([0-9a-f]{{{DIGITS}}}){{0,{BANDS}}}\Z")] = ""
+
+    @property
+    def bands(self) -> list[int]:
+        """The bands of the values."""
+        return bands_in(self.likeness)
 
     @property
     def uid(self) -> str:

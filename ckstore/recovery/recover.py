@@ -304,6 +304,7 @@ class _Builder:
             [],
             references=references & self.packs.keys(),
             uses=self.objects.uses(document.objects),
+            bands=document.bands,
         )
         self.report.versions += 1
 

@@ -166,6 +166,7 @@ class Catalog(CatalogClaims):
         bases: Iterable[str] = (),
         replace: bool = False,
         requires: Sequence[int] = (),
+        bands: Sequence[int] = (),
     ) -> None:
         """Make a version visible, in one transaction; do nothing if `recover` has already done so.
 
@@ -187,6 +188,8 @@ class Catalog(CatalogClaims):
             Forget the version at the same run and step; its children get its parent.
         requires
             Keys of older objects that this version refers to; they must still exist.
+        bands
+            Bands of its values, by which others find it.
 
         Raises
         ------
@@ -229,6 +232,8 @@ class Catalog(CatalogClaims):
         self._insert_version(row, parent)
         self._refer(row, references)
         self._place_all(row, uses, list(objects), list(raw))
+        for band in bands:
+            self._connection.execute("INSERT OR IGNORE INTO likeness VALUES (?, ?)", [band, row.number])
         self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
 
     def places_of(self, keys: Iterable[int]) -> dict[str, str]:
@@ -373,6 +378,7 @@ class Catalog(CatalogClaims):
     def note_collected(self, when: str) -> None:
         """Record the time at which `gc` last moved or removed an object, so that other processes notice."""
         self._write(COLLECTED, when)
+        self._connection.execute("DELETE FROM likeness WHERE version NOT IN (SELECT number FROM versions)")
 
     def note_clean(self, held: int) -> None:
         """Record that a collection found no garbage now, and how many bytes of forgotten versions others need."""

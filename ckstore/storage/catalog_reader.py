@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -68,6 +69,9 @@ _NUMBERS = rows(Positive)
 _SLOTS, _USES, _BASES = rows(Slots), rows(PackName, Slots), rows(PackName, PackName)
 #: Distance of numbers within which a similar version is looked for.
 _NEAR = 100
+
+#: Versions with a band that count.
+_ALIKE = 64
 #: Number of versions that are read at once where the first ones may suffice.
 _PAGE = 100
 _TOTAL = rows(Size)
@@ -278,6 +282,20 @@ class CatalogReader:
         """Return the tags of a version, sorted."""
         query = "SELECT name, version, seal FROM tags WHERE version = ? ORDER BY name"
         return [tag for tag, _ in self._connection.sealed(query, [number], TAG_ROWS)]
+
+    def alike(self, bands: Iterable[int]) -> list[int]:
+        """Return the numbers of present versions with some of these bands, those with most of them first.
+
+        Of each band only the latest versions count.
+        """
+        found: Counter[int] = Counter()
+        query = (
+            "SELECT v.number FROM likeness l JOIN versions v ON v.number = l.version WHERE l.band = ?"
+            f" ORDER BY l.version DESC LIMIT {_ALIKE}"
+        )
+        for band in bands:
+            found.update(number for (number,) in self._connection.rows(query, [band], _NUMBERS))
+        return sorted(found, key=lambda number: (found[number], number), reverse=True)
 
     def nearest_dropped(self, run: str, number: int) -> VersionRow | None:
         """Return the version of a run with dropped tensors whose number is nearest; None if none is near."""

@@ -42,6 +42,8 @@ SEALED: Mapping[str, tuple[str, ...]] = {
 # `version_packs` holds the packs that a version's blobs are in, besides its own (`blobs`; `packs.referrers` counts
 # them), and those of its objects, with the text of at least their slots (`ckstore.storage.slots`). `pack_bases` holds
 # at least the packs with the bases of a pack's objects.
+# `likeness` holds bands of values, from which versions with similar values are guessed; of forgotten versions until the
+# next `gc`.
 # `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
 _TABLES = """
 CREATE TABLE seals (
@@ -117,6 +119,7 @@ CREATE TABLE tags (
     name TEXT PRIMARY KEY, version INT NOT NULL REFERENCES versions, seal INT NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX tags_version ON tags (version);
+CREATE TABLE likeness (band INT, version INT, PRIMARY KEY (band, version)) WITHOUT ROWID;
 CREATE TABLE settled_objects (key INTEGER PRIMARY KEY, pack INT NOT NULL, slot INT NOT NULL);
 CREATE TABLE recent_objects (key INTEGER PRIMARY KEY, pack INT NOT NULL, slot INT NOT NULL);
 CREATE VIEW objects AS

@@ -28,7 +28,7 @@ _LEVEL = 16
 #: Text that documents share, the most frequent last: a short document takes half the bytes with it.
 DICTIONARY = (
     b'"coarse":{"scheme":"lattice","parameters":{"quality":1.5},"units":{"0":["'
-    b'"hot":{"policy":"{\\"fidelity\\":\\"exact\\"}","budget":2.0},"dropped":["'
+    b'"hot":{"policy":"{\\"fidelity\\":\\"exact\\"}","budget":2.0},"likeness":"","dropped":["'
     b'"rebase":true,"stands_for":["{"kind":"raw","crcs":[{"kind":"rounded","shift":,"level":,"rows":"PPPP","cols":"PPPP'
     b'{"kind":"codebook","centroids":"{"kind":"patches","sizes":[{"kind":"linear","step":-,"origin":"'
     b'"},{"kind":"full","id":"","dtype":"bfloat16","count":'

@@ -105,7 +105,12 @@ class VersionRow:
     source: str | None = None
 
     def __repr__(self) -> str:
-        return f"<ckstore.VersionRow {self.number} {self.run if self.step is None else f'{self.run}@{self.step}'}>"
+        return f"<ckstore.VersionRow {self.number} {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """`run@step`, or the run's name where the version has no step."""
+        return self.run if self.step is None else f"{self.run}@{self.step}"
 
     @property
     def described(self) -> tuple[str, str, int]:

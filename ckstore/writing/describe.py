@@ -22,6 +22,7 @@ from ckstore.objects.documents import (
     VersionDocument,
 )
 from ckstore.objects.layouts import LayoutDocument
+from ckstore.objects.likeness import text_of
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
@@ -97,6 +98,7 @@ def describe(
         replaces=None if existing is None else existing.number,
         hot=HotFacts(replace(request.policy, hot=None).to_text(), request.budget) if hot else None,
         goes_back=request.goes_back,
+        likeness=text_of(request.bands),
     )  # fmt: skip
     document.encode()  # Raises an error if it could not be read back.
     return document, blobs.packed

@@ -31,6 +31,7 @@ from ckstore.encoding.estimator import knows_sensitivity
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.lineage import search as settings_search
 from ckstore.objects.continuation import Cut
+from ckstore.objects.likeness import bands_of
 from ckstore.objects.reader import ObjectReader
 from ckstore.policy import Policy
 from ckstore.repository import Repository
@@ -52,7 +53,7 @@ from ckstore.writing.compact import compacted
 from ckstore.writing.describe import describe
 from ckstore.writing.existing import in_place_of, is_there
 from ckstore.writing.gradients import Gradients
-from ckstore.writing.parents import cuts_of, nearest_version, units_after
+from ckstore.writing.parents import cuts_of, ends_of_runs, nearest_version, units_after
 from ckstore.writing.ranks import Written
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import AUTO, IngestOptions, Request, named_parent, plain_metrics, request_of
@@ -66,6 +67,11 @@ Progress = Callable[[int], None]
 #: Bytes of an array's names and metadata in a pack; measured in `docs/decisions.md`.
 _ENTRY = 310
 
+#: Versions with equal bands that a run's first version is compared with, and the part of its bytes in full that the
+#: difference to one of them may take.
+_COMPARED = 12
+_WORTH = 0.9
+
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
@@ -78,8 +84,8 @@ class IngestReport:
     is_new
         False if the same content already existed at this run and step.
     note
-        Sentences, which are logged, too: on a number in the source that looks like its step and is none, and on a
-        version that is exact although a coarse one was requested.
+        Sentences, which are logged, too: on a number in the source that looks like its step and is none, on a version
+        that is exact although a coarse one was requested, and on the parent of a run's first version.
 
     Examples
     --------
@@ -132,7 +138,12 @@ def ingest(
         if options.parent == AUTO and not scanned.is_hashed:
             hash_version(scanned, force=request.force, progress=progress)
         step = scanned.step if request.step is None else request.step
+        bands = () if written is not None else bands_of((file.source, file.layout) for file in scanned.files)
         parent = _parent(repository, options.parent, request.run, step, scanned)
+        like = None
+        if options.parent is None and parent is None and bands:
+            alike = repository.catalog.alike(bands)[:_COMPARED]
+            parent = like = nearest_version(repository, scanned, alike, _WORTH) if alike else None
         if options.parent == AUTO and parent is not None and written is None:
             _cut_again(repository, scanned, parent)
         is_named = options.parent not in (None, AUTO) or (parent is not None and parent.superseded)
@@ -143,13 +154,18 @@ def ingest(
             goes_back=is_named and goes_back(repository.catalog, request.run, parent),
             source=scanned.name,
             gradients=gradients,
+            bands=bands,
         )
         report = _ingest(repository, scanned, request, progress, written)
     if report.is_new:
         report = IngestReport(within_budget(repository, report.version, request.budget), is_new=True)
+    subject = scanned.name or f"Run {request.run}"
     notes = [note for note in (scanned.unused, _exact_note(repository, report, request)) if note]
     for note in notes:
-        _log.warning("%s: %s", scanned.name or f"Run {request.run}", note)
+        _log.warning("%s: %s", subject, note)
+    if like is not None and report.is_new:
+        notes.append(f"Against {like.name}, by likeness.")
+        _log.info("%s: %s", subject, notes[-1])
     return replace(report, note=" ".join(notes))
 
 
@@ -173,7 +189,7 @@ def _parent(
     repository: Repository, spec: str | int | None, run: str, step: int | None, scanned: ScannedVersion
 ) -> VersionRow | None:
     if spec == AUTO:
-        return nearest_version(repository, scanned)
+        return nearest_version(repository, scanned, ends_of_runs(repository.catalog))
     return named_parent(repository.catalog, spec, run, step)
 
 

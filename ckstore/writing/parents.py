@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from ckstore.objects.continuation import Cut, continued
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.layouts import check_layout
 from ckstore.objects.records import check_cut
-from ckstore.objects.units import Unit
+from ckstore.objects.units import Unit, plan_units
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.storage.catalog import VersionRow
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.objects.units import Unit
     from ckstore.repository import Repository
     from ckstore.scanning.scanned import ScannedVersion
+    from ckstore.storage.catalog import Catalog
 
 #: Versions whose values are compared: the most similar by names and shapes, later ones first.
 _COMPARED = 12
@@ -37,18 +39,29 @@ _SAMPLE = 1 << 14
 _OBJECTS = 4
 
 
-def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionRow | None:
-    """Return the version whose largest objects differ least from those of `scanned`, or None.
+def ends_of_runs(catalog: Catalog) -> Iterator[int]:
+    """Yield the numbers of the first and the last version of each run."""
+    for run in catalog.runs():
+        yield from {row.number for row in (catalog.first(run.name), catalog.latest(run.name)) if row is not None}
 
-    Candidates are the first and the last version of each run that share at least half of the elements by name and
-    shape, or continue them. Superseded versions are none.
+
+def nearest_version(
+    repository: Repository, scanned: ScannedVersion, numbers: Iterable[int], worth: float = float("inf")
+) -> VersionRow | None:
+    """Return the one of some versions whose largest objects differ least from those of `scanned`, or None.
+
+    It shares at least half of the elements by name and shape, or continues them, and is not superseded. The differences
+    take less than the part `worth` of the values in full.
     """
-    cut = Cut([(scanned.prefix(file), file.layout) for file in scanned.files], scanned.units)
-    total = sum(unit.count for unit in scanned.units)
+    files = [(scanned.prefix(file), file.layout) for file in scanned.files]
+    cut = Cut(files, scanned.units or plan_units(files))
+    total = sum(unit.count for unit in cut.units)
     candidates = []
-    for run in repository.catalog.runs():
-        ends = repository.catalog.first(run.name), repository.catalog.latest(run.name)
-        for row in {row.number: row for row in ends if row is not None and not row.superseded}.values():
+    for number in numbers:
+        with suppress(NotFoundError, IntegrityError):  # It was forgotten since, or is damaged.
+            row = repository.catalog.version(number)
+            if row.superseded:
+                continue
             version = StoredVersion(repository, row)
             objects = {
                 unit.signature: item for unit, item in zip(version.layout.units, version.document.objects, strict=True)
@@ -60,7 +73,7 @@ def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionR
     candidates.sort(key=lambda candidate: candidate[:2], reverse=True)
     best: tuple[float, VersionRow] | None = None
     for _, _, row, objects, units in candidates[:_COMPARED]:
-        bits = 0.0
+        bits = full = 0.0
         largest = sorted(units, key=lambda key: units[key].count, reverse=True)
         for key in [key for key in largest if key in objects][:_OBJECTS]:
             unit = units[key]
@@ -71,9 +84,11 @@ def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionR
                 bits = float("inf")
                 break
             mirrored = is_mirrored(unit.dtype, unit.count, unit.chunk)
-            difference = ordinal_difference(scanned.read(unit, 0, taken), before, unit.dtype, mirrored=mirrored)
+            values = scanned.read(unit, 0, taken)
+            difference = ordinal_difference(values, before, unit.dtype, mirrored=mirrored)
             bits += payload_bits(difference)[0] / taken * unit.count
-        if bits < float("inf") and (best is None or bits < best[0]):
+            full += payload_bits(ordinal_difference(values, None, unit.dtype))[0] / taken * unit.count
+        if bits < min(float("inf"), worth * full) and (best is None or bits < best[0]):
             best = bits, row
     return None if best is None else best[1]
 

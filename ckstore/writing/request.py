@@ -66,7 +66,7 @@ class Request:
     `parent` is the row of the version before this one; `source` is empty for a state dict. `read` are the metrics from
     the files: value and path of the file, by name. With `force`, damaged files are stored as opaque bytes. `heals`
     tells whether the version replaces a damaged one of the same content, tags included; `goes_back`, whether the
-    parent is not the tip of the run.
+    parent is not the tip of the run. `bands` are those of the values (`objects/likeness.py`).
     """
 
     run: str
@@ -84,6 +84,7 @@ class Request:
     force: bool = False
     heals: bool = False
     goes_back: bool = False
+    bands: tuple[int, ...] = ()
 
     @property
     def is_hot(self) -> bool:

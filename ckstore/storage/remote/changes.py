@@ -62,6 +62,7 @@ _ONE_ENTRY: Kind = (tuple[Whole, Whole], _shallow, lambda entry: PackEntry(*entr
 _PACK_NAMES: Kind = (list[PackName], sorted, _as_is)
 _KEY_LIST: Kind = (_Keys, sorted, _as_is)
 _USES: Kind = (list[tuple[PackName, Slots]], lambda uses: [list(use) for use in sorted(uses.items())], dict)
+_BANDS: Kind = (list[Whole], sorted, _as_is)
 _NUMBERS: Kind = (list[Positive], list, _as_is)
 
 
@@ -75,7 +76,7 @@ CALLS: Mapping[str, Mapping[str, Kind]] = {
     "commit_version": {
         "row": _ROW, "packs": _PACK_LIST, "objects": _PLACEMENTS, "raw": _PLACEMENTS,
         "references": _PACK_NAMES, "uses": _USES, "bases": _PACK_NAMES, "replace": _plainly(bool),
-        "requires": _KEY_LIST,
+        "requires": _KEY_LIST, "bands": _BANDS,
     },
     "replace_version": {"row": _ROW, "references": _PACK_NAMES, "uses": _USES},
     "use_packs": {"number": _plainly(Positive), "uses": _USES},

@@ -42,6 +42,7 @@ _TABLES = {
     " ORDER BY 1, 2",
     "bases": "SELECT p.name, b.name FROM pack_bases l JOIN packs p ON p.id = l.pack JOIN packs b ON b.id = l.base"
     " ORDER BY 1, 2",
+    "likeness": "SELECT band, version FROM likeness ORDER BY 1, 2",
     "tags": "SELECT name, version FROM tags ORDER BY 1",
     "runs": "SELECT name FROM runs ORDER BY 1",
     "objects": "SELECT o.key, p.name, o.slot FROM objects o JOIN packs p ON p.id = o.pack ORDER BY 1",
