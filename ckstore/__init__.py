@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         UnreachableError,
         UsageError,
     )
+    from ckstore.following.follow import Followed
     from ckstore.gc.collect import GcReport
     from ckstore.intake.intake import Ingested
     from ckstore.integrations.torch import GradientAccumulator
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from ckstore.saving.saver import Saver
     from ckstore.scanning.steps import Planned
     from ckstore.storage.rows import VersionRow
-    from ckstore.store import Store, init, open
+    from ckstore.store import Store, follow, init, open
     from ckstore.table import Table
     from ckstore.tensor import LazyTensor
     from ckstore.transfer.transfer import TransferReport
@@ -89,6 +90,7 @@ __all__ = [
     "DiskFullError",
     "EncodeReport",
     "Finding",
+    "Followed",
     "ForgetReport",
     "FormatVersionError",
     "GcReport",
@@ -127,6 +129,7 @@ __all__ = [
     "VerifyReport",
     "Version",
     "VersionRow",
+    "follow",
     "init",
     "open",
     "recover",
@@ -140,6 +143,7 @@ _HOMES = {
     "DiffReport": "reading.comparison",
     "EncodeReport": "writing.compact",
     "Finding": "report.findings",
+    "Followed": "following.follow",
     "ForgetReport": "retention.forget",
     "GcReport": "gc.collect",
     "GradientAccumulator": "integrations.torch",
@@ -168,6 +172,7 @@ _HOMES = {
     "VerifyReport": "checking.verify",
     "Version": "version",
     "VersionRow": "storage.rows",
+    "follow": "store",
     "init": "store",
     "open": "store",
     "recover": "recovery.recover",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import threading
 
     from ckstore.checking.verify import VerifyReport
+    from ckstore.following.follow import Followed
     from ckstore.formats.torch.live_state import OnUnknown
     from ckstore.gc.collect import GcReport
     from ckstore.intake.intake import Ingested, Intake
@@ -1261,6 +1262,54 @@ class Store(Mapping[str | int, "Version"]):
             stop=stop or threading.Event(),
         )  # fmt: skip
 
+    @checked(name=NAME, directory=PATH)
+    def follow(
+        self,
+        name: str,
+        directory: str | os.PathLike[str],
+        *,
+        once: bool = False,
+        poll: float = 1.0,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Followed]:
+        """Keep a directory at the newest version of a name; yield each version once the directory holds it.
+
+        An update reads the changes since the version that the directory has, and writes the chunks that differ, in
+        place: stop reading the files before you ask for the next version, which then counts as applied. Versions in
+        between are left out. Followers of one directory share the work. Errors that may pass, such as an unreachable
+        store, are logged, and the loop goes on.
+
+        Parameters
+        ----------
+        name
+            A run, for its highest step, or another name of a version; it may appear later.
+        directory
+            A directory of its own, which `.ckstore-version` marks.
+        once
+            Update to the present version and return.
+        poll
+            Seconds between looks: a request of a store in an object store.
+        stop
+            An event that ends the iteration.
+
+        Raises
+        ------
+        ConflictError
+            The directory holds something else.
+        NotFoundError
+            With `once`: there is no such version.
+
+        Examples
+        --------
+        >>> [followed.name for followed in store.follow("gpt", "served", once=True)]
+        ['gpt@300']
+        """
+        from ckstore.following.follow import follow
+
+        if not poll > 0:
+            raise UsageError(f"`poll` must be above 0, not {poll}.")
+        yield from follow(self._repository, name, Path(directory), once=once, poll=poll, stop=stop)
+
     def _taking(self) -> Intake:
         if self._intake is None:
             from ckstore.intake.intake import Intake
@@ -1324,6 +1373,27 @@ def _present(versions: list[Version]) -> list[Version]:
 def _paths(paths: Any) -> list[Path]:
     """Return the paths of one input, or of several."""
     return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+
+
+@checked(path=PATH, name=NAME, directory=PATH)
+def follow(
+    path: str | os.PathLike[str],
+    name: str,
+    directory: str | os.PathLike[str],
+    *,
+    once: bool = False,
+    poll: float = 1.0,
+    stop: threading.Event | None = None,
+) -> Iterator[Followed]:
+    """Open a store for reading, and keep a directory at the newest version of a name; see `Store.follow`.
+
+    Examples
+    --------
+    >>> [followed.version for followed in ckstore.follow(store.place, "gpt", "served", once=True)]
+    [<ckstore.VersionRow 3 gpt@300>]
+    """
+    with open(path, "r") as store:
+        yield from store.follow(name, directory, once=once, poll=poll, stop=stop)
 
 
 @checked(path=PATH)

@@ -52,7 +52,7 @@ GUEST = re.compile(
 SLOW_GUESTS = ("lightning", "transformers")
 
 #: Pages whose commands start real processes: most verbs, compilation, and programs that a signal ends.
-WHOLE = ("README.md", "tutorial.md", "containers.md", "watch.md")
+WHOLE = ("README.md", "tutorial.md", "containers.md", "watch.md", "follow.md")
 
 #: Pages whose stores are in a bucket.
 SERVED = ("bucket.md", "push-and-pull.md")

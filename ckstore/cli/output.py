@@ -142,9 +142,9 @@ def print_failure(message: str) -> None:
     click.echo(f"{click.style('ckstore:', fg='red')} {printable(message)}", err=True, color=color)
 
 
-def print_json(value: Any) -> None:
-    """Print JSON, indented; NaN and infinities, which JSON lacks, as text."""
-    text = json.dumps(json.loads(json.dumps(value), parse_constant=str), indent=2)
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """Print JSON; NaN and infinities, which JSON lacks, as text. Without `indent` it is one line."""
+    text = json.dumps(json.loads(json.dumps(value), parse_constant=str), indent=indent)
     click.echo(text.replace("\x7f", "\\u007f"))  # The only control character that JSON leaves unescaped.
 
 

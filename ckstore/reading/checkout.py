@@ -88,7 +88,7 @@ def checkout(
         return [path for path in entries if path not in chosen]
     version.contents.require_whole([0])
     with staged(place_of_file(version, target), force=force) as made:
-        _write_file(version, 0, made, progress)
+        write_entry(version, 0, made, progress)
     return []
 
 
@@ -188,15 +188,15 @@ def write_entries(version: StoredVersion, chosen: set[str], root: Path, progress
     directories = [(path, mode) for path, mode in document.directories if path in chosen]
     links = [(path, link) for path, link in document.links if path in chosen]
     for path, _ in directories:
-        _inside(root, path).mkdir(parents=True, exist_ok=True)
+        inside(root, path).mkdir(parents=True, exist_ok=True)
     for number, entry in enumerate(document.files):
         if entry.path not in chosen:
             continue
-        place = _inside(root, entry.path)
+        place = inside(root, entry.path)
         place.parent.mkdir(parents=True, exist_ok=True)
-        _write_file(version, number, place, progress)
+        write_entry(version, number, place, progress)
     for path, link in links:
-        place = _inside(root, path)
+        place = inside(root, path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(link)
     real_root = os.path.realpath(root)
@@ -206,10 +206,10 @@ def write_entries(version: StoredVersion, chosen: set[str], root: Path, progress
                 f"The manifest's link {path!r} points outside the version (to {link!r}); the output was removed."
             )
     for path, mode in reversed(directories):
-        _inside(root, path).chmod(mode & PERMISSIONS)
+        inside(root, path).chmod(mode & PERMISSIONS)
 
 
-def _inside(root: Path, path: str) -> Path:
+def inside(root: Path, path: str) -> Path:
     """Return the place of a stored relative path below `root`; refuse one that leads outside or through a link."""
     parts = PurePosixPath(path)
     place = root.joinpath(*parts.parts)
@@ -219,7 +219,8 @@ def _inside(root: Path, path: str) -> Path:
     return place
 
 
-def _write_file(version: StoredVersion, number: int, place: Path, progress: Progress | None) -> None:
+def write_entry(version: StoredVersion, number: int, place: Path, progress: Progress | None = None) -> None:
+    """Write a file of a version at a place where none is, durably, with its mode and time."""
     entry = version.document.files[number]
     descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
     with open(descriptor, "wb", buffering=0) as out:

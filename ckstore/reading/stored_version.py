@@ -196,6 +196,22 @@ class StoredVersion:
             chosen = places if places is not None else ((unit, None) for unit in self.contents.units_in_order())
             prefetch_chunks(self.repository, self.document.objects, chosen)
 
+    def prefetch_above(self, held: Mapping[int, str | None]) -> int:
+        """Prefetch units, given by number, down to objects that the caller holds; return the bytes of their records."""
+        if not held:
+            return 0
+        reader, total = self.repository.reader, 0
+        wanted: list[tuple[str, int, int]] = []
+        for number, identity in held.items():
+            for record in self._settled(partial(reader.chains.records, self.document.objects[number])):
+                if record.id == identity:
+                    break
+                wanted.append((record.pack, record.offset, record.nbytes))
+                total += record.nbytes
+        if self.repository.packs.read_price:
+            self.repository.packs.prefetch(_in_turn(wanted))
+        return total
+
     def read_extent(self, file: int, extent: int, first: int, last: int, *, keep: bool = False) -> memoryview:
         """Return the bytes of elements from `first` to before `last` of an extent; decode only their chunks.
 

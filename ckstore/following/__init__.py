@@ -1,0 +1,1 @@
+"""Keeps directories at the newest version of a run: followers of a store."""

@@ -1,0 +1,201 @@
+"""Follows the name of a version: looks for its newest version, updates a directory, and yields it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event
+
+from ckstore.errors import (
+    CkstoreError,
+    ConflictError,
+    DiskFullError,
+    IntegrityError,
+    LockedError,
+    NotFoundError,
+    UnreachableError,
+)
+from ckstore.following.marker import Marker, held, prepare, read_marker
+from ckstore.following.update import Amounts, update
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.repository import Repository
+from ckstore.storage.rows import VersionRow
+
+#: Seconds between looks.
+POLL = 1.0
+
+#: The longest pause in seconds after repeated errors; it doubles from the time between looks on.
+_LONGEST = 60.0
+
+
+class NotAppliedError(CkstoreError):
+    """A version could not be applied; a follower tries it again."""
+
+
+#: Errors after which a later look may succeed: of the store, or of a version that changed or was forgotten.
+_PASSING = (
+    UnreachableError, LockedError, DiskFullError, NotFoundError, IntegrityError, ConflictError, NotAppliedError,
+    OSError,
+)  # fmt: skip
+
+_log = logging.getLogger("ckstore")
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A version that a directory holds completely.
+
+    Attributes
+    ----------
+    path
+        The directory.
+    version
+        The version's row in the catalog.
+    was_applied
+        Whether the directory's marker says that the version was applied before, such as by a follower that restarted.
+    bytes_read
+        Bytes of the store that the update needed; 0 if another follower of the directory made it.
+    bytes_written
+        Bytes written to the directory.
+    is_mended
+        Whether files differed from those of the last update.
+    seconds
+        Time of the update.
+    lag
+        Seconds from the version's creation to the end of the update, by the clocks of both machines.
+
+    Examples
+    --------
+    >>> for followed in store.follow("gpt", "served", once=True):
+    ...     followed.path.name, followed.version, followed.bytes_written > 0
+    ('served', <ckstore.VersionRow 3 gpt@300>, True)
+    """
+
+    path: Path
+    version: VersionRow
+    was_applied: bool
+    bytes_read: int
+    bytes_written: int
+    is_mended: bool
+    seconds: float
+    lag: float
+
+    @property
+    def name(self) -> str:
+        """`run@step`, or the run of a version without step."""
+        return self.version.run if self.version.step is None else f"{self.version.run}@{self.version.step}"
+
+
+def follow(
+    repository: Repository,
+    name: str,
+    root: Path,
+    *,
+    once: bool = False,
+    poll: float = POLL,
+    stop: Event | None = None,
+    apply: Callable[[Followed], None] | None = None,
+) -> Iterator[Followed]:
+    """Yield each newest version once the directory holds it; see `Store.follow`.
+
+    `apply` is called before a version is yielded. If it raises `NotAppliedError`, it is called again after a pause,
+    with a newer version if there is one by then. A version counts as applied once the caller asks for the next.
+    """
+    return _Follower(repository, name, root, poll, stop or Event(), apply).run(once=once)
+
+
+class _Follower:
+    """One reader of a run, with the id of the version that it yielded last."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        name: str,
+        root: Path,
+        poll: float,
+        stop: Event,
+        apply: Callable[[Followed], None] | None,
+    ) -> None:
+        self._repository = repository
+        self._name = name
+        self._root = root
+        self._poll = poll
+        self._stop = stop
+        self._apply = apply
+        self._last: str | None = None
+        self._said = ""
+
+    def run(self, *, once: bool) -> Iterator[Followed]:
+        """Yield versions until stopped; with `once`, the present one."""
+        prepare(self._root)
+        pause = self._poll
+        while not self._stop.is_set():
+            try:
+                yield from self._delivered(self._newest())
+                pause, self._said = self._poll, ""
+                failed: Exception | None = None
+            except _PASSING as error:
+                failed = error
+            if failed is not None:
+                if once:
+                    raise failed
+                self._say(failed)
+                pause = min(2 * pause, _LONGEST)
+            elif once:
+                return
+            self._stop.wait(pause)
+
+    def _delivered(self, row: VersionRow) -> Iterator[Followed]:
+        """Yield a version once the directory holds it, unless it was yielded before and the files are as they were."""
+        start, amounts = time.perf_counter(), None
+        while not self._stop.is_set():
+            if amounts is None and row.uid == self._last and self._present(row) is not None:
+                return
+            with held(self._root, self._stop, exclusive=False) as is_held:
+                marker = self._present(row) if is_held else None
+                if marker is not None:
+                    item = self._item(row, marker, amounts or Amounts(0, 0, False), time.perf_counter() - start)
+                    if self._apply is not None:
+                        self._apply(item)
+                    self._last = row.uid
+                    yield item
+                    self._note_applied(row)
+                    return
+            with held(self._root, self._stop, exclusive=True) as is_held:
+                if is_held:
+                    # Another follower may have waited less, and found a newer version.
+                    row = self._newest()
+                    if self._present(row) is None:
+                        _, amounts = update(StoredVersion(self._repository, row), self._root, read_marker(self._root))
+
+    def _present(self, row: VersionRow) -> Marker | None:
+        """Return the marker if the directory holds the version, and its files are as the update left them."""
+        marker = read_marker(self._root)
+        if marker is None or not marker.is_complete or marker.id != row.uid or marker.changed(self._root):
+            return None
+        return marker
+
+    def _note_applied(self, row: VersionRow) -> None:
+        marker = read_marker(self._root)
+        if marker is not None and marker.is_complete and row.uid == marker.id != marker.applied:
+            marker.as_applied().write(self._root)
+
+    def _item(self, row: VersionRow, marker: Marker, amounts: Amounts, seconds: float) -> Followed:
+        lag = (datetime.now(UTC) - datetime.fromisoformat(row.created)).total_seconds()
+        return Followed(
+            self._root, row, marker.applied == row.uid, amounts.read, amounts.written, amounts.mended, seconds, lag
+        )
+
+    def _newest(self) -> VersionRow:
+        self._repository.catalog.refresh()
+        return self._repository.catalog.resolve(self._name)
+
+    def _say(self, error: Exception) -> None:
+        """Log an error once."""
+        if str(error) != self._said:
+            self._said = str(error)
+            _log.warning("%s Still following %s.", error, self._name)

@@ -1,0 +1,421 @@
+"""Brings a directory to a version in place: reads changes since the version that it has, writes values that differ."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from blake3 import blake3
+
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError
+from ckstore.following.marker import LOCK, MARKER, HeldFile, Marker, is_as_left
+from ckstore.formats.skeleton import pieces
+from ckstore.formats.sources import PERMISSIONS
+from ckstore.objects.identity import MemberHasher
+from ckstore.reading.checkout import inside, write_entry
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.runtime.blocks import empty
+from ckstore.runtime.local_path import leads_out
+from ckstore.runtime.threads import batches, shared, worker_count
+from ckstore.storage import durable
+
+if TYPE_CHECKING:
+    from ckstore.codecs.lattice import Bits
+
+#: Bytes that a thread decodes at a time.
+_GROUP = 2 << 20
+
+#: Bytes of a file that are hashed at a time.
+_BLOCK = 1 << 20
+
+#: A stretch of a file: the file's number, first byte, number of bytes.
+_Stretch = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """Work of an update: bytes of the store that it needed, bytes that it wrote, and whether it mended files."""
+
+    read: int
+    written: int
+    mended: bool
+
+
+def update(version: StoredVersion, root: Path, before: Marker | None) -> tuple[Marker, Amounts]:
+    """Bring a directory to a version; the caller holds its lock exclusively.
+
+    Repeating an interrupted update is harmless: files in doubt are compared by digests, and values are written.
+    """
+    return _Update(version, root, before).run()
+
+
+class _Update:
+    """One update of a directory, whose marker is `before`."""
+
+    def __init__(self, version: StoredVersion, root: Path, before: Marker | None) -> None:
+        self._version = version
+        self._document = version.document
+        self._layout = version.layout
+        self._root = root
+        self._before = before
+        self._written = 0
+        self._files = self._document.files
+        self._links = dict(self._document.links)
+        for path in [*(entry.path for entry in self._files), *self._links]:
+            if path.split("/")[0] in (MARKER, LOCK):
+                raise ConflictError(
+                    f"Version {version.row.number} holds {path}, since a followed directory was ingested; ingest that "
+                    "directory without it."
+                )
+        version.contents.require_whole(range(len(self._files)))
+        self._changed = [number for number in range(len(self._files)) if not self._is_there(number)]
+        self._in_place = {number for number in self._changed if not version.is_changed(number)}
+
+    def run(self) -> tuple[Marker, Amounts]:
+        """Write all differences; return the marker of the complete version."""
+        units = self._units()
+        held = self._held(units)
+        needed = self._version.prefetch_above({unit: held.get(unit) for unit in units})
+        self._marker(None).write(self._root)
+        durable.checkpoint("follow-started")
+        self._remove_others()
+        self._write_units(units, held)
+        mended = self._write_rest()
+        self._write_links()
+        marker = self._marker({number: self._settle(number) for number in self._changed})
+        for directory in {self._place(path).parent for path in [*marker.files, *marker.links]}:
+            durable.sync_directory(directory)
+        durable.checkpoint("follow-written")
+        marker.write(self._root)
+        return marker, Amounts(needed, self._written, mended)
+
+    def _is_there(self, number: int) -> bool:
+        """Return whether the file is the version's, as far as its size and its time tell."""
+        entry, before = self._files[number], self._before
+        if before is None or not before.is_complete:
+            return False
+        held = before.files.get(entry.path)
+        if held is None or not is_as_left(self._root / entry.path, held):
+            return False
+        if self._version.is_changed(number):
+            return (before.id, before.fidelity) == (self._version.row.uid, self._version.fidelity)
+        return held.blake3 == entry.blake3
+
+    def _place(self, path: str) -> Path:
+        """Return the place of an entry, which may be a link; refuse one outside the directory or behind a link."""
+        above, _, name = path.rpartition("/")
+        return (inside(self._root, above) if above else self._root) / name
+
+    # Units: the bytes of files in the cut of the version's objects.
+
+    def _units(self) -> list[int]:
+        """Return the numbers of the units with bytes in files that change in place."""
+        return [
+            number
+            for number, unit in enumerate(self._layout.units)
+            if any(member.file in self._in_place for member in unit.members)
+        ]
+
+    def _held(self, units: Sequence[int]) -> dict[int, str]:
+        """Return the ids of the objects that the directory holds at the places of units, if it holds one."""
+        known = self._known()
+        paths = [entry.path for entry in self._files]
+        found, unknown = {}, []
+        for number in units:
+            unit = self._layout.units[number]
+            stretches = _stretches(self._version, number)
+            key = unit.dtype, unit.chunk, *((paths[file], first, nbytes) for file, first, nbytes in stretches)
+            if key in known:
+                found[number] = known[key]
+            else:
+                unknown.append((number, stretches))
+        with ExitStack() as stack:
+            readable: dict[int, tuple[int, int]] = {}
+            for file in {file for _, stretches in unknown for file, _, _ in stretches}:
+                with suppress(OSError, IntegrityError):
+                    readable[file] = durable.open_file(inside(self._root, paths[file]))
+                    stack.callback(os.close, readable[file][0])
+
+            def hashed(item: tuple[int, list[_Stretch]]) -> tuple[int, str | None]:
+                number, stretches = item
+                unit = self._layout.units[number]
+                hasher = MemberHasher(unit.dtype, unit.chunk, [nbytes for _, _, nbytes in stretches])
+                for file, first, nbytes in stretches:
+                    descriptor, size = readable.get(file, (-1, 0))
+                    if first + nbytes > size:
+                        return number, None
+                    hasher.update(memoryview(_read(descriptor, [(first, nbytes)])))
+                return number, hasher.identity()
+
+            hashes = shared(hashed, unknown, worker_count())
+            return found | {number: identity for number, identity in hashes if identity is not None}
+
+    def _known(self) -> Mapping[tuple[object, ...], str]:
+        """Return the ids of the objects of the version before by their bytes' places, in files as an update left them.
+
+        They are known without reading the files.
+        """
+        before = self._before
+        if before is None or not before.is_complete or before.fidelity != "exact":
+            return {}
+        repository = self._version.repository
+        rows = repository.catalog.with_uid(before.id)
+        if not rows or rows[0].fidelity != "exact":
+            return {}
+        version = StoredVersion(repository, rows[0])
+        try:
+            document, layout = version.document, version.layout
+        except CkstoreError:  # It was forgotten in the meantime, or is damaged.
+            return {}
+        sound = [
+            entry.path in before.files and is_as_left(self._root / entry.path, before.files[entry.path])
+            for entry in document.files
+        ]
+        found = {}
+        for number, unit in enumerate(layout.units):
+            stretches = _stretches(version, number)
+            if all(sound[file] for file, _, _ in stretches):
+                places = ((document.files[file].path, first, nbytes) for file, first, nbytes in stretches)
+                found[unit.dtype, unit.chunk, *places] = document.objects[number]
+        return found
+
+    def _write_units(self, units: Sequence[int], held: Mapping[int, str]) -> None:
+        """Write the chunks that differ from the directory's, decoded against these."""
+        objects = self._document.objects
+        reader = self._version.repository.reader.in_passing()
+        version = self._version.read_by(reader)
+        chunks = [
+            (number, chunk)
+            for number in units
+            if held.get(number) != objects[number]
+            for chunk in range(-(-self._layout.units[number].count // self._layout.units[number].chunk))
+        ]
+
+        with self._opened() as files:
+
+            def write(group: list[tuple[int, int]]) -> int:
+                return sum(write_chunk(*item) for item in group)
+
+            def write_chunk(number: int, chunk: int) -> int:
+                unit = self._layout.units[number]
+                stretches = list(_of_chunk(_stretches(version, number), unit.chunk * ITEM_SIZES[unit.dtype], chunk))
+                present: Bits | None = None
+                if number in held:
+                    count = min(unit.chunk, unit.count - chunk * unit.chunk)
+                    present = empty(count, f"u{ITEM_SIZES[unit.dtype]}")
+                    _read_into(present.data.cast("B"), [(files[file], first, size) for file, first, size in stretches])
+                    reader.cache.put((held[number], chunk), present)
+                values = version.chunk(number, chunk, keep=False)
+                if present is not None:
+                    reader.cache.drop((held[number], chunk))
+                    if values is present or np.array_equal(values, present):
+                        return 0
+                data, written = values.data.cast("B"), 0
+                for file, first, nbytes in stretches:
+                    if file in self._in_place:
+                        _write(files[file], data[:nbytes], first)
+                        written += nbytes
+                    data = data[nbytes:]
+                return written
+
+            def size_of(item: tuple[int, int]) -> int:
+                unit = self._layout.units[item[0]]
+                return unit.chunk * ITEM_SIZES[unit.dtype]
+
+            for written in shared(write, batches(chunks, size_of, _GROUP), worker_count()):
+                self._written += written
+            for number in self._in_place:
+                self._write_skeleton(number, files[number])
+
+    def _write_skeleton(self, number: int, descriptor: int) -> None:
+        skeleton, position = self._version.skeleton(number), 0
+        for piece in pieces(self._layout.files[number]):
+            if piece.extent < 0:
+                start, position = position, position + piece.stop - piece.start
+                _write(descriptor, memoryview(skeleton)[start:position], piece.start)
+
+    @contextmanager
+    def _opened(self) -> Iterator[dict[int, int]]:
+        """Open the version's files by number: also for writing, and in the new size, if they change in place."""
+        with ExitStack() as stack:
+            files: dict[int, int] = {}
+            for number, entry in enumerate(self._files):
+                if number in self._changed and number not in self._in_place:
+                    continue
+                place = self._made_place(number)
+                flags = os.O_RDWR | os.O_CREAT if number in self._in_place else os.O_RDONLY
+                files[number] = os.open(place, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+                stack.callback(os.close, files[number])
+                if number in self._in_place:
+                    os.ftruncate(files[number], entry.size)
+            yield files
+
+    def _made_place(self, number: int) -> Path:
+        """Return the place of a file in a directory that exists: of a file without another name, or of none."""
+        place = self._place(self._files[number].path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            status = place.lstat()
+            if number not in self._changed:
+                return place
+            if not stat.S_ISREG(status.st_mode):
+                place.unlink()
+            elif status.st_nlink > 1:
+                copy = durable.temporary_path(place.parent)
+                shutil.copyfile(place, copy)
+                copy.replace(place)
+            elif not status.st_mode & stat.S_IWUSR:
+                place.chmod(status.st_mode | stat.S_IWUSR)
+        return place
+
+    # Files, links and the marker.
+
+    def _write_rest(self) -> bool:
+        """Write other files as a whole: coarse ones, and any that differ from the original after all.
+
+        Return whether there were any of the latter: their bytes were taken for others.
+        """
+        mended = False
+        for number in self._changed:
+            entry, place = self._files[number], self._made_place(number)
+            if number in self._in_place:
+                if _digest(place) == entry.blake3:
+                    continue
+                mended = True
+            place.unlink(missing_ok=True)
+            write_entry(self._version, number, place)
+            self._written += entry.size
+        return mended
+
+    def _settle(self, number: int) -> HeldFile:
+        """Give a file its mode and time, make it durable, and return how it was left.
+
+        Its owner may write it: the next update does.
+        """
+        entry = self._files[number]
+        place = self._place(entry.path)
+        if entry.mode is not None:
+            place.chmod(entry.mode & PERMISSIONS | stat.S_IWUSR)
+        if entry.mtime_ns is not None:
+            os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
+        with place.open("rb") as file:
+            durable.sync_file(file.fileno())
+        status = place.lstat()
+        digest = entry.blake3 if number in self._in_place else _digest(place)
+        return HeldFile(status.st_size, status.st_mtime_ns, digest)
+
+    def _marker(self, settled: Mapping[int, HeldFile] | None) -> Marker:
+        """Return the marker of the complete version, or without `settled` files that of the update."""
+        before, row = self._before, self._version.row
+        origin = None
+        if before is not None and settled is None:
+            origin = before.id if before.is_complete else before.origin
+        held = {} if before is None else before.files
+        links = set() if before is None or settled is not None else {*before.links}
+        files = {
+            entry.path: held[entry.path]
+            if number not in self._changed
+            else HeldFile(entry.size, 0, entry.blake3)
+            if settled is None
+            else settled[number]
+            for number, entry in enumerate(self._files)
+        }
+        return Marker(
+            state="updating" if settled is None else "complete", id=row.uid, number=row.number, run=row.run,
+            step=row.step, fidelity=self._version.fidelity, applied=None if before is None else before.applied,
+            origin=origin, files={**held, **files} if settled is None else files,
+            links=tuple(sorted(links | self._links.keys())),
+        )  # fmt: skip
+
+    def _remove_others(self) -> None:
+        """Remove files and links of the version before that this one lacks, and directories that become empty."""
+        before = self._before
+        if before is None:
+            return
+        ours = {entry.path for entry in self._files}
+        kept = {path for path, _ in self._document.directories}
+        for path in sorted({*before.files.keys() - ours, *(set(before.links) - self._links.keys())}):
+            with suppress(FileNotFoundError, NotADirectoryError, IntegrityError):
+                place = self._place(path)
+                if not place.is_dir() or place.is_symlink():
+                    place.unlink()
+                for above in Path(path).parents[:-1]:
+                    if above.as_posix() in kept:
+                        break
+                    inside(self._root, above.as_posix()).rmdir()
+
+    def _write_links(self) -> None:
+        for path, _ in self._document.directories:
+            inside(self._root, path).mkdir(parents=True, exist_ok=True)
+        for path, target in self._links.items():
+            place = self._place(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if place.is_symlink() and os.readlink(place) == target:
+                continue
+            place.unlink(missing_ok=True)
+            place.symlink_to(target)
+        real_root = os.path.realpath(self._root)
+        for path, target in self._links.items():
+            if leads_out(path, target, os.fspath(self._root), real_root):
+                self._place(path).unlink()
+                raise IntegrityError(
+                    f"The manifest's link {path!r} points outside the version (to {target!r}); it was removed."
+                )
+
+
+def _stretches(version: StoredVersion, number: int) -> list[_Stretch]:
+    """Return the stretches of files with the bytes of a unit, in order."""
+    found = []
+    for member in version.layout.units[number].members:
+        extent = version.layout.files[member.file].extents[member.extent]
+        size = ITEM_SIZES[extent.dtype]
+        found.append((member.file, extent.start + member.first * size, member.count * size))
+    return found
+
+
+def _of_chunk(stretches: Sequence[_Stretch], length: int, chunk: int) -> Iterator[_Stretch]:
+    """Yield the parts of a unit's stretches in one of its chunks of `length` bytes."""
+    start, stop, position = chunk * length, (chunk + 1) * length, 0
+    for file, first, nbytes in stretches:
+        low, high = max(start - position, 0), min(stop - position, nbytes)
+        if low < high:
+            yield file, first + low, high - low
+        position += nbytes
+
+
+def _read(descriptor: int, parts: Sequence[tuple[int, int]]) -> bytearray:
+    data = bytearray(sum(nbytes for _, nbytes in parts))
+    _read_into(memoryview(data), [(descriptor, first, nbytes) for first, nbytes in parts])
+    return data
+
+
+def _read_into(target: memoryview, parts: Sequence[tuple[int, int, int]]) -> None:
+    """Fill memory with parts of open files; a part that a file lacks stays as it is, and a digest tells."""
+    for descriptor, first, nbytes in parts:
+        part, target = target[:nbytes], target[nbytes:]
+        while part and (count := os.preadv(descriptor, [part], first)):
+            part, first = part[count:], first + count
+
+
+def _write(descriptor: int, data: memoryview, position: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, position)
+        data, position = data[count:], position + count
+
+
+def _digest(place: Path) -> str:
+    """Return the BLAKE3 of a file, with all cores."""
+    hasher = blake3(max_threads=worker_count())
+    with place.open("rb", buffering=0) as file:
+        block = memoryview(bytearray(16 * _BLOCK))
+        while count := file.readinto(block):
+            hasher.update(block[:count])
+    return hasher.hexdigest()

@@ -1,0 +1,79 @@
+"""`ckstore follow`: a directory at the newest version, commands that are told of it, and the end of the service."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ckstore as library
+from tests.cli.conftest import Ckstore
+
+
+def marker(directory: str = "local") -> dict[str, object]:
+    found: dict[str, object] = json.loads((Path(directory) / ".ckstore-version").read_text())
+    return found
+
+
+def test_once_updates_and_says_so(filled: Path, ckstore: Ckstore) -> None:
+    shown = ckstore("follow", "gpt@10", "local", "--once").out
+    assert shown.startswith("gpt@10 -> local  ")
+    assert (filled / "local" / "step10.pt").read_bytes() == (filled / "in" / "step10.pt").read_bytes()
+    assert ckstore("follow", "gpt@10", "local", "--once").out == "gpt@10 -> local  unchanged\n"
+    ckstore("follow", "gpt", "local", "--once")
+    assert [path.name for path in Path("local").iterdir() if path.suffix == ".pt"] == ["step20.pt"]
+
+
+def test_a_command_gets_the_version_and_is_retried(filled: Path, ckstore: Ckstore) -> None:
+    told = 'cat > told.json; printf "$CKSTORE_STEP $CKSTORE_MODEL_PATH" > told.txt; exit 3'
+    result = ckstore("follow", "gpt@10", "local", "--once", "--exec", told, code=1)
+    assert result.sentence == f"{told} failed with exit code 3; gpt@10 is not applied."
+    facts = json.loads(Path("told.json").read_text())
+    assert (facts["step"], facts["run"], facts["model_path"]) == (10, "gpt", str(filled / "local"))
+    assert Path("told.txt").read_text() == f"10 {filled / 'local'}"
+    assert marker()["state"] == "complete"
+    assert marker()["applied"] is None
+    ckstore("follow", "gpt@10", "local", "--once", "--exec", "echo told >> told")
+    assert marker()["applied"] == marker()["id"]
+    # It was applied before this start.
+    ckstore("follow", "gpt@10", "local", "--once", "--exec", "echo told >> told")
+    assert Path("told").read_text() == "told\n"
+
+
+def test_events_are_lines_of_json(filled: Path, ckstore: Ckstore) -> None:
+    result = ckstore("follow", "gpt", "local", "--once", "--json", "--exec", "true")
+    events = [json.loads(line) for line in result.out.splitlines()]
+    assert [event["event"] for event in events] == ["written", "executed"]
+    assert events[0]["step"] == 20
+    assert events[0]["written"] > 600_000
+    assert events[0]["read"] > 300_000
+
+
+def test_errors_are_sentences(filled: Path, ckstore: Ckstore) -> None:
+    assert "Unknown version nothing" in ckstore("follow", "nothing", "local", "--once", code=13).sentence
+    assert "no follower wrote" in ckstore("follow", "gpt", "in", "--once", code=12).sentence
+    assert "is not a directory" in ckstore("follow", "gpt", "in/step10.pt", "--once", code=12).sentence
+
+
+def test_a_service_follows_until_it_is_terminated(filled: Path) -> None:
+    command = [sys.executable, "-m", "ckstore", "follow", "late", "local", "--poll", "0.05", "--exec", "cat > told"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stderr is not None
+            # The run is waited for.
+            assert "Unknown version late" in child.stderr.readline()
+            with library.open(".ckstore") as store:
+                store.ingest("in/step10.pt", run="late", step=1)
+            until = time.monotonic() + 60
+            while not (Path("told").exists() and Path("told").read_text()):
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            child.send_signal(signal.SIGTERM)
+            out, _ = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert child.returncode == 0
+    assert out.startswith("late@1 -> local  ")

@@ -1,0 +1,373 @@
+"""Followed directories: equal to a checkout of the newest version, whatever happened before, with few bytes read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore.following import update as updating
+from ckstore.following.marker import LOCK, MARKER
+from ckstore.storage import durable
+from tests.checkpoints import write_safetensors
+
+pytestmark = pytest.mark.encoded
+
+Model = dict[str, Any]
+
+
+def weights(step: int, rows: int = 300) -> np.ndarray[Any, Any]:
+    """Return bf16 weights; a hundredth of them changes with each step."""
+    rng = np.random.default_rng(0)
+    values = (rng.standard_normal((rows, 1000), np.float32).view("u4") >> 16).astype("u2").reshape(-1)
+    for _ in range(step):
+        changed = rng.choice(values.size, values.size // 100, replace=False)
+        values[changed] ^= rng.integers(1, 4, changed.size, "u2")
+    return values
+
+
+def write_model(directory: Path, step: int, **others: bytes) -> Path:
+    """Write a directory of two shards, a configuration and other files."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    values = weights(step)
+    half = values.size // 2
+    for number, part in enumerate((values[:half], values[half:]), 1):
+        tensors = {
+            f"layer.{number}": ("bfloat16", (part.size // 1000, 1000), part),
+            f"norm.{number}": ("bfloat16", (7,), part[:7]),
+        }
+        write_safetensors(directory / f"model-{number:05}-of-00002.safetensors", tensors)
+    (directory / "config.json").write_text(json.dumps({"layers": 2}))
+    for name, data in others.items():
+        (directory / name).write_bytes(data)
+    return directory
+
+
+#: The followed directory, a checkout to compare it with, and the directory to ingest.
+LOCAL, CHECKOUT, MODEL = Path("local"), Path("checkout"), Path("model")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ckstore.Store]:
+    monkeypatch.chdir(tmp_path)
+    with ckstore.open(tmp_path / "store", create=True) as made:
+        yield made
+
+
+def publish(store: ckstore.Store, step: int, run: str = "policy", **others: bytes) -> None:
+    store.ingest(write_model(MODEL, step, **others), run=run, step=step, replace=True)
+
+
+def followed(store: ckstore.Store, name: str = "policy") -> ckstore.Followed:
+    """Update the directory; return the outcome."""
+    (found,) = ckstore.follow(store.place, name, LOCAL, once=True)
+    return found
+
+
+def tree(directory: Path) -> dict[str, bytes | str]:
+    """Return files and links of a directory by path, without those of followers."""
+    entries = {entry.relative_to(directory).as_posix(): entry for entry in directory.rglob("*")}
+    return {
+        path: os.readlink(entry) if entry.is_symlink() else entry.read_bytes()
+        for path, entry in entries.items()
+        if path not in (MARKER, LOCK) and (entry.is_file() or entry.is_symlink())
+    }
+
+
+def check(store: ckstore.Store, name: str = "policy") -> None:
+    """Assert that the directory is marked as a complete version, and that its files are those of a checkout."""
+    marker = json.loads((LOCAL / MARKER).read_text())
+    assert (marker["state"], marker["id"]) == ("complete", store[name].id)
+    store[name].checkout(CHECKOUT, force=True)
+    assert tree(LOCAL) == tree(CHECKOUT)
+    assert {path: held[2] for path, held in marker["files"].items()} == {
+        entry.path: entry.blake3 for entry in store[name]._stored.document.files
+    }
+
+
+def test_updates_write_in_place_and_read_the_changes_alone(store: ckstore.Store) -> None:
+    publish(store, 0)
+    first = followed(store)
+    check(store)
+    assert first.bytes_read > 300_000
+    inodes = {path: (LOCAL / path).stat().st_ino for path in tree(LOCAL)}
+    for step in (1, 2, 3):
+        publish(store, step)
+        found = followed(store)
+        check(store)
+        assert (found.name, found.is_mended, found.was_applied) == (f"policy@{step}", False, False)
+        # A patch of 3,000 elements takes below 10 bits each, with places.
+        assert found.bytes_read < 3000 * 14 / 8
+        assert found.bytes_written < 610_000
+    assert inodes == {path: (LOCAL / path).stat().st_ino for path in tree(LOCAL)}
+
+
+def test_a_version_that_is_there_is_not_written_again(store: ckstore.Store) -> None:
+    publish(store, 0)
+    followed(store)
+    again = followed(store)
+    assert (again.bytes_read, again.bytes_written, again.was_applied) == (0, 0, True)
+
+
+def test_files_that_come_and_go_and_links(store: ckstore.Store) -> None:
+    publish(store, 0, **{"old.txt": b"old"})
+    followed(store)
+    model = write_model(MODEL, 1, **{"new.txt": b"new"})
+    (model / "sub" / "deep").mkdir(parents=True)
+    np.save(model / "sub" / "deep" / "extra.npy", np.arange(5))
+    (model / "link.txt").symlink_to("new.txt")
+    store.ingest(model, run="policy", step=1)
+    followed(store)
+    check(store)
+    model = write_model(model, 2, **{"link.txt": b"no link any more", "sub": b"no directory any more"})
+    store.ingest(model, run="policy", step=2)
+    followed(store)
+    check(store)
+
+
+def test_versions_in_between_are_left_out(store: ckstore.Store) -> None:
+    publish(store, 0)
+    followed(store)
+    for step in range(1, 6):
+        publish(store, step)
+    found = followed(store)
+    check(store)
+    assert found.version.step == 5
+    assert found.bytes_read < 5 * 3000 * 14 / 8
+
+
+def test_a_changed_file_is_mended(store: ckstore.Store) -> None:
+    publish(store, 0)
+    followed(store)
+    shard = LOCAL / "model-00001-of-00002.safetensors"
+    with shard.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"changed by hand")
+    found = followed(store)
+    check(store)
+    assert found.bytes_written < 400_000
+    (LOCAL / "config.json").unlink()
+    followed(store)
+    check(store)
+
+
+def test_a_changed_file_with_its_former_time_is_mended_by_digest(store: ckstore.Store) -> None:
+    publish(store, 0)
+    followed(store)
+    shard = LOCAL / "model-00001-of-00002.safetensors"
+    status = shard.stat()
+    with shard.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"changed by hand")
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    publish(store, 1)
+    assert followed(store).is_mended
+    check(store)
+
+
+def test_other_names_of_a_file_keep_its_content(store: ckstore.Store) -> None:
+    publish(store, 0)
+    followed(store)
+    shard, kept = LOCAL / "model-00001-of-00002.safetensors", Path("kept")
+    kept.hardlink_to(shard)
+    before = kept.read_bytes()
+    publish(store, 1)
+    assert not followed(store).is_mended
+    check(store)
+    assert kept.read_bytes() == before
+
+
+class Killed(BaseException):
+    """The death of the process."""
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Kill a follower at the given one of its steps: writes to files, and checkpoints."""
+    left = after
+
+    def step(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+
+    write, write_file = updating._write, durable.write_file
+
+    def written(descriptor: int, data: memoryview, position: int) -> None:
+        write(descriptor, data[: len(data) // 2], position)
+        step()
+        write(descriptor, data[len(data) // 2 :], position + len(data) // 2)
+
+    def file_written(*given: Any, **named: Any) -> bool:
+        step()
+        return write_file(*given, **named)
+
+    monkeypatch.setattr(updating, "_write", written)
+    monkeypatch.setattr(durable, "write_file", file_written)
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["the same version", "a newer version"])
+def test_a_killed_update_is_finished_and_never_marked_complete(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, newer: bool
+) -> None:
+    publish(store, 0, **{"old.txt": b"old"})
+    followed(store)
+    former = shutil.copytree(LOCAL, "former")
+    publish(store, 1)
+    publish(store, 2)
+    for after in range(100):
+        shutil.rmtree(LOCAL)
+        shutil.copytree(former, LOCAL)
+        with monkeypatch.context() as patch:
+            dying(patch, after)
+            try:
+                followed(store, "policy@1")
+            except Killed:
+                marker = json.loads((LOCAL / MARKER).read_text())
+            else:
+                break
+        assert (marker["state"], marker["step"]) in {("complete", 0), ("updating", 1), ("complete", 1)}
+        if marker["state"] == "complete":
+            check(store, f"policy@{marker['step']}")
+        name = "policy@2" if newer else "policy@1"
+        followed(store, name)
+        check(store, name)
+    assert 5 < after < 50
+
+
+def test_the_former_version_may_be_forgotten(store: ckstore.Store) -> None:
+    publish(store, 0)
+    followed(store)
+    publish(store, 1)
+    publish(store, 2)
+    store.forget(["policy@0", "policy@1"])
+    store.gc(grace=0)
+    found = followed(store)
+    check(store)
+    # Its objects may still be bases: then files are compared by digests, and changes read.
+    assert found.bytes_read < 700_000
+
+
+def test_another_store_gives_a_full_update(store: ckstore.Store, tmp_path: Path) -> None:
+    publish(store, 0)
+    followed(store)
+    store.close()
+    shutil.rmtree(store.path)
+    with ckstore.open(tmp_path / "store", create=True) as again:
+        publish(again, 3)
+        followed(again)
+        check(again)
+
+
+def test_a_run_that_goes_back_is_followed(store: ckstore.Store) -> None:
+    for step in (0, 1, 2):
+        publish(store, step)
+    followed(store)
+    store.ingest(write_model(MODEL, 7), run="policy", step=1, parent="policy@0")
+    assert followed(store).version.step == 1
+    check(store)
+
+
+def test_coarse_versions_are_written_as_checkouts(store: ckstore.Store) -> None:
+    for step in (0, 1):
+        model = write_model(MODEL, step)
+        store.ingest(model, run="policy", step=step, policy=ckstore.Policy(fidelity="coarse"))
+        followed(store)
+        store["policy"].checkout(CHECKOUT, force=True)
+        assert tree(LOCAL) == tree(CHECKOUT)
+    assert followed(store).bytes_written == 0
+
+
+def test_single_files_are_followed(store: ckstore.Store) -> None:
+    for step in (1, 2):
+        store.ingest({"w": np.full(5, step, np.float32)}, run="policy", step=step)
+        followed(store)
+        store["policy"].checkout(Path("file.pt"), force=True)
+        assert (LOCAL / "state_dict.pt").read_bytes() == (Path("file.pt")).read_bytes()
+
+
+def test_a_directory_with_other_files_is_refused(store: ckstore.Store) -> None:
+    publish(store, 0)
+    LOCAL.mkdir()
+    (LOCAL / "mine.txt").write_text("mine")
+    with pytest.raises(ckstore.ConflictError, match="no follower wrote"):
+        followed(store)
+    assert tree(LOCAL) == {"mine.txt": b"mine"}
+
+
+def test_a_version_of_a_followed_directory_is_refused(store: ckstore.Store) -> None:
+    publish(store, 0)
+    followed(store)
+    store.ingest(LOCAL, run="policy", step=1)
+    with pytest.raises(ckstore.ConflictError, match="a followed directory was ingested"):
+        followed(store)
+
+
+def test_a_version_counts_as_applied_when_the_next_is_asked_for(store: ckstore.Store) -> None:
+    publish(store, 0)
+    versions = ckstore.follow(store.place, "policy", LOCAL, once=True)
+    assert next(versions).name == "policy@0"
+    assert json.loads((LOCAL / MARKER).read_text())["applied"] is None
+    versions.close()  # type: ignore[attr-defined]
+    assert not followed(store).was_applied
+    assert followed(store).was_applied
+
+
+def test_a_missing_name_is_waited_for_or_refused(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ckstore.NotFoundError):
+        followed(store)
+    stop = threading.Event()
+    monkeypatch.setattr(stop, "wait", lambda _: publish(store, 0))
+    versions = ckstore.follow(store.place, "policy", LOCAL, stop=stop)
+    assert next(versions).name == "policy@0"
+
+
+def test_followers_of_one_directory_share_an_update(store: ckstore.Store) -> None:
+    publish(store, 0)
+    found: list[ckstore.Followed] = []
+    threads = [threading.Thread(target=lambda: found.append(followed(store))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(item.bytes_written > 0 for item in found) == [False, False, False, True]
+    check(store)
+
+
+def test_no_update_begins_while_a_version_is_used(store: ckstore.Store) -> None:
+    publish(store, 0)
+    versions = ckstore.follow(store.place, "policy", LOCAL)
+    next(versions)
+    publish(store, 1)
+    stop = threading.Event()
+    other = threading.Thread(target=lambda: list(ckstore.follow(store.place, "policy", LOCAL, stop=stop)))
+    other.start()
+    tried = [flocked(LOCAL / LOCK) for _ in range(3)]
+    assert tried == [False] * 3
+    check(store, "policy@0")
+    assert next(versions).name == "policy@1"
+    stop.set()
+    versions.close()  # type: ignore[attr-defined]
+    other.join()
+    check(store)
+
+
+def flocked(path: Path) -> bool:
+    """Return whether the lock is free to write."""
+    import fcntl
+
+    with path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
