@@ -37,6 +37,7 @@ STATE = {"w": np.arange(8.0)}
 STORE: dict[str, dict[str, Any]] = {
     "average": {"versions": [1, 2], "target": "mean.pt", "force": True},
     "diff": {"before": 1, "after": 2},
+    "follow": {"name": "a", "directory": "served", "once": True},
     "forget": {"versions": 1, "dry_run": True},
     "ingest": {"source": STATE, "run": "b", "hot": 0},
     "ingest_many": {"inputs": "a.npy", "run": "b"},

@@ -29,7 +29,7 @@ from ckstore.storage.rows import VersionRow
 POLL = 1.0
 
 #: The longest pause in seconds after repeated errors; it doubles from the time between looks on.
-_LONGEST = 60.0
+_PAUSE = 60.0
 
 
 class NotAppliedError(CkstoreError):
@@ -144,7 +144,7 @@ class _Follower:
                 if once:
                     raise failed
                 self._say(failed)
-                pause = min(2 * pause, _LONGEST)
+                pause = min(2 * pause, _PAUSE)
             elif once:
                 return
             self._stop.wait(pause)
