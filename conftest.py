@@ -34,5 +34,5 @@ def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with pytest.MonkeyPatch.context() as patch, example_store(directory / "store") as store:
         patch.chdir(directory)
         patch.setenv("CKSTORE_CACHE", str(directory / "cache"))
-        test.globs.update(store=store, np=np, ckstore=ckstore)
+        test.globs.update(store=store, np=np, ckstore=ckstore, Path=Path)
         yield

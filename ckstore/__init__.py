@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from ckstore.retention.forget import ForgetReport
     from ckstore.retention.retain import RetainReport
     from ckstore.run import Run
+    from ckstore.saving.publisher import Publisher
     from ckstore.saving.saver import Saver
     from ckstore.scanning.steps import Planned
     from ckstore.storage.rows import VersionRow
@@ -107,6 +108,7 @@ __all__ = [
     "PartialError",
     "Planned",
     "Policy",
+    "Publisher",
     "ReadOnlyError",
     "RebaseReport",
     "RecoverReport",
@@ -153,6 +155,7 @@ _HOMES = {
     "LazyTensor": "tensor",
     "Planned": "scanning.steps",
     "Policy": "policy",
+    "Publisher": "saving.publisher",
     "RebaseReport": "writing.rebase",
     "RecoverReport": "recovery.recover",
     "Report": "report.report",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckstore.retention.retain import RetainReport
     from ckstore.run import Run
     from ckstore.runtime.threads import Executor
+    from ckstore.saving.publisher import Publisher
     from ckstore.saving.saver import Saver
     from ckstore.scanning.steps import Planned, StepSource
     from ckstore.table import Table
@@ -1354,6 +1355,46 @@ class Store(Mapping[str | int, "Version"]):
         latest = self._catalog.latest(name)
         known = 0 if latest is None else latest.original_bytes
         return Saver(self._repository.address, name, workers, known if nbytes is None else nbytes)
+
+    @checked(like=PATH, dtype=TEXT)
+    def publish(
+        self, run: str | None = None, *, like: str | os.PathLike[str], dtype: str | None = None, workers: int = 1
+    ) -> Publisher:
+        """Start a process that publishes weights for followers, each version encoded at once.
+
+        Parameters
+        ----------
+        run
+            Name of the run; `main` by default.
+        like
+            A Hugging Face directory with safetensors files. Versions have its shards, index, configuration and
+            tokenizer, with the weights that are saved.
+        dtype
+            dtype of weights that are floats, such as `bfloat16`; by default those of the directory.
+        workers
+            Threads that encode.
+
+        Raises
+        ------
+        UsageError
+            The run is invalid, the directory has no safetensors file, or memory lacks room for a copy.
+
+        Examples
+        --------
+        >>> from safetensors.numpy import save_file
+        >>> Path("model").mkdir()
+        >>> save_file({"w": np.zeros(8, np.float32)}, "model/model.safetensors")
+        >>> with store.publish("policy", like="model") as publisher:
+        ...     saving = publisher.save({"w": np.ones(8, np.float32)}, step=1)
+        >>> store["policy"]
+        <ckstore.Version 4 policy@1>
+        """
+        from ckstore.saving.publisher import Publisher
+
+        self._repository.require_writable()
+        if workers < 1:
+            raise UsageError(f"`workers` must be 1 or more, not {workers}.")
+        return Publisher(self._repository.address, self._checked_run(run), workers, Path(like), dtype)
 
     def _checked_run(self, run: str | None) -> str:
         """Return the run to ingest into; raise `UsageError` for an invalid one, before a training begins."""

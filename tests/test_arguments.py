@@ -54,7 +54,7 @@ STORE: dict[str, dict[str, Any]] = {
     "untag": {"name": "x"},
     "watch": {"folders": ".", "once": True, "settle": 0.0},
 }
-#: Errors of these are documented: `saver` starts a process for each good value, `close` takes no arguments.
+#: Errors of these are documented: `saver` and `publish` start a process for each good value, `close` takes no arguments.
 LEFT = {"close"}
 
 VERSION: dict[str, dict[str, Any]] = {
@@ -137,7 +137,7 @@ def parameters_of(call: Callable[..., Any]) -> list[str]:
     return [name for name, one in inspect.signature(call).parameters.items() if one.kind in kinds]
 
 
-@pytest.mark.parametrize("method", public(ckstore.Store, LEFT | {"saver"}))
+@pytest.mark.parametrize("method", public(ckstore.Store, LEFT | {"saver", "publish"}))
 def test_methods_of_a_store(opened: ckstore.Store, method: str) -> None:
     call = getattr(opened, method)
     good = dict(STORE.get(method, {}))

@@ -91,8 +91,8 @@ def find_changes(after: Array, before: Array, *, is_float: bool) -> Changes:
     return Changes(places[:count], numbers[:count])
 
 
-def apply_patch(payload: memoryview, bits: Array, *, is_float: bool) -> None:
-    """Turn the chunk that a patch was made against into its target, in place: a writable array.
+def apply_patch(payload: memoryview, bits: Array, *, is_float: bool, is_undone: bool = False) -> None:
+    """Turn the chunk that a patch was made against into its target, in place, or the target into that chunk.
 
     Raise `IntegrityError` if the patch is damaged or does not fit the chunk; `bits` is undefined then.
     """
@@ -101,7 +101,8 @@ def apply_patch(payload: memoryview, bits: Array, *, is_float: bool) -> None:
     body = payload[_CHECKSUM:]
     if len(body) < 2 + _PADDING or crc32(body) != int.from_bytes(payload[:_CHECKSUM], "little"):
         raise IntegrityError(DAMAGED)
-    if kernels.apply_patch(aligned(np.frombuffer(payload, np.uint8)), bits.view(np.uint8), bits.itemsize, is_float):
+    data, elements = aligned(np.frombuffer(payload, np.uint8)), bits.view(np.uint8)
+    if kernels.apply_patch(data, elements, bits.itemsize, is_float, is_undone):
         raise IntegrityError(DAMAGED)
 
 

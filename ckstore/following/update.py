@@ -29,6 +29,7 @@ from ckstore.storage import durable
 
 if TYPE_CHECKING:
     from ckstore.codecs.lattice import Bits
+    from ckstore.objects.records import Patches, Record
 
 #: Bytes that a thread decodes at a time.
 _GROUP = 2 << 20
@@ -83,11 +84,11 @@ class _Update:
         """Write all differences; return the marker of the complete version."""
         units = self._units()
         held = self._held(units)
-        needed = self._version.prefetch_above({unit: held.get(unit) for unit in units})
+        ways = self._version.ways_from({unit: held.get(unit) for unit in units})
         self._marker(None).write(self._root)
         durable.checkpoint("follow-started")
         self._remove_others()
-        self._write_units(units, held)
+        self._write_units(held, ways)
         mended = self._write_rest()
         self._write_links()
         marker = self._marker({number: self._settle(number) for number in self._changed})
@@ -95,7 +96,8 @@ class _Update:
             durable.sync_directory(directory)
         durable.checkpoint("follow-written")
         marker.write(self._root)
-        return marker, Amounts(needed, self._written, mended)
+        needed = {record.id: record.nbytes for way in ways.values() for level in way for record in level}
+        return marker, Amounts(sum(needed.values()), self._written, mended)
 
     def _is_there(self, number: int) -> bool:
         """Return whether the file is the version's, as far as its size and its time tell."""
@@ -187,15 +189,16 @@ class _Update:
                 found[unit.dtype, unit.chunk, *places] = document.objects[number]
         return found
 
-    def _write_units(self, units: Sequence[int], held: Mapping[int, str]) -> None:
+    def _write_units(
+        self, held: Mapping[int, str], ways: Mapping[int, tuple[Sequence[Patches], Sequence[Record]]]
+    ) -> None:
         """Write the chunks that differ from the directory's, decoded against these."""
-        objects = self._document.objects
         reader = self._version.repository.reader.in_passing()
         version = self._version.read_by(reader)
         chunks = [
             (number, chunk)
-            for number in units
-            if held.get(number) != objects[number]
+            for number, way in ways.items()
+            if any(way)  # Otherwise the directory has the object already.
             for chunk in range(-(-self._layout.units[number].count // self._layout.units[number].chunk))
         ]
 
@@ -212,12 +215,9 @@ class _Update:
                     count = min(unit.chunk, unit.count - chunk * unit.chunk)
                     present = empty(count, f"u{ITEM_SIZES[unit.dtype]}")
                     _read_into(present.data.cast("B"), [(files[file], first, size) for file, first, size in stretches])
-                    reader.cache.put((held[number], chunk), present)
-                values = version.chunk(number, chunk, keep=False)
-                if present is not None:
-                    reader.cache.drop((held[number], chunk))
-                    if values is present or np.array_equal(values, present):
-                        return 0
+                values = decoded(number, chunk, present)
+                if present is not None and (values is present or np.array_equal(values, present)):
+                    return 0
                 data, written = values.data.cast("B"), 0
                 for file, first, nbytes in stretches:
                     if file in self._in_place:
@@ -225,6 +225,24 @@ class _Update:
                         written += nbytes
                     data = data[nbytes:]
                 return written
+
+            def decoded(number: int, chunk: int, present: Bits | None) -> Bits:
+                undone, applied = ways[number]
+                base = applied[-1].base if applied else self._document.objects[number]
+                if present is not None and base is not None:
+                    below = present
+                    if undone:
+                        below = empty(present.size, present.dtype)
+                        below[...] = present
+                    try:
+                        reader.undo(undone, chunk, below)
+                        reader.cache.put((base, chunk), below)
+                        return version.chunk(number, chunk, keep=False)
+                    except IntegrityError:  # The file was changed, and kept its size and time.
+                        pass
+                    finally:
+                        reader.cache.drop((base, chunk))
+                return version.chunk(number, chunk, keep=False)
 
             def size_of(item: tuple[int, int]) -> int:
                 unit = self._layout.units[item[0]]

@@ -150,7 +150,7 @@ int64_t KERNEL(find_changes)(
 int64_t KERNEL(write_patch)(array places, array numbers, int64_t count, array payload);
 
 /* Apply a patch to its elements in place; DAMAGED if it does not fit them. */
-int64_t KERNEL(apply_patch)(array payload, array bits, int64_t size, int64_t is_float);
+int64_t KERNEL(apply_patch)(array payload, array bits, int64_t size, int64_t is_float, int64_t is_undone);
 
 /* entropy/directory.c */
 

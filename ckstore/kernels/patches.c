@@ -211,10 +211,11 @@ int64_t KERNEL(write_patch)(array places, array numbers, int64_t count, array pa
     return at + BEHIND;
 }
 
-/* A payload that is read; `end` is the place of its last eight bytes. */
+/* A payload that is read; `end` is the place of its last eight bytes. If it is undone, differences are subtracted. */
 struct patch {
     const uint8_t *bytes;
     int64_t end;
+    bool is_undone;
 };
 
 /* Numbers of a block, and the elements before each. */
@@ -297,7 +298,7 @@ static int64_t read_block(
         block->numbers[bytes[behind]] |= (uint64_t)bytes[behind + 1] << width;
     }
     for (int64_t i = 0; i < count; i++) {
-        uint64_t sign = (block->numbers[i] & 1) - 1;
+        uint64_t sign = ((block->numbers[i] & 1) ^ patch->is_undone) - 1;
         block->numbers[i] = (((block->numbers[i] >> 1) + 1) ^ sign) - sign;
     }
     return behind;
@@ -360,11 +361,11 @@ INLINE int64_t apply_patch_of(
     return at != places || next != end ? DAMAGED : 0;
 }
 
-int64_t KERNEL(apply_patch)(array payload, array bits, int64_t size, int64_t is_float) {
+int64_t KERNEL(apply_patch)(array payload, array bits, int64_t size, int64_t is_float, int64_t is_undone) {
     struct view from = input(payload), to = output(bits);
     if (from.type != U1 || to.type != U1 || to.count < 0 || !is_size(size, to.count))
         return MISFIT;
-    struct patch patch = {from.data, from.count - BEHIND};
+    struct patch patch = {from.data, from.count - BEHIND, is_undone};
     if (patch.end < CHECKSUM)
         return DAMAGED;
     int64_t status = 0;

@@ -9,7 +9,7 @@ from ckstore.kernels.native import Array, check, function
 
 _find_changes = function("find_changes", "ppiipp")
 _write_patch = function("write_patch", "ppip")
-_apply_patch = function("apply_patch", "ppii")
+_apply_patch = function("apply_patch", "ppiii")
 
 
 def find_changes(after: Array, before: Array, size: int, is_float: bool, places: Array, numbers: Array) -> int:
@@ -39,16 +39,16 @@ def write_patch(places: Array, numbers: Array, count: int, payload: Array) -> in
     return check(_write_patch(id(places), id(numbers), count, id(payload)))
 
 
-def apply_patch(payload: Array, bits: Array, size: int, is_float: bool) -> int:
-    """Apply a patch to its elements in place; return 0, or 1 if the patch does not fit the chunk.
+def apply_patch(payload: Array, bits: Array, size: int, is_float: bool, is_undone: bool = False) -> int:
+    """Apply a patch to its elements in place, or undo it; return 0, or 1 if the patch does not fit the chunk.
 
     Parameters
     ----------
     payload : uint8
         The patch, whose checksum was verified.
     bits : uint8, (size n,)
-        The elements that the patch was made against; damaged if 1 is returned.
+        The elements that the patch was made against, or those that it made if it is undone; damaged if 1 is returned.
     size, is_float
         As for `find_changes`.
     """
-    return check(_apply_patch(id(payload), id(bits), size, is_float))
+    return check(_apply_patch(id(payload), id(bits), size, is_float, is_undone))

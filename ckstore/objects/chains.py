@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work
-from ckstore.objects.records import Record, check_cut
+from ckstore.objects.records import Cast, Patches, Record, check_cut
 
 T = TypeVar("T")
 
@@ -69,6 +69,31 @@ class Chains:
             return list(found.values())
 
         return self._resolver.settled(find)
+
+    def between(self, held: str, wanted: str) -> tuple[list[Patches], list[Record]]:
+        """Return the fewest bytes of records that lead from one object to another: patches to undo, levels to apply.
+
+        The first level to apply is that of `wanted`, the last one has the base to which undoing leads. Without a way
+        from `held`, which may be empty, it is the whole chain.
+        """
+        chain = self.records(wanted)
+        if held == wanted:
+            return [], []
+        above: dict[str, int] = {level.id: place for place, level in enumerate(chain)}
+        undone: list[Patches] = []
+        try:
+            for level in self.records(held) if held else ():
+                if level.id in above:
+                    applied = chain[: above[level.id]]
+                    if sum(one.nbytes for one in (*undone, *applied)) < sum(one.nbytes for one in chain):
+                        return undone, applied
+                    break
+                if not isinstance(level, Patches) or isinstance(level, Cast):
+                    break
+                undone.append(level)
+        except IntegrityError:  # Nothing needs the held object any more.
+            pass
+        return [], chain
 
     def work(self, record: Record) -> Work:
         """Return the work of decoding all values of `record` along its chain."""

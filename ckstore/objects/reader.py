@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -274,6 +274,14 @@ class ObjectReader:
             bits = stored
         assert bits is not None
         return self._decoded((record.id, chunk), bits, keep=keep)
+
+    def undo(self, levels: Iterable[Patches], chunk: int, bits: Bits) -> None:
+        """Turn the bits of one chunk of the first object into those of the last one's base, in place."""
+        for level in levels:
+            patch = self.stored.payload(level, chunk)
+            if patch is not None:
+                self.decoded_chunks += 1
+                apply_patch(patch, bits, is_float=level.dtype in FLOATS, is_undone=True)
 
     def _rounded(self, level: Cast, chunk: int, words: Bits, out: Bits | None) -> Bits:
         """Return the bits of one chunk of a cast, from those of its base."""

@@ -21,7 +21,7 @@ from ckstore.formats.sources import CompositeSource
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.layouts import LayoutDocument, check_layout
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Record, check_cut
+from ckstore.objects.records import Patches, Record, check_cut
 from ckstore.policy import Fidelity
 from ckstore.reading.contents import Contents
 from ckstore.repository import Address, Repository, opened
@@ -196,21 +196,20 @@ class StoredVersion:
             chosen = places if places is not None else ((unit, None) for unit in self.contents.units_in_order())
             prefetch_chunks(self.repository, self.document.objects, chosen)
 
-    def prefetch_above(self, held: Mapping[int, str | None]) -> int:
-        """Prefetch units, given by number, down to objects that the caller holds; return the bytes of their records."""
-        if not held:
-            return 0
-        reader, total = self.repository.reader, 0
-        wanted: list[tuple[str, int, int]] = []
-        for number, identity in held.items():
-            for record in self._settled(partial(reader.chains.records, self.document.objects[number])):
-                if record.id == identity:
-                    break
-                wanted.append((record.pack, record.offset, record.nbytes))
-                total += record.nbytes
+    def ways_from(self, held: Mapping[int, str | None]) -> dict[int, tuple[list[Patches], list[Record]]]:
+        """Return patches to undo and levels to apply, by number of the unit, from objects that the caller holds.
+
+        An id of None means that it holds none. The records are prefetched.
+        """
+        chains, objects = self.repository.reader.chains, self.document.objects
+        found = {
+            number: self._settled(partial(chains.between, identity or "", objects[number]))
+            for number, identity in held.items()
+        }
         if self.repository.packs.read_price:
-            self.repository.packs.prefetch(_in_turn(wanted))
-        return total
+            records = {record.id: record for undone, applied in found.values() for record in (*undone, *applied)}
+            self.repository.packs.prefetch(_in_turn([(one.pack, one.offset, one.nbytes) for one in records.values()]))
+        return found
 
     def read_extent(self, file: int, extent: int, first: int, last: int, *, keep: bool = False) -> memoryview:
         """Return the bytes of elements from `first` to before `last` of an extent; decode only their chunks.

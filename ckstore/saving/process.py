@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from ckstore.errors import CkstoreError, UsageError
@@ -32,7 +33,8 @@ class Settings:
     """Settings of the process, passed at its start.
 
     `parent` is the id of the program's process; `connection` and `areas` are file descriptors. `workers` counts
-    encoding threads, `nice` is the increase of the process's niceness.
+    encoding threads, `nice` is the increase of the process's niceness. `like` are the directory and the dtype of a
+    publisher, whose versions are encoded at once.
     """
 
     parent: int
@@ -42,6 +44,7 @@ class Settings:
     run: str
     workers: int
     nice: int = NICE
+    like: tuple[str, str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +91,20 @@ def serve(settings: Settings, connection: Connection) -> None:
     import google_crc32c  # noqa: F401 - imported early, since every save needs it
 
     from ckstore.commit.naming import policy_of
-    from ckstore.repository import Address
+    from ckstore.repository import CACHE_BYTES, Address
     from ckstore.retention.compactor import Compactor
     from ckstore.saving.staging import StagedStates
+    from ckstore.scanning.published import Template
     from ckstore.writing.ingest import ingest
     from ckstore.writing.request import IngestOptions
 
     areas = [StagedStates(descriptor) for descriptor in settings.areas]
-    place, options, cache = settings.store
-    address = Address(place, tuple((name, value) for name, value in options), cache)
-    with address.open("a") as repository:
+    place, options, mirrors = settings.store
+    address = Address(place, tuple((name, value) for name, value in options), mirrors)
+    template = None if settings.like is None else Template(Path(settings.like[0]), settings.like[1])
+    # The values of the last version stay in memory: the next one is encoded against them.
+    cache = CACHE_BYTES if template is None else CACHE_BYTES + template.nbytes
+    with address.open("a", cache) as repository:
         compactor = Compactor(repository)
         saved = None
         try:
@@ -116,11 +123,14 @@ def serve(settings: Settings, connection: Connection) -> None:
                 try:
                     area = areas[save.area]
                     options = IngestOptions(
-                        settings.run, save.step, metrics=save.metrics, replace=save.replace, hot=keep, allow_empty=True,
+                        settings.run, save.step, metrics=save.metrics, replace=save.replace,
+                        hot=keep if template is None else 0, allow_empty=True,
                         search=None if save.search is None else _unpickled(save.search),
                         gradients=None if save.gradients is None else area.read(*save.gradients),
                     )  # fmt: skip
-                    answer: Any = ingest(repository, area.read(save.start, save.stop), options)
+                    state = area.read(save.start, save.stop)
+                    source = state if template is None else template.scanned(state)
+                    answer: Any = ingest(repository, source, options)
                     saved = answer.version
                 except Exception as error:
                     answer = _portable(error)

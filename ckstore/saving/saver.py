@@ -74,6 +74,8 @@ class Saver:
         Number of threads that encode older versions while the process is idle.
     nbytes
         Size of the expected states: their memory is allocated at once. 0 allocates at the first save.
+    like
+        Directory and dtype of a publisher.
 
     Examples
     --------
@@ -84,7 +86,9 @@ class Saver:
     <ckstore.Version 5 gpt@500>
     """
 
-    def __init__(self, store: Address, run: str, workers: int, nbytes: int = 0) -> None:
+    def __init__(
+        self, store: Address, run: str, workers: int, nbytes: int = 0, like: tuple[str, str | None] | None = None
+    ) -> None:
         self.run = run
         self._process_id = os.getpid()
         self._areas = [Area() for _ in range(_AREAS)]
@@ -105,7 +109,7 @@ class Saver:
             raise
         self._connection, other = Pipe()
         areas = tuple(area.descriptor for area in self._areas)
-        settings = Settings(os.getpid(), other.fileno(), areas, store, run, workers)
+        settings = Settings(os.getpid(), other.fileno(), areas, store, run, workers, like=like)
         self._receiver = threading.Thread(
             target=self._receive, args=(settings, other), name="ckstore-saver", daemon=True
         )

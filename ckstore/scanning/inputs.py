@@ -92,8 +92,9 @@ def open_source(
 ) -> ScannedVersion:
     """Parse a checkpoint, without reading its tensors.
 
-    `source` is the path of a file or directory, which does not contain the directory `store`, or a state dict. With
-    `force` damaged files are opaque bytes; for `on_unknown` see `describe_state_dict`.
+    `source` is the path of a file or directory, which does not contain the directory `store`, a state dict, or a
+    version that is scanned already. With `force` damaged files are opaque bytes; for `on_unknown` see
+    `describe_state_dict`.
 
     Raises
     ------
@@ -102,6 +103,8 @@ def open_source(
     UsageError
         The state dict holds no tensor, without `allow_empty`.
     """
+    if isinstance(source, ScannedVersion):
+        return source
     if not isinstance(source, str | os.PathLike):
         scanned = scan_state_dict(source, on_unknown)
         if not allow_empty:

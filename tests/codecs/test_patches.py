@@ -27,6 +27,9 @@ ODD = [0, 1 << 31, 1, 0x7F800000, 0xFF800000, 0x7FC00001, 0xFFC12345, 0x7F800001
 def applied(patch: bytes, before: Bits, *, is_float: bool) -> Bits:
     bits = before.copy()
     apply_patch(memoryview(patch), bits, is_float=is_float)
+    undone = bits.copy()
+    apply_patch(memoryview(patch), undone, is_float=is_float, is_undone=True)
+    assert np.array_equal(undone, before)
     return bits
 
 

@@ -145,6 +145,24 @@ def test_versions_in_between_are_left_out(store: ckstore.Store) -> None:
     assert found.bytes_read < 5 * 3000 * 14 / 8
 
 
+def test_patches_are_undone_on_the_way_to_an_older_version_or_a_fork(store: ckstore.Store) -> None:
+    for step in range(4):
+        publish(store, step)
+    store.ingest(write_model(MODEL, 2), run="fork", step=9, parent="policy@1")
+    values = weights(1)
+    values[::300] ^= 1
+    with (MODEL / "model-00001-of-00002.safetensors").open("r+b") as file:
+        file.seek(-2 * 7 - values.size, os.SEEK_END)
+        file.write(values[: values.size // 2].tobytes())
+    store.ingest(MODEL, run="fork", step=10, parent="policy@1")
+    followed(store, "policy@3")
+    for name in ("policy@1", "fork@10", "policy@3"):
+        found = followed(store, name)
+        check(store, name)
+        assert not found.is_mended
+        assert found.bytes_read < 3 * 3000 * 14 / 8
+
+
 def test_a_changed_file_is_mended(store: ckstore.Store) -> None:
     publish(store, 0)
     followed(store)

@@ -133,7 +133,7 @@ static void apply_patch(struct input from) {
     int64_t flags = (int64_t)take(&from, 1), count = (int64_t)take(&from, 2) & (MOST - 1), size = 1 << (flags & 3);
     struct fake payload, bits;
     make(&payload, U1, from.left, from.bytes, from.left);
-    KERNEL(apply_patch)(&payload, make(&bits, U1, count * size, from.bytes, from.left), size, flags >> 2 & 1);
+    KERNEL(apply_patch)(&payload, make(&bits, U1, count * size, from.bytes, from.left), size, flags >> 2 & 1, flags >> 3 & 1);
     release(&payload), release(&bits);
 }
 
