@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+
+from blake3 import blake3
 
 from ckstore.runtime import forks
 from ckstore.runtime.checksum import crc32c
@@ -32,6 +35,11 @@ LIMIT, _SHARE = 16 << 30, 4
 #: Seconds after which a read marks a block as used again.
 _USED = 60.0
 
+#: Seconds for which requests wait for other processes that fetch the same blocks, and between looks.
+_PATIENCE, _LOOK = 10.0, 0.005
+#: The file whose byte ranges are the locks of blocks: bits of a block's number, below those of the pack's name.
+_CLAIMS, _NUMBER_BITS = "claims", 24
+
 #: Reads a range (offset, length) of a pack from the object store.
 Fetch = Callable[[str, int, int], bytes]
 
@@ -42,7 +50,7 @@ def allowed(directory: Path) -> int:
 
 
 class BlockCache:
-    """Blocks of packs, fetched once. Safe for threads and processes.
+    """Blocks of packs, fetched once by all processes of a machine. Safe for threads and processes.
 
     Beyond `limit` bytes, by default what `allowed` returns, the least recently used blocks are removed first.
     """
@@ -51,6 +59,7 @@ class BlockCache:
         self._directory = directory
         self._fetch = fetch
         self._limit = limit
+        self._claims = -1
         self._start()
         forks.in_child(self._start)
         # Bytes since the last check of the limit, starting at a random fraction of it: otherwise many processes that
@@ -62,6 +71,8 @@ class BlockCache:
         self._lock = forks.Lock()
         self._under_way: dict[tuple[str, int], Future[bytes]] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._close_claims()
+        self._patience = _PATIENCE
         self._recent: Lru[tuple[str, int], bytes] = Lru(_RECENT)
         # Number of times that each pack was forgotten: results of earlier requests are not kept.
         self._forgotten: Counter[str] = Counter()
@@ -133,6 +144,12 @@ class BlockCache:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(cancel_futures=True)
+        self._close_claims()
+
+    def _close_claims(self) -> None:
+        if self._claims >= 0:
+            forks.close_unshared(self._claims)
+        self._claims = -1
 
     def _blocks(self, pack: str, size: int, numbers: Sequence[int]) -> dict[int, bytes]:
         found = {}
@@ -187,18 +204,28 @@ class BlockCache:
                     del self._under_way[pack, number]
 
     def _fetch_run(self, pack: str, size: int, run: range, futures: dict[int, Future[bytes]], forgotten: int) -> None:
-        nbytes = min(run.stop * BLOCK, size) - run.start * BLOCK
+        nbytes = 0
         try:
-            data = self._fetch(pack, run.start * BLOCK, nbytes)
-            for number in run:
-                start = (number - run.start) * BLOCK
-                block = data[start : start + BLOCK]
-                if self._forgotten[pack] == forgotten:
-                    self._recent.put((pack, number), block)
-                if (future := futures.get(number)) is not None:
-                    future.set_result(block)
-                if self._forgotten[pack] == forgotten:
-                    self._keep(pack, number, block)
+            with self._claimed(pack, run):
+                missing = []
+                for number, future in futures.items():  # Another process may have fetched them since.
+                    block = self.at_hand(pack, number, min(BLOCK, size - number * BLOCK))
+                    if block is None:
+                        missing.append(number)
+                    else:
+                        future.set_result(block)
+                for part in _runs(missing):
+                    data = self._fetch(pack, part.start * BLOCK, min(part.stop * BLOCK, size) - part.start * BLOCK)
+                    nbytes += len(data)
+                    for number in part:
+                        start = (number - part.start) * BLOCK
+                        block = data[start : start + BLOCK]
+                        if self._forgotten[pack] == forgotten:
+                            self._recent.put((pack, number), block)
+                        if number in futures:
+                            futures[number].set_result(block)
+                        if self._forgotten[pack] == forgotten:
+                            self._keep(pack, number, block)
             if self._forgotten[pack] != forgotten:
                 self._remove(pack)
         except BaseException as error:
@@ -208,6 +235,46 @@ class BlockCache:
         finally:
             self._come(pack, futures)
         self._trim(nbytes)
+
+    @contextmanager
+    def _claimed(self, pack: str, run: range) -> Iterator[None]:
+        """Fetch blocks that no other process is fetching: it puts them into the cache.
+
+        A process that is stopped, or has a slow link, is waited for once.
+        """
+        hashed = int.from_bytes(blake3(pack.encode()).digest(4), "little") << _NUMBER_BITS
+        deadline = time.monotonic() + self._patience
+        while not (is_free := self._lock_range(hashed + run.start, len(run), "F_WRLCK")):
+            if time.monotonic() >= deadline:
+                self._patience = 0.0
+                break
+            time.sleep(_LOOK)
+        try:
+            yield
+        finally:
+            if is_free:
+                self._lock_range(hashed + run.start, len(run), "F_UNLCK")
+
+    def _lock_range(self, start: int, length: int, kind: str) -> bool:
+        """Lock or unlock a range for this process; return False if another one holds a part.
+
+        Without such locks, or on a file system that lacks them, each process fetches for itself.
+        """
+        try:
+            import fcntl
+
+            with self._lock:
+                if self._claims < 0:
+                    durable.new_directory(self._directory)
+                    durable.touch(self._directory / _CLAIMS)
+                    self._claims = forks.open_unshared(self._directory / _CLAIMS, os.O_RDWR)
+            wanted = struct.pack("hhqqi", getattr(fcntl, kind), os.SEEK_SET, start, length, 0)
+            fcntl.fcntl(self._claims, fcntl.F_OFD_SETLK, wanted)
+        except BlockingIOError:
+            return False
+        except (ImportError, AttributeError, OSError):
+            return True
+        return True
 
     def _keep(self, pack: str, number: int, block: bytes) -> None:
         """Write a block to the cache; on a full disk, it is not cached."""

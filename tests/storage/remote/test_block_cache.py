@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
 from pathlib import Path
@@ -182,3 +183,44 @@ def test_caches_that_write_little_keep_the_limit(directory: Path) -> None:
         cache.read(f"pack{number}", BLOCK, 0, BLOCK)
         cache.close()
     assert sum(path.stat().st_size for path in directory.glob("*/*")) < 3 * limit
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="only Linux has such locks")
+def test_processes_of_a_machine_fetch_each_block_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two caches are as two processes: the locks belong to the open file. One that hangs is waited for once."""
+    begun, may_end = threading.Event(), threading.Event()
+    asked: list[tuple[int, int]] = []
+
+    def hanging(pack: str, offset: int, length: int) -> bytes:
+        asked.append((offset // BLOCK, length // BLOCK))
+        begun.set()
+        assert may_end.wait(30)
+        return content(offset, length)
+
+    def fetch(pack: str, offset: int, length: int) -> bytes:
+        asked.append((offset // BLOCK, length // BLOCK))
+        return content(offset, length)
+
+    first, second = BlockCache(directory, hanging), BlockCache(directory, fetch)
+    first.prefetch([("pack", 9 * BLOCK, 0, 4 * BLOCK)])
+    assert begun.wait(30)
+    second.prefetch([("pack", 9 * BLOCK, 2 * BLOCK, 6 * BLOCK)])
+    assert asked == [(0, 4)]
+    may_end.set()
+    assert second.read("pack", 9 * BLOCK, 0, 8 * BLOCK) == content(0, 8 * BLOCK)
+    settle(second)
+    assert asked == [(0, 4), (4, 4)]
+
+    monkeypatch.setattr(cache_module, "_PATIENCE", 0.02)
+    begun.clear()
+    may_end.clear()
+    asked.clear()
+    first.prefetch([("other", 9 * BLOCK, 0, BLOCK)])
+    assert begun.wait(30)
+    hasty = BlockCache(directory, fetch)
+    assert hasty.read("other", 9 * BLOCK, 0, BLOCK) == content(0, BLOCK)
+    assert hasty._patience == 0
+    assert asked == [(0, 1), (0, 1)]
+    may_end.set()
+    for cache in (first, second, hasty):
+        cache.close()
