@@ -75,7 +75,7 @@ class StoredChunks:
 
     def index_ranges(self, record: Record, chunks: Collection[int] | None) -> list[tuple[int, int]]:
         """Return the place of a record's index, as (offset, length), if `ranges` needs it for these chunks."""
-        if chunks is None or not _is_picked(record) or isinstance(record, Patches):
+        if chunks is None or not _is_picked(record) or isinstance(record, Patches | Raw):
             return []
         length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
         return [(record.offset + max(record.nbytes - length, 0), min(length, record.nbytes))]
@@ -87,6 +87,9 @@ class StoredChunks:
         """
         if chunks is None or not _is_picked(record):
             return [(record.offset, record.nbytes)]
+        if isinstance(record, Raw):
+            size = record.chunk * ITEM_SIZES[record.dtype]
+            return [(record.offset + chunk * size, min(size, record.nbytes - chunk * size)) for chunk in chunks]
         places = [self.index(record)[chunk] for chunk in chunks]
         return [(record.offset + place[0], place[1]) for place in places if place is not None]
 
@@ -124,5 +127,5 @@ def is_whole(record: Raw, pack: memoryview, workers: int) -> bool:
 
 
 def _is_picked(record: Record) -> bool:
-    """Return whether single chunks of a record are fetched by its index."""
-    return not isinstance(record, Raw) and record.nbytes > _SMALL and record.chunks > 1
+    """Return whether single chunks of a record are fetched."""
+    return record.nbytes > _SMALL and record.chunks > 1

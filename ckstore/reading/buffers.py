@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ckstore.codecs.lattice import Bits, part_dtype
 from ckstore.dtypes import ITEM_SIZES, bits_dtype, resolve_views
 from ckstore.formats.layout import Tensor
-from ckstore.reading.gather import Selection, gather
+from ckstore.reading.gather import Selection, gather, stretches
 from ckstore.runtime.threads import shared, worker_count
 
 if TYPE_CHECKING:
@@ -101,6 +101,30 @@ def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Seque
     found = gather(stretch, dtype, tensor.offset, tensor.strides, wanted)
     resolve_views(found, tensor.dtype, tensor.lazy)
     return found
+
+
+def prefetch_parts(version: StoredVersion, parts: Iterable[tuple[Tensor, int, Sequence[Selection]]]) -> None:
+    """Prefetch parts of tensors, given as (tensor, file, positions): few requests of a remote store fetch them all."""
+    cover = version.contents.cover
+    version.prefetch(
+        (number, chunk)
+        for tensor, file, wanted in parts
+        for inner, place, positions in _unsharded(tensor, file, wanted)
+        for first, last in stretches(inner.offset, inner.strides, positions)
+        for number, chunk, _, _ in cover(place, inner.extent, first, last)
+    )
+
+
+def _unsharded(
+    tensor: Tensor, file: int, wanted: Sequence[Selection]
+) -> Iterator[tuple[Tensor, int, Sequence[Selection]]]:
+    """Yield a tensor, or those of its shards with wanted elements, with the positions in each."""
+    if not tensor.shards and tensor.extent >= 0:
+        yield tensor, file, wanted
+    for place, shard in tensor.shards:
+        if shard.box is not None:
+            axes = zip(wanted, shard.box.first, shard.shape, strict=True)
+            yield shard, place, [_within(positions, first, first + size)[1] for positions, first, size in axes]
 
 
 def _from_shards(version: StoredVersion, tensor: Tensor, wanted: Sequence[Selection]) -> npt.NDArray[Any]:

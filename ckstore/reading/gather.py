@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -42,8 +42,16 @@ def gather(read: Read, dtype: np.dtype[Any], offset: int, strides: Sequence[int]
         out = np.empty(shape, dtype)
     except (MemoryError, ValueError) as error:  # Strides of 0 repeat a few elements any number of times.
         raise CkstoreError(f"{shape} elements do not fit into memory; read a part of them.") from error
-    _gather_into(out, read, offset, strides, list(wanted))
+    for first, last, place, part in _stretches(offset, strides, list(wanted)):
+        _select(out[place], read(first, last), strides, part)
     return out
+
+
+def stretches(offset: int, strides: Sequence[int], wanted: Sequence[Selection]) -> Iterator[tuple[int, int]]:
+    """Yield the stretches of the extent that `gather` reads: the first element, and the one after the last."""
+    if all(len(positions) for positions in wanted):
+        for first, last, _, _ in _stretches(offset, strides, list(wanted)):
+            yield first, last
 
 
 def _is_dense(strides: Sequence[int], wanted: Sequence[Selection]) -> bool:
@@ -68,7 +76,11 @@ def _span(offset: int, strides: Sequence[int], wanted: Sequence[Selection]) -> t
     return low, high + 1
 
 
-def _gather_into(out: Array, read: Read, offset: int, strides: Sequence[int], wanted: list[Selection]) -> None:
+#: A stretch of the extent, and the wanted elements in it: their place in the result, and positions along each axis.
+_Stretch = tuple[int, int, tuple[slice, ...], list[Selection]]
+
+
+def _stretches(offset: int, strides: Sequence[int], wanted: list[Selection]) -> Iterator[_Stretch]:
     low, high = _span(offset, strides, wanted)
     reaches = [
         stride * abs(int(positions[-1]) - int(positions[0])) for stride, positions in zip(strides, wanted, strict=True)
@@ -76,14 +88,17 @@ def _gather_into(out: Array, read: Read, offset: int, strides: Sequence[int], wa
     for axis in sorted(range(len(wanted)), key=lambda axis: -reaches[axis]):
         cuts = _cuts(wanted[axis], strides[axis], sum(reaches) - reaches[axis])
         if cuts:
-            _in_parts(out, read, offset, strides, wanted, axis, cuts)
+            yield from _in_parts(offset, strides, wanted, axis, cuts)
             return
-    if high - low > max(SPARSE, 2 * out.size):
+    if high - low > max(SPARSE, 2 * prod(map(len, wanted))):
         axis = max(range(len(wanted)), key=lambda axis: reaches[axis])
-        _in_parts(out, read, offset, strides, wanted, axis, [len(wanted[axis]) // 2])
+        yield from _in_parts(offset, strides, wanted, axis, [len(wanted[axis]) // 2])
         return
-    flat = read(low, high)
-    # Reads the box over the range of every axis, then selects the wanted positions.
+    yield low, high, tuple(slice(0, len(positions)) for positions in wanted), wanted
+
+
+def _select(out: Array, flat: Array, strides: Sequence[int], wanted: list[Selection]) -> None:
+    """Copy the wanted elements of a stretch: of the box over the range of every axis."""
     starts = [min(int(positions[0]), int(positions[-1])) for positions in wanted]
     lengths = [abs(int(p[-1]) - int(p[0])) + 1 for p in wanted]
     item = flat.dtype.itemsize
@@ -111,10 +126,12 @@ def _cuts(positions: Selection, stride: int, inner: int) -> list[int]:
 
 
 def _in_parts(
-    out: Array, read: Read, offset: int, strides: Sequence[int], wanted: list[Selection], axis: int, cuts: list[int]
-) -> None:
+    offset: int, strides: Sequence[int], wanted: list[Selection], axis: int, cuts: list[int]
+) -> Iterator[_Stretch]:
     positions = wanted[axis]
     for first, last in zip([0, *cuts], [*cuts, len(positions)], strict=True):
         part = list(wanted)
         part[axis] = positions[first:last]
-        _gather_into(out[(slice(None),) * axis + (slice(first, last),)], read, offset, strides, part)
+        for low, high, place, inner in _stretches(offset, strides, part):
+            moved = slice(first + place[axis].start, first + place[axis].stop)
+            yield low, high, (*place[:axis], moved, *place[axis + 1 :]), inner
