@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -24,12 +25,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 import ckstore
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.formats.paths import path_to_text
 from ckstore.integrations import dcp as integration
-from ckstore.integrations.dcp import StoreReader, StoreWriter
+from ckstore.integrations.dcp import StopSignal, StoreReader, StoreWriter
 from ckstore.storage import durable
 from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.remote.remote_packs import RemotePacks
 from tests.forked import of_ranks, run_forked
 
 #: Seconds that a rank waits for another one.
@@ -37,16 +42,22 @@ LIMIT = 8
 
 
 def run_ranks(
-    world: int, task: str, place: Path, *, environment: Mapping[str, str] = {}, **arguments: Any
+    world: int, task: str, place: Path, *, environment: Mapping[str, str] = {}, hosts: int = 0, **arguments: Any
 ) -> list[Any]:
     """Run a task on ranks with directories of their own; return exit codes, outputs and results."""
-    return run_jobs(place, {"node": (world, task, arguments)}, environment)["node"]
+    return run_jobs(place, {"node": (world, task, arguments)}, environment, hosts)["node"]
 
 
 def run_jobs(
-    place: Path, jobs: Mapping[str, tuple[int, str, Mapping[str, Any]]], environment: Mapping[str, str] = {}
+    place: Path,
+    jobs: Mapping[str, tuple[int, str, Mapping[str, Any]]],
+    environment: Mapping[str, str] = {},
+    hosts: int = 0,
 ) -> dict[str, list[Any]]:
-    """Run several jobs at once, each a number of ranks, a task and its arguments."""
+    """Run several jobs at once, each a number of ranks, a task and its arguments.
+
+    Of `hosts`, rank N is on host N modulo their number; the ranks of a host share a cache, otherwise each has its own.
+    """
     environments, files = [], []
     for name, (world, task, arguments) in jobs.items():
         for rank in of_ranks(world):
@@ -55,8 +66,9 @@ def run_jobs(
             files.append((name, own / "found"))
             files[-1][1].unlink(missing_ok=True)
             asked = json.dumps([task, {"place": str(place), **arguments}])
+            cache = str(place / f"host-{int(rank['RANK']) % hosts}" if hosts else own)
             environments.append(
-                {**rank, **environment, "ASKED": asked, "TMPDIR": str(own), "CKSTORE_CACHE": str(own), "OWN": str(own)}
+                {**rank, **environment, "ASKED": asked, "TMPDIR": str(own), "CKSTORE_CACHE": cache, "OWN": str(own)}
             )
     found: dict[str, list[Any]] = {name: [] for name in jobs}
     ended = run_forked("torch", Path(__file__), *environments)
@@ -189,6 +201,31 @@ def die(place: str, store: str, rank: int, point: str, how: str, step: int = 1) 
     return {"seconds": time.monotonic() - began, "error": error, "words": words}
 
 
+def stop(place: str, store: str, rank: int, after: int) -> dict[str, Any]:
+    """Train until one rank has received SIGTERM, and save; all ranks end with that signal's status."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    saving = dist.new_group(backend="gloo")
+    asked = []
+    with (
+        StopSignal(grace=60) as signalled,
+        ckstore.open(store) as opened,
+        opened.saver(f"own{dist.get_rank()}") as saver,
+    ):
+        for step in range(after + 5):
+            dist.barrier()
+            if dist.get_rank() == rank and step == after:
+                os.kill(os.getpid(), signal.SIGTERM)
+                saver.save({"w": torch.ones(3)}, step=step).result()  # Does not end this rank alone.
+            asked.append(signalled.is_asked())
+            if asked[-1]:
+                writer = StoreWriter(store, "a", step, process_group=saving)
+                pending: Any = dcp.async_save(state_of(mesh), storage_writer=writer, process_group=saving)
+                pending.result(timeout=signalled.remaining)
+                break
+        Path(os.environ["OWN"], "found").write_text(json.dumps({"asked": asked, "remaining": signalled.remaining}))
+    return {}
+
+
 class _Failing(DefaultSavePlanner):
     def resolve_data(self, write_item: Any) -> Any:
         if write_item.index.fqn == "model.large":
@@ -238,24 +275,61 @@ def compete(place: str, store: str, seed: int) -> dict[str, Any]:
     return {"error": error}
 
 
+def chunks_of(version: ckstore.Version, model: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """Return the places in packs, as (pack, offset, length), of the stored chunks of this rank's elements."""
+    stored, found = version._stored, set()
+    tensors: dict[tuple[Any, ...], Any] = {}
+    for name, value in model.items():
+        tensors |= (
+            {("model", name, n): one for n, one in enumerate(value)}
+            if type(value) is list
+            else {("model", name): value}
+        )
+    for path, tensor in tensors.items():
+        file, described = stored.paths[path_to_text(path)]
+        whole = np.arange(tensor.numel()).reshape(tensor.shape)
+        sizes, first = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        own = whole[tuple(slice(at, at + size) for at, size in zip(first, sizes, strict=True))].reshape(-1)
+        cuts = np.flatnonzero(np.diff(own) != 1) + 1
+        for run in np.split(own, cuts) if own.size else ():
+            for number, chunk, _, _ in stored.contents.cover(file, described.extent, int(run[0]), int(run[-1]) + 1):
+                found.add((stored.document.objects[number], chunk))
+    places = []
+    for identity, chunk in found:
+        record = stored.repository.resolver.record(identity)
+        size = record.chunk * ITEM_SIZES[record.dtype]
+        places.append((record.pack, record.offset + chunk * size, min(size, record.nbytes - chunk * size)))
+    return places
+
+
 def load(place: str, store: str, version: str) -> dict[str, Any]:
     """Load a version of `save` and compare it."""
+    fetched: list[tuple[str, int, int]] = []
+    fetch = RemotePacks._fetch
+
+    def counted(self: RemotePacks, pack: str, offset: int, length: int) -> bytes:
+        fetched.append((pack, offset, length))
+        return fetch(self, pack, offset, length)
+
+    RemotePacks._fetch = counted  # type: ignore[method-assign]
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     expected, found = state_of(mesh), state_of(mesh, 2)
     dcp.load(found, storage_reader=StoreReader(store, version))
+    RemotePacks._fetch = fetch  # type: ignore[method-assign]
     for name, value in expected["model"].items():
         for one, other in zip(
             *((x if isinstance(x, list) else [x]) for x in (value, found["model"][name])), strict=True
         ):
             assert torch.equal(one.to_local(), other.to_local()), name
     with ckstore.open(store) as opened:
+        needed = chunks_of(opened[version], found["model"])
         equal = opened[version].compare(found)
         part = found["model"]["large"].to_local()
         if dist.get_rank() == 1 and part.numel():
             part[0, 5] += 1
         found["model"]["columns"].to_local()[3, 0] += 1
         changed = opened[version].compare(found)
-    return {"equal": [bool(equal), str(equal)], "changed": changed.differing}
+    return {"equal": [bool(equal), str(equal)], "changed": changed.differing, "needed": needed, "fetched": fetched}
 
 
 def main() -> None:

@@ -7,13 +7,16 @@ import io
 import logging
 import os
 import pickle
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -27,18 +30,28 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+)
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckstore import __version__
 from ckstore.commit.naming import DEFAULT_RUN
-from ckstore.dtypes import torch_dtype
+from ckstore.dtypes import ITEM_SIZES, torch_dtype
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.dcp import nested
 from ckstore.formats.torch.live_state import Absent, LiveState, OnUnknown, describe_state_dict
 from ckstore.integrations.lineage import has_loaded, lineage_of
 from ckstore.integrations.names import opened
+from ckstore.reading.buffers import prefetch_parts
+from ckstore.saving import termination
 from ckstore.storage.durable import timestamp
 from ckstore.storage.root import place
 from ckstore.store import Store
@@ -48,6 +61,7 @@ from ckstore.writing.ranks import Bytes, Outline, Part, PartPlan, Shard, Written
 from ckstore.writing.request import IngestOptions, named_parent, request_of
 
 if TYPE_CHECKING:
+    from ckstore.tensor import LazyTensor
     from ckstore.version import Version
     from ckstore.writing.ingest import IngestReport
 
@@ -55,6 +69,9 @@ _log = logging.getLogger("ckstore")
 
 #: Bytes of messages that a rank sends ahead of their receivers.
 _AHEAD = 64 << 20
+
+#: Bytes of shards that are fetched from a remote store ahead of their use.
+_FETCHED = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -481,28 +498,151 @@ class StoreReader(StorageReader):
         with opened(self._store) as store:
             version = store[plan.storage_data]
             flat, _ = flatten_state_dict(_outline(version, self._allow))
-            for item in plan.items:
-                leaf = flat[item.storage_index.fqn]
-                if item.type == LoadItemType.BYTE_IO:
-                    data = io.BytesIO()
-                    torch.save(_filled(leaf), data)
-                    data.seek(0)
-                    planner.load_bytes(item, data)
-                    continue
-                key = tuple(
-                    slice(first, first + size) for first, size in zip(item.storage_offsets, item.lengths, strict=True)
+            for items in _windows(plan.items, flat):
+                prefetch_parts(
+                    version._stored,
+                    (
+                        (one._tensor, one._file, _box(item))
+                        for item in items
+                        if (one := _source(item, flat)) is not None
+                    ),
                 )
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(leaf.source.torch(key))
-                planner.commit_tensor(item, target)
+                for item in items:
+                    self._read(item, flat[item.storage_index.fqn], planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    @staticmethod
+    def _read(item: ReadItem, leaf: Any, planner: LoadPlanner) -> None:
+        if item.type == LoadItemType.BYTE_IO:
+            data = io.BytesIO()
+            torch.save(_filled(leaf), data)
+            data.seek(0)
+            planner.load_bytes(item, data)
+            return
+        key = tuple(slice(positions.start, positions.stop) for positions in _box(item))
+        target = planner.resolve_tensor(item).detach()
+        target.copy_(leaf.source.torch(key))
+        planner.commit_tensor(item, target)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Return False: checkpoint ids are not supported."""
         return False
+
+
+class StopSignal:
+    """SIGTERM to any rank, noticed by all of them at the same step; then they save, and end with the signal's status.
+
+    All ranks make one, in their main threads. Without a process group it notes the signal of this process.
+
+    Parameters
+    ----------
+    grace
+        Seconds from the signal until the scheduler kills the job.
+    timeout
+        Seconds for which a rank waits for another one.
+
+    Raises
+    ------
+    CkstoreError
+        A rank died, or did not call `is_asked` in time.
+    UsageError
+        The program handles SIGTERM itself, or this is not the main thread.
+
+    Examples
+    --------
+    >>> with StopSignal(grace=60) as stop:
+    ...     for step in range(3):
+    ...         if stop.is_asked():
+    ...             break
+    """
+
+    def __init__(self, grace: float = 30.0, *, timeout: float = 300.0) -> None:
+        self._grace = grace
+        self._is_distributed = dist.is_initialized() and dist.get_world_size() > 1
+        self._group: Any = None
+        self._begun: tuple[Any, torch.Tensor] | None = None
+        self._deadline: float | None = None
+        termination.watch(self)
+        if not termination.is_watching():
+            termination.leave(self, None)
+            raise UsageError(
+                "StopSignal handles SIGTERM, in the main thread of a program without a handler of its own."
+            )
+        if self._is_distributed:  # A group of its own: saves use theirs in the background.
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(error)
+
+    def is_asked(self) -> bool:
+        """Return whether a rank has received SIGTERM, the same on all ranks, which call this once a step.
+
+        The answer is of the previous call's time, so that no rank waits for messages.
+        """
+        if self._deadline is not None:
+            return True
+        if not self._is_distributed:
+            self._note(is_asked=termination.is_asked())
+            return self._deadline is not None
+        try:
+            if self._begun is not None:
+                work, asked = self._begun
+                work.wait()
+                self._note(is_asked=bool(asked.item()))
+            asked = torch.tensor([termination.is_asked()], dtype=torch.uint8)
+            self._begun = dist.all_reduce(asked, dist.ReduceOp.MAX, self._group, async_op=True), asked
+        except RuntimeError as error:
+            raise CkstoreError(f"A rank died, or did not ask for the signal in time ({error}).") from error
+        return self._deadline is not None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds of the grace that are left, for `Future.result`; None before `is_asked` has returned True."""
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the program with the signal's status if a rank has received it, unless an error ends it."""
+        termination.leave(self, error)
+
+    @property
+    def waits(self) -> bool:
+        """Whether other ranks do not know of a signal yet."""
+        return self._is_distributed and self._deadline is None
+
+    def _note(self, *, is_asked: bool) -> None:
+        if is_asked:
+            self._deadline = termination.ask() + self._grace
+
+
+def _box(item: ReadItem) -> list[range]:
+    """Return the positions of an item's elements along each axis of the stored tensor."""
+    return [range(first, first + size) for first, size in zip(item.storage_offsets, item.lengths, strict=True)]
+
+
+def _source(item: ReadItem, flat: Mapping[str, Any]) -> LazyTensor | None:
+    """Return the tensor that an item is a part of; None for objects."""
+    return None if item.type == LoadItemType.BYTE_IO else flat[item.storage_index.fqn].source
+
+
+def _windows(items: Sequence[ReadItem], flat: Mapping[str, Any]) -> Iterator[list[ReadItem]]:
+    """Yield items in groups that a cache of fetched blocks holds."""
+    window: list[ReadItem] = []
+    nbytes = 0
+    for item in items:
+        source = _source(item, flat)
+        size = 0 if source is None else prod(item.lengths) * ITEM_SIZES[source.dtype_name]
+        if window and nbytes + size > _FETCHED:
+            yield window
+            window, nbytes = [], 0
+        window.append(item)
+        nbytes += size
+    yield window
 
 
 def _default_cpu_group() -> dist.ProcessGroup:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from typing import Any
@@ -19,7 +20,7 @@ _log = logging.getLogger("ckstore")
 
 #: Open savers, and the finalizer of each. Unlike `atexit`, it also runs in a forked `multiprocessing.Process`.
 _savers: dict[Any, Finalize] = {}
-_is_asked = False
+_asked: float | None = None
 _has_failed = False
 _is_watching = False
 
@@ -36,9 +37,22 @@ def watch(saver: Any) -> None:
         _is_watching = True
 
 
+def is_watching() -> bool:
+    """Return whether SIGTERM is noted."""
+    return _is_watching
+
+
 def is_asked() -> bool:
     """Return whether SIGTERM was received."""
-    return _is_asked
+    return _asked is not None
+
+
+def ask() -> float:
+    """Note SIGTERM, also that of another process of this job; return the time of the first one."""
+    global _asked
+    if _asked is None:
+        _asked = time.monotonic()
+    return _asked
 
 
 def leave(saver: Any, error: BaseException | None) -> None:
@@ -49,22 +63,27 @@ def leave(saver: Any, error: BaseException | None) -> None:
     global _is_watching, _has_failed
     if (finalizer := _savers.pop(saver, None)) is not None:
         finalizer.cancel()
-    _has_failed |= _is_asked and error is not None
+    _has_failed |= is_asked() and error is not None
     if _savers or not _is_watching or threading.current_thread() is not threading.main_thread():
         return
     _is_watching = False
     if signal.getsignal(signal.SIGTERM) is _note:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if _is_asked and not _has_failed:
+        if is_asked() and not _has_failed:
             signal.raise_signal(signal.SIGTERM)
+            raise SystemExit(128 + signal.SIGTERM)  # The first process of a container survives the signal.
 
 
 def follow() -> None:
     """Close all savers if SIGTERM was received, which ends the program; only in its main thread.
 
+    A program of several ranks ends once all of them know.
+
     Raise the error of a failed save: the program must not end as if it had succeeded.
     """
-    if not _is_asked or threading.current_thread() is not threading.main_thread():
+    if not is_asked() or threading.current_thread() is not threading.main_thread():
+        return
+    if any(getattr(saver, "waits", False) for saver in _savers):
         return
     failed: list[Exception] = []
     for saver in list(_savers):
@@ -82,6 +101,8 @@ def _end(saver: Any) -> None:
     """Close a saver that the program left open."""
     try:
         saver.close()
+    except SystemExit:
+        _fail()
     except BaseException as error:  # Ctrl-C interrupts the wait for saves in flight.
         if saver._has_untold or not isinstance(error, Exception):
             _log.error("A save failed, and so does the program: %s", str(error) or type(error).__name__)
@@ -118,8 +139,7 @@ def _fail_child() -> None:
 
 
 def _note(number: int, frame: object) -> None:
-    global _is_asked
-    _is_asked = True
+    ask()
 
 
 def _forget() -> None:

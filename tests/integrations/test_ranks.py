@@ -176,6 +176,17 @@ def test_two_jobs_save_the_same_steps(tmp_path: Path, seeds: tuple[int, int]) ->
         assert kept <= {*packs_of(opened)}
 
 
+def test_ranks_that_are_stopped_save_the_same_step(tmp_path: Path) -> None:
+    """One of them has received SIGTERM; all end with its status once the version is durable."""
+    ckstore.init(tmp_path / "store").close()
+    found = run_ranks(3, "stop", tmp_path, store=str(tmp_path / "store"), rank=1, after=2)
+    assert [code for code, _, _ in found] == [-15] * 3, found
+    assert all(written["asked"] == [False] * 3 + [True] for _, _, written in found)
+    assert all(50 < written["remaining"] <= 60 for _, _, written in found)
+    with ckstore.open(tmp_path / "store") as store:
+        assert {row.run: row.step for row in store._catalog.versions()} == {"own1": 2, "a": 3}
+
+
 def test_a_default_group_for_gpus_alone_is_enough(tmp_path: Path) -> None:
     ckstore.init(tmp_path / "store").close()
     found = all_succeed(run_ranks(2, "save_without_cpu", tmp_path, store=str(tmp_path / "store")))
@@ -186,7 +197,10 @@ def test_a_default_group_for_gpus_alone_is_enough(tmp_path: Path) -> None:
 
 
 def test_ranks_save_into_a_bucket(tmp_path: Path) -> None:
-    """Each rank has a mirror of its own."""
+    """Each rank has a mirror of its own.
+
+    Other ranks on two hosts load the version: each host fetches the chunks of its ranks' shards once, and little else.
+    """
     with object_store() as server, pytest.MonkeyPatch.context() as patched:
         for name, value in server.anywhere.items():
             patched.setenv(name, value)
@@ -198,4 +212,14 @@ def test_ranks_save_into_a_bucket(tmp_path: Path) -> None:
         with ckstore.open(url) as store:
             assert store.verify().problems == []
             store["a@1"].checkout(tmp_path / "whole.pt")
-        all_succeed(run_ranks(2, "load", tmp_path, environment=server.anywhere, store=url, version="a@1"))
+        hosts = 2
+        loaded = all_succeed(
+            run_ranks(4, "load", tmp_path, environment=server.anywhere, hosts=hosts, store=url, version="a@1")
+        )
+        assert [rank["equal"][0] for rank in loaded] == [True] * 4, loaded
+        for host in range(hosts):
+            fetched = [tuple(part) for rank in loaded[host::hosts] for part in rank["fetched"]]
+            needed = {tuple(part) for rank in loaded[host::hosts] for part in rank["needed"]}
+            assert len(set(fetched)) == len(fetched)
+            assert sum(length for _, _, length in fetched) < 1.1 * sum(length for _, _, length in needed)
+            assert len(fetched) < 40
