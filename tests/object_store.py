@@ -82,8 +82,8 @@ def object_store(name: str | None = None) -> Iterator[ObjectStore]:
         )  # fmt: skip
         try:
             endpoint = f"http://127.0.0.1:{port}"
-            made = _azure(endpoint) if name == "azurite" else _s3(endpoint)
-            _make_bucket(server, made)
+            made = _azure(endpoint) if name == "azurite" else s3_of(endpoint)
+            make_bucket(server, made)
             yield made
         finally:
             server.send_signal(signal.SIGTERM)
@@ -105,7 +105,7 @@ def _arguments(name: str, port: str, directory: str) -> Sequence[str]:
     return [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", directory]
 
 
-def _s3(endpoint: str) -> ObjectStore:
+def s3_of(endpoint: str) -> ObjectStore:
     credentials = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_REGION": "us-east-1"}
     options = {"endpoint": endpoint, "region": "us-east-1"}
     return ObjectStore(endpoint, f"s3://{BUCKET}", options, credentials, _SECRET)
@@ -117,7 +117,7 @@ def _azure(endpoint: str) -> ObjectStore:
     return ObjectStore(endpoint, f"az://{BUCKET}", options, credentials, _KEY)
 
 
-def _make_bucket(server: subprocess.Popen[bytes], made: ObjectStore) -> None:
+def make_bucket(server: subprocess.Popen[bytes], made: ObjectStore) -> None:
     """Make the bucket, once the server answers."""
     request = urllib.request.Request(f"{made.endpoint}/{BUCKET}", method="PUT")
     if made.url.startswith("az:"):

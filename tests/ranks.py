@@ -23,9 +23,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed import distributed_c10d
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ckstore
 from ckstore.dtypes import ITEM_SIZES
@@ -36,16 +39,25 @@ from ckstore.storage import durable
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.remote.remote_packs import RemotePacks
 from tests.forked import of_ranks, run_forked
+from tests.network import Network, enter
+from tools.models import GPT, windows
 
 #: Seconds that a rank waits for another one.
 LIMIT = 8
 
 
 def run_ranks(
-    world: int, task: str, place: Path, *, environment: Mapping[str, str] = {}, hosts: int = 0, **arguments: Any
+    world: int,
+    task: str,
+    place: Path,
+    *,
+    environment: Mapping[str, str] = {},
+    hosts: int = 0,
+    network: Network | None = None,
+    **arguments: Any,
 ) -> list[Any]:
     """Run a task on ranks with directories of their own; return exit codes, outputs and results."""
-    return run_jobs(place, {"node": (world, task, arguments)}, environment, hosts)["node"]
+    return run_jobs(place, {"node": (world, task, arguments)}, environment, hosts, network)["node"]
 
 
 def run_jobs(
@@ -53,11 +65,13 @@ def run_jobs(
     jobs: Mapping[str, tuple[int, str, Mapping[str, Any]]],
     environment: Mapping[str, str] = {},
     hosts: int = 0,
+    network: Network | None = None,
 ) -> dict[str, list[Any]]:
     """Run several jobs at once, each a number of ranks, a task and its arguments.
 
     Of `hosts`, rank N is on host N modulo their number; the ranks of a host share a cache, otherwise each has its own.
     """
+    hosts = hosts if network is None else network.hosts
     environments, files = [], []
     for name, (world, task, arguments) in jobs.items():
         for rank in of_ranks(world):
@@ -67,8 +81,17 @@ def run_jobs(
             files[-1][1].unlink(missing_ok=True)
             asked = json.dumps([task, {"place": str(place), **arguments}])
             cache = str(place / f"host-{int(rank['RANK']) % hosts}" if hosts else own)
+            connected = {} if network is None else network.environment(int(rank["RANK"]))
             environments.append(
-                {**rank, **environment, "ASKED": asked, "TMPDIR": str(own), "CKSTORE_CACHE": cache, "OWN": str(own)}
+                {
+                    **rank,
+                    **connected,
+                    **environment,
+                    "ASKED": asked,
+                    "TMPDIR": str(own),
+                    "CKSTORE_CACHE": cache,
+                    "OWN": str(own),
+                }
             )
     found: dict[str, list[Any]] = {name: [] for name in jobs}
     ended = run_forked("torch", Path(__file__), *environments)
@@ -226,6 +249,63 @@ def stop(place: str, store: str, rank: int, after: int) -> dict[str, Any]:
     return {}
 
 
+def made(kind: str) -> tuple[Any, Any]:
+    """Return a small transformer that ranks hold in parts, and its optimiser."""
+    world = dist.get_world_size()
+    torch.manual_seed(0)
+    model = GPT(128, 2, 4, 64)
+    if kind == "fsdp":
+        mesh = init_device_mesh("cpu", (world,))
+    else:
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("a", "b"))
+    if kind == "tp":
+        for block in model.h:
+            parallelize_module(block, mesh["b"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        mesh = mesh["a"]
+    for block in model.h:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def train(place: str, store: str, run: str, kind: str, steps: int, end: str = "") -> dict[str, Any]:
+    """Go on with a run on any mesh, and save each step; all ranks train on the same bytes."""
+    saving = dist.new_group(backend="gloo", timeout=timedelta(seconds=LIMIT))
+    model, optimizer = made(kind)
+    text = torch.tensor(list(Path(distributed_c10d.__file__).read_bytes()))
+
+    def state(step: int) -> dict[str, Any]:
+        weights, moments = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": moments, "step": step}
+
+    first, equal, words, error, seconds = 1, "", 0, "", []
+    with ckstore.open(store) as opened:
+        if run in opened:
+            found = state(0)
+            dcp.load(found, storage_reader=StoreReader(opened, f"{run}@latest"))
+            set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+            first = found["step"] + 1
+            equal = str(opened[f"{run}@{first - 1}"].compare(state(first - 1)))
+        for step in range(first, first + steps):
+            generator = torch.Generator().manual_seed(step)
+            tokens = windows(text, 4, 65, generator)
+            loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            began = time.monotonic()
+            writer = StoreWriter(opened, run, step, process_group=saving)
+            try:
+                dcp.save(state(step), storage_writer=writer, process_group=saving)
+            except Exception as raised:
+                error = f"{type(raised).__name__}: {raised}"[-500:]
+                break
+            finally:
+                seconds.append(time.monotonic() - began)
+            words = step
+    return {"first": first, "equal": equal, "saved": words, "error": error, "seconds": seconds}
+
+
 class _Failing(DefaultSavePlanner):
     def resolve_data(self, write_item: Any) -> Any:
         if write_item.index.fqn == "model.large":
@@ -337,6 +417,8 @@ def main() -> None:
     task, arguments = json.loads(os.environ["ASKED"])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if "NETNS" in os.environ:
+        enter(os.environ["NETNS"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     found = globals()[task](**arguments)
     Path(os.environ["OWN"], "found").write_text(json.dumps(found))
