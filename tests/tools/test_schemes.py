@@ -176,7 +176,7 @@ def test_rows_without_new_ones_stay_with_their_day(tmp_path: Path) -> None:
     def row(scheme: str, total: int, day: str) -> dict[str, Any]:
         return {
             "run": "gpt", "part": "weights", "scheme": scheme, "name": scheme, "original": 3000, "total": total,
-            "added": [total] * 3, "lost": [0.0], "day": day, "machine": "a machine",
+            "added": [total] * 3, "lost": [0.0], "rework": None, "day": day, "machine": "a machine",
         }  # fmt: skip
 
     target = tmp_path / "schemes.md"
@@ -199,3 +199,11 @@ def test_bad_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str])
         schemes.main(arguments)
     assert stopped.value.code == 2
     assert arguments[1] in capsys.readouterr().err
+
+
+def test_rework() -> None:
+    """The loss falls by 0.1 a step at the first two checkpoints, and by 0.05 between the last ones."""
+    losses, steps = [4.0, 3.0, 2.0, 1.5], [10, 20, 30, 40]
+    assert evaluation.rework({1: 0.2}, losses, steps) == pytest.approx(2)
+    assert evaluation.rework({0: 0.1, 1: -0.1, 3: 0.2}, losses, steps) == pytest.approx(0.2 / 0.25)
+    assert evaluation.rework({1: 0.2}, losses[::-1], steps) is None

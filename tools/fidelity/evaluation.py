@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
 import torch
@@ -170,6 +170,23 @@ class Digits(_Judge):
             return float((logits.argmax(1) == self.classes).double().mean())
 
         return self.once(compute, digest(weights))
+
+
+def rework(rises: Mapping[int, float], losses: Sequence[float], steps: Sequence[int]) -> float | None:
+    """Return the steps of training that rises of the loss are worth, on average; None where the loss does not fall.
+
+    Parameters
+    ----------
+    rises
+        In nats per byte, by number of the checkpoint. At each the loss falls as it does between its neighbours.
+    losses, steps
+        Of all checkpoints of the run.
+    """
+    fall = 0.0
+    for index in rises:
+        before, after = max(0, index - 1), min(len(losses) - 1, index + 1)
+        fall += (losses[before] - losses[after]) / (steps[after] - steps[before])
+    return sum(rises.values()) / fall if fall > 0 else None
 
 
 def evenly(count: int, points: int) -> list[int]:

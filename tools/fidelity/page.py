@@ -28,6 +28,8 @@ papers, on small runs of `tools/train`. `tools/bench/schemes --write` writes thi
   rise of the loss on 128 other windows.
 * *fine-tune*: the GPT on English prose, 200 steps, a checkpoint every 10. *Lost*: the same on prose.
 
+*Rework* is the mean loss in steps of training: those in which the run's own loss falls as far, where it was.
+
 Ratios compare 32-bit files with everything that is stored. *Searched*: each version has the smallest setting whose
 evaluation is at most 5 % worse, as in Inshrinkerator's paper. QD-compressor, Check-N-Run and GOBO quantise weights
 alone.
@@ -50,7 +52,7 @@ ExCP's threshold falls with second moments, and SGD has none: nearly all late ch
 The GPT of `--tier full` has 10.9 million parameters and 25 checkpoints of 131 MB, its fine-tune 21. *Later versions*:
 the median version that is not stored in full. *Rise*: evaluation loss 20 steps after resuming, over an exact resume
 with the same batches; mean of three versions and three seeds, in brackets the worst version. Of the fine-tune, the lost
-part of its gain in loss.""",
+part of its gain in loss. *Rework*: the steps of training, where the run was, that the mean rise is worth.""",
     "finetune": """\
 Versions are 10 steps apart; in the papers thousands. LC-Checkpoint's second version is its worst: 10 steps move less
 than the error of the first version.""",
@@ -75,8 +77,17 @@ def whole(rows: list[Row]) -> str:
             * (row["part"] != "weights"),
             f"{row['original'] / row['total']:.1f}x", f"{each / statistics.mean(late):.1f}x",
             f"{each / min(row['added']):.0f}x", percent(statistics.mean(row["lost"])), percent(max(row["lost"])),
+            _rework(row),
         ])  # fmt: skip
-    head = ["scheme; weights, or all", "whole run", "last third", "best version", "lost, mean", "worst version"]
+    head = [
+        "scheme; weights, or all",
+        "whole run",
+        "last third",
+        "best version",
+        "lost, mean",
+        "worst version",
+        "rework",
+    ]
     return f"{speed_figures.table(head, lines)}\n\n{NOTES[rows[0]['run']]}"
 
 
@@ -87,10 +98,16 @@ def coarse(rows: list[Row]) -> str:
         part = _PARTS[row["part"]]
         rise = f"{percent(statistics.mean(row['rises']))} ({percent(max(row['rises']))})"
         lines.append([
-            f"{_RUNS[row['run']]}, {part}", f"{row['quality']:g}", f"{row['ratio']:.1f}x", f"{row['later']:.1f}x", rise
+            f"{_RUNS[row['run']]}, {part}", f"{row['quality']:g}", f"{row['ratio']:.1f}x", f"{row['later']:.1f}x", rise,
+            _rework(row),
         ])  # fmt: skip
-    table = speed_figures.table(["series", "`--quality`", "ratio", "later versions", "rise"], lines)
+    table = speed_figures.table(["series", "`--quality`", "ratio", "later versions", "rise", "rework"], lines)
     return f"{table}\n\n{NOTES['coarse']}"
+
+
+def _rework(row: Row) -> str:
+    """Return the mean worth of the rises in steps of training; nothing where the loss does not fall."""
+    return "" if row["rework"] is None else f"{row['rework']:+.1f}"
 
 
 def shown(rows: dict[str, list[Row]]) -> str:

@@ -16,7 +16,7 @@ from tools import models, runs
 from tools.fidelity import archives
 from tools.fidelity.archives import Archive, Setting, StoreArchive
 from tools.fidelity.baselines import BASELINES, BaselineArchive
-from tools.fidelity.evaluation import Digits, Language, held_out_prose, held_out_sources
+from tools.fidelity.evaluation import Digits, Language, held_out_prose, held_out_sources, rework
 from tools.fidelity.excp import ExcpArchive
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
@@ -73,7 +73,7 @@ class SearchedArchive(StoreArchive):
 def measure(bench: Bench, found: Found, run: str) -> None:
     """Measure a row for every way to keep the weights of a run, and the whole checkpoints of a run."""
     paths = bench.run(run)
-    degradation = judge(bench, run, paths)
+    degradation, worth = judge(bench, run, paths)
     files = {"weights": weights_only(paths, bench.kept / "weights" / run), "whole": paths}
 
     existing = paths[0].parent / "gradients"
@@ -96,7 +96,7 @@ def measure(bench: Bench, found: Found, run: str) -> None:
         )
         return {
             "run": run, "part": part, "scheme": str(archive.setting), "original": stored.original,
-            "total": stored.total, "added": stored.added, "lost": lost, "kinds": kinds,
+            "total": stored.total, "added": stored.added, "lost": lost, "rework": worth(lost), "kinds": kinds,
         }  # fmt: skip
 
     both = (Setting("lc", QUALITY), archives.DEFAULT, Setting("dynaquant", QUALITY), SEARCHED)
@@ -109,8 +109,11 @@ def measure(bench: Bench, found: Found, run: str) -> None:
             found.row(run, f"{part}, {setting}", partial(row, part, setting))
 
 
-def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
-    """Return the degradation of weights against a checkpoint's: by accuracy of digits, else by the loss of text."""
+def judge(bench: Bench, run: str, paths: list[Path]) -> tuple[Degradation, Callable[[list[float]], float | None]]:
+    """Return the degradation of weights against a checkpoint's: by accuracy of digits, else by the loss of text.
+
+    Also return a function from those of all versions to their rework; None for digits, which have reached a plateau.
+    """
     exact = {path.name: path for path in paths}
     if run == "cnn":
         settings = runs.image_settings(bench.name)
@@ -120,13 +123,18 @@ def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
             reference = digits.accuracy(load(exact[path.name])["model"])
             return (reference - digits.accuracy(state["model"])) / reference
 
-        return by_accuracy
+        return by_accuracy, lambda lost: None
     language = gpt_language(bench, WINDOWS) if run == "gpt" else prose_language(bench, paths, WINDOWS)
 
     def by_loss(path: Path, state: State) -> float:
         return language.loss(state["model"]) / language.loss(load(exact[path.name])["model"]) - 1
 
-    return by_loss
+    def worth(lost: list[float]) -> float | None:
+        losses = [language.loss(load(path)["model"]) for path in paths]
+        nats = {index: each * losses[index] for index, each in enumerate(lost)}
+        return rework(nats, losses, [load(path)["step"] for path in paths])
+
+    return by_loss, worth
 
 
 def gpt_language(bench: Bench, windows: int) -> Language:
