@@ -215,6 +215,11 @@ ingest_options = with_all(
         callback=_part,
     ),
     option(
+        "--max-rework STEPS",
+        "Instead: at most what STEPS steps of training are worth, as the loss among the run's metrics falls.",
+        type=click.FloatRange(min=0.0),
+    ),
+    option(
         "--eval COMMAND",
         "Command that prints a loss last; {} is the path of a checkpoint. It runs without a shell.",
         name="evaluation",
@@ -258,17 +263,20 @@ def options_of(given: dict[str, Any]) -> IngestOptions:
 
     policy = policy_of(given)
     given["metrics"] = with_config(given["metrics"], _config(given.pop("config")))
-    command, tolerated, jobs, maximise = (
-        given.pop(name) for name in ("evaluation", "max_degradation", "jobs", "maximise")
+    command, tolerated, rework, jobs, maximise = (
+        given.pop(name) for name in ("evaluation", "max_degradation", "max_rework", "jobs", "maximise")
     )
     if command is None:
-        if tolerated is not None or maximise or jobs is not None:
+        if maximise or any(value is not None for value in (tolerated, rework, jobs)):
             raise UsageError(
-                "--max-degradation, --maximise and --jobs are for a search; give its evaluation with --eval."
+                "--max-degradation, --max-rework, --maximise and --jobs are for a search; give its evaluation with"
+                " --eval."
             )
         return IngestOptions(**given, policy=policy)
     from ckstore.cli.evaluation import evaluator
     from ckstore.writing.tuning import TOLERANCE, Search
 
-    search = Search(evaluator(command), TOLERANCE if tolerated is None else tolerated, maximise, jobs or 1)
+    if tolerated is not None and rework is not None:
+        raise UsageError("Give --max-degradation or --max-rework, not both.")
+    search = Search(evaluator(command), TOLERANCE if tolerated is None else tolerated, maximise, jobs or 1, rework)
     return IngestOptions(**given, policy=policy, search=search)

@@ -58,11 +58,14 @@ from ckstore.writing.ranks import Written
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import AUTO, IngestOptions, Request, named_parent, plain_metrics, request_of
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
-from ckstore.writing.tuning import Search, Trials, last_choice, restored, search_space, weight
+from ckstore.writing.tuning import Search, Trials, fall_of, last_choice, restored, search_space, weight
 
 _log = logging.getLogger("ckstore")
 
 Progress = Callable[[int], None]
+
+#: Last versions of a run whose metrics show how the loss falls.
+_RECENT = 8
 
 #: Bytes of an array's names and metadata in a pack; measured in `docs/decisions.md`.
 _ENTRY = 310
@@ -181,8 +184,24 @@ def _exact_note(repository: Repository, report: IngestReport, request: Request) 
         remedy = f"`ckstore thin {row.number}` makes it coarse"
         return f"Version {row.number} has this content exactly and keeps it; {remedy}."
     if request.search is not None:
+        if request.search.tolerance(1.0, _fall(repository.catalog, replace(request, metrics=row.metrics))) is None:
+            return (
+                f"Run {row.run} has no loss that falls among the metrics of its last versions, for `max_rework` to"
+                f" follow, so version {row.number} is exact."
+            )
         return f"No lossy setting passed the evaluation, so version {row.number} is exact."
     return f"No tensor can be coarse under this policy, so version {row.number} is exact."
+
+
+def _fall(catalog: Catalog, request: Request) -> float | None:
+    """Return by how much the loss falls a step, in the metrics of the version and of those below it."""
+    seen: list[tuple[int, Mapping[str, Any]]] = []
+    step, metrics = request.step, request.metrics
+    while step is not None and len(seen) < _RECENT:
+        seen.append((step, metrics))
+        row = catalog.below(request.run, step)
+        step, metrics = (None, {}) if row is None else (row.step, row.metrics)
+    return fall_of(seen)
 
 
 def _parent(
@@ -369,6 +388,9 @@ class _Ingestion:
         Return the version's number.
         """
         reference = wanted.reference(self._scanned)
+        tolerance = wanted.tolerance(reference, _fall(self._repository.catalog, request))
+        if tolerance is None:
+            return self.store(replace(request, policy=Policy()))
         cube = search_space(request.policy, known=knows_sensitivity(self._scanned.units, request.gradients))
         parent = None if request.parent is None else self._repository.resolver.document(request.parent)
         sizes: dict[Policy, int] = {}
@@ -389,9 +411,7 @@ class _Ingestion:
 
         last = last_choice(parent, request.policy, cube)
         with Trials(wanted, reference, written) as trials:
-            found = settings_search.search(
-                trials.degradation, size, wanted.max_degradation, cube, last, trials.schedule
-            )
+            found = settings_search.search(trials.degradation, size, tolerance, cube, last, trials.schedule)
         if found.accepted:
             facts = {"degradation": found.degradation, "evaluations": found.evaluations}
             return self.store(replace(request, policy=found.settings), facts)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import linear_regression
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.codecs.scheme import QUALITIES
 from ckstore.codecs.schemes import LATTICE, scheme_of
@@ -22,7 +24,7 @@ from ckstore.reading.checkout import checkout
 if TYPE_CHECKING:
     from ckstore.objects.documents import VersionDocument
     from ckstore.reading.stored_version import StoredVersion
-from ckstore.runtime.arguments import FLAG, FUNCTION, NUMBER, WHOLE, plain_fields
+from ckstore.runtime.arguments import FLAG, FLOAT, FUNCTION, NUMBER, WHOLE, plain_fields
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Binary logarithm of the growth of a loss from one quality to the next: it rises by the square of the step.
@@ -54,6 +56,9 @@ class Search:
         `maximise` the accuracy.
     max_degradation
         Largest tolerated loss, as a fraction of the original's evaluation.
+    max_rework
+        Instead of `max_degradation`: the steps of training that the loss may be worth, by the fall of the loss that the
+        run's last versions have as a metric. Without one that falls, the version is stored exactly.
     maximise
         Whether a higher evaluation is better.
     jobs
@@ -62,7 +67,7 @@ class Search:
     Raises
     ------
     UsageError
-        `jobs` is below 1, or `max_degradation` is negative or not finite.
+        `jobs` is below 1, a limit is negative or not finite, or `max_rework` is combined with `maximise`.
 
     Examples
     --------
@@ -75,13 +80,24 @@ class Search:
     max_degradation: float = TOLERANCE
     maximise: bool = False
     jobs: int = 1
+    max_rework: float | None = None
 
     def __post_init__(self) -> None:
-        plain_fields(self, evaluate=FUNCTION, max_degradation=NUMBER, maximise=FLAG, jobs=WHOLE)
+        plain_fields(self, evaluate=FUNCTION, max_degradation=NUMBER, maximise=FLAG, jobs=WHOLE, max_rework=FLOAT)
         if self.jobs < 1:
             raise UsageError(f"`jobs` must be 1 or more, not {self.jobs}.")
-        if not 0 <= self.max_degradation < math.inf:
-            raise UsageError(f"`max_degradation` must be 0 or more, not {self.max_degradation}.")
+        for name in ("max_degradation", "max_rework"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise UsageError(f"`{name}` must be 0 or more, not {value}.")
+        if self.max_rework is not None and self.maximise:
+            raise UsageError("`max_rework` follows the fall of a loss; leave `maximise` out.")
+
+    def tolerance(self, reference: float, fall: float | None) -> float | None:
+        """Return the tolerated degradation: `max_rework` steps, each with a `fall` of the loss. None: it is unknown."""
+        if self.max_rework is None:
+            return self.max_degradation
+        return None if fall is None else self.max_rework * fall / (abs(reference) or 1.0)
 
     def _value(self, path: Path) -> float:
         result = self.evaluate(path)
@@ -171,6 +187,23 @@ def search_space(policy: Policy, *, known: bool = True) -> Cube[Policy]:
     if policy.scheme == LATTICE:
         return ladder([replace(policy, quality=quality) for quality in QUALITIES], _GROWTH)
     return ladder([replace(policy, quality=quality) for quality in scheme_of(policy.scheme).qualities])
+
+
+def fall_of(before: Iterable[tuple[int, Mapping[str, Any]]]) -> float | None:
+    """Return by how much a run's loss falls a step, from steps and metrics of its last versions; None unless it falls.
+
+    A validation loss, which an evaluation resembles, comes before a training loss.
+    """
+    points = [
+        (step, {name: value for name, value in metrics.items() if type(value) is float}) for step, metrics in before
+    ]
+    names = {name for _, metrics in points for name in metrics if name.endswith("loss")}
+    for name in sorted(names, key=lambda name: (not re.search("val|eval|test", name), name)):
+        found = [(step, metrics[name]) for step, metrics in points if math.isfinite(metrics.get(name, math.nan))]
+        if len({step for step, _ in found}) > 1:
+            slope = linear_regression(*zip(*found, strict=True)).slope
+            return -slope if slope < 0 else None
+    return None
 
 
 def weight(policy: Policy, nbytes: int) -> float:

@@ -20,7 +20,7 @@ from ckstore.errors import UsageError
 from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.storage import root
-from ckstore.writing.tuning import Search, search_space
+from ckstore.writing.tuning import Search, fall_of, search_space
 from tests.checkpoints import described, listing, packs_of, sha256, write_safetensors
 from tests.coarse_checks import check_deviations, loaded
 
@@ -121,6 +121,44 @@ def test_an_intolerable_choice_is_refined(store: ckstore.Store, directory: Path)
     qualities = [quality for quality, _ in chosen]
     assert qualities[0] >= qualities[1] > qualities[2], "never more aggressive than before"
     assert chosen[1][1] <= 5
+
+
+def test_the_tolerance_is_what_steps_of_training_are_worth(store: ckstore.Store, directory: Path) -> None:
+    """The validation loss falls by 0.02 a step; the training loss, which says something else, does not count."""
+    for step in range(3):
+        logged = {"val_loss": 1.1 - 0.02 * step, "loss": 5.0 - step, "val_acc": 0.1 * step, "epoch": 1}
+        search = Search(Model(step), max_rework=4.0)
+        report = store.ingest(saved(directory, step), run="r", metrics=logged, search=search)
+        assert (report.version.fidelity == "coarse") == (step > 0)
+        assert ("no loss that falls" in report.note) == (step == 0)
+        if step:
+            said = store[report.version.number]._stored.document.coarse
+            assert said is not None
+            assert 0 < said.parameters["degradation"] <= 4 * 0.02
+    with ckstore.init(directory / "other") as other:
+        row = other.ingest(saved(directory, 2), run="r", search=Search(Model(2), 4 * 0.02)).version
+        same = other[row.number]._stored.document.coarse
+    assert same is not None
+    assert said is not None
+    assert same.parameters["quality"] == said.parameters["quality"]
+
+
+@pytest.mark.parametrize(
+    ("before", "fall"),
+    [
+        ([], None),
+        ([(1, {"loss": 2.0})], None),
+        ([(3, {"loss": 2.0}), (1, {"loss": 3.0})], 0.5),
+        ([(3, {"loss": 3.0}), (1, {"loss": 2.0})], None),
+        ([(3, {"loss": math.nan}), (2, {"loss": 2.0}), (1, {"loss": 2.5})], 0.5),
+        ([(2, {"loss": 1.0, "eval_loss": 2.0}), (1, {"loss": 9.0, "eval_loss": 2.25})], 0.25),
+        ([(2, {"loss": 1.0, "eval_loss": 2.0}), (1, {"loss": 9.0})], 8.0),
+        ([(2, {"accuracy": 1.0}), (1, {"accuracy": 2.0})], None),
+        ([(2, {"loss": "2"}), (1, {"loss": 3.0})], None),
+    ],
+)
+def test_the_fall_of_a_loss(before: list[tuple[int, dict[str, Any]]], fall: float | None) -> None:
+    assert fall_of(before) == (fall if fall is None else pytest.approx(fall))
 
 
 def test_nothing_is_tolerated(store: ckstore.Store, directory: Path) -> None:
@@ -321,6 +359,8 @@ def test_gradients_that_are_noise_do_not_hold_the_search(store: ckstore.Store) -
     ("options", "hint"),
     [
         ({"max_degradation": -0.1}, "0 or more"),
+        ({"max_rework": -1.0}, "`max_rework` must be 0 or more"),
+        ({"max_rework": 2.0, "maximise": True}, "leave `maximise` out"),
         ({"max_degradation": math.nan}, "takes a number, not nan"),
         ({"max_degradation": math.inf}, "0 or more"),
         ({"jobs": 0}, "`jobs` must be 1 or more"),
