@@ -529,7 +529,7 @@ class Store(Mapping[str | int, "Version"]):
         return policy_of(self._catalog, run)
 
     @checked()
-    def set_policy(self, policy: Policy | None, run: str | None = None) -> None:
+    def set_policy(self, policy: Policy | None, run: str | None = None, *, search: Search | None = None) -> None:
         """Set the policy of a run, or of all runs without a policy of their own.
 
         Parameters
@@ -539,6 +539,13 @@ class Store(Mapping[str | int, "Version"]):
         run
             Name of the run; by default the whole store. A run without a version is named in a warning of the logger
             `ckstore`: the policy counts from its first one.
+        search
+            Search for the coarsest quality of a coarse policy, on the last version of the run.
+
+        Raises
+        ------
+        UsageError
+            No quality passes the search, or the last version is coarse.
 
         Examples
         --------
@@ -549,6 +556,12 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.commit.naming import set_policy
 
         self._repository.require_writable()
+        if search is not None:
+            from ckstore.writing.ingest import tuned
+
+            if policy is None or not policy.is_coarse or policy.is_bounded or run is None:
+                raise UsageError("A search is for the coarse policy of a run, without error bounds.")
+            policy = tuned(self._followed(), policy, run, search)
         set_policy(self._followed(), policy, run)
 
     def policies(self) -> dict[str, Policy]:

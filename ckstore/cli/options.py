@@ -20,6 +20,7 @@ from ckstore.steps import periods_of, seconds_of, step_of_value
 
 if TYPE_CHECKING:
     from ckstore.writing.request import IngestOptions
+    from ckstore.writing.tuning import Search
 
 Decorator = Callable[[Callable[..., Any]], Any]
 
@@ -169,6 +170,27 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
         raise click.BadParameter(f"{value!r} is not a number such as 0.005 or 0.5%", ctx, parameter) from None
 
 
+#: The options of a search; `search_of` takes them.
+search_options = with_all(
+    option(
+        "--max-degradation X",
+        "Store as coarsely as the result of --eval is at most X worse.  [default with --eval: 5%]",
+        callback=_part,
+    ),
+    option(
+        "--max-rework STEPS",
+        "Instead: at most the worth of STEPS steps of training, by the fall of the loss among the run's metrics.",
+        type=click.FloatRange(min=0.0),
+    ),
+    option(
+        "--eval COMMAND",
+        "Command that prints a loss last; {} is the path of a checkpoint. It runs without a shell.",
+        name="evaluation",
+    ),
+    option("--jobs N", "Number of parallel evaluations.  [default: 1]", type=click.IntRange(min=1)),
+    option("--maximise", "Higher --eval output is better, as for an accuracy."),
+)
+
 #: The options of an ingest; `options_of` takes them.
 ingest_options = with_all(
     option("--run NAME", "Run of the versions.  [default: main]", type=RunName()),
@@ -209,23 +231,7 @@ ingest_options = with_all(
         "Gradients for --scheme dynaquant: tensors by path, for a single PATH.",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
     ),
-    option(
-        "--max-degradation X",
-        "Store as coarsely as the result of --eval is at most X worse.  [default with --eval: 5%]",
-        callback=_part,
-    ),
-    option(
-        "--max-rework STEPS",
-        "Instead: at most what STEPS steps of training are worth, as the loss among the run's metrics falls.",
-        type=click.FloatRange(min=0.0),
-    ),
-    option(
-        "--eval COMMAND",
-        "Command that prints a loss last; {} is the path of a checkpoint. It runs without a shell.",
-        name="evaluation",
-    ),
-    option("--jobs N", "Number of parallel evaluations.  [default: 1]", type=click.IntRange(min=1)),
-    option("--maximise", "Higher --eval output is better, as for an accuracy."),
+    search_options,
 )
 
 
@@ -263,6 +269,12 @@ def options_of(given: dict[str, Any]) -> IngestOptions:
 
     policy = policy_of(given)
     given["metrics"] = with_config(given["metrics"], _config(given.pop("config")))
+    search = search_of(given)
+    return IngestOptions(**given, policy=policy, search=search)
+
+
+def search_of(given: dict[str, Any]) -> Search | None:
+    """Take the options of a search out of `given`; return it, or None without any."""
     command, tolerated, rework, jobs, maximise = (
         given.pop(name) for name in ("evaluation", "max_degradation", "max_rework", "jobs", "maximise")
     )
@@ -272,11 +284,10 @@ def options_of(given: dict[str, Any]) -> IngestOptions:
                 "--max-degradation, --max-rework, --maximise and --jobs are for a search; give its evaluation with"
                 " --eval."
             )
-        return IngestOptions(**given, policy=policy)
+        return None
     from ckstore.cli.evaluation import evaluator
     from ckstore.writing.tuning import TOLERANCE, Search
 
     if tolerated is not None and rework is not None:
         raise UsageError("Give --max-degradation or --max-rework, not both.")
-    search = Search(evaluator(command), TOLERANCE if tolerated is None else tolerated, maximise, jobs or 1, rework)
-    return IngestOptions(**given, policy=policy, search=search)
+    return Search(evaluator(command), TOLERANCE if tolerated is None else tolerated, maximise, jobs or 1, rework)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.cli.options import Last, Periods, policy_of, policy_options
+from ckstore.cli.options import Last, Periods, policy_of, policy_options, search_of, search_options
 from ckstore.cli.outcomes import warnings_printed
 from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, print_table, size_text
 from ckstore.cli.progress import progress_bar
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     ("ckstore policy", "show all policies"),
     ("ckstore policy --fidelity coarse --quality 2", "set the policy of runs without their own"),
     ("ckstore policy gpt --fidelity exact", "set the policy of a run"),
+    ("ckstore policy gpt --max-rework 2 --eval 'python eval.py {}'", "find the quality on the last version of a run"),
     ("ckstore policy gpt --exact-last 3 --exact-every 1000 --keep-last 200", "thin and forget older versions"),
     ("ckstore policy gpt --drop 'optimizer/*' --whole-last 3", "drop the optimiser state of older versions"),
     ("ckstore policy gpt --keep-last 20 --dry-run", "preview a policy"),
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 )
 @click.argument("run", metavar="[RUN]", required=False, type=RunName())
 @policy_options
+@search_options
 @option("--hot N", "Keep the latest N versions unencoded.  [default: 1]", type=click.IntRange(min=0))
 @option(
     "--exact-last N",
@@ -95,7 +97,9 @@ def command(
     versions that --exact-every keeps exact, unless --keep-every keeps them. The retention options (--exact-*, --keep-*,
     --drop, --whole-last) are set together: setting some removes the others. --drop takes globs as in `ckstore ls`.
     """
-    policy = policy_of(given)
+    policy, search = policy_of(given), search_of(given)
+    if search is not None and policy is None:
+        policy = Policy("coarse")
     said = any(given.values())
     retention = Retention(**given) if said else None
     sets = policy is not None or hot is not None or said
@@ -115,7 +119,7 @@ def command(
                 hot=before.hot if hot is None else hot,
                 retention=before.retention if retention is None else retention,
             )
-            store.set_policy(None if clear else asked, run)
+            store.set_policy(None if clear else asked, run, search=search)
         if apply:
             _apply(store, run, as_json)
             return

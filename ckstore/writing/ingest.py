@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -29,11 +30,14 @@ from ckstore.commit.naming import add_metrics
 from ckstore.encoding.casts import has_casts
 from ckstore.encoding.estimator import knows_sensitivity
 from ckstore.encoding.object_writer import ObjectWriter
+from ckstore.errors import NotFoundError, UsageError
 from ckstore.lineage import search as settings_search
+from ckstore.lineage.search import Found
 from ckstore.objects.continuation import Cut
 from ckstore.objects.likeness import bands_of
 from ckstore.objects.reader import ObjectReader
 from ckstore.policy import Policy
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.provenance import MADE, made
@@ -63,6 +67,8 @@ from ckstore.writing.tuning import Search, Trials, fall_of, last_choice, restore
 _log = logging.getLogger("ckstore")
 
 Progress = Callable[[int], None]
+
+_NO_FALL = "Run {} has no loss that falls among the metrics of its last versions, for `max_rework` to follow"
 
 #: Last versions of a run whose metrics show how the loss falls.
 _RECENT = 8
@@ -172,6 +178,33 @@ def ingest(
     return replace(report, note=" ".join(notes))
 
 
+def tuned(repository: Repository, policy: Policy, run: str, wanted: Search) -> Policy:
+    """Return a coarse policy with the settings that a search finds on the last version of a run."""
+    catalog = repository.catalog
+    row = catalog.highest(run)
+    if row is None:
+        raise NotFoundError(f"Run {run} has no version to search a setting with; ingest one first.")
+    if row.fidelity != "exact":
+        raise UsageError(f"Version {row.number}, the last of run {run}, is coarse; ingest an exact one first.")
+    request = Request(run, row.step, metrics=row.metrics, policy=policy, search=wanted)
+    if row.step is not None:
+        request = replace(request, parent=catalog.below(run, row.step))
+    if wanted.tolerance(1.0, _fall(catalog, request)) is None:
+        raise UsageError(_NO_FALL.format(run) + "; log one, or limit the degradation.")
+    with TemporaryDirectory(prefix="ckstore-") as scratch:
+        path = restored(StoredVersion(repository, row), Path(scratch))
+        with closing(open_source(path, repository.path, force=False)) as scanned, reserved(catalog) as (number, lease):
+            try:
+                hash_version(scanned, force=False)
+                found = _Ingestion(repository, number, scanned, lease, None).best(request, wanted)
+            finally:
+                catalog.release_number(number)
+                repository.resolver.forget()
+    if found is None:
+        raise UsageError(f"No lossy setting passed the evaluation of version {row.number}; the policy stays as it was.")
+    return found.settings
+
+
 def _exact_note(repository: Repository, report: IngestReport, request: Request) -> str:
     """Return a sentence on a version that is exact although a coarse one was requested; empty for others."""
     row = report.version
@@ -185,10 +218,7 @@ def _exact_note(repository: Repository, report: IngestReport, request: Request) 
         return f"Version {row.number} has this content exactly and keeps it; {remedy}."
     if request.search is not None:
         if request.search.tolerance(1.0, _fall(repository.catalog, replace(request, metrics=row.metrics))) is None:
-            return (
-                f"Run {row.run} has no loss that falls among the metrics of its last versions, for `max_rework` to"
-                f" follow, so version {row.number} is exact."
-            )
+            return f"{_NO_FALL.format(row.run)}, so version {row.number} is exact."
         return f"No lossy setting passed the evaluation, so version {row.number} is exact."
     return f"No tensor can be coarse under this policy, so version {row.number} is exact."
 
@@ -383,14 +413,19 @@ class _Ingestion:
                 return self._commit(change, request, stored)
 
     def store_best(self, request: Request, wanted: Search) -> int:
-        """Store the version with the most aggressive tolerated setting, or exactly. Trials are removed.
+        """Store the version with the most aggressive tolerated setting, or exactly; return its number."""
+        found = self.best(request, wanted)
+        if found is None:
+            return self.store(replace(request, policy=Policy()))
+        facts = {"degradation": found.degradation, "evaluations": found.evaluations}
+        return self.store(replace(request, policy=found.settings), facts)
 
-        Return the version's number.
-        """
+    def best(self, request: Request, wanted: Search) -> Found[Policy] | None:
+        """Return the most aggressive tolerated setting, or None. Trials are removed."""
         reference = wanted.reference(self._scanned)
         tolerance = wanted.tolerance(reference, _fall(self._repository.catalog, request))
         if tolerance is None:
-            return self.store(replace(request, policy=Policy()))
+            return None
         cube = search_space(request.policy, known=knows_sensitivity(self._scanned.units, request.gradients))
         parent = None if request.parent is None else self._repository.resolver.document(request.parent)
         sizes: dict[Policy, int] = {}
@@ -412,10 +447,7 @@ class _Ingestion:
         last = last_choice(parent, request.policy, cube)
         with Trials(wanted, reference, written) as trials:
             found = settings_search.search(trials.degradation, size, tolerance, cube, last, trials.schedule)
-        if found.accepted:
-            facts = {"degradation": found.degradation, "evaluations": found.evaluations}
-            return self.store(replace(request, policy=found.settings), facts)
-        return self.store(replace(request, policy=Policy()))
+        return found if found.accepted else None
 
     @contextmanager
     def _stored(

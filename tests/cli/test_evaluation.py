@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -133,10 +134,32 @@ def test_without_a_bound_five_percent_are_tolerated(ckstore, place: Path) -> Non
     assert 0 < default["degradation"] <= 0.05
 
 
+def test_a_policy_takes_the_quality_that_an_evaluation_finds(ckstore, place: Path) -> None:
+    ckstore("ingest", "in/step0.pt", "--run", "gpt", "--step", "1", "--metric", "loss=0.70")
+    search = ["--max-rework", "2", "--eval", python(LOSS)]
+    refused = ckstore("policy", "gpt", *search, code=2)
+    assert "no loss that falls" in refused.err
+    ckstore("ingest", "in/step10.pt", "--run", "gpt", "--step", "2", "--metric", "loss=0.69")
+    packs = sorted(os.listdir(place / ".ckstore" / "packs"))
+    said = ckstore("policy", "gpt", *search, "--json").json[0]
+    assert (said["fidelity"], said["scheme"]) == ("coarse", "lattice")
+    assert sorted(os.listdir(place / ".ckstore" / "packs")) == packs, "no trial stays"
+    strict = python("print(int(open(path, 'rb').read() != open('in/step10.pt', 'rb').read()))")
+    assert "No lossy setting" in ckstore("policy", "gpt", "--eval", strict, code=2).err
+    assert ckstore("policy", "gpt", "--json").json[0] == said
+    assert "coarse policy of a run" in ckstore("policy", *search, code=2).err
+    ckstore("ingest", "in/step0.pt", "--run", "gpt", "--step", "3")
+    assert "is coarse" in ckstore("policy", "gpt", *search, code=2).err
+    assert "no version" in ckstore("policy", "other", *search, code=13).err
+
+
 @pytest.mark.parametrize(
     ("options", "code", "hint"),
     [
         (["--max-degradation", "1%"], 2, "give its evaluation with --eval"),
+        (["--max-rework", "2"], 2, "give its evaluation with --eval"),
+        (["--max-rework", "2", "--max-degradation", "1%", "--eval", "true {}"], 2, "not both"),
+        (["--max-rework", "2", "--maximise", "--eval", "true {}"], 2, "leave --maximise out"),
         (["--jobs", "2"], 2, "give its evaluation with --eval"),
         (["--jobs", "0", "--eval", "true {}"], 2, "x>=1"),
         (["--max-degradation", "x", "--eval", "true {}"], 2, "not a number such as"),
