@@ -67,7 +67,7 @@ def bits_dtype(dtype: str) -> np.dtype[Any]:
 
 @cache
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy dtype: ml_dtypes' for what NumPy lacks, where ml_dtypes is installed, else `plain_dtype`.
+    """The NumPy dtype: ml_dtypes' for one that NumPy lacks, if ml_dtypes is installed, else `plain_dtype`.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def plain_dtype(dtype: str) -> str:
 
 @cache
 def zarr_type(dtype: str) -> str:
-    """Zarr's name of the dtype; an unsigned integer of the same width for what Zarr lacks.
+    """Zarr's name of the dtype; an unsigned integer of the same width for one that Zarr lacks.
 
     Examples
     --------

@@ -54,7 +54,7 @@ STORE: dict[str, dict[str, Any]] = {
     "untag": {"name": "x"},
     "watch": {"folders": ".", "once": True, "settle": 0.0},
 }
-#: Errors of these are documented: `saver` and `publish` start a process for each good value, `close` takes no arguments.
+#: Errors of these are documented: `saver` and `publish` start a process for each good value, `close` has no arguments.
 LEFT = {"close"}
 
 VERSION: dict[str, dict[str, Any]] = {

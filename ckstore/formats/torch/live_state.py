@@ -844,7 +844,7 @@ class _ArrayMemory:
         except MemoryError as error:
             raise CkstoreError(
                 f"An array of shape {self._array.shape} takes {self._array.nbytes:,} bytes in one piece, more than fit"
-                " into memory; store what it was broadcast from."
+                " into memory; store the tensor before it was broadcast."
             ) from error
         return flat
 
