@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -53,7 +54,7 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
         return None
     prefix = _torch_prefix(entries)
     if prefix is None:
-        return None
+        return _parse_package(source, entries)
     by_name = {entry.name.removeprefix(prefix): entry for entry in entries}
     pickle_entry = by_name["data.pkl"]
     if pickle_entry.size > MAX_PICKLE_BYTES:
@@ -67,12 +68,64 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
             others.append(entry)
         else:
             check_crc(source, entry)
-    byte_order = by_name.get("byteorder")
-    if byte_order is not None and source.pread(byte_order.start, min(byte_order.size, 8)) != b"little":
+    if _is_big_endian(source, by_name.get("byteorder")):
         return None
     persistent = TorchPersistent()
     data = source.pread(pickle_entry.start, pickle_entry.size)
     node, _ = read_pickle(data, reduce=reduce, persistent=persistent)
+    return _layout_of(source, node, persistent, storages, others)
+
+
+def _parse_package(source: Source, entries: list[ZipEntry]) -> FileLayout | None:
+    """Return the layout of an archive of `torch.package`, whose tree has its pickles by name; None for another one.
+
+    A pickle that is not readable by itself, as that of a `torch.fx` graph, stays bytes, and so do storages of such
+    pickles alone. Source: https://github.com/pytorch/pytorch/blob/main/torch/package/package_exporter.py.
+    """
+    marker = next((one.name for one in entries if one.name.endswith("/.data/extern_modules")), "")
+    prefix = marker.removesuffix(".data/extern_modules")
+    by_name = {entry.name.removeprefix(prefix): entry for entry in entries}
+    if not marker or not all(one.plain and one.name.startswith(prefix) for one in entries):
+        return None
+    if _is_big_endian(source, by_name.get("byteorder")):
+        return None
+    persistent = TorchPersistent()
+    nodes: dict[str, Any] = {}
+    for name, entry in by_name.items():
+        if name.endswith(".pkl") and entry.size <= MAX_PICKLE_BYTES:
+            data = source.pread(entry.start, entry.size)
+            # Its storages have numbers for names.
+            with suppress(InputError):
+                nodes[name.removesuffix(".pkl")], _ = read_pickle(
+                    data, reduce=reduce, persistent=lambda identity: persistent(_with_text(identity))
+                )
+    storages = {
+        key: by_name[f".data/{key}.storage"] for key in persistent.storages if f".data/{key}.storage" in by_name
+    }
+    others: list[ZipEntry] = []
+    for name in by_name.keys() - {f".data/{key}.storage" for key in storages}:
+        if name.removesuffix(".pkl") not in nodes and by_name[name].size >= LARGE_BYTES:
+            others.append(by_name[name])
+        else:
+            check_crc(source, by_name[name])
+    layout = _layout_of(source, nodes, persistent, storages, others)
+    return layout if layout.tensors else None
+
+
+def _with_text(identity: Any) -> Any:
+    """Return a persistent id whose key is text."""
+    is_storage = type(identity) is tuple and len(identity) > 2 and type(identity[2]) is int
+    return (*identity[:2], str(identity[2]), *identity[3:]) if is_storage else identity
+
+
+def _is_big_endian(source: Source, entry: ZipEntry | None) -> bool:
+    return entry is not None and source.pread(entry.start, min(entry.size, 8)) != b"little"
+
+
+def _layout_of(
+    source: Source, node: Any, persistent: TorchPersistent, storages: dict[str, ZipEntry], others: list[ZipEntry]
+) -> FileLayout:
+    """Return the layout of an archive from what its pickles hold, its storages, and other entries that stay bytes."""
     reader = TreeReader()
     tree = reader.read(node)
     placed = []
