@@ -125,7 +125,7 @@ def _is_big_endian(source: Source, entry: ZipEntry | None) -> bool:
 def _layout_of(
     source: Source, node: Any, persistent: TorchPersistent, storages: dict[str, ZipEntry], others: list[ZipEntry]
 ) -> FileLayout:
-    """Return the layout of an archive from what its pickles hold, its storages, and other entries that stay bytes."""
+    """Return the layout of an archive from the content of its pickles, its storages, and entries that stay bytes."""
     reader = TreeReader()
     tree = reader.read(node)
     placed = []
