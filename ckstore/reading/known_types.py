@@ -26,7 +26,7 @@ import torch
 
 from ckstore.errors import InputError, UsageError
 from ckstore.formats.layout import Unknown
-from ckstore.formats.torch.objects import CLASSES, MAX_FIELD_DEPTH, MAX_FIELDS, reduce
+from ckstore.formats.torch.objects import CLASSES, MAX_FIELD_DEPTH, MAX_FIELDS, reduce, registered
 from ckstore.formats.torch.pickle_reader import read_pickle
 from ckstore.formats.torch.pickle_writer import OPAQUE
 from ckstore.formats.torch.tree_reader import TreeReader
@@ -371,7 +371,7 @@ class ObjectBuilder:
             if not isinstance(one, type):
                 raise UsageError(f"`allow` takes classes; {one!r} is not one.")
         self._allowed = {f"{one.__module__}.{one.__qualname__}": one for one in allow}
-        self._registered = _registered()
+        self._registered = registered()
         self._named = {**self._registered, **NAMED, **self._allowed}
         self._is_inside = False
         self._left = _FREE_BYTES + _TIMES_THE_PICKLE * pickle_bytes
@@ -481,13 +481,6 @@ def _of_class(cls: type, node: Unknown) -> Any:
 
 def _unmade(name: str, error: Exception) -> UsageError:
     return UsageError(f"No {name} can be made from the version ({error}); leave it out of `allow`.")
-
-
-def _registered() -> dict[str, type]:
-    """Return the classes, torch's own apart, that the program registered for `torch.load` to trust."""
-    found: list[Any] = getattr(torch.serialization, "get_safe_globals", list)()
-    classes = [one for one in found if isinstance(one, type) and not one.__module__.startswith("torch.")]
-    return {f"{one.__module__}.{one.__qualname__}": one for one in classes}
 
 
 #: Built-in containers that fill themselves in `__init__`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,14 @@ class Mode(enum.Enum):
     """A setting of a tensor."""
 
     ROWS = 1
+
+
+@dataclasses.dataclass
+class Setting:
+    """Settings of a tensor."""
+
+    eps: float
+    mode: Mode
 
 
 class Scaled(torch.Tensor):
@@ -132,6 +141,20 @@ def test_a_tensor_around_others_is_stored_by_them(tmp_path: Path, is_file: bool)
         assert type(version.state_dict()["w"]) is Scaled
     version.checkout(tmp_path / "b.pt")
     assert torch.equal(torch.load(tmp_path / "b.pt", weights_only=False)["w"].scale, scaled().scale)
+
+
+def test_objects_of_registered_classes_are_stored(tmp_path: Path) -> None:
+    value = {"w": scaled(), "how": Setting(0.5, Mode.ROWS)}
+    with pytest.raises(UsageError, match=r"Mode at w/mode"):
+        stored(tmp_path, value, run="a", step=1)
+    with torch.serialization.safe_globals([Scaled, Mode, Setting]):
+        version = stored(tmp_path, value, run="a", step=1)
+        version.checkout(tmp_path / "a.pt")
+        for found in (version.state_dict(), torch.load(tmp_path / "a.pt", weights_only=True)):
+            assert (found["how"], found["w"].mode) == (Setting(0.5, Mode.ROWS), Mode.ROWS)
+            assert torch.equal(found["w"].codes, scaled().codes)
+    assert isinstance(version.state_dict()["how"], Unknown)
+    assert version.state_dict(allow=[Mode, Setting])["how"] == value["how"]
 
 
 def test_an_incomplete_tensor_around_others_is_not_made(tmp_path: Path) -> None:

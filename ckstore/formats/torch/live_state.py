@@ -38,7 +38,7 @@ from ckstore.formats.layout import (
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
 from ckstore.formats.sources import CompositeSource
-from ckstore.formats.torch.objects import CLASSES, MAX_FIELD_DEPTH, MAX_FIELDS
+from ckstore.formats.torch.objects import CLASSES, MAX_FIELD_DEPTH, MAX_FIELDS, registered
 from ckstore.formats.torch.pickle_reader import Identity, key_of
 from ckstore.formats.torch.pickle_writer import OPAQUE
 from ckstore.formats.torch.storages import StorageData
@@ -314,6 +314,7 @@ class _Describer:
         self._torch: Any = _imported("torch")
         self._numpy: Any = _imported("numpy")
         self._scalars = _scalar_types(self._numpy)
+        self._registered = registered()
         # Later versions of torch have no named axes.
         self._has_names = getattr(getattr(self._torch, "Tensor", None), "has_names", None)
 
@@ -376,6 +377,8 @@ class _Describer:
         if self._numpy is not None and isinstance(node, self._numpy.dtype | self._numpy.generic):
             dtype = node if isinstance(node, self._numpy.dtype) else node.dtype
         if _name(kind) in _REDUCED or (dtype is not None and _is_own(dtype)):
+            return self._reduced(node, path, depth)
+        if self._registered.get(_name(kind)) is kind and _is_plain(node):
             return self._reduced(node, path, depth)
         return self._unknown(node, f"The state dict holds a {_name(kind)} at {_shown(path)}, which cannot be stored")
 
@@ -915,6 +918,12 @@ def _own_fields(dtype: Any, depth: int = 0) -> int:
 def _scalar_types(numpy: Any) -> frozenset[type]:
     """Return the classes of NumPy's numbers, texts and times; none if the program has not imported NumPy."""
     return frozenset() if numpy is None else frozenset(numpy.sctypeDict.values()) - {numpy.object_}
+
+
+def _is_plain(node: Any) -> bool:
+    """Return whether an object pickles as a call of its class, or by `__new__`, which `Version.state_dict` imitates."""
+    made = node.__reduce_ex__(2)
+    return isinstance(made, tuple) and _name(made[0]) in (_name(type(node)), "copyreg.__newobj__")
 
 
 def _integer(value: int, path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -60,6 +61,14 @@ MAX_FIELD_DEPTH = 16
 _WITHOUT_NEGATIVES = frozenset(name for name in ITEM_SIZES if name == "bool" or name.startswith(("float8", "float4")))
 #: Names of dtypes in torch that have another name here.
 _DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "chalf": "complex32"}
+
+
+def registered() -> dict[str, type]:
+    """Return the classes, torch's own apart, that the program registered for `torch.load` to trust, by name."""
+    torch: Any = sys.modules.get("torch")
+    found: list[Any] = getattr(getattr(torch, "serialization", None), "get_safe_globals", list)()
+    classes = [one for one in found if isinstance(one, type) and not one.__module__.startswith("torch.")]
+    return {f"{one.__module__}.{one.__qualname__}": one for one in classes}
 
 
 @dataclass(slots=True, eq=False)

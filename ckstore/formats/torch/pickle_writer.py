@@ -46,6 +46,7 @@ COMPLEX = Reference(("__builtin__", "complex"))
 FROZENSET = Reference(("__builtin__", "frozenset"))
 ORDERED_DICT = Reference(("collections", "OrderedDict"))
 DEFAULT_DICT = Reference(("collections", "defaultdict"))
+NEW_OBJECT = Reference(("copyreg", "__newobj__"))
 #: The global that a pickle calls to open another one, which is kept as bytes.
 OPAQUE = "pickle.loads"
 
@@ -258,6 +259,11 @@ class _Writer:
         self.parts.append(b"b")
 
     def _call(self, function: Reference, args: tuple[Any, ...], depth: int) -> None:
+        if function == NEW_OBJECT and args:  # `torch.load(weights_only=True)` takes the opcode alone.
+            self.value(args[0], depth + 1)
+            self.value(args[1:], depth + 1)
+            self.parts.append(b"\x81")
+            return
         self.value(function, depth + 1)
         self.parts.append(b"(")
         for argument in args:
