@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import TypeVar
 
 import numpy as np
 from blake3 import blake3
@@ -12,6 +14,8 @@ from ckstore.dtypes import ITEM_SIZES
 from ckstore.formats.layout import Extent, FileLayout, Source
 from ckstore.objects.roles import role_of
 from ckstore.objects.units import SMALL
+
+T = TypeVar("T")
 
 #: Bands of a version, at most, and the hexadecimal digits of each.
 BANDS = 8
@@ -26,16 +30,20 @@ _PLACES = (1 / 2, 1 / 4, 3 / 4, 1 / 8, 3 / 8, 5 / 8, 7 / 8, 1 / 16)
 
 
 def bands_of(files: Iterable[tuple[Source, FileLayout]]) -> tuple[int, ...]:
-    """Return the bands of a version: of its largest tensors of floats, weights first; none if all are small."""
-    large = [
-        (source, extent)
-        for source, layout in files
-        for extent in layout.extents
-        if extent.count >= SMALL and extent.dtype in FLOATS
-    ]
-    large.sort(key=lambda item: (role_of(item[1].path) != "", -item[1].count))
+    """Return the bands of a version: of large tensors of floats; none if all are small.
+
+    They are of all shapes and of first and last layers, since models are merged by either.
+    """
+    forms: dict[tuple[bool, int], list[tuple[Source, Extent]]] = {}
+    for source, layout in files:
+        for extent in layout.extents:
+            if extent.count >= SMALL and extent.dtype in FLOATS:
+                forms.setdefault((role_of(extent.path) != "", -extent.count), []).append((source, extent))
+    of_states = min(forms, default=(False, 0))[0]  # Those of an optimiser only if there are no weights.
+    turns = zip_longest(*(_spread(forms[form]) for form in sorted(forms) if form[0] == of_states))
+    chosen = [item for turn in turns for item in turn if item is not None][:BANDS]
     found: dict[int, None] = {}
-    for source, extent, place in _places(large[:BANDS]):
+    for source, extent, place in _places(chosen):
         size = ITEM_SIZES[extent.dtype]
         bits = np.frombuffer(source.pread(extent.start + place * size, _ELEMENTS * size), f"u{size}")
         codes = (bits >> FLOATS[extent.dtype][0]).tolist()
@@ -44,6 +52,12 @@ def bands_of(files: Iterable[tuple[Source, FileLayout]]) -> tuple[int, ...]:
             if len(found) == BANDS:
                 break
     return tuple(found)
+
+
+def _spread(items: Sequence[T]) -> list[T]:
+    """Return some items: the first, the last, one in the middle, and others."""
+    places = dict.fromkeys([0, len(items) - 1, len(items) // 2, *range(min(len(items), BANDS))])
+    return [items[place] for place in places]
 
 
 def _places(extents: Sequence[tuple[Source, Extent]]) -> Iterator[tuple[Source, Extent, int]]:

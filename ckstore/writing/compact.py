@@ -137,7 +137,9 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
             raise ConflictError(f"Version {row.number} was compacted by another process.")
         values = StoredValues(stored)
         parent = None if row.parent is None else catalog.version(row.parent)
-        request = Request(row.run, parent=parent, policy=before.hot.asked, budget=before.hot.budget)
+        request = Request(
+            row.run, parent=parent, policy=before.hot.asked, budget=before.hot.budget, bands=tuple(before.bands)
+        )
         with PackWriter(repository.path, "encoded") as pack:
             writer = ObjectWriter(pack)
             objects = store_objects(repository, writer, repository.reader, values, request, progress)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckstore.repository import Repository
     from ckstore.scanning.scanned import ScannedVersion
     from ckstore.storage.catalog import Catalog
+    from ckstore.writing.storing import UnitSource
 
 #: Versions whose values are compared: the most similar by names and shapes, later ones first.
 _COMPARED = 12
@@ -37,6 +38,9 @@ _SAMPLE = 1 << 14
 
 #: Compared objects.
 _OBJECTS = 4
+
+#: Bands that the parent lacks and another version has, for some objects to be stored against that one.
+_APART = 2
 
 
 def ends_of_runs(catalog: Catalog) -> Iterator[int]:
@@ -78,15 +82,8 @@ def nearest_version(
         for key in [key for key in largest if key in objects][:_OBJECTS]:
             unit = units[key]
             taken = min(_SAMPLE, unit.chunk, unit.count)
-            try:
-                before = _values(repository, unit, objects[key])[:taken]
-            except IntegrityError:
-                bits = float("inf")
-                break
-            mirrored = is_mirrored(unit.dtype, unit.count, unit.chunk)
             values = scanned.read(unit, 0, taken)
-            difference = ordinal_difference(values, before, unit.dtype, mirrored=mirrored)
-            bits += payload_bits(difference)[0] / taken * unit.count
+            bits += _difference(repository, unit, values, objects[key]) / taken * unit.count
             full += payload_bits(ordinal_difference(values, None, unit.dtype))[0] / taken * unit.count
         if bits < min(float("inf"), worth * full) and (best is None or bits < best[0]):
             best = bits, row
@@ -97,6 +94,41 @@ def _values(repository: Repository, unit: Unit, identity: str) -> Bits:
     """Return the first chunk of an object."""
     check_cut(repository.resolver.record(identity), unit)
     return repository.reader.bits(identity, 0)
+
+
+def with_relatives(
+    repository: Repository, values: UnitSource, parents: Mapping[str, Parent], parent: VersionRow, bands: Iterable[int]
+) -> dict[str, Parent]:
+    """Return the parent's objects, large ones replaced by more similar ones of other versions.
+
+    These share bands with the values that the parent lacks, as if the values were merged of several.
+    """
+    tables: list[Mapping[str, Parent]] = [parents]
+    left = {*bands} - {*repository.resolver.document(parent).bands}
+    for number in repository.catalog.alike(left) if len(left) >= _APART else ():
+        with suppress(NotFoundError, IntegrityError):
+            row = repository.catalog.version(number)
+            also = left.intersection(repository.resolver.document(row).bands)
+            if len(also) >= _APART and not row.hot and row.fidelity == "exact":
+                tables.append(_objects(repository, row, {}))
+                left -= also
+    found = dict(parents)
+    for unit in values.units if len(tables) > 1 else ():
+        items = {table[unit.signature].id: table[unit.signature] for table in tables if unit.signature in table}
+        if len(items) > 1 and not unit.is_bundle:
+            own = values.read(unit, 0, min(_SAMPLE, unit.chunk, unit.count))
+            found[unit.signature] = min(items.values(), key=lambda item: _difference(repository, unit, own, item.id))
+    return found
+
+
+def _difference(repository: Repository, unit: Unit, bits: Bits, identity: str) -> float:
+    """Estimate the bits of the difference of a unit's first elements to an object's."""
+    try:
+        before = _values(repository, unit, identity)[: bits.size]
+    except IntegrityError:
+        return float("inf")
+    mirrored = is_mirrored(unit.dtype, unit.count, unit.chunk)
+    return payload_bits(ordinal_difference(bits, before, unit.dtype, mirrored=mirrored))[0]
 
 
 #: Objects of versions that are thinned but perhaps not committed, with their coarse facts, by number of the version.

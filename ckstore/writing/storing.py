@@ -30,7 +30,7 @@ from ckstore.repository import Repository
 from ckstore.runtime.threads import batches, one_ahead, worker_count
 from ckstore.scanning.hashing import WINDOW, held_windows
 from ckstore.scanning.scanned import ScannedVersion
-from ckstore.writing.parents import parents_of
+from ckstore.writing.parents import parents_of, with_relatives
 from ckstore.writing.request import Request
 
 #: Objects that are estimated and planned together, with their content ids.
@@ -86,6 +86,8 @@ def store_objects(
     """
     resolver = repository.resolver
     parents = parents_of(repository, request.parent, coarse=request.policy.is_coarse)
+    if request.parent is not None and request.parent.run != request.run and not request.policy.is_coarse:
+        parents = with_relatives(repository, values, parents, request.parent, request.bands)
     estimator = Estimator(reader, values, request.policy, parents, request.gradients, Casts(values))
     budget = version_budget(reader, values.layouts, values.size, parents.values(), request.budget)
     objects = _Objects(reader, resolver, values)

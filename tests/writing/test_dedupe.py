@@ -154,13 +154,16 @@ def test_a_fork(store: ckstore.Store, directory: Path) -> None:
     torch.save({"w": weight}, directory / "base.pt")
     torch.save({"w": weight + 1e-3 * torch.randn(400, 400)}, directory / "fork.pt")
     base = store.ingest(directory / "base.pt", run="a").version
-    alone = store.ingest(directory / "fork.pt", run="b").version
+    found = store.ingest(directory / "fork.pt", run="b").version
+    with ckstore.init(directory / "alone") as other:
+        alone = other.ingest(directory / "fork.pt", run="b").version
     with ckstore.init(directory / "other") as other:
         other.ingest(directory / "base.pt", run="a")
         fork = other.ingest(directory / "fork.pt", run="b", parent="a").version
         assert fork.parent == base.number
         assert fork.depth == 1
         assert fork.stored_bytes < 0.85 * alone.stored_bytes
+        assert (found.parent, found.stored_bytes) == (fork.parent, fork.stored_bytes)
         assert comes_back(other, fork.number, directory / "fork.pt")
 
 

@@ -76,6 +76,26 @@ def test_a_fine_tune_is_stored_against_its_base(tmp_path: Path, hot: int) -> Non
         assert not store.verify().damaged
 
 
+@pytest.mark.parametrize("hot", [0, 9])
+def test_tensors_of_a_merged_model_have_parents_of_their_own(tmp_path: Path, hot: int) -> None:
+    one, other = drawn(0, 6), drawn(1, 6)
+    merged = tuned({name: (one if number < 3 else other)[name] for number, name in enumerate(one)}, 0)
+    with ckstore.init(tmp_path / "store") as store:
+        for name, state in (("one", one), ("other", other), ("merged", merged)):
+            store.ingest(state, run=name, step=0, hot=hot)
+        store.encode()
+        stored = store["merged"]._stored
+        records = [store._repository.resolver.record(identity) for identity in stored.document.objects]
+        bases = {record.base for record in records}
+        for name in ("one", "other"):
+            assert len(bases.intersection(store[name]._stored.document.objects)) == 3
+        store.forget("one@0")
+        store.forget("other@0")
+        store.gc(grace=0)
+        assert all(torch.equal(value, merged[name]) for name, value in store["merged"].state_dict().items())
+        assert not store.verify().damaged
+
+
 def test_others_take_no_bytes_and_have_no_parent(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store, ckstore.init(tmp_path / "alone") as alone:
         store.ingest(drawn(0), run="a", step=0, hot=0)
