@@ -126,8 +126,10 @@ def _remove() -> None:
     for host in range(16):
         if Path(f"/run/netns/{_host(host)}").exists():
             _ip("netns", "del", _host(host))
-    with suppress(subprocess.CalledProcessError):
-        _ip("link", "del", _BRIDGE)
+    for link in (_BRIDGE, *(f"ckv{host}" for host in range(16))):  # A process may keep its namespace.
+        if Path(f"/sys/class/net/{link}").exists():
+            with suppress(subprocess.CalledProcessError):
+                _ip("link", "del", link)
 
 
 def _ip(*arguments: str) -> None:

@@ -268,7 +268,7 @@ def made(kind: str) -> tuple[Any, Any]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def train(place: str, store: str, run: str, kind: str, steps: int, end: str = "") -> dict[str, Any]:
+def train(place: str, store: str, run: str, kind: str, steps: int, **options: Any) -> dict[str, Any]:
     """Go on with a run on any mesh, and save each step; all ranks train on the same bytes."""
     saving = dist.new_group(backend="gloo", timeout=timedelta(seconds=LIMIT))
     model, optimizer = made(kind)
@@ -278,7 +278,7 @@ def train(place: str, store: str, run: str, kind: str, steps: int, end: str = ""
         weights, moments = get_state_dict(model, optimizer)
         return {"model": weights, "optimizer": moments, "step": step}
 
-    first, equal, words, error, seconds = 1, "", 0, "", []
+    first, equal, saved, error, seconds, began = 1, "", 0, "", [], time.monotonic()
     with ckstore.open(store) as opened:
         if run in opened:
             found = state(0)
@@ -289,21 +289,22 @@ def train(place: str, store: str, run: str, kind: str, steps: int, end: str = ""
         for step in range(first, first + steps):
             generator = torch.Generator().manual_seed(step)
             tokens = windows(text, 4, 65, generator)
-            loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            began = time.monotonic()
-            writer = StoreWriter(opened, run, step, process_group=saving)
             try:
+                loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                Path(os.environ["OWN"], f"step-{step}").touch()
+                began = time.monotonic()
+                writer = StoreWriter(opened, run, step, process_group=saving, **options)
                 dcp.save(state(step), storage_writer=writer, process_group=saving)
+                seconds.append(time.monotonic() - began)
             except Exception as raised:
+                seconds.append(time.monotonic() - began)
                 error = f"{type(raised).__name__}: {raised}"[-500:]
                 break
-            finally:
-                seconds.append(time.monotonic() - began)
-            words = step
-    return {"first": first, "equal": equal, "saved": words, "error": error, "seconds": seconds}
+            saved = step
+    return {"first": first, "equal": equal, "saved": saved, "error": error, "seconds": seconds}
 
 
 class _Failing(DefaultSavePlanner):
@@ -419,12 +420,13 @@ def main() -> None:
     torch.set_num_threads(1)
     if "NETNS" in os.environ:
         enter(os.environ["NETNS"])
+    Path(os.environ["OWN"], "process").write_text(str(os.getpid()))
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     found = globals()[task](**arguments)
     Path(os.environ["OWN"], "found").write_text(json.dumps(found))
     sys.stdout.flush()
     sys.stderr.flush()
-    if task == "die":
+    if task == "die" or found.get("error"):
         threading.Event().wait(0.5)
         os._exit(0)
     dist.barrier()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module, Parameter
 
+    from ckstore.reading.live_comparison import StateReport
     from ckstore.store import Store
+    from ckstore.version import Version
     from ckstore.writing.ingest import IngestReport
+
+_log = logging.getLogger("ckstore")
 
 #: Weights of the newest gradient and of the earlier mean (Agrawal et al., SoCC 2024).
 _NEW, _OLD = 0.9, 0.1
@@ -113,6 +120,35 @@ def load(
         version, state = read_sound(found, spec, reading)
         lineage_of(found).note(found, version, is_certain=False)
         return state
+
+
+def check_resumed(version: Version, state: Mapping[str, Any]) -> StateReport:
+    """Compare the parts of a resumed training's state with a version; warn where they differ.
+
+    An optimiser that started empty shows as missing tensors. After `dcp.load`, each rank compares its own parts.
+
+    Parameters
+    ----------
+    version
+        The version that the training resumes from.
+    state
+        The parts to compare, by their names in the version, which may have others: ``{"model": model, "optimizer":
+        optimizer}``, or with names of files as in ``{"model.safetensors": model, "optimizer.pt": optimizer}``. See
+        `Version.compare`.
+
+    Examples
+    --------
+    >>> check_resumed(store["gpt@300"], {"model": store["gpt@300"].state_dict()["model"]}).tensors
+    2
+    """
+    report = version.compare(state)
+    parts = tuple(f"{name}/" for name in state)
+    report = replace(report, missing=tuple(path for path in report.missing if f"{path}/".startswith(parts)))
+    if report:
+        _log.info("Resumed from %s: %s", version.name, report)
+    else:
+        warnings.warn(f"The training is not as {version.name} has it. {report}", stacklevel=2)
+    return report
 
 
 class GradientAccumulator:

@@ -111,9 +111,11 @@ def compare_state(version: StoredVersion, state: Any, allow: Sequence[type] = ()
     for path, (name, now) in pairs.items():
         if not _is_equal(version, *version.paths[name], now, equal):
             differing.append(path)
+    known = {_place(now) for _, now in pairs.values() if now.value.numel()}
+    fresh = [path for path in live if path not in stored and _place(_local(live[path])) not in known]
     return StateReport(
         tuple(sorted(differing)), tuple(sorted(forms)), tuple(path for path in stored if path not in live),
-        tuple(path for path in live if path not in stored), tensors, len(stored.keys() & live.keys()) - tensors,
+        tuple(fresh), tensors, len(stored.keys() & live.keys()) - tensors,
         names,
     )  # fmt: skip
 
@@ -175,6 +177,13 @@ def _local(value: Any) -> _Local | None:
         value = cut.to_local()
     value = value.detach().resolve_conj().resolve_neg()
     return _Local(value, str(value.dtype).removeprefix("torch."), shape, tuple(first))
+
+
+def _place(tensor: _Local | None) -> tuple[Any, ...] | None:
+    """Return the place of a tensor in memory: files of weights have one of several tied names."""
+    if tensor is None:
+        return None
+    return tensor.value.data_ptr(), tensor.value.device, tensor.dtype, tensor.shape, tensor.value.stride()
 
 
 def _is_same(before: Any, now: Any) -> bool:

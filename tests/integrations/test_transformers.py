@@ -30,9 +30,9 @@ class Trainer:
         )  # fmt: skip
         self.callback = callback
 
-    def begin(self, step: int = 0) -> None:
+    def begin(self, step: int = 0, **parts: Any) -> None:
         self.state.global_step = step
-        self.callback.on_train_begin(self.args, self.state, None, model=None)
+        self.callback.on_train_begin(self.args, self.state, None, **{"model": None, **parts})
 
     def save(self, step: int, value: float = 0.0, *, best: bool = False, **logs: float) -> Path:
         directory = Path(self.args.output_dir, f"checkpoint-{step}")
@@ -143,6 +143,28 @@ def test_a_resumed_training_keeps_what_it_leaves(store: ckstore.Store, tmp_path:
     assert [store[number]["pytorch_model.bin/w"][0] for number in (2, 5)] == [10, 10.5]
     assert resume_path(store, "hf@latest", tmp_path / "output") == str(tmp_path / "output" / "checkpoint-10")
     assert torch.load(tmp_path / "output" / "checkpoint-10" / "pytorch_model.bin")["w"][0] == 10.5
+
+
+def test_a_training_that_lost_its_optimiser_is_warned(store: ckstore.Store, tmp_path: Path) -> None:
+    """Tied weights, of which the file has one, and files that are not compared are no difference."""
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 300)).sum().backward()
+    optimizer.step()
+    directory = tmp_path / "output" / "checkpoint-5"
+    directory.mkdir(parents=True)
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file(
+        {n: v for n, v in model.state_dict().items() if n != "1.weight"}, directory / "model.safetensors"
+    )
+    torch.save(optimizer.state_dict(), directory / "optimizer.pt")
+    torch.save({"rng": torch.zeros(3)}, directory / "rng_state.pth")
+    store.ingest(directory, run="hf", step=5)
+    Trainer(tmp_path / "output", StoreCallback(store, "hf")).begin(5, model=model, optimizer=optimizer)
+    fresh = torch.optim.AdamW(model.parameters())
+    with pytest.warns(UserWarning, match=r"not as hf@5 has it. .* 9 missing: optimizer.pt/state/0/"):
+        Trainer(tmp_path / "output", StoreCallback(store, "hf")).begin(5, model=model, optimizer=fresh)
 
 
 def test_a_resumed_training_may_have_a_new_run(store: ckstore.Store, tmp_path: Path) -> None:
