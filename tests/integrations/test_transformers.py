@@ -146,7 +146,7 @@ def test_a_resumed_training_keeps_what_it_leaves(store: ckstore.Store, tmp_path:
 
 
 def test_a_training_that_lost_its_optimiser_is_warned(store: ckstore.Store, tmp_path: Path) -> None:
-    """Tied weights, of which the file has one, and files that are not compared are no difference."""
+    """Tied weights, one of them in the file, and files that are not compared are no difference."""
     model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))
     model[1].weight = model[0].weight
     optimizer = torch.optim.AdamW(model.parameters())
