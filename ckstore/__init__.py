@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ckstore.reading.comparison import DiffReport, TensorChange, TensorForm
     from ckstore.reading.live_comparison import StateReport
     from ckstore.reading.salvage import SalvageReport
+    from ckstore.reading.weight_patches import WeightPatch
     from ckstore.recovery.recover import RecoverReport, recover
     from ckstore.report.findings import Finding
     from ckstore.report.report import Report
@@ -131,6 +132,7 @@ __all__ = [
     "VerifyReport",
     "Version",
     "VersionRow",
+    "WeightPatch",
     "follow",
     "init",
     "open",
@@ -175,6 +177,7 @@ _HOMES = {
     "VerifyReport": "checking.verify",
     "Version": "version",
     "VersionRow": "storage.rows",
+    "WeightPatch": "reading.weight_patches",
     "follow": "store",
     "init": "store",
     "open": "store",

@@ -15,7 +15,7 @@ from ckstore.objects.documents import Deviation
 from ckstore.policy import Fidelity
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion, stored_version
 from ckstore.repository import Address
-from ckstore.runtime.arguments import FLAG, TEXT, checked
+from ckstore.runtime.arguments import FLAG, NAME, TEXT, checked
 from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.provenance import CONFIG, MADE, RESERVED
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckstore.formats.layout import FileLayout, Tensor
     from ckstore.reading.live_comparison import StateReport
     from ckstore.reading.salvage import SalvageReport
+    from ckstore.reading.weight_patches import WeightPatch
     from ckstore.tensor import LazyTensor
     from ckstore.views.groups import TypedGroup
 
@@ -487,6 +488,54 @@ class Version(Mapping[str, "LazyTensor"]):
         from ckstore.reading.live_comparison import compare_state
 
         return self._unchanged(lambda: compare_state(self._stored, state, allow))
+
+    @checked(base=NAME)
+    def patches(self, base: str | int | Version) -> Iterator[WeightPatch]:
+        """Yield the changed elements of each tensor since another version of the store; needs torch.
+
+        Tensors have their names in the model, whatever shard has them; tensors of equal objects are not read.
+
+        Raises
+        ------
+        UsageError
+            A tensor of the base is missing, or two tensors have one name.
+
+        Examples
+        --------
+        >>> [(patch.name, patch.values.shape) for patch in store["gpt@200"].patches("gpt@100")]
+        [('model/weight', torch.Size([32768]))]
+        """
+        require_torch()
+        from ckstore.reading.weight_patches import patches
+
+        yield from patches(self._other(base), self._stored)
+
+    @checked(base=NAME)
+    def write_patch(self, base: str | int | Version, target: str | os.PathLike[str], *, force: bool = False) -> int:
+        """Write the changes since another version as a delta directory for inference engines; return its bytes.
+
+        See `ckstore patch`.
+
+        Raises
+        ------
+        ConflictError
+            The target exists without `force`.
+        UsageError
+            A tensor is new, is missing, or has another form.
+
+        Examples
+        --------
+        >>> store["gpt@200"].write_patch("gpt@100", "delta") > 0
+        True
+        """
+        from ckstore.reading.weight_patches import write_delta
+
+        return self._unchanged(lambda: write_delta(self._other(base), self._stored, pathlib.Path(target), force=force))
+
+    def _other(self, name: Any) -> StoredVersion:
+        """Return another version of the same store."""
+        repository = self._stored.repository
+        return type(self._stored)(repository, repository.catalog.resolve(name))
 
     @checked(strip=FLAG)
     def checkout(

@@ -54,14 +54,16 @@ STORE: dict[str, dict[str, Any]] = {
     "untag": {"name": "x"},
     "watch": {"folders": ".", "once": True, "settle": 0.0},
 }
-#: Errors of these are documented: `saver` and `publish` start a process for each good value, `close` has no arguments.
+#: Errors of these are documented: `saver` and `publish` start a process for each good value, `close` takes nothing.
 LEFT = {"close"}
 
 VERSION: dict[str, dict[str, Any]] = {
     "checkout": {"target": "out.pt", "force": True},
     "compare": {"state": {}},
+    "patches": {"base": 1},
     "salvage": {"target": "saved", "force": True},
     "write": {"out": None},
+    "write_patch": {"base": 1, "target": "delta", "force": True},
 }
 
 

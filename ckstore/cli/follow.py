@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
     name="command",
 )
 @option(
+    "--post URL",
+    "POST each version to an engine until it succeeds: SGLang's update_weights_from_disk, vLLM's collective_rpc, or"
+    " another URL that takes the JSON of --exec.",
+)
+@option(
+    "--metrics-port PORT",
+    "Serve figures for Prometheus on 127.0.0.1.",
+    type=click.IntRange(0, 65535),
+)
+@option(
     "--poll SECONDS",
     "Poll every SECONDS: one request to a store in a bucket.",
     type=click.FloatRange(min=0.01),
@@ -42,7 +53,15 @@ if TYPE_CHECKING:
 @option("--json", "Print each event as a line of JSON.", name="as_json")
 @click.pass_context
 def command(
-    ctx: click.Context, name: str, directory: Path, once: bool, command: str | None, poll: float, as_json: bool
+    ctx: click.Context,
+    name: str,
+    directory: Path,
+    once: bool,
+    command: str | None,
+    post: str | None,
+    metrics_port: int | None,
+    poll: float,
+    as_json: bool,
 ) -> None:
     """Keep DIRECTORY at the newest version of a name, such as that of a run, until stopped.
 
@@ -53,25 +72,44 @@ def command(
     A name without a version is waited for, as an unreachable store is. Versions in between are left out.
 
     The JSON for --exec has model_path, id, version, run, step and metrics; the environment has them as
-    CKSTORE_MODEL_PATH and so on. A version that was applied before a restart is not applied again. No update begins
-    while COMMAND runs.
+    CKSTORE_MODEL_PATH and so on. After a failure, --exec and --post are tried again, with a newer version if there is
+    one. A version that was applied before a restart is not applied again. No update begins while COMMAND runs.
     """
+    from ckstore.following import hooks
     from ckstore.following.follow import NotAppliedError, follow
-    from ckstore.following.hooks import run_command
+
+    if post is not None:
+        hooks.check_url(post)
+    figures = hooks.Figures()
+    last: Followed | None = None
 
     def apply(item: Followed) -> None:
-        _print("written", item, as_json=as_json)
-        if command is None or item.was_applied:
+        nonlocal last
+        if last is None or last.version.uid != item.version.uid or item.bytes_written:
+            figures.note(item)
+            _print("written", item, as_json=as_json)
+        last = item
+        if item.was_applied and not item.bytes_written:
             return
-        if (why := run_command(command, item)) is not None:
-            raise NotAppliedError(f"{why}; {item.name} is not applied.")
+        try:
+            if command is not None:
+                hooks.run_command(command, item)
+            if post is not None:
+                hooks.post(post, item)
+        except NotAppliedError:
+            figures.note_failure()
+            raise
         if as_json:
-            _print("executed", item, as_json=True)
+            _print("applied", item, as_json=True)
 
     stop = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        with warnings_printed(), open_store(ctx) as store:
+        with (
+            warnings_printed(),
+            open_store(ctx) as store,
+            nullcontext() if metrics_port is None else hooks.served(figures, metrics_port),
+        ):
             for _ in follow(store._repository, name, directory, once=once, poll=poll, stop=stop, apply=apply):
                 pass
     finally:

@@ -22,8 +22,8 @@ from ckstore.runtime.address_space import check, limit, too_little
 #: Every verb, in the order of the help. Its module `ckstore.cli.<name>`, with _ for -, defines `command` and is
 #: imported on use.
 VERBS = (
-    "init", "ingest", "watch", "checkout", "follow", "mount", "log", "show", "ls", "diff", "report", "average", "tag",
-    "metric", "policy", "stats", "verify", "encode", "thin", "forget", "gc", "rebase", "push", "pull", "recover",
+    "init", "ingest", "watch", "checkout", "follow", "mount", "log", "show", "ls", "diff", "patch", "report", "average",
+    "tag", "metric", "policy", "stats", "verify", "encode", "thin", "forget", "gc", "rebase", "push", "pull", "recover",
     "completion",
 )  # fmt: skip
 

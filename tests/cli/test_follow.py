@@ -6,10 +6,19 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import ckstore as library
+from ckstore.following.hooks import Figures, served
 from tests.cli.conftest import Ckstore
 
 
@@ -46,10 +55,75 @@ def test_a_command_gets_the_version_and_is_retried(filled: Path, ckstore: Ckstor
 def test_events_are_lines_of_json(filled: Path, ckstore: Ckstore) -> None:
     result = ckstore("follow", "gpt", "local", "--once", "--json", "--exec", "true")
     events = [json.loads(line) for line in result.out.splitlines()]
-    assert [event["event"] for event in events] == ["written", "executed"]
+    assert [event["event"] for event in events] == ["written", "applied"]
     assert events[0]["step"] == 20
     assert events[0]["written"] > 600_000
     assert events[0]["read"] > 300_000
+
+
+@contextmanager
+def engine(answers: list[tuple[int, bytes]]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """A server that gives these answers; yields its URL and the requests that it got."""
+    got: list[tuple[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.headers["Content-Type"] == "application/json"
+            got.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            status, answer = answers.pop(0)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", got
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_engines_get_their_own_requests(filled: Path, ckstore: Ckstore) -> None:
+    path = str(filled / "local")
+    refused = b'{"success": false, "message": "out of memory"}'
+    with engine([(200, refused), (500, b""), (200, b'{"success": true, "message": ""}'), (200, b"[null]")]) as (
+        url,
+        got,
+    ):
+        sglang = f"{url}/update_weights_from_disk"
+        result = ckstore("follow", "gpt@10", "local", "--once", "--post", sglang, code=1)
+        assert result.sentence == f"{sglang} failed (out of memory); gpt@10 is not applied."
+        assert "500" in ckstore("follow", "gpt@10", "local", "--once", "--post", sglang, code=1).sentence
+        assert marker()["applied"] is None
+        ckstore("follow", "gpt@10", "local", "--once", "--post", sglang)
+        assert marker()["applied"] == marker()["id"]
+        assert got == 3 * [("/update_weights_from_disk", {"model_path": path, "weight_version": "10"})]
+        ckstore("follow", "gpt@20", "local", "--once", "--post", f"{url}/collective_rpc")
+        assert got[-1] == ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+    assert "failed (" in ckstore("follow", "gpt@10", "local", "--once", "--post", sglang, code=1).sentence
+    assert "no URL of HTTP" in ckstore("follow", "gpt@10", "local", "--post", "localhost:1", code=2).sentence
+
+
+def test_figures_are_served(filled: Path, ckstore: Ckstore) -> None:
+    with library.open(".ckstore", "r") as store:
+        (item,) = store.follow("gpt@10", "local", once=True)
+    figures = Figures()
+    figures.note(item)
+    figures.note_failure()
+    with served(figures, 0) as port:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+        with pytest.raises(library.UsageError, match="give another one"), served(figures, port):
+            pass
+    lines = text.splitlines()
+    assert "# TYPE ckstore_follow_updates_total counter" in lines
+    assert {"ckstore_follow_updates_total 1", "ckstore_follow_failures_total 1", "ckstore_follow_step 10"} <= set(lines)
+    assert ckstore("follow", "gpt@10", "other", "--once", "--metrics-port", "0").code == 0
 
 
 def test_errors_are_sentences(filled: Path, ckstore: Ckstore) -> None:

@@ -74,12 +74,12 @@ def followed(store: ckstore.Store, name: str = "policy") -> ckstore.Followed:
 
 
 def tree(directory: Path) -> dict[str, bytes | str]:
-    """Return files and links of a directory by path, without those of followers."""
+    """Return files and links of a directory by path, without those of followers, also of killed ones."""
     entries = {entry.relative_to(directory).as_posix(): entry for entry in directory.rglob("*")}
     return {
         path: os.readlink(entry) if entry.is_symlink() else entry.read_bytes()
         for path, entry in entries.items()
-        if path not in (MARKER, LOCK) and (entry.is_file() or entry.is_symlink())
+        if path not in (MARKER, LOCK) and path[:5] != ".tmp-" and (entry.is_file() or entry.is_symlink())
     }
 
 

@@ -1,0 +1,160 @@
+"""The elements of tensors that differ between two versions, by the tensors' names in the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.errors import UsageError
+from ckstore.formats.layout import Tensor
+from ckstore.formats.paths import listed, path_to_text
+from ckstore.reading.buffers import read_tensor
+from ckstore.reading.checkout import staged
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.storage.zstd import compress
+
+if TYPE_CHECKING:
+    import torch
+
+#: Share of changed elements from which a patch has all of them: an index takes more bytes than most values.
+_DENSE = 0.5
+
+_LEVEL = 1
+
+
+class WeightPatch(NamedTuple):
+    """The changed elements of one tensor, as vLLM's `CheckpointWeightPatch` has them.
+
+    Attributes
+    ----------
+    name
+        Name of the tensor in the model.
+    shape, dtype
+        Of the whole tensor.
+    values
+        The changed elements; all elements in C order without `indices`.
+    indices
+        Their places in C order (int64); None for all.
+
+    Examples
+    --------
+    >>> [(patch.name, patch.indices) for patch in store["gpt@200"].patches("gpt@100")]
+    [('model/weight', None)]
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    values: torch.Tensor
+    indices: torch.Tensor | None = None
+
+
+class Changed(NamedTuple):
+    """A tensor with changed elements: its new ones and those of the base, as unsigned integers in C order."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    after: npt.NDArray[Any]
+    before: npt.NDArray[Any] | None
+
+
+def changed_tensors(base: StoredVersion, version: StoredVersion) -> Iterator[Changed]:
+    """Yield the tensors of a version that differ from the base's; tensors of equal objects are not read.
+
+    Raise `UsageError` if it lacks a tensor of the base.
+    """
+    former, names = _named(base), _named(version)
+    if missing := [name for name in former if name not in names]:
+        raise UsageError(f"Version {version.row.number} lacks {listed(missing)}; patches only change tensors.")
+    for name, (file, tensor) in names.items():
+        known = former.get(name)
+        if known is not None and version.contents.identity(file, tensor) == base.contents.identity(*known):
+            continue
+        after, before = _bits(version, file, tensor), None
+        if known is not None and (known[1].dtype, known[1].shape) == (tensor.dtype, tensor.shape):
+            before = _bits(base, *known)
+            if np.array_equal(after, before):
+                continue
+        yield Changed(name, tensor.shape, tensor.dtype, after, before)
+
+
+def _named(version: StoredVersion) -> dict[str, tuple[int, Tensor]]:
+    """Return (file, tensor) by the name in its file, so that shards of a model are one."""
+    found: dict[str, tuple[int, Tensor]] = {}
+    for file, tensor in version.paths.values():
+        name = tensor.path[0] if len(tensor.path) == 1 else path_to_text(tensor.path)
+        if str(name) in found:
+            raise UsageError(f"Version {version.row.number} has two tensors {name}; patches are for one model.")
+        found[str(name)] = file, tensor
+    return found
+
+
+def _bits(version: StoredVersion, file: int, tensor: Tensor) -> npt.NDArray[Any]:
+    return read_tensor(version, file, tensor, [range(size) for size in tensor.shape]).reshape(-1)
+
+
+def patches(base: StoredVersion, version: StoredVersion) -> Iterator[WeightPatch]:
+    """Yield the patches from a base to a version; see `Version.patches`."""
+    import torch
+
+    from ckstore.dtypes import torch_dtype
+
+    for name, shape, dtype, after, before in changed_tensors(base, version):
+        kind = torch_dtype(dtype)
+        places = None if before is None else np.flatnonzero(after != before)
+        if places is not None and places.size > _DENSE * after.size:
+            places = None
+        chosen = np.ascontiguousarray(after if places is None else after[places])
+        carried = chosen.view("c16" if chosen.dtype.kind == "V" else f"i{chosen.itemsize}")
+        values = torch.from_numpy(carried.copy()).view(kind)
+        yield WeightPatch(name, shape, kind, values, None if places is None else torch.from_numpy(places))
+
+
+def write_delta(base: StoredVersion, version: StoredVersion, target: Path, *, force: bool = False) -> int:
+    """Write the patches as a directory that SGLang's `pull_weights` applies; return the bytes of its tensors.
+
+    It is a Hugging Face directory: for each changed tensor a zstd frame of the number of changed bytes, their places
+    (all u32) and the bytes; the metadata of the index names the versions and the encoding, that of the file has the
+    BLAKE3 of each new tensor.
+    """
+    frames: dict[str, bytes] = {}
+    digests: dict[str, str] = {}
+    for name, _, dtype, after, before in changed_tensors(base, version):
+        if before is None:
+            raise UsageError(f"{name} is new or has another form; a delta only changes values: check the version out.")
+        new, old = after.view(np.uint8), before.view(np.uint8)
+        if new.size >> 32:
+            raise UsageError(f"{name} has {new.size * ITEM_SIZES[dtype]} bytes, and a delta has places below 2^32.")
+        places = np.flatnonzero(new != old).astype("<u4")
+        data = np.uint32(places.size).astype("<u4").tobytes() + places.tobytes() + new[places].tobytes()
+        frames[name], digests[name] = compress(data, _LEVEL), blake3(new).hexdigest()
+    file = "model-00000-of-00001.safetensors"
+    steps = [one.row.number if one.row.step is None else one.row.step for one in (version, base)]
+    index = {
+        "metadata": {
+            "version": f"{steps[0]:06d}", "base_version": f"{steps[1]:06d}", "delta_encoding": "overwrite",
+            "compression_format": "zstd", "checksum_format": "blake3",
+        },
+        "weight_map": dict.fromkeys(frames, file),
+    }  # fmt: skip
+    header: dict[str, Any] = {"__metadata__": digests} if digests else {}
+    position = 0
+    for name, frame in frames.items():
+        stop = position + len(frame)
+        header[name] = {"dtype": "U8", "shape": [len(frame)], "data_offsets": [position, stop]}
+        position = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with staged(target, force=force, directory=True) as made:
+        if frames:
+            (made / file).write_bytes(len(text).to_bytes(8, "little") + text + b"".join(frames.values()))
+        (made / "model.safetensors.index.json").write_text(json.dumps(index))
+    return position

@@ -1,0 +1,92 @@
+"""Followers that are killed at any moment, next to a writer that forgets and collects: no mixture is marked whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+import ckstore
+from ckstore.following.marker import MARKER
+from tests.following.test_follow import MODEL, tree, write_model
+
+pytestmark = [pytest.mark.local, pytest.mark.encoded]
+
+#: Kills, more where this variable is set: `CKSTORE_KILLS=500`.
+KILLS = int(os.environ.get("CKSTORE_KILLS", "8"))
+
+
+def digest_of(directory: Path) -> str:
+    hasher = blake3()
+    for path, data in sorted(tree(directory).items()):
+        hasher.update(f"{path}\n".encode() + (data if isinstance(data, bytes) else data.encode()))
+    return hasher.hexdigest()
+
+
+def start_follower() -> int:
+    """Fork a process that follows, and notes each version that it loads with the digest of its files."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        for item in ckstore.follow("store", "policy", "local", poll=0.001):
+            line = f"{item.version.step} {digest_of(Path('local'))}\n"
+            with Path("loaded").open("a") as loaded:
+                loaded.write(line)
+    finally:
+        os._exit(1)
+
+
+def test_no_kill_leaves_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ckstore.init("store").close()
+    Path("loaded").touch()
+    chance = random.Random(KILLS)
+    published: dict[int, str] = {}
+    children: list[int] = []
+    try:
+        for kill in range(KILLS):
+            while len(children) < 2:
+                children.append(start_follower())
+            for step in range(2 * kill, 2 * kill + 2):
+                with ckstore.open("store") as store:
+                    write_model(MODEL, step % 40, **{f"file{step % 3}": b"x" * step})
+                    published[step] = digest_of(MODEL)
+                    store.ingest(MODEL, run="policy", step=step)
+                    if step % 5 == 4:
+                        store.forget(run="policy", keep_last=2)
+                        store.gc(grace=0)
+            time.sleep(chance.random() * 0.1)
+            victim = children.pop(chance.randrange(2))
+            os.kill(victim, signal.SIGKILL)
+            os.waitpid(victim, 0)
+            check_marker(published, children)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    for _ in ckstore.follow("store", "policy", "local", once=True):
+        assert digest_of(Path("local")) == published[max(published)]
+    loaded = [line.split() for line in Path("loaded").read_text().splitlines()]
+    assert loaded
+    assert all(published[int(step)] == digest for step, digest in loaded)
+
+
+def check_marker(published: dict[int, str], children: list[int]) -> None:
+    """Assert that files which the marker calls complete are those of its version; the followers are stopped for it."""
+    for child in children:
+        os.kill(child, signal.SIGSTOP)
+        os.waitpid(child, os.WUNTRACED)
+    try:
+        if Path("local", MARKER).exists():
+            marker = json.loads(Path("local", MARKER).read_text())
+            assert marker["state"] == "updating" or digest_of(Path("local")) == published[marker["step"]]
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGCONT)
