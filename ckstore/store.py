@@ -253,15 +253,21 @@ class Store(Mapping[str | int, "Version"]):
         return {tag: versions[number] for tag, number in self._catalog.tags().items() if number in versions}
 
     @checked()
-    def log(self, run: str | None = None) -> Table:
+    def log(self, run: str | None = None, *, forgotten: bool = False) -> Table:
         """Return a table of all versions, or of one run's, by number, with the columns of `ckstore log --json`.
+
+        With `forgotten`, a table of the versions that `undo` can bring back.
 
         Examples
         --------
         >>> store.log("gpt").where("val_loss<3").columns("step", "val_loss")
         [{'step': 200, 'val_loss': 2.7}, {'step': 300, 'val_loss': 2.8}]
         """
-        return self._table(self._catalog.versions(run))
+        if not forgotten:
+            return self._table(self._catalog.versions(run))
+        from ckstore.retention.forget import undoable
+
+        return self._table(row for row in undoable(self._repository) if run in (None, row.run))
 
     def _table(self, rows: Iterable[VersionRow]) -> Table:
         """Return a table of versions."""
@@ -772,14 +778,19 @@ class Store(Mapping[str | int, "Version"]):
         keep_last: int | str | None = None,
         keep_every: int | str | None = None,
         keep_tagged: bool = False,
+        prune: bool = False,
         dry_run: bool = False,
     ) -> ForgetReport:
-        """Forget versions: they leave the store for good, and `gc` frees the bytes that nothing else needs.
+        """Forget versions: they leave the store, and `gc` frees the bytes that nothing else needs after seven days.
+
+        Until then `undo` brings them back.
 
         Parameters
         ----------
         versions, run, keep_last, keep_every, keep_tagged
             See `select`.
+        prune
+            Forget them for good, and free their bytes now.
         dry_run
             Change nothing; only report.
 
@@ -802,16 +813,48 @@ class Store(Mapping[str | int, "Version"]):
         if not dry_run:
             self._repository.require_writable()
         rows = self._rows(versions, run, keep_last, keep_every, keep_tagged, required=True)
-        return forget(self._repository, rows, dry_run=dry_run)
+        report = forget(self._repository, rows, dry_run=dry_run, for_good=prune)
+        if prune and not dry_run:
+            report = replace(report, freed=self.gc().bytes)
+        return report
 
     @checked()
-    def gc(self, *, grace: float = 3600.0, dry_run: bool = False) -> GcReport:
+    def undo(self) -> ForgetReport:
+        """Bring back the versions that were forgotten last; a call again, those before.
+
+        Their bits, numbers, metrics and children are as before. Versions that a policy or `prune` forgot do not return.
+
+        Raises
+        ------
+        ConflictError
+            A run has another version at the step of one; then none returns.
+        NotFoundError
+            No version was forgotten, or `gc` has freed them since.
+
+        Examples
+        --------
+        >>> forgotten = store.forget("gpt@100")
+        >>> store.undo().versions
+        [<ckstore.VersionRow 1 gpt@100>]
+        >>> list(store)
+        [1, 2, 3]
+        """
+        from ckstore.retention.forget import undo
+
+        self._repository.require_writable()
+        return undo(self._followed())
+
+    @checked()
+    def gc(self, *, grace: float | None = None, dry_run: bool = False) -> GcReport:
         """Collect garbage: delete bytes that no version needs.
+
+        Forgotten versions stay for seven days, so that `undo` can bring them back, or until the disk lacks the room
+        for another version; files that a killed process left behind, for an hour.
 
         Parameters
         ----------
         grace
-            Age in seconds at which files that a killed process left behind are deleted.
+            Seconds for both. Zero frees all at once.
         dry_run
             Change nothing; only report.
 

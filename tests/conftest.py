@@ -17,6 +17,7 @@ import hypothesis
 import pytest
 
 from ckstore import Store, init, policy
+from ckstore.gc import kept
 from tests import places
 from tests.checkpoints import scratch, series
 from tests.object_store import object_store
@@ -97,7 +98,8 @@ def stores_in_a_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 
 def _as_marked(node: pytest.Item | pytest.Collector) -> Iterator[None]:
-    with mock.patch.object(policy, "HOT", 0) if node.get_closest_marker("encoded") else nullcontext():
+    at_once = mock.patch.object(policy, "HOT", 0) if node.get_closest_marker("encoded") else nullcontext()
+    with at_once, mock.patch.object(kept, "GRACE", 0.0) if node.get_closest_marker("prompt") else nullcontext():
         yield
 
 
@@ -110,13 +112,13 @@ def few_versions_wait() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def encoded_in_module(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In a module marked `encoded`, encode versions at once, those of its fixtures too."""
+    """In a module marked `encoded`, encode versions at once, those of its fixtures too; likewise for `prompt`."""
     yield from _as_marked(request.node)
 
 
 @pytest.fixture(autouse=True)
 def encoded_in_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In a test marked `encoded`, encode versions at once."""
+    """In a test marked `encoded`, encode versions at once; in one marked `prompt`, forgotten versions are garbage."""
     yield from _as_marked(request.node)
 
 

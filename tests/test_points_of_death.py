@@ -75,6 +75,7 @@ OPERATIONS: dict[str, Callable[[Path], None]] = {
     "replace": opened(lambda store: store.ingest(weights(7), run="a", step=2, replace=True, hot=0)),
     "thin": opened(lambda store: store.thin(["a@1"])),
     "forget": opened(lambda store: store.forget(["a@2"])),
+    "undo": opened(lambda store: store.undo()),
     "gc": opened(lambda store: store.gc(grace=0)),
     "join": opened(joined),
     "pull": opened(lambda store: pulled(store, "b@2")),

@@ -88,6 +88,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.sent: dict[str, tuple[str, dict[str, torch.Tensor], Any, tuple[str, int]]] = {}
         # Ids of the versions that the store has forgotten.
         self.forgotten: set[str] = set()
+        # Versions that can come back, by change: digest, weights, run and step, thinned weights, mark and id by number.
+        self.undoable: list[dict[int, tuple[Any, ...]]] = []
         self.steps = 0
 
     def teardown(self) -> None:
@@ -325,9 +327,36 @@ class StoreMachine(RuleBasedStateMachine):
     def forget(self, data: st.DataObject) -> None:
         untagged = sorted(set(self.digests) - set(self.tags.values()))
         numbers = data.draw(st.lists(st.sampled_from(untagged), min_size=1, max_size=4, unique=True))
+        self.undoable.append({number: self._known(number) for number in numbers})
         self.forgotten |= {row.uid for row in self.store.forget(numbers).versions}
         for number in numbers:
             self._remove(number)
+
+    @rule()
+    def undo(self) -> None:
+        """Bring back the versions that were forgotten last, unless a run has another one there, or `gc` freed it."""
+        last = self.undoable[-1] if self.undoable else {}
+        taken = {place for number, place in self.places.items() if number not in self.superseded}
+        uids = {row.uid for row in self.store._catalog.versions()}
+        if not last:
+            with pytest.raises(NotFoundError):
+                self.store.undo()
+        elif any(
+            uid in uids or (place in taken and not superseded) for _, _, place, _, superseded, uid in last.values()
+        ):
+            with pytest.raises(ConflictError):
+                self.store.undo()
+        else:
+            rows = self.store.undo().versions
+            assert {row.number for row in rows} == set(last)
+            self.undoable.pop()
+            self.forgotten -= {row.uid for row in rows}
+            for number, (digest, weights, place, thinned, superseded, _) in last.items():
+                self._note(number, digest, weights, *place)
+                if thinned is not None:
+                    self.thinned[number] = thinned
+                if superseded:
+                    self.superseded.add(number)
 
     @precondition(lambda self: self.digests)
     @rule(data=st.data(), exact=st.none() | st.integers(1, 3), keep=st.none() | st.integers(3, 5))
@@ -376,6 +405,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.left = {}
             self.begun = set()
         assert self.store.gc(dry_run=True).bytes == 0
+        # A collection that finds no garbage leaves nothing out.
+        kept = set(self.store.log(forgotten=True).values("version"))
+        assert at_once or kept == set().union(*self.undoable)
+        self.undoable = [versions for versions in self.undoable if versions.keys() <= kept]
 
     @rule(
         at=st.sampled_from(["pack-renamed", "log-written", "before-commit", "after-commit", "pack-removed"]),
@@ -602,6 +635,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = self._open()
         with mock.patch.object(durable, "is_running", return_value=False), self.store._catalog.lease("begin"):
             pass
+
+    def _known(self, number: int) -> tuple[Any, ...]:
+        """Return the model's knowledge of a version, and its id."""
+        is_superseded, uid = number in self.superseded, self.store._catalog.version(number).uid
+        thinned = self.thinned.get(number)
+        return self.digests[number], self.weights[number], self.places[number], thinned, is_superseded, uid
 
     def _remove(self, number: int) -> None:
         for record in (self.digests, self.weights, self.places):

@@ -6,31 +6,31 @@ import dataclasses
 
 import click
 
-from ckstore.cli.output import counted, json_option, print_held, print_json, print_line, size_text
+from ckstore.cli.output import counted, json_option, print_held, print_json, print_kept, print_line, size_text
 from ckstore.cli.verb import open_store, option, verb
 
 
 @verb(
     ("ckstore gc", "free space after forget, thin or rebase"),
     ("ckstore gc --dry-run", "preview freed bytes"),
+    ("ckstore gc --grace 0", "free forgotten versions now"),
     exit_codes=[4, 11],
 )
 @option(
     "--grace SECONDS",
-    "Keep uncommitted files younger than SECONDS.",
+    "Keep forgotten versions and files of killed processes for SECONDS.  [default: 7 days, an hour]",
     type=click.FloatRange(min=0),
-    default=3600.0,
-    show_default=True,
 )
 @option("--dry-run", "Change nothing; report the bytes to free.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> None:
+def command(ctx: click.Context, grace: float | None, dry_run: bool, as_json: bool) -> None:
     """Collect garbage: free bytes that no version needs.
 
     Packs without live data and files of killed processes are deleted. Packs with at least a tenth or 1 MiB of garbage
     are rewritten without it. Versions that are stored against forgotten ones are stored in full where that takes fewer
-    bytes. No value changes.
+    bytes. No value changes. Versions that `ckstore forget` removed stay for seven days, for `ckstore undo`, or until
+    the disk lacks the room for another version.
 
     Other processes may ingest; the final change waits for them, up to ten minutes. If something is damaged, nothing is
     freed, since a repair may need it.
@@ -43,8 +43,9 @@ def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> N
         print_json([{**dataclasses.asdict(report), "dry_run": dry_run}])
         return
     if is_clean:
-        print_line("Nothing to do: no garbage.")
+        print_line("Nothing to do: no garbage." if not report.kept else "Nothing to do yet.")
         print_held(stored, 0, report.held)
+        print_kept(report.kept, report.until)
         return
     done = [
         f"{counted(report.removed, 'pack')} removed",
@@ -56,3 +57,4 @@ def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> N
     amounts = (report.removed, report.rewritten, report.in_full, report.files, report.versions)
     parts = ", ".join(text for text, amount in zip(done, amounts, strict=True) if amount)
     print_line(f"{'Would free' if dry_run else 'Freed'} {size_text(report.bytes)}: {parts}.")
+    print_kept(report.kept, report.until)

@@ -90,6 +90,7 @@ _LEFT = ("graph", "run", "kind", "tags", "created", "superseded", "fidelity", "d
 @option("--sort COLUMN", "Sort by a column or metric; descending with - before it, best first with best: before it.")
 @option("--columns COLUMN,...", "Show these columns and metrics, or all.  [default: as many as fit in the terminal]")
 @option("--format FORMAT", "Print a table or csv.  [default: table]", type=click.Choice(("table", "csv")), name="form")
+@option("--forgotten", "List the forgotten versions that `ckstore undo` can bring back.")
 @option("--graph", "Draw the lineage: newest first, a line from each version to its parent.")
 @json_option
 @click.pass_context
@@ -102,6 +103,7 @@ def command(
     sort: str | None,
     columns: str | None,
     form: str | None,
+    forgotten: bool,
     graph: bool,
     as_json: bool,
 ) -> None:
@@ -123,14 +125,14 @@ def command(
         raise UsageError("--format csv is a form of its own; leave --graph and --json out.")
     lists_runs = limit == 0 and not (as_json or graph or columns or sort or where)
     with open_store(ctx) as store:
-        if limit is None or where or sort is not None or lists_runs:
-            records = store.log(run or run_option).where(*where)
+        if limit is None or where or sort is not None or lists_runs or forgotten:
+            records = store.log(run or run_option, forgotten=forgotten).where(*where)
         else:
             records = store._table(store._catalog.last_versions(limit, run or run_option))
         if sort is not None:
             records = records.sorted_by(sort)
-        garbage = _garbage(store._repository.catalog)
-        runs = [found.name for found in store._catalog.runs()]
+        garbage = 0 if forgotten else _garbage(store._repository.catalog)
+        runs = list(dict.fromkeys([*(found.name for found in store._catalog.runs()), *records.values("run")]))
     if lists_runs:
         _print_runs(records, runs, csv=form == "csv")
         return
@@ -146,7 +148,9 @@ def command(
     if sort is None:
         records = _by_run(records, runs)
     if not records:
-        if not where:
+        if forgotten:
+            print_line("No version can be brought back.", err=True)
+        elif not where:
             print_line("No versions yet; `ckstore ingest` stores the first.", err=True)
         return
     if not names:

@@ -187,6 +187,16 @@ def print_held(stored: int, freed: int, held: int) -> None:
         )
 
 
+def print_kept(kept: int, until: str) -> None:
+    """Say on stderr how many bytes of forgotten versions stay until a time, if there is one."""
+    if until:
+        print_line(
+            f"ckstore: {size_text(kept)} of forgotten versions stay until {time_text(until)} UTC: `ckstore undo` "
+            "brings them back, `ckstore gc --grace 0` frees them now.",
+            err=True,
+        )
+
+
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print a name and a value per line; skip values of None."""
     shown = [(printable(name), value) for name, value in facts if value is not None]

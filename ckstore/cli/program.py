@@ -23,12 +23,12 @@ from ckstore.runtime.address_space import check, limit, too_little
 #: imported on use.
 VERBS = (
     "init", "ingest", "watch", "checkout", "follow", "mount", "log", "show", "ls", "diff", "patch", "report", "average",
-    "tag", "metric", "policy", "stats", "verify", "encode", "thin", "forget", "gc", "rebase", "push", "pull", "recover",
-    "completion",
+    "tag", "metric", "policy", "stats", "verify", "encode", "thin", "forget", "undo", "gc", "rebase", "push", "pull",
+    "recover", "completion",
 )  # fmt: skip
 
 #: Verbs without numerical work.
-_LIGHT = ("init", "log", "tag", "metric", "forget", "completion")
+_LIGHT = ("init", "log", "tag", "metric", "forget", "undo", "completion")
 
 #: Names that other tools give to verbs.
 _SYNONYMS = {
@@ -47,7 +47,7 @@ _INSTEAD = {
     "--note": "ckstore ingest PATH --metric note=TEXT", "--keep-daily": "ckstore forget --keep-every 1d:N",
     "--keep-weekly": "ckstore forget --keep-every 1w:N", "--keep-hourly": "ckstore forget --keep-every 1h:N",
     "--keep-monthly": "ckstore forget --keep-every 30d:N", "--keep-yearly": "ckstore forget --keep-every 365d:N",
-    "--keep-within": "ckstore forget --keep-last 30d", "--prune": "ckstore forget … && ckstore gc",
+    "--keep-within": "ckstore forget --keep-last 30d",
 }  # fmt: skip
 
 #: Exit codes of the command line alone.

@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from ckstore.cli.output import json_option, print_facts, print_held, print_json, print_line, print_table, size_text
+from ckstore.cli.output import (
+    json_option,
+    print_facts,
+    print_held,
+    print_json,
+    print_kept,
+    print_line,
+    print_table,
+    size_text,
+)
 from ckstore.cli.verb import open_store, option, verb
 from ckstore.errors import CkstoreError
 
@@ -40,6 +49,7 @@ def command(ctx: click.Context, with_ledger: bool, as_json: bool) -> None:
     print_facts((name.replace("_", " "), _text(name, value)) for name, value in _flat(facts))
     if garbage is not None:
         print_held(stats["stored_bytes"], garbage.bytes, garbage.held)
+        print_kept(garbage.kept, garbage.until)
     if with_ledger:
         ledger: Mapping[str, int] = stats[_LEDGER]
         total = sum(ledger.values())

@@ -14,7 +14,7 @@ from ckstore.commit.costs import update_costs
 from ckstore.commit.in_full import store_in_full
 from ckstore.commit.join import garbage, join, join_due
 from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError, NotFoundError
-from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE, GcPlan, plan_for, unused_segments
+from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE, GRACE, GcPlan, plan_for, unused_segments
 from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
 from ckstore.storage import durable, reserve, root
@@ -95,9 +95,6 @@ def _is_needed(repository: Repository, raw: str) -> bool:
     return is_hot and len(places) == len(objects) and all(pack == raw for pack, _ in places.values())
 
 
-#: Seconds for which an unreferenced file must be unmodified before it is deleted.
-GRACE = 3600.0
-
 #: Seconds to wait for other writers to finish, and between two checks.
 PATIENCE = 600.0
 _PAUSE = 0.05
@@ -128,6 +125,8 @@ class GcReport:
         Number of forgotten or replaced versions whose manifests were deleted.
     held
         Bytes of objects of forgotten versions that stay, since present versions are stored against them.
+    kept, until
+        Bytes of forgotten versions that stay for `undo`, and the time from which some of them do no longer.
 
     Examples
     --------
@@ -142,17 +141,19 @@ class GcReport:
     files: int = 0
     versions: int = 0
     held: int = field(default=0, compare=False)
+    kept: int = field(default=0, compare=False)
+    until: str = field(default="", compare=False)
 
     def add(self, other: GcReport) -> None:
         """Add the numbers of another report."""
-        held = other.held or self.held
+        held, kept, until = other.held or self.held, other.kept or self.kept, other.until or self.until
         for name, value in asdict(other).items():
             setattr(self, name, getattr(self, name) + value)
-        self.held = held
+        self.held, self.kept, self.until = held, kept, until
 
 
 def gc(
-    repository: Repository, *, grace: float = GRACE, dry_run: bool = False, patience: float | None = None
+    repository: Repository, *, grace: float | None = None, dry_run: bool = False, patience: float | None = None
 ) -> GcReport:
     """Free the bytes that no version needs; see `Store.gc`. Packs stay as they are if the disk is too full.
 
@@ -171,9 +172,9 @@ class _Collection:
     A rewritten pack is reused if the next plan needs the same copy.
     """
 
-    def __init__(self, repository: Repository, grace: float, lease: int, patience: float) -> None:
+    def __init__(self, repository: Repository, grace: float | None, lease: int, patience: float) -> None:
         self._repository = repository
-        self._grace = grace
+        self._asked, self._grace = grace, GRACE if grace is None else grace
         self._lease = lease
         self._deadline = time.monotonic() + patience
         # Copies that a killed run left already take space: they are not counted as new.
@@ -229,7 +230,7 @@ class _Collection:
             while True:
                 self._wait()
                 self._repository.catalog.refresh()
-                plan = plan_for(self._repository, self._grace, [copy.pack for copy, _ in self._copies.values()])
+                plan = plan_for(self._repository, self._asked, [copy.pack for copy, _ in self._copies.values()])
                 if not rewriting:
                     plan.rewritten = []
                 elif plan.survey.in_full and self._may_store_in_full:
@@ -345,16 +346,19 @@ class _Collection:
             removed = [pack.name for pack in plan.removed if pack.name in known and pack.name not in written]
             files = [info for info in plan.files if info.name not in written and info.name not in known]
             report = self._report(plan, removed, files, copies)
+            if plan.is_empty and catalog.is_only and not plan.kept.until:
+                catalog.note_clean(plan.survey.held)
+            if plan.kept.until or catalog.kept()[1]:
+                catalog.note_kept(plan.survey.kept, plan.kept.until or durable.timestamp())
             if plan.is_empty:
-                if catalog.is_only:
-                    catalog.note_clean(plan.survey.held)
                 return report
             going[:] = [name for name in (*removed, *copies) if name not in written]
             record = {
                 "written": sorted(copy.pack.name for copy in copies.values()),
                 "removed": sorted({*going, *(info.name for info in files)}),
             }
-            catalog.note({"change": "gc", **record, "versions": plan.gone(known)})
+            expired = {"expired": plan.expired} if plan.expired else {}
+            catalog.note({"change": "gc", **record, "versions": plan.gone(known), **expired})
             # Before the commit: otherwise `recover` could restore a version from them that lacks objects.
             self._unlink(info.name for info in files)
             catalog.remove_objects(plan.survey.dead)
@@ -412,8 +416,9 @@ class _Collection:
         packs = plan.survey.packs
         freed = sum(packs[name].bytes for name in (*removed, *copies)) + sum(info.bytes for info in files)
         freed -= sum(copy.pack.bytes for copy in copies.values() if copy.pack.name not in self._before)
-        counts = {"files": len(files), "versions": len(plan.lost), "held": plan.survey.held}
-        return GcReport(freed, len(removed), len(copies), **counts)
+        report = GcReport(freed, len(removed), len(copies), files=len(files), versions=len(plan.lost))
+        report.held, report.kept, report.until = plan.survey.held, plan.survey.kept, plan.kept.until
+        return report
 
     def _unlink(self, names: Iterable[str]) -> None:
         for name in names:
@@ -432,9 +437,9 @@ class _Collection:
                     report.files += 1
 
 
-def expected(repository: Repository, grace: float = GRACE, without: Collection[int] = ()) -> GcReport:
-    """Predict the report of a collection, once the versions of some numbers are forgotten."""
-    temporaries = root.find_temporaries(repository.path, grace)
+def expected(repository: Repository, grace: float | None = None, without: Collection[int] = ()) -> GcReport:
+    """Predict the report of a collection, once the versions of some numbers are forgotten for good."""
+    temporaries = root.find_temporaries(repository.path, GRACE if grace is None else grace)
     held = None if without else held_since(repository)
     if held is not None:
         return GcReport(sum(map(durable.size_of, temporaries)), files=len(temporaries), held=held)
@@ -444,7 +449,7 @@ def expected(repository: Repository, grace: float = GRACE, without: Collection[i
     in_full = sum(map(len, plan.survey.in_full.values()))
     report = GcReport(freed - plan.survey.added, len(plan.removed), len(plan.rewritten), in_full)
     report.files, report.versions = len(plan.files) + len(temporaries), len(plan.lost)
-    report.held = plan.survey.held
+    report.held, report.kept, report.until = plan.survey.held, plan.survey.kept, plan.kept.until
     gone = repository.catalog.gone().keys() - plan.told
     _add_files(report, [info.bytes for info in repository.packs.list_packs() if info.name in gone] if gone else [])
     return report

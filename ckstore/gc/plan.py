@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import IntegrityError, NotFoundError
+from ckstore.gc.kept import kept
 from ckstore.gc.reachability import (
     Origin,
     PackContents,
@@ -20,6 +21,7 @@ from ckstore.gc.reachability import (
 )
 from ckstore.objects.documents import ManifestDocument
 from ckstore.runtime.cached import cached_property
+from ckstore.storage import change_log
 from ckstore.storage.catalog import key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_pack
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 #: A pack is rewritten if at least this fraction, or this many bytes, of it are garbage.
 GARBAGE_SHARE = 0.1
 GARBAGE_BYTES = 1 << 20
+
+#: Seconds for which an unreferenced file must be unmodified before it is deleted, by default.
+GRACE = 3600.0
 
 
 def removed_packs(records: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -71,12 +76,14 @@ class GcPlan:
         Packs of the catalog that nothing needs, and packs with enough garbage.
     files
         Unreferenced packs that are old enough.
+    kept
+        Forgotten versions that stay for a time.
     """
 
     def __init__(
         self,
         repository: Repository,
-        grace: float,
+        grace: float | None,
         own: Sequence[PackInfo] = (),
         *,
         ahead: bool = False,
@@ -87,7 +94,7 @@ class GcPlan:
             left = [row for row in self.state.versions if row.number not in without]
             self.state = replace(self.state, versions=left)
         self._repository = repository
-        self._grace = grace
+        self._grace = GRACE if grace is None else grace
         self._records = repository.catalog.records()
         self._names = {row.name for row in self.state.packs}
         # Packs and rows that need nothing that is removed: those of the plan, and later ones once they are checked.
@@ -102,7 +109,10 @@ class GcPlan:
         self._going = [pack for pack in scanned if self._is_left_over(pack)]
         self.files = [pack.info for pack in self._going]
         staying = [pack for pack in scanned if pack not in self._going]
-        self.survey: Survey = survey(repository, self.state, staying, ahead=ahead)
+        self.kept = kept(repository, grace)
+        self.survey: Survey = survey(repository, self.state, staying, ahead=ahead, forgotten=self.kept.rows)
+        if self.survey.lost and State.of(repository) != self.state:
+            raise IntegrityError("The store was changed during the plan; free space again.")
         contents = self.survey.packs.values()
         self.removed = [pack for pack in contents if not pack.is_needed]
         self.rewritten = [pack for pack in contents if pack.is_needed and _is_worth_it(pack)]
@@ -126,10 +136,7 @@ class GcPlan:
         of the numbers `without` count as forgotten.
         """
         self._repository.catalog.prove()
-        forgotten = set(without)
-        for record in self._records:
-            if record["change"] == "forget":
-                forgotten.update(record["versions"])
+        forgotten = {*without, *change_log.forgotten(self._records)}
         for origin in gone_versions(self.survey.packs.values(), self.survey.present):
             uid, number, *_ = origin
             is_explained = self._number(uid, number) in forgotten or self._is_logged(origin)
@@ -176,6 +183,11 @@ class GcPlan:
     @cached_property
     def _present(self) -> set[tuple[int, str]]:
         return {(row.number, row.created) for row in self.state.versions}
+
+    @property
+    def expired(self) -> list[int]:
+        """Numbers of the log's records of forgotten versions that this collection does not keep."""
+        return sorted({*self.kept.expired, *self.survey.lost})
 
     def holds(self, written: Collection[str]) -> bool:
         """Return whether the plan is still valid: nothing committed since needs an object that it removes.
@@ -277,7 +289,7 @@ class GcPlan:
 
 def plan_for(
     repository: Repository,
-    grace: float,
+    grace: float | None,
     own: Sequence[PackInfo] = (),
     *,
     ahead: bool = False,
@@ -285,8 +297,8 @@ def plan_for(
 ) -> GcPlan:
     """Return a plan for the current state.
 
-    `own` are finished packs that are not committed yet. The plan is that of the state after objects were stored in full
-    if it looks `ahead`, and after the versions of the numbers `without` were forgotten.
+    `own` are finished packs that are not committed yet, `grace` is that of `gc`. The plan is that of the state after
+    objects were stored in full if it looks `ahead`, and after the versions of the numbers `without` were forgotten.
     """
     while True:
         before = State.of(repository)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ckstore.errors import IntegrityError
+from ckstore.errors import IntegrityError, NotFoundError
+from ckstore.gc.kept import present_form
 from ckstore.lineage.release import Layer, to_store_in_full
 from ckstore.objects.documents import ManifestDocument, VersionDocument
 from ckstore.objects.records import Codebook, Record
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 #: Price of a written byte: an object is stored in full if that frees a tenth more than it writes.
 _PRICE = 1.1
+NONE: Mapping[int, Sequence[VersionRow]] = MappingProxyType({})
 
 #: (Id by the manifest, number and parent there, time) of a version.
 Origin = tuple[str, int, int | None, str]
@@ -120,6 +124,10 @@ class Survey:
         The expected bytes of these.
     held
         Bytes of objects of forgotten versions that present ones are stored against.
+    kept
+        Bytes that only forgotten versions have, which are kept for a time.
+    lost
+        Numbers of the records of forgotten versions that cannot be kept, since they are damaged.
     """
 
     packs: dict[str, PackContents]
@@ -128,17 +136,25 @@ class Survey:
     in_full: dict[str, list[int]]
     added: int
     held: int
+    kept: int
+    lost: list[int]
 
 
 def survey(
-    repository: Repository, state: State, uncommitted: Sequence[ScannedPack] = (), *, ahead: bool = False
+    repository: Repository,
+    state: State,
+    uncommitted: Sequence[ScannedPack] = (),
+    *,
+    ahead: bool = False,
+    forgotten: Mapping[int, Sequence[VersionRow]] = NONE,
 ) -> Survey:
     """Find the parts of packs that the current versions need; read every manifest, decode nothing.
 
     A version needs its manifest, blobs, objects and their chains. Of the latest version of each run, the first objects
     of the chains are kept as well: the next version's step is derived from them.
 
-    The references of `uncommitted` packs are needed, since `recover` could restore their versions. The survey looks
+    The references of `uncommitted` packs are needed, since `recover` could restore their versions, and so are the
+    versions that were `forgotten` by records of some numbers. The survey looks
     `ahead` if it takes the objects `in_full` as stored. It raises `IntegrityError` for an unreadable manifest or an
     incomplete version, whose repair may need parts that would be removed.
     """
@@ -151,7 +167,16 @@ def survey(
         _need_uncommitted(repository, pack, contents, needs)
     for row in {row.run: row for row in rows}.values():
         _need_origins(repository, row, graph, needs)
-    again = _to_store_in_full(graph, needs, contents, sum(row.original_bytes for row in rows))
+    unneeded = _unneeded(graph, needs, contents) if forgotten else 0
+    lost = []
+    for number, group in forgotten.items():
+        try:
+            present |= {_need_version(repository, present_form(repository, row), contents, needs) for row in group}
+        except (IntegrityError, NotFoundError):
+            lost.append(number)
+    kept = unneeded - _unneeded(graph, needs, contents) if forgotten else 0
+    original = sum(row.original_bytes for row in (*rows, *chain.from_iterable(forgotten.values())))
+    again = _to_store_in_full(graph, needs, contents, original)
     in_full: dict[str, list[int]] = {}
     added = 0
     for name, slots in graph.placed.items():
@@ -171,7 +196,16 @@ def survey(
         for slot in contents[name].slots
         if slots[slot] not in needs.wanted
     )
-    return Survey(contents, dead, present, in_full, added, held)
+    return Survey(contents, dead, present, in_full, added, held, kept, lost)
+
+
+def _unneeded(graph: _Graph, needs: _Needs, packs: Mapping[str, PackContents]) -> int:
+    """Return the bytes of packs that no version so far has itself; some may be bases of those of others."""
+    total = 0
+    for name, pack in packs.items():
+        pack.slots = {slot for slot, number in graph.placed[name].items() if number in needs.wanted}
+        total += pack.garbage if pack.is_needed else pack.bytes
+    return total
 
 
 def _to_store_in_full(graph: _Graph, needs: _Needs, packs: Mapping[str, PackContents], original: int) -> set[int]:

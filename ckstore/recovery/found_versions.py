@@ -199,11 +199,18 @@ class FoundVersions:
                 self._leave_out(number)
 
     def _forget(self) -> None:
+        going: dict[int, None] = {}
         for record in self.records:
-            if record.get("change") == "forget":
-                for number in record["versions"]:
-                    self.last_number = max(self.last_number, number)
-                    self._drop(self.meant(number, record["created"]))
+            if record.get("change") in ("forget", "undo"):
+                self.last_number = max(self.last_number, *record["versions"])
+                meant = [self.meant(number, record["created"]) for number in record["versions"]]
+                if record["change"] == "forget":
+                    going.update(dict.fromkeys(meant))
+                else:
+                    for number in meant:
+                        going.pop(number, None)
+        for number in going:
+            self._drop(number)
 
     def _merge(self) -> None:
         """Keep one of several copies of a version; a killed transfer may have left another."""

@@ -1,31 +1,43 @@
-"""Forget: removes versions from the store; `gc` frees their bytes."""
+"""Forget: removes versions from the store; `gc` frees their bytes after a time, and `undo` brings them back before.
+
+forget(...)                    # writes the rows of the versions into the log, unless they leave for good
+undo(...)                      # adds the rows of the last such record again, if `gc` has kept all that they need
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import IntegrityError
+from ckstore.commit.naming import check_run_is_no_tag
+from ckstore.errors import CkstoreError, IntegrityError, NotFoundError
 from ckstore.gc.collect import expected
+from ckstore.gc.kept import present_form
 from ckstore.storage import reserve
+from ckstore.storage.rows import key, plain_row, row_of
+from ckstore.writing.compact import compact
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
     from ckstore.storage.rows import VersionRow
 
+#: Most versions that one change can bring back: their rows are in one record of the log.
+_MOST = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """Result of forgetting versions, or a prediction.
+    """Result of forgetting versions or of bringing them back, or a prediction.
 
     Attributes
     ----------
     versions
-        Rows of the forgotten versions.
+        Rows of the versions.
     freed
-        Bytes that `gc` will free then. Of a dry run alone, and None where damage prevents a `gc`.
+        Bytes that `gc` will free in the end, or has freed. Of a dry run or with `prune` alone, and None where damage
+        prevents a `gc`.
 
     Examples
     --------
@@ -37,11 +49,15 @@ class ForgetReport:
     freed: int | None = None
 
 
-def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: bool = False) -> ForgetReport:
+def forget(
+    repository: Repository, versions: Sequence[VersionRow], *, dry_run: bool = False, for_good: bool = False
+) -> ForgetReport:
     """Remove versions from the store, all or none. Their children get their parents.
 
-    Objects that other versions are stored against stay as long as they are needed. A dry run checks the same
-    conditions. Raise `ConflictError` if a version is tagged, `NotFoundError` if one no longer exists.
+    Objects that other versions are stored against stay as long as they are needed; unless the versions leave
+    `for_good`, `gc` also keeps all that `undo` needs, for a time. Hot ones are encoded first, since raw objects go with
+    the last hot version that has them. A dry run checks the same conditions. Raise
+    `ConflictError` if a version is tagged, `NotFoundError` if one no longer exists.
     """
     numbers = [row.number for row in versions]
     freed = None
@@ -51,13 +67,97 @@ def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: b
             freed = expected(repository, without=numbers).bytes
     elif numbers:
         catalog = repository.catalog
+        may_return = not for_good and len(numbers) <= _MOST
+        if may_return:
+            with suppress(CkstoreError, OSError):  # The others leave for good, perhaps since the disk is full.
+                compact(repository, [row for row in versions if row.hot])
 
         def change() -> None:
+            # As they are now: other processes may have encoded one since.
+            kept = _kept(repository, numbers) if may_return else {}
             catalog.forget_versions(numbers)
             if any(catalog.latest(run) is None for run in {row.run for row in versions}):
                 catalog.remove_empty_runs()
-            catalog.note({"change": "forget", "versions": numbers, "uids": [row.uid for row in versions]})
+            catalog.note({"change": "forget", "versions": numbers, "uids": [row.uid for row in versions], **kept})
 
         with reserve.spent(repository.path):
             catalog.commit(change)
     return ForgetReport(list(versions), freed)
+
+
+def _kept(repository: Repository, numbers: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of a log record from which `undo` brings versions back."""
+    catalog = repository.catalog
+    rows = [row for row in map(catalog.version, numbers) if not row.hot]
+    if not rows:
+        return {}
+    return {
+        "rows": [plain_row(row) for row in rows],
+        "children": [[child.number for child in catalog.children(row.number)] for row in rows],
+    }
+
+
+def undoable(repository: Repository) -> list[VersionRow]:
+    """Return the forgotten versions that `undo` can bring back, by number."""
+    records = repository.catalog.undoable()
+    rows = [row_of(values) for record in records for values in record["rows"]]
+    return sorted(rows, key=lambda row: row.number)
+
+
+def undo(repository: Repository) -> ForgetReport:
+    """Bring back the versions that were forgotten last, all or none; a call again, those before.
+
+    Raise `NotFoundError` if there are none, or `gc` has freed them; `ConflictError` if a run has another version at the
+    step of one.
+    """
+    catalog = repository.catalog
+
+    def change() -> list[VersionRow]:
+        undoable = catalog.undoable()
+        if not undoable:
+            raise NotFoundError("Nothing to undo: no version was forgotten, or `gc` has freed them since.")
+        record = undoable[-1]
+        rows = [row_of(values) for values in record["rows"]]
+        children = dict(zip((row.number for row in rows), record["children"], strict=True))
+        found = [_restore(repository, row, children) for row in sorted(rows, key=lambda row: row.number)]
+        for row in found:
+            if row.superseded:
+                catalog.note({"change": "supersede", "by": row.uid, "superseded": [row.uid], "present": []})
+        uids, numbers = [row.uid for row in found], [row.number for row in found]
+        catalog.note({"change": "undo", "versions": numbers, "uids": uids, "undone": record["sequence"]})
+        catalog.note_kept(0, record["created"])
+        return found
+
+    with reserve.kept(repository.path):
+        found = catalog.commit(change)
+    repository.resolver.forget()
+    return ForgetReport(found)
+
+
+def _restore(repository: Repository, row: VersionRow, children: Mapping[int, Sequence[int]]) -> VersionRow:
+    """Add a row again; its packs may have other names now."""
+    catalog = repository.catalog
+    row = present_form(repository, row)
+    left = list(_present(repository, children[row.number]))
+    if row.parent is not None and not any(_present(repository, [row.parent])):
+        row = replace(row, parent=left[0].parent if left else None)
+    document = repository.resolver.document(row)
+    references = document.blob_packs()
+    moved = catalog.moved_packs(references)
+    keys = [key(identity) for identity in document.objects]
+    if catalog.latest(row.run) is None:
+        check_run_is_no_tag(catalog, row.run)
+    catalog.restore_version(
+        row,
+        {moved.get(name, name) for name in references},
+        catalog.places_of(keys),
+        keys,
+        [child.number for child in left],
+    )
+    return row
+
+
+def _present(repository: Repository, numbers: Sequence[int]) -> Iterator[VersionRow]:
+    for number in numbers:
+        with suppress(NotFoundError):
+            yield repository.catalog.version(number)

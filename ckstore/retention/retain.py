@@ -22,11 +22,12 @@ from weakref import WeakKeyDictionary
 from ckstore.commit.naming import policy_of
 from ckstore.errors import ConflictError, DiskFullError, LockedError, NotFoundError
 from ckstore.gc.collect import gc
+from ckstore.gc.kept import is_short
 from ckstore.policy import Policy, Retention
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.retention.forget import forget
 from ckstore.retention.selection import by_run, first_of_every, last_of
-from ckstore.storage import reserve
+from ckstore.storage import durable, reserve
 from ckstore.writing.compact import compact
 from ckstore.writing.drop import drop, going, with_globs
 from ckstore.writing.thin import may_have_any, thin
@@ -205,7 +206,7 @@ def outlived(repository: Repository, run: str, step: int) -> bool:
 
 def _forget_due(repository: Repository, run: str, policy: Policy) -> list[VersionRow]:
     _check_parents(repository)
-    return forget(repository, _due(repository, run, policy).forgotten).versions
+    return forget(repository, _due(repository, run, policy).forgotten, for_good=True).versions
 
 
 def _check_parents(repository: Repository) -> None:
@@ -311,7 +312,10 @@ def _encoded(
 def _is_worth_it(repository: Repository) -> bool:
     """Return whether enough bytes of the packs are claimed by no version; some of these may be bases."""
     totals = repository.catalog.totals()
-    return totals.bytes - totals.stored_bytes > _GARBAGE * totals.bytes
+    kept, until = repository.catalog.kept()
+    if until <= durable.timestamp() or is_short(repository):
+        kept = 0
+    return totals.bytes - totals.stored_bytes - kept > _GARBAGE * totals.bytes
 
 
 def _latest(ordered: Sequence[VersionRow], count: int) -> set[int]:

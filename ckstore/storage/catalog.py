@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError
 from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
-from ckstore.storage.catalog_reader import CLEAN, COLLECTED
+from ckstore.storage.catalog_reader import CLEAN, COLLECTED, KEPT
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file, damaged
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
@@ -116,6 +116,13 @@ class Catalog(CatalogClaims):
     def records(self) -> list[dict[str, Any]]:
         """Return the log's undamaged records of committed changes, in order."""
         return change_log.read_all(self._storage)[0]
+
+    def undoable(self) -> list[Mapping[str, Any]]:
+        """Return the records of forgotten versions that can come back, without changes that were interrupted."""
+        last = self.logged()
+        return change_log.undoable(
+            record for record in self.records() if not self.is_only or log_files.name_of(record) <= last
+        )
 
     def changed_only(self, name: str, kinds: Collection[str]) -> bool:
         """Return whether all records of the log after one are of some kinds of change."""
@@ -385,6 +392,11 @@ class Catalog(CatalogClaims):
         with self.transaction():
             self._write(CLEAN, f"{held} {self.packs_apart()} {self.logged()}")
 
+    def note_kept(self, nbytes: int, until: str) -> None:
+        """Record the bytes that only forgotten versions need until a time, so that nobody collects in vain before."""
+        if self.is_only:
+            self._write(KEPT, f"{nbytes} {until}")
+
     @recorded
     def note_gone(self, names: Sequence[str]) -> None:
         """Record the packs that will be deleted: no other writer of a remote store may refer to them."""
@@ -433,6 +445,34 @@ class Catalog(CatalogClaims):
             self.check_untagged([number])
             self._connection.execute("UPDATE versions SET parent = ? WHERE parent = ?", [version.parent, number])
             self._connection.execute("DELETE FROM versions WHERE number = ?", [number])
+
+    @recorded
+    def restore_version(
+        self,
+        row: VersionRow,
+        references: Iterable[str],
+        uses: Mapping[str, str],
+        requires: Sequence[int],
+        children: Iterable[int],
+    ) -> None:
+        """Make a forgotten version visible again, as the parent of `children`; see `commit_version`.
+
+        Raise `ConflictError` if there is a version at its run and step, or `gc` has freed an object or a blob of it.
+        """
+        standing = None if row.step is None or row.superseded else self.at_step(row.run, row.step)
+        if standing is not None:
+            raise ConflictError(f"{row.run}@{row.step} is version {standing.number} now; forget that one first.")
+        if self.with_uid(row.uid) or self._select("WHERE v.number = ?", row.number):
+            raise ConflictError(f"Version {row.uid} already exists; name it by its id.")
+        self.require(requires)
+        if not self.known_packs([row.pack]):
+            raise ConflictError(f"The bytes of version {row.number} have been freed; ingest it again.")
+        self._connection.execute("INSERT OR IGNORE INTO runs (name) VALUES (?)", [row.run])
+        self._insert_version(row, row.parent)
+        self._refer(row, references)
+        self._use(row, uses)
+        for child in children:
+            self._connection.execute("UPDATE versions SET parent = ? WHERE number = ?", [row.number, child])
 
     def check_untagged(self, numbers: Iterable[int]) -> None:
         """Raise `ConflictError` if one of these versions is tagged."""

@@ -42,6 +42,9 @@ from ckstore.storage.version_names import resolve
 COLLECTED = "collected"
 #: Row of `meta` with the findings of the last collection: held bytes, packs of no version, last record in the log.
 CLEAN = "collected:clean"
+#: Row of `meta` with the bytes that only forgotten versions need, and the time until which they are kept.
+KEPT = "collected:kept"
+_KEPT = re.compile(r"(\d{1,15}) ([-0-9T:.Z]{27})")
 _CLEAN = re.compile(r"(\d{1,15}) (\d{1,15}) ((?:\d{12}-[0-9a-f]{16})?)")
 
 _COLUMNS = (
@@ -426,6 +429,11 @@ class CatalogReader:
         """Return the findings of the last collection if there was no garbage: see `CLEAN`."""
         match = _CLEAN.fullmatch(self.moved_packs([CLEAN]).get(CLEAN, ""))
         return None if match is None else (int(match[1]), int(match[2]), match[3])
+
+    def kept(self) -> tuple[int, str]:
+        """Return the bytes that only forgotten versions need, as of the last collection, and until when."""
+        match = _KEPT.fullmatch(self.moved_packs([KEPT]).get(KEPT, ""))
+        return (0, "") if match is None else (int(match[1]), match[2])
 
     def packs_apart(self) -> int:
         """Return the number of encoded packs without the manifest of a present version."""

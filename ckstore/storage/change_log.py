@@ -12,7 +12,7 @@ from ckstore.storage.interface import Storage
 from ckstore.storage.log_files import BEHIND, FORMAT, LAST, SEGMENT, name_of
 
 #: Changes that take something away: they count only if they were committed.
-_TAKING = ("forget", "gc", "metrics", "policy", "supersede", "untag")
+_TAKING = ("forget", "gc", "metrics", "policy", "supersede", "undo", "untag")
 #: Possible losses with a damaged or missing log.
 LOSS = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
 
@@ -78,6 +78,31 @@ def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
         if before != last["follows"] and int(last["follows"][:12]) not in damaged:
             problems.append(_missing(int(last["follows"][:12])))
     return [*_counting(records[::-1], uncommitted)], problems
+
+
+def undoable(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the records of forgotten versions that can come back: neither undone, nor freed by a collection."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for record in records:
+        if record["change"] == "forget" and record.get("rows"):
+            found[record["sequence"]] = record
+        elif record["change"] == "undo":
+            found.pop(record["undone"], None)
+        elif record["change"] == "gc":
+            for sequence in record.get("expired", ()):
+                found.pop(sequence, None)
+    return list(found.values())
+
+
+def forgotten(records: Iterable[Mapping[str, Any]], name: str = "versions") -> set[Any]:
+    """Return the numbers, or the `uids`, of the versions that were forgotten and did not come back."""
+    found: set[Any] = set()
+    for record in records:
+        if record["change"] == "forget":
+            found.update(record[name])
+        elif record["change"] == "undo":
+            found.difference_update(record[name])
+    return found
 
 
 def changed_only(storage: Storage, after: str, kinds: Collection[str]) -> bool:

@@ -15,6 +15,7 @@ from ckstore.storage import durable, root
 from ckstore.storage.interface import Listed, Storage
 from ckstore.storage.names import Name, Title
 from ckstore.storage.pack import PackName
+from ckstore.storage.rows import PLAIN_ROW
 from ckstore.storage.schema import Id, Plain, Positive, Text, Time, Whole, canonical_json, check, decode, fields
 
 FORMAT = 1
@@ -26,20 +27,24 @@ LARGEST = 1 << 25
 SEGMENT = 256
 _JOINED = 1 << 16
 LAST = 10**12 - 1
-_Packs, _Versions, _Ids = list[PackName], list[Positive], list[Id]
+_Packs, _Versions, _Ids, _Children = list[PackName], list[Positive], list[Id], list[list[Positive]]
 #: The type of every record, and those of each kind of change.
 _CHANGE = fields({"change": str})
 RECORDS: Mapping[str, Any] = {
     "tag": fields({"tag": Name, "version": Positive}),
     "untag": fields({"tag": Name}),
     "rebase": fields({"packs": _Packs, "versions": _Versions}),
-    "forget": fields({"versions": _Versions, "uids": _Ids}),
+    "forget": fields({"versions": _Versions, "uids": _Ids}, {"rows": list[PLAIN_ROW], "children": _Children}),
+    "undo": fields({"versions": _Versions, "uids": _Ids, "undone": Positive}),
     "thin": fields({"packs": _Packs, "version": Positive}),
     "drop": fields({"packs": _Packs, "version": Positive}),
     "compact": fields({"packs": _Packs, "version": Positive}),
     "metrics": fields({"version": Positive, "metrics": Plain}),
     "policy": fields({"run": Title, "policy": Text | None}),
-    "gc": fields({"written": _Packs, "removed": _Packs, "versions": list[tuple[Id, Positive, Positive | None, Time]]}),
+    "gc": fields(
+        {"written": _Packs, "removed": _Packs, "versions": list[tuple[Id, Positive, Positive | None, Time]]},
+        {"expired": list[Positive]},
+    ),
     "lost": fields({"packs": _Packs}),
     "found": fields({"packs": _Packs}),
     "supersede": fields({"by": Id, "superseded": _Ids, "present": _Ids}),

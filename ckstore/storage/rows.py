@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from ckstore.storage.names import Name, Title
 from ckstore.storage.pack import PackName
-from ckstore.storage.schema import Bit, Id, Integer, Natural, Positive, Size, Text, Time, Whole, Word, rows
+from ckstore.storage.schema import Bit, Id, Integer, Natural, Plain, Positive, Size, Text, Time, Whole, Word, rows
 
 #: (key, pack name, slot): the place of an object.
 Placement = tuple[int, str, int]
@@ -131,6 +131,20 @@ def version_types(truth: Any, globs: Any, metrics: Any) -> tuple[Any, ...]:
 
 
 VERSION_ROWS = rows(*version_types(Bit, Text, Text))
+#: A `VersionRow` as JSON: its fields in order.
+PLAIN_ROW: Any = tuple[version_types(bool, list[Text], Plain)]  # type: ignore[misc]
+
+
+def plain_row(row: VersionRow) -> list[Any]:
+    """Return a row as JSON."""
+    values = (getattr(row, name) for name in VERSION_COLUMNS)
+    return [dict(value) if isinstance(value, Mapping) else value for value in values]
+
+
+def row_of(values: Sequence[Any]) -> VersionRow:
+    """Undo `plain_row`."""
+    row = VersionRow(*values)
+    return replace(row, dropped=tuple(row.dropped))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from ckstore.errors import (
 from ckstore.objects.documents import VersionDocument
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.cached import cached_property
-from ckstore.storage import reserve
+from ckstore.storage import change_log, reserve
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.durable import sweep_temporaries
 from ckstore.storage.pack import PackWriter
@@ -198,8 +198,7 @@ class _Transfer:
     @cached_property
     def _forgotten(self) -> set[str]:
         """Ids of the versions that the target has forgotten, since its log began."""
-        forgets = (record for record in self._target.catalog.records() if record["change"] == "forget")
-        return {uid for record in forgets for uid in record["uids"]}
+        return change_log.forgotten(self._target.catalog.records(), "uids")
 
     def _existing(self, row: VersionRow) -> VersionRow | None:
         """Find a version in the target, by its id or by its content; raise `ConflictError` if its step has another.

@@ -24,9 +24,8 @@ def test_gc_frees_forgotten_versions(ckstore, filled: Path) -> None:
     [planned] = ckstore("forget", "gpt@0", "gpt@10", "--dry-run", "--json").json
     ckstore("forget", "gpt@0", "gpt@10")
     before, files = size(filled), listing(filled / ".ckstore")
-    said = ckstore("gc", "--dry-run").out
-    assert said.startswith("Would free ")
-    [expected] = ckstore("gc", "--dry-run", "--json").json
+    assert ckstore("gc", "--grace", "0", "--dry-run").out.startswith("Would free ")
+    [expected] = ckstore("gc", "--grace", "0", "--dry-run", "--json").json
     assert planned["freed"] == expected["bytes"]
     assert listing(filled / ".ckstore") == files
     [report] = ckstore("gc", "--grace", "0", "--json").json
@@ -45,8 +44,12 @@ def test_gc_frees_forgotten_versions(ckstore, filled: Path) -> None:
 
 def test_bytes_of_forgotten_versions_are_explained(ckstore, filled: Path) -> None:
     ckstore("forget", "gpt@0", "gpt@10")
-    [expected] = ckstore("gc", "--dry-run", "--json").json
-    assert f"`ckstore gc` would free {size_text(expected['bytes'])}" in ckstore("stats").sentence
+    [kept] = ckstore("gc", "--json").json
+    said = f"{size_text(kept['kept'])} of forgotten versions stay until {kept['until'][:10]} "
+    assert kept["bytes"] == 0
+    for verb in ("gc", "stats"):
+        assert ckstore(verb).sentence.startswith(said)
+        assert "`ckstore gc --grace 0` frees them now" in ckstore(verb).sentence
     assert "belong to no version in this list; `ckstore stats` says" in ckstore("log").sentence
     ckstore("gc", "--grace", "0")
     assert ckstore("log").err == ckstore("stats").err == ckstore("gc").err == ""

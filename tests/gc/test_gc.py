@@ -37,6 +37,8 @@ from ckstore.storage.pack import PackWriter
 from tests.checkpoints import change_pack, draw, listing, pack_bytes, packs_of, scratch, settled, sha256
 from tests.format_reader import Reader
 
+pytestmark = pytest.mark.prompt
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 KILLED = -signal.SIGKILL
 STEPS = 9

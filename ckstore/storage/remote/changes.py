@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from ckstore.storage.names import Name, Title
 from ckstore.storage.pack import PackEntry, PackInfo, PackName
-from ckstore.storage.rows import VersionRow, version_types
+from ckstore.storage.rows import PLAIN_ROW, plain_row, row_of
 from ckstore.storage.schema import Natural, Plain, Positive, Size, Text, Time, Whole, check, fields
 from ckstore.storage.slots import Slots
 
 _Keys = list[Natural]
-_Version: Any = tuple[version_types(bool, list[Text], Plain)]  # type: ignore[misc]
 _Pack = tuple[PackName, Whole]
 #: For each pack its name, the keys, and their slots.
 _Places = list[tuple[PackName, _Keys, list[Whole]]]
-
-
-def _version(values: Sequence[Any]) -> VersionRow:
-    row = VersionRow(*values)
-    return replace(row, dropped=tuple(row.dropped))
 
 
 def _places(values: Sequence[Sequence[Any]]) -> list[tuple[int, str, int]]:
@@ -42,17 +35,13 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-def _plain_row(value: Any) -> list[Any]:
-    return [dict(item) if isinstance(item, Mapping) else item for item in _shallow(value)]
-
-
 def _shallow(value: Any) -> list[Any]:
     return [getattr(value, name) for name in value.__dataclass_fields__]
 
 
 #: A kind of argument: its type, its conversion to JSON, and the inverse.
 Kind = tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]
-_ROW: Kind = (_Version, _plain_row, _version)
+_ROW: Kind = (PLAIN_ROW, plain_row, row_of)
 _PACK_LIST: Kind = (
     list[_Pack], lambda packs: list(map(_shallow, packs)), lambda packs: [PackInfo(*pack) for pack in packs]
 )  # fmt: skip
@@ -95,6 +84,9 @@ CALLS: Mapping[str, Mapping[str, Kind]] = {
     },
     "mark_versions": {"superseded": _NUMBERS, "present": _NUMBERS},
     "forget_versions": {"numbers": _NUMBERS},
+    "restore_version": {
+        "row": _ROW, "references": _PACK_NAMES, "uses": _USES, "requires": _KEY_LIST, "children": _NUMBERS,
+    },
     "remove_empty_runs": {},
     "set_tag": {"name": _plainly(Name), "number": _plainly(Positive)},
     "delete_tag": {"name": _plainly(Name)},
