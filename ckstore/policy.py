@@ -36,6 +36,7 @@ _SETTINGS = {"levels": Whole, "prune": Number, "protect": Number, "metric": Text
 _RETENTION = {
     "exact_last": Positive, "exact_every": Positive, "exact_best": list[Text], "keep_last": Positive | Word,
     "keep_every": Positive | Word, "drop": Annotated[list[Word], Meta(min_length=1)], "whole_last": Positive,
+    "max_bytes": Positive,
 }  # fmt: skip
 _POLICY = typed(
     {"fidelity": Fidelity},
@@ -73,6 +74,9 @@ class Retention:
         exact.
     whole_last
         The latest N versions lose no tensors; by default `exact_last`.
+    max_bytes
+        In the policy of the store: while its packs take more bytes, forget the oldest version of any run, but no run's
+        latest. Forgotten versions that `undo` could bring back go first.
 
     Examples
     --------
@@ -87,10 +91,13 @@ class Retention:
     keep_every: int | str | None = None
     drop: tuple[str, ...] = ()
     whole_last: int | None = None
+    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        plain_fields(self, exact_last=WHOLE, exact_every=WHOLE, whole_last=WHOLE, exact_best=TEXTS, drop=TEXTS)
-        for name in ("exact_last", "exact_every", "keep_last", "keep_every", "whole_last"):
+        plain_fields(
+            self, exact_last=WHOLE, exact_every=WHOLE, whole_last=WHOLE, max_bytes=WHOLE, exact_best=TEXTS, drop=TEXTS
+        )
+        for name in ("exact_last", "exact_every", "keep_last", "keep_every", "whole_last", "max_bytes"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise UsageError(f"`{name}` must be 1 or more, not {value}.")
@@ -121,7 +128,7 @@ class Retention:
                 )
 
     def __bool__(self) -> bool:
-        return self.exact_last is not None or self.keep_last is not None or bool(self.drop)
+        return any(said is not None for said in (self.exact_last, self.keep_last, self.max_bytes)) or bool(self.drop)
 
     def __str__(self) -> str:
         said = [

@@ -21,7 +21,7 @@ from ckstore.storage import durable
 from ckstore.storage.zip_stream import ZipStream
 from tests.checkpoints import settled
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.prompt]
 
 COUNT = 6
 

@@ -66,7 +66,7 @@ _LEFT = ("graph", "run", "kind", "tags", "created", "superseded", "fidelity", "d
 
 
 @verb(
-    ("ckstore log", "list all versions, oldest first"),
+    ("ckstore log", "list all versions, by run and step"),
     ("ckstore log gpt -n 5", "list the last five versions of a run"),
     ("ckstore log --sort best:val_loss -n 3", "list the three best versions"),
     ("ckstore log --where 'val_loss<2.5 and config.lr<1e-3 and age<2d'", "filter"),
@@ -107,7 +107,7 @@ def command(
     graph: bool,
     as_json: bool,
 ) -> None:
-    """List versions, oldest first; several runs one after the other.
+    """List versions by run, those of a run by step.
 
     KIND is base (stored in full), delta (stored against other versions) or hot (not encoded yet). DEPTH is the number
     of deltas back to a base, STORED the bytes that the version added to the store, COST the restore cost as a multiple
@@ -217,11 +217,14 @@ def _fitting(records: Table, names: Sequence[str], width: int) -> list[str]:
 
 
 def _by_run(records: Table, runs: Sequence[str]) -> Table:
-    """Return versions by run, in the order of the runs, if there are several; those of one run by number."""
-    if len({record["run"] for record in records}) < 2:
-        return records
+    """Return versions by run, in the order of the runs; those of one run by step, then by number."""
     places = {name: place for place, name in enumerate(runs)}
-    return type(records)(sorted(records, key=lambda record: (places[record["run"]], record["version"])))
+
+    def order(record: dict[str, Any]) -> tuple[int, bool, int, int]:
+        step = record["step"]
+        return places[record["run"]], step is not None, step or 0, record["version"]
+
+    return type(records)(sorted(records, key=order))
 
 
 def _print_runs(records: Table, runs: Sequence[str], *, csv: bool) -> None:

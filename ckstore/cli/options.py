@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -73,6 +74,19 @@ class Last(StringParamType):
         if number is not None and number < 1:
             self.fail(f"{value} keeps nothing; give 1 or more", param, ctx)
         return value if number is None else number
+
+
+class Size(StringParamType):
+    """A number of bytes, perhaps with a unit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number of bytes."""
+        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?) ?([kMGT]?)(i?)B?", str(value))
+        if match is None:
+            self.fail(f"{value} is no size; give one such as 500MB or 10GB", param, ctx)
+        return round(float(match[1]) * (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " "))
 
 
 class Periods(StringParamType):

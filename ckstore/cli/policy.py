@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.cli.options import Last, Periods, policy_of, policy_options, search_of, search_options
+from ckstore.cli.options import Last, Periods, Size, policy_of, policy_options, search_of, search_options
 from ckstore.cli.outcomes import warnings_printed
 from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, print_table, size_text
 from ckstore.cli.progress import progress_bar
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     ("ckstore policy gpt --drop 'optimizer/*' --whole-last 3", "drop the optimiser state of older versions"),
     ("ckstore policy gpt --keep-last 20 --dry-run", "preview a policy"),
     ("ckstore policy gpt --apply", "apply the policy now; every ingest does so too"),
+    ("ckstore policy --max-bytes 50GB --dry-run", "preview a limit for the store: the versions that would go first"),
     ("ckstore policy --hot 0", "encode every version at ingest"),
     ("ckstore policy gpt --clear", "remove the policy of a run"),
 )
@@ -70,6 +71,11 @@ if TYPE_CHECKING:
     " 1h:24,1d:7; needs --keep-last.",
     type=Periods(),
 )
+@option(
+    "--max-bytes SIZE",
+    "Of the store, without RUN: forget the oldest versions of all runs while it takes more than SIZE, such as 10GB.",
+    type=Size(),
+)
 @option("--apply", "Apply the policy now.")
 @option("--dry-run", "Change nothing; list the versions to drop from, thin and forget.")
 @option("--clear", "Remove the policy.")
@@ -105,6 +111,8 @@ def command(
     sets = policy is not None or hot is not None or said
     if clear and (sets or apply or dry_run):
         raise UsageError("--clear takes no other options.")
+    if run is not None and given["max_bytes"] is not None:
+        raise UsageError("--max-bytes limits the store; leave RUN out.")
     if dry_run:
         _preview(ctx, run, retention, as_json)
         return

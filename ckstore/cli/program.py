@@ -35,7 +35,8 @@ _SYNONYMS = {
     "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "compact": "encode", "delete": "forget",
     "expire": "forget", "export": "checkout", "fsck": "verify", "history": "log", "info": "show", "list": "log",
     "metrics": "metric", "rename": "tag", "runs": "log -n 0", "snapshots": "log",
-    "load": "checkout", "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget",
+    "load": "checkout", "plot": "report", "reflog": "log --forgotten", "revert": "undo", "unforget": "undo",
+    "undelete": "undo", "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget",
     "save": "ingest", "soup": "average", "status": "stats", "versions": "log",
 }  # fmt: skip
 

@@ -113,6 +113,8 @@ def set_policy(repository: Repository, policy: Policy | None, run: str | None) -
     if run is not None:
         check_run(run)
     policy = checked_policy(policy)
+    if run is not None and policy is not None and policy.retention.max_bytes is not None:
+        raise UsageError("`max_bytes` limits the store; set it in the policy of the store, without a run.")
     text = None if policy is None else policy.to_text()
     catalog = repository.catalog
 

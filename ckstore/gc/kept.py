@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 from shutil import disk_usage
 from typing import TYPE_CHECKING
 
+from ckstore.commit.naming import policy_of
 from ckstore.storage.manifest import MEMBER
 from ckstore.storage.reserve import LITTLE
 from ckstore.storage.rows import VersionRow, row_of
 
 if TYPE_CHECKING:
+    from ckstore.policy import Retention
     from ckstore.repository import Repository
 
 #: Seconds for which forgotten versions are kept, unless the disk is too full for another version.
@@ -63,8 +65,16 @@ def present_form(repository: Repository, row: VersionRow) -> VersionRow:
     return replace(row, pack=moved, manifest_offset=entry.offset, manifest_length=entry.length)
 
 
+def excess(repository: Repository, retention: Retention | None = None) -> int:
+    """Return the bytes of packs beyond the limit of the store's policy or another one; 0 without one."""
+    most = (retention or policy_of(repository.catalog, "").retention).max_bytes
+    return 0 if most is None else repository.catalog.totals().bytes - most
+
+
 def is_short(repository: Repository) -> bool:
-    """Return whether the disk lacks the room for another version."""
+    """Return whether the store exceeds the limit of its policy, or the disk lacks the room for another version."""
+    if excess(repository) > 0:
+        return True
     if not repository.catalog.is_only:
         return False
     last = repository.catalog.latest()

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from ckstore.commit.naming import policy_of
 from ckstore.errors import ConflictError, DiskFullError, LockedError, NotFoundError
 from ckstore.gc.collect import gc
-from ckstore.gc.kept import is_short
+from ckstore.gc.kept import excess, is_short
 from ckstore.policy import Policy, Retention
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.retention.forget import forget
@@ -166,9 +166,48 @@ def retain(
     if runs and _is_worth_it(repository):
         with suppress(LockedError):  # Other writers come first; the garbage can wait.
             report.freed = gc(repository, patience=_PATIENCE).bytes
+    report.forgotten += _within_quota(repository, report)
     if full is not None:
         raise full
     return report
+
+
+def _within_quota(repository: Repository, report: RetainReport) -> list[VersionRow]:
+    """Forget the oldest versions of all runs, and free their bytes, until the store has no more than its policy allows.
+
+    Deltas may need the objects of a forgotten version, so that it frees less than it had added: then others follow.
+    """
+    found: list[VersionRow] = []
+    with suppress(LockedError):  # Other writers come first; the next call does the rest.
+        while excess(repository) > 0:
+            report.freed += gc(repository, patience=_PATIENCE).bytes
+            with reserve.spent(repository.path):
+                oldest = repository.catalog.commit(
+                    lambda: forget(repository, over_quota(repository), for_good=True).versions
+                )
+            found += oldest
+            if not oldest:
+                break
+    return found
+
+
+def over_quota(
+    repository: Repository, without: Collection[int] = (), retention: Retention | None = None
+) -> list[VersionRow]:
+    """Return the versions to forget next, oldest first, if the store exceeds the limit of its policy or another one."""
+    catalog = repository.catalog
+    left, found = excess(repository, retention), []
+    if left > 0:
+        rows = catalog.versions()
+        runs = {row.run for row in rows}
+        stays = {*without, *catalog.tags().values()}.union(*map(catalog.followed, runs))
+        stays |= {row.number for name in runs for row in (catalog.latest(name), catalog.highest(name)) if row}
+        left -= sum(row.stored_bytes for row in rows if row.number in without)
+        for row in sorted(rows, key=lambda row: (not row.superseded, row.created)):
+            if left > 0 and row.number not in stays:
+                left -= row.stored_bytes
+                found.append(row)
+    return found
 
 
 def expected(repository: Repository, run: str | None = None, retention: Retention | None = None) -> RetainReport:
@@ -188,6 +227,7 @@ def expected(repository: Repository, run: str | None = None, retention: Retentio
             report.dropped += [
                 replace(row, dropped=with_globs(row.dropped, globs)) for row in found.dropped if gone[row.number]
             ]
+    report.forgotten += over_quota(repository, {row.number for row in report.forgotten}, retention)
     return report
 
 

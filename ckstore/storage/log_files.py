@@ -88,6 +88,8 @@ def check_record(record: Any) -> None:
     if record["change"] not in RECORDS:
         raise ValueError(f"{record['change']!r:.200} is no kind of change")
     check(record, RECORDS[record["change"]])
+    if len(record.get("rows", ())) != len(record.get("children", ())):
+        raise ValueError("it has children of other versions")
 
 
 def write(storage: Storage, content: Mapping[str, Any]) -> str:

@@ -151,7 +151,7 @@ def test_runs(ckstore, filled: Path) -> None:
     ckstore("ingest", "in/step0.pt", "--run", "other", "--parent", "gpt@10", "--metric", "loss=2")
     ckstore("ingest", "in/step10.pt", "--run", "gpt", "--step", "5", "--metric", "loss=1.5")
     assert [line.split()[1:3] for line in ckstore("log").out.splitlines()[1:]] == [
-        ["gpt", "0"], ["gpt", "10"], ["gpt", "20"], ["gpt", "5"], ["other", "0"],
+        ["gpt", "0"], ["gpt", "5"], ["gpt", "10"], ["gpt", "20"], ["other", "0"],
     ]  # fmt: skip
     assert [row["version"] for row in ckstore("log", "--json").json] == [1, 2, 3, 4, 5]
     assert ckstore("log", "gpt", "--json").json[-1]["parent"] == 1
