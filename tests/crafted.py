@@ -76,8 +76,9 @@ class CraftedStore:
         self.path = path
 
     def sql(self, *statements: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
-        """Change the catalog, or ask it."""
+        """Change the catalog and the claims, or ask them."""
         with without_triggers(self.path / "catalog.sqlite") as database:
+            database.execute("ATTACH ? AS claims", [str(self.path / "claims.sqlite")])
             database.execute("PRAGMA writable_schema = ON")
             found = [row for statement in statements for row in database.execute(statement, parameters).fetchall()]
             sign(database)

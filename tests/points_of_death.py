@@ -3,7 +3,8 @@
 Operations run in processes that are forked off, so that a step costs milliseconds. `POWER` ends them as a loss of power
 does: bytes without an fsync are lost, and without an fsync of their directory the last names, or all, are restored: a
 file system with a journal keeps the order of changes in a directory.
-SQLite's files are left as they are at the end of a statement: that it syncs them in order is its own promise.
+The catalog is left as it is at the end of a statement: that SQLite syncs it in order is its own promise. The claims,
+which nothing syncs, are lost, cut, or full of noise.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.errors import CkstoreError
-from ckstore.storage.root import CATALOG
+from ckstore.storage.root import CATALOG, CLAIMS
 from ckstore.storage.zip_stream import ZipStream
 
 KILL, POWER, NO_SPACE, BROKEN = "kill", "power", "no space", "broken"
@@ -137,6 +138,10 @@ class Steps:
         for path in self._files():
             if os.lstat(path).st_ino not in self._old | self._synced and CATALOG not in path.name:
                 os.truncate(path, 0)
+        for path in self._files():
+            if path.name == CLAIMS:
+                data = path.read_bytes()
+                path.write_bytes(chance.choice([b"", data[: chance.randrange(len(data) + 1)], chance.randbytes(2000)]))
 
     def _files(self) -> list[Path]:
         return [path for path in Path(self.root).rglob("*") if path.is_file()]

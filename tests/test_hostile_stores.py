@@ -256,7 +256,7 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
     "versions in a tangle of pages": (tangled("versions"), "log"),
     "objects in a tangle of pages": (tangled("recent_objects"), "stats verify"),
     "a trigger": (
-        sql("CREATE TRIGGER t AFTER INSERT ON leases BEGIN DELETE FROM versions; END"), "log",
+        sql("CREATE TRIGGER t AFTER INSERT ON tags BEGIN DELETE FROM versions; END"), "log",
     ),
     "an index over a function": (sql("CREATE INDEX i ON packs (hex(name))"), "log"),
     **{
@@ -387,7 +387,7 @@ def test_metrics_have_a_depth(small: Path, crafted: CraftedStore) -> None:
 
 
 def test_a_store_that_had_every_number(crafted: CraftedStore, small: Path) -> None:
-    crafted.sql(f"UPDATE sqlite_sequence SET seq = {(1 << 48) - 1} WHERE name = 'reservations'")
+    crafted.sql(f"UPDATE meta SET value = '{(1 << 48) - 1}' WHERE key = 'versions:last'")
     with ckstore.open(crafted.path) as store, pytest.raises(IntegrityError, match="counts"):
         store.ingest(small / "1", run="b")
 

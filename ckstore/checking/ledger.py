@@ -9,7 +9,7 @@ from ckstore.codecs.integer_header import overhead_bytes
 from ckstore.commit.join import garbage
 from ckstore.objects.records import Patches, Raw
 from ckstore.storage import manifest
-from ckstore.storage.root import CATALOG, LOG
+from ckstore.storage.root import CATALOG, CLAIMS, LOG
 from ckstore.storage.rows import key
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def ledger(repository: Repository) -> dict[str, int]:
     for held in repository.catalog.in_segments().values():
         joined[held.segment] += held.size
     for place, name, size in repository.packs.files():
-        if (place, name) == (".", CATALOG):
+        if place == "." and name in (CATALOG, CLAIMS):
             causes["catalog"] += size
         elif place == LOG:
             causes["log"] += size

@@ -269,7 +269,10 @@ class GcPlan:
 
     def _scanned(self, files: Sequence[PackInfo]) -> Iterator[ScannedPack]:
         """Yield the unreferenced packs; raise `IntegrityError` if the catalog may be too old, or a pack is damaged."""
-        last = self._repository.catalog.last_number()
+        catalog = self._repository.catalog
+        # Before the last number: others may commit in between.
+        known = catalog.reserved_numbers()
+        last = catalog.last_number()
         for info in files:
             found = scan_pack(self._repository.packs, info, ManifestDocument)
             if isinstance(found, DamagedPack):
@@ -279,7 +282,7 @@ class GcPlan:
                     f"Pack {info.name} is damaged ({found.reason}) and not in the catalog; restore it from a copy and"
                     " run `ckstore recover`, or delete the file, then free space."
                 )
-            if found.document.number > last and self._repository.catalog.is_only:
+            if found.document.number > last and found.document.number not in known and catalog.is_only:
                 raise IntegrityError(
                     f"The catalog is older than pack {info.name} of version {found.document.number};"
                     " run `ckstore recover`, then free space."

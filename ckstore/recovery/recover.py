@@ -20,6 +20,7 @@ from ckstore.runtime.arguments import PATH, checked
 from ckstore.storage import change_log, log_files, reserve, root
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.catalog_replacement import replace_catalog
+from ckstore.storage.connection import remove_claims
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.opening import rebuild_from_log
 from ckstore.storage.pack import PackInfo
@@ -119,12 +120,21 @@ def _present_rows(present: Catalog, records: Sequence[Mapping[str, Any]]) -> dic
         return None
 
 
-def _last_number(present: Catalog) -> int:
-    """Return the highest number in the current catalog: a running ingest has one that is in no pack yet."""
+def _claimed(present: Catalog) -> int | None:
+    """Return the highest reserved number, which may be in no pack yet; None if the claims are damaged."""
     try:
-        return present.last_number()
-    except (CkstoreError, TypeError, ValueError):
-        return 0
+        present.leases()
+        return max(present.reserved_numbers(), default=0)
+    except CkstoreError:
+        return None
+
+
+def _last_number(present: Catalog) -> int:
+    """Return the highest number in the current catalog and its claims."""
+    try:
+        return max(present.last_number(), _claimed(present) or 0)
+    except CkstoreError:
+        return _claimed(present) or 0
 
 
 class _Builder:
@@ -199,7 +209,8 @@ class _Builder:
             self._insert(version, versions.parent(version))
         # Numbers are never reused, not even those of removed or uncommitted versions.
         self.catalog.skip_numbers(versions.last_number)
-        if self.present is not None and not self.catalog.take_over_claims(self.present):
+        if self.present is not None and _claimed(self.present) is None:
+            remove_claims(self.path)
             self.report.problems.append("The leases are damaged: processes that ingest or read now are unknown.")
         self._tag(records, versions)
         for record in records:

@@ -133,7 +133,12 @@ class Catalog(CatalogClaims):
         tags, policies, logged = self.tags(), self.policies(), self.logged()
         marks = {row.uid: row.superseded for row in self.versions()}
         records, problems = change_log.read_all(self._storage)
-        found = change_log.contradictions(records, logged, marks, tags, policies, self.collected(), self.last_number())
+        reserved, last = self.reserved_numbers(), self.last_number()
+
+        def is_known(number: int) -> bool:
+            return number <= last or number in reserved
+
+        found = change_log.contradictions(records, logged, marks, tags, policies, self.collected(), is_known)
         return [*problems, *change_log.lost_last(records, problems, logged), *found]
 
     #: Whether no other machine has a catalog of the store. If others have one, their claims are unknown here, and the
@@ -233,6 +238,7 @@ class Catalog(CatalogClaims):
             if parent == standing.number:
                 parent = parent_row.parent
             self.forget_versions([standing.number])
+        self.skip_numbers(row.number)
         self.require(requires)
         self.add_packs(packs, bases)
         self._connection.execute("INSERT OR IGNORE INTO runs (name) VALUES (?)", [row.run])
@@ -504,13 +510,6 @@ class Catalog(CatalogClaims):
         """Remove a tag; raise `NotFoundError`."""
         if not self._connection.execute("DELETE FROM tags WHERE name = ?", [name]).rowcount:
             raise NotFoundError(f"Unknown tag {name}; `ckstore tag` lists the tags.")
-
-    def _write(self, name: str, value: str) -> None:
-        """Set a row of `meta`."""
-        self._connection.execute(
-            "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-            [name, value],
-        )
 
     def _place_all(
         self, row: VersionRow, uses: Mapping[str, str], objects: Sequence[Placement], raw: Sequence[Placement]

@@ -1,4 +1,4 @@
-"""The claims of processes in a catalog: reserved version numbers, and leases."""
+"""The claims of running processes: reserved version numbers, and leases."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
-from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.errors import IntegrityError
 from ckstore.storage import durable
-from ckstore.storage.catalog_reader import CatalogReader
+from ckstore.storage.catalog_reader import LAST, CatalogReader
 from ckstore.storage.schema import LIMIT
 
 #: Duration of a lease for other hosts, which cannot see whether its process still runs.
@@ -26,39 +27,42 @@ class CatalogClaims(CatalogReader):
         return self._connection.transaction()
 
     def reserve_number(self) -> int:
-        """Return a unique version number. Drop the reservations of dead processes."""
+        """Return a version number that no version and no other process has.
+
+        Numbers of failed and killed ingests stay reserved until a later version is committed: their packs may be left.
+        """
         with self.transaction():
+            last = self.last_number()
+            self._connection.execute("DELETE FROM reservations WHERE number <= ? AND host = ''", [last])
             host = socket.gethostname()
             for claim in self.reservations():
-                if claim.host == host and not durable.is_running(claim.pid):
-                    self._connection.execute("DELETE FROM reservations WHERE number = ?", [claim.number])
-            # A rebuilt catalog has versions, but no reservations.
-            self._connection.execute(
-                "INSERT INTO reservations SELECT 1 + MAX(COALESCE((SELECT MAX(number) FROM versions), 0),"
-                " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'reservations'), 0)), ?, ?, ?",
-                [os.getpid(), host, durable.timestamp()],
-            )
-            number = int(self._connection.rows("SELECT last_insert_rowid()")[0][0])
+                if claim.number <= last and claim.host == host and not durable.is_running(claim.pid):
+                    self.release_number(claim.number)
+            reserved = self.reserved_numbers()
+            # The first free one: a catalog that came back from a copy must stay older than the packs of later versions.
+            number = next(number for number in count(last + 1) if number not in reserved)
             if number >= LIMIT:
                 raise IntegrityError(
                     f"The catalog counts {number - 1} versions, which is too many; run `ckstore recover`."
                 )
+            self._connection.execute(
+                "INSERT INTO reservations VALUES (?, ?, ?, ?)", [number, os.getpid(), host, durable.timestamp()]
+            )
             return number
 
     def skip_numbers(self, last: int) -> None:
         """Reserve no number up to and including `last` from now on."""
         with self.transaction():
-            # An explicit number advances the table's counter.
-            self._connection.execute(
-                "INSERT OR IGNORE INTO reservations VALUES (?, ?, ?, ?)",
-                [last, os.getpid(), socket.gethostname(), durable.timestamp()],
-            )
-            self._connection.execute("DELETE FROM reservations WHERE number = ?", [last])
+            if last > self.last_number():
+                self._write(LAST, str(last))
 
     def release_number(self, number: int) -> None:
         """Drop a reservation; the number is not used again."""
         with self.transaction():
-            self._connection.execute("DELETE FROM reservations WHERE number = ?", [number])
+            if number <= self.last_number():
+                self._connection.execute("DELETE FROM reservations WHERE number = ?", [number])
+            else:
+                self._connection.execute("UPDATE reservations SET host = '' WHERE number = ?", [number])
 
     @contextmanager
     def lease(self, purpose: str, seconds: float = LEASE_SECONDS) -> Iterator[int]:
@@ -99,25 +103,9 @@ class CatalogClaims(CatalogReader):
         if self._connection.rows("SELECT 1 FROM leases WHERE id = ?", [number]):
             self.end_lease(number)
 
-    def take_over_claims(self, present: CatalogReader) -> bool:
-        """Copy reservations and leases from the catalog that this one replaces: they remain in force.
-
-        Return False if they cannot be read.
-        """
-        try:
-            reservations, leases = present.reservations(), present.leases()
-        except CkstoreError:
-            return False
-        with self.transaction():
-            self._connection.execute_many(
-                "INSERT OR IGNORE INTO reservations VALUES (?, ?, ?, ?)",
-                [(claim.number, claim.pid, claim.host, claim.created) for claim in reservations],
-            )
-            self._connection.execute_many(
-                "INSERT OR IGNORE INTO leases (id, pid, host, created, purpose, expires) VALUES (?, ?, ?, ?, ?, ?)",
-                [
-                    (claim.number, claim.pid, claim.host, claim.created, claim.purpose, claim.expires)
-                    for claim in leases
-                ],
-            )
-        return True
+    def _write(self, name: str, value: str) -> None:
+        """Set a row of `meta`."""
+        self._connection.execute(
+            "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            [name, value],
+        )

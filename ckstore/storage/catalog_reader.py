@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
@@ -33,11 +33,13 @@ from ckstore.storage.rows import (
     Totals,
     VersionRow,
 )
-from ckstore.storage.schema import Id, Integer, Plain, Positive, Size, Whole, Word, check, decode, rows
+from ckstore.storage.schema import Id, Integer, Plain, Positive, Size, Text, Whole, Word, check, decode, rows
 from ckstore.storage.segments import SUFFIX, Place
 from ckstore.storage.slots import Slots, among
 from ckstore.storage.version_names import resolve
 
+#: Row of `meta` with the highest number of any committed version.
+LAST = "versions:last"
 #: Row of `meta` with the time of the last change by `gc`.
 COLLECTED = "collected"
 #: Row of `meta` with the findings of the last collection: held bytes, packs of no version, last record in the log.
@@ -67,7 +69,8 @@ _STEPS = rows(Positive, Integer | None)
 _NAMES = rows(PackName)
 _OFFSETS = rows(PackName, Whole)
 _DESCRIBED = rows(Whole, Id, PackName, Whole)
-_NUMBER_ROWS = rows(Whole, Whole)
+_NUMBER_ROWS = rows(Whole)
+_LAST_ROWS = rows(Text, Annotated[str, Meta(pattern=r"\A[0-9]{1,15}\Z")])
 _NUMBERS = rows(Positive)
 _SLOTS, _USES, _BASES = rows(Slots), rows(PackName, Slots), rows(PackName, PackName)
 #: Distance of numbers within which a similar version is looked for.
@@ -526,13 +529,10 @@ class CatalogReader:
         return [PackInfo(name, nbytes) for _, name, nbytes in found]
 
     def last_number(self) -> int:
-        """Return the highest version number that this catalog has assigned."""
-        [[versions, handed_out]] = self._connection.rows(
-            "SELECT COALESCE((SELECT MAX(number) FROM versions), 0),"
-            " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'reservations'), 0)",
-            schema=_NUMBER_ROWS,
-        )
-        return int(max(versions, handed_out))
+        """Return the highest version number that was ever committed."""
+        found = self._connection.sealed("SELECT key, value, seal FROM meta WHERE key = ?", [LAST], _LAST_ROWS)
+        [[present]] = self._connection.rows("SELECT COALESCE(MAX(number), 0) FROM versions", schema=_NUMBER_ROWS)
+        return max([int(present), *(int(number) for _, number in found)])
 
     def objects(self) -> int:
         """Return the number of objects."""
@@ -545,11 +545,13 @@ class CatalogReader:
         return [f"{self._path} is damaged ({problem}); run `ckstore recover` to rebuild it." for problem in found]
 
     def reservations(self) -> list[Claim]:
-        """Return the reserved numbers without a version: of ingests in flight, or of killed ones."""
-        found = self._connection.rows(
-            "SELECT number, pid, host, created FROM reservations ORDER BY number", schema=RESERVATION_ROWS
-        )
-        return [Claim(*row) for row in found]
+        """Return the reserved numbers of running and killed ingests."""
+        query = "SELECT number, pid, host, created FROM reservations WHERE host <> '' ORDER BY number"
+        return [Claim(*row) for row in self._connection.claims(query, RESERVATION_ROWS)]
+
+    def reserved_numbers(self) -> set[int]:
+        """Return the numbers of reservations, dropped ones included."""
+        return {number for [number] in self._connection.claims("SELECT number FROM reservations", _NUMBERS)}
 
     def leases(self) -> list[Claim]:
         """Return the leases in force: of running processes on this host, and unexpired ones of other hosts."""
@@ -561,8 +563,8 @@ class CatalogReader:
         ]
 
     def _claims(self) -> list[Claim]:
-        found = self._connection.rows(
-            "SELECT id, pid, host, created, purpose, expires FROM leases ORDER BY created, id", schema=LEASE_ROWS
+        found = self._connection.claims(
+            "SELECT id, pid, host, created, purpose, expires FROM leases ORDER BY created, id", LEASE_ROWS
         )
         return [Claim(*row) for row in found]
 

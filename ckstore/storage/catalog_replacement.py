@@ -39,7 +39,7 @@ def replace_catalog(store: Path, fill: Callable[[Path, Catalog | None], None]) -
                 os.replace(temporary / root.CATALOG, store / root.CATALOG)
                 durable.sync_directory(store)
     finally:
-        for name in (root.CATALOG, root.CATALOG + "-journal"):
+        for name in (root.CATALOG, root.CATALOG + "-journal", root.CLAIMS, root.CLAIMS + "-journal"):
             (temporary / name).unlink(missing_ok=True)
         with suppress(OSError):
             temporary.rmdir()

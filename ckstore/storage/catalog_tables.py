@@ -124,22 +124,16 @@ CREATE TABLE settled_objects (key INTEGER PRIMARY KEY, pack INT NOT NULL, slot I
 CREATE TABLE recent_objects (key INTEGER PRIMARY KEY, pack INT NOT NULL, slot INT NOT NULL);
 CREATE VIEW objects AS
     SELECT key, pack, slot FROM recent_objects UNION ALL
-    SELECT key, pack, slot FROM settled_objects WHERE key NOT IN (SELECT key FROM recent_objects);
-CREATE TABLE reservations (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    pid INT NOT NULL,
-    host TEXT NOT NULL,
-    created TEXT NOT NULL
-);
-CREATE TABLE leases (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    purpose TEXT NOT NULL,
-    pid INT NOT NULL,
-    host TEXT NOT NULL,
-    created TEXT NOT NULL,
-    expires TEXT NOT NULL
-)
+    SELECT key, pack, slot FROM settled_objects WHERE key NOT IN (SELECT key FROM recent_objects)
 """
+
+#: The tables of the claims, in a file of their own.
+CLAIMS = (
+    "CREATE TABLE IF NOT EXISTS claims.reservations (number INTEGER PRIMARY KEY, pid INT NOT NULL,"
+    " host TEXT NOT NULL, created TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS claims.leases (id INTEGER PRIMARY KEY, purpose TEXT NOT NULL, pid INT NOT NULL,"
+    " host TEXT NOT NULL, created TEXT NOT NULL, expires TEXT NOT NULL)",
+)
 
 _LAST = (
     "coalesce((SELECT number FROM versions WHERE NOT superseded ORDER BY number DESC LIMIT 1),"
@@ -254,6 +248,12 @@ _OTHERS = re.compile(r"sqlite_\w+|(?:idx_)?_sqlite_migrations\w*")
 def seal(*values: object) -> int:
     """Return the checksum of a row: the CRC-32 of its values as a tuple in Python's ASCII notation."""
     return crc32(ascii(values).encode())
+
+
+def are_claims(found: Iterable[tuple[object, object, object]]) -> bool:
+    """Return whether a file has the tables of the claims and nothing else, given type, name and SQL of its objects."""
+    stored = {statement.replace("IF NOT EXISTS claims.", "") for statement in CLAIMS}
+    return {statement for _, _, statement in found} == stored
 
 
 def odd_one(found: Iterable[tuple[object, object, object]]) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -161,7 +161,7 @@ def contradictions(
     tags: Mapping[str, int],
     policies: Mapping[str, str],
     collected: str,
-    last_number: int,
+    is_known: Callable[[int], bool],
 ) -> Iterator[str]:
     """Yield a sentence for each fact of a catalog that only the log can confirm, and does not.
 
@@ -184,7 +184,7 @@ def contradictions(
         if mark != (uid in known_marks):
             yield f"Version {uid} is {'' if mark else 'not '}superseded, unlike in the log; run `ckstore recover`."
     highest = max((number for record in records for number in _numbers(record)), default=0)
-    if last_number < highest:
+    if highest and not is_known(highest):
         yield f"The catalog does not know version {highest} in the log; run `ckstore recover`."
 
 

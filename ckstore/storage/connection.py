@@ -25,7 +25,7 @@ from ckstore.errors import (
     ReadOnlyError,
 )
 from ckstore.runtime import access, forks
-from ckstore.storage import catalog_tables, durable
+from ckstore.storage import catalog_tables, durable, root
 from ckstore.storage.schema import Text, check, rows
 
 #: The format version of the catalog, in SQLite's `user_version`.
@@ -107,6 +107,18 @@ class Connection:
                 if schema is not None:
                     check([found], schema)
             return found
+
+    def claims(self, query: str, schema: type[Struct]) -> list[Any]:
+        """Return rows of the claims; of a store that is open for reading none if they cannot be read."""
+        if self.mode == "a":
+            return self.rows(query, schema=schema)
+        path = self.path.with_name(root.CLAIMS)
+        with suppress(sqlite3.Error, ValueError), self._lock:
+            with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as database:
+                found = database.execute(query).fetchall()
+            check([found], schema)
+            return found
+        return []
 
     def sealed(self, query: str, parameters: Sequence[Any] = (), schema: type[Struct] | None = None) -> list[Any]:
         """Return all rows of a query without their last column, the checksum of the others.
@@ -290,7 +302,36 @@ class Connection:
         # written and synced twice: before the commit, and with it.
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         database.execute("PRAGMA temp_store = MEMORY")
+        if not self._attach_claims(database):
+            remove_claims(self.path.parent)
+            if not self._attach_claims(database):
+                raise damaged(self.path.with_name(root.CLAIMS), "it changes while it is opened")
         return database
+
+    def _attach_claims(self, database: sqlite3.Connection) -> bool:
+        """Attach the claims of running processes; return False if they are damaged.
+
+        Nothing syncs their file: a loss of power ends the processes, too.
+        """
+        path = self.path.with_name(root.CLAIMS)
+        with suppress(FileExistsError):
+            durable.new_file(path).close()
+        is_attached = False
+        try:
+            database.execute("ATTACH ? AS claims", [f"file:{quote(str(path.absolute()))}?mode=rw"])
+            is_attached = True
+            database.execute("PRAGMA claims.synchronous = OFF")
+            database.execute("PRAGMA claims.page_size = 512")
+            for statement in catalog_tables.CLAIMS:
+                database.execute(statement)
+            if catalog_tables.are_claims(database.execute("SELECT type, name, sql FROM claims.sqlite_master")):
+                return True
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (*_DAMAGED, sqlite3.SQLITE_ERROR):
+                raise
+        if is_attached:
+            database.execute("DETACH claims")
+        return False
 
     def _connect_read_only(self) -> sqlite3.Connection:
         try:
@@ -384,6 +425,12 @@ def place_lock(directory: Path, *, exclusive: bool = False) -> Iterator[None]:
         yield
     finally:
         forks.close_unshared(descriptor)
+
+
+def remove_claims(store: Path) -> None:
+    """Remove damaged claims."""
+    for name in (root.CLAIMS, root.CLAIMS + "-journal"):
+        (store / name).unlink(missing_ok=True)
 
 
 def add_seal(database: sqlite3.Connection) -> None:

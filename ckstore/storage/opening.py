@@ -111,11 +111,9 @@ def rebuild_from_log(place: Path | str) -> bool:
 
     mirror = find(place, from_log=True)
 
-    def fill(target: Path, present: Catalog | None) -> None:
+    def fill(target: Path, _: Catalog | None) -> None:
         with RemoteCatalog(replace(mirror, path=target)) as catalog:
             catalog.refresh()
-            if present is not None:
-                catalog.take_over_claims(present)
 
     replace_catalog(mirror.path, fill)
     return True

@@ -15,6 +15,7 @@ from ckstore.storage import durable
 PACKS = "packs"
 LOG = "log"
 CATALOG = "catalog.sqlite"
+CLAIMS = "claims.sqlite"
 #: Keeps the store out of the Git repository around it.
 IGNORE = ".gitignore"
 _IGNORED = b"*\n"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from threading import Thread
@@ -23,7 +23,7 @@ from msgspec import UNSET, structs
 
 import ckstore
 from ckstore.commit.in_full import store_in_full
-from ckstore.errors import DiskFullError, IntegrityError, LockedError, UsageError
+from ckstore.errors import CkstoreError, DiskFullError, IntegrityError, LockedError, UsageError
 from ckstore.gc import collect as module
 from ckstore.gc import plan as garbage
 from ckstore.gc import reachability
@@ -32,7 +32,7 @@ from ckstore.gc.repack import repack
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import Linear
 from ckstore.recovery.recover import recover
-from ckstore.storage import durable
+from ckstore.storage import durable, root
 from ckstore.storage.pack import PackWriter
 from tests.checkpoints import change_pack, draw, listing, pack_bytes, packs_of, scratch, settled, sha256
 from tests.format_reader import Reader
@@ -521,7 +521,48 @@ def test_a_catalog_that_is_older_than_the_packs(path: Path, series: list[Path], 
     check(path, series, ["a@0", "a@1", "a@2", "a@3", "a@4", "a@5", "a@6", "b@6"])
 
 
+@pytest.mark.local
+def test_a_catalog_that_is_older_than_the_packs_and_goes_on(path: Path, series: list[Path], directory: Path) -> None:
+    """Its next versions have the numbers of lost ones, not later ones, which would hide that versions are lost."""
+    with ckstore.open(path) as store:
+        store.encode()
+    shutil.copy(path / "catalog.sqlite", directory / "old.sqlite")
+    with ckstore.open(path) as store:
+        for name in ("c", "d", "e"):
+            store.ingest(series[6], run=name)
+        store._catalog.release_number(store._catalog.reserve_number())
+    shutil.copy(directory / "old.sqlite", path / "catalog.sqlite")
+    for file in (path / "packs").iterdir():
+        age(file)
+    with ckstore.open(path) as store:
+        store.ingest(series[5], run="f", hot=0)
+        refused(store, "The catalog is older than pack ")
+    with suppress(CkstoreError):
+        recover(path)
+    with ckstore.open(path) as store:
+        assert {"c@6", "d@6", "e@6", "f@5"} <= {f"{row.run}@{row.step}" for row in store._catalog.versions()}
+
+
 # Crashes
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_killed_ingest_whose_reservation_a_power_cut_took(path: Path, series: list[Path], goes_on: bool) -> None:
+    abandoned(path, series[7])
+    for file in (path / "packs").iterdir():
+        age(file)
+    (path / root.CLAIMS).unlink()
+    with ckstore.open(path) as store:
+        refused(store, "The catalog is older than pack ")
+        if goes_on:
+            store.ingest(series[8], run="c")
+            assert store.gc().files == 2
+    if not goes_on:
+        assert recover(path).problems == []
+        with ckstore.open(path) as store:
+            store["a@7"].checkout(path.parent / "out.pt")
+            assert (path.parent / "out.pt").read_bytes() == series[7].read_bytes()
 
 
 def gc_killed(store: Path, wanted: int) -> int:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -194,13 +195,43 @@ def test_numbers_are_never_given_twice(catalog, store):
     assert catalog.reserve_number() == 6
 
 
-def test_reservations_of_the_dead_are_dropped(catalog):
+def test_reservations_of_the_dead_are_dropped_once_a_later_version_exists(catalog, store):
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     with catalog.transaction():
         number = catalog.reserve_number()
         catalog._connection.execute("UPDATE reservations SET pid = ?", [int(done.stdout)])
     assert catalog.reserve_number() == number + 1
-    assert [claim.number for claim in catalog.reservations()] == [number + 1]
+    assert [claim.number for claim in catalog.reservations()] == [number, number + 1]
+    write_version(catalog, store)
+    assert catalog.reserve_number() == number + 3
+    assert [claim.number for claim in catalog.reservations()] == [number + 1, number + 3]
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "noise", "trigger", "table"])
+def test_claims_that_a_loss_of_power_damaged_are_made_again(filled, store, damage):
+    filled.reserve_number()
+    filled.close()
+    path = store / root.CLAIMS
+    data = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    elif damage in ("trigger", "table"):
+        with closing(sqlite3.connect(path)) as database:
+            database.execute(
+                "CREATE TABLE t (x)"
+                if damage == "table"
+                else "CREATE TRIGGER t AFTER INSERT ON leases BEGIN DELETE FROM reservations; END"
+            )
+    else:
+        path.write_bytes({"empty": b"", "cut": data[:700], "noise": random.Random(0).randbytes(len(data))}[damage])
+    with Catalog.open(store) as reader:
+        assert len(reader.versions()) == 3
+        assert len(reader.reservations()) == (damage in ("trigger", "table"))
+    with Catalog.open(store, "a") as again:
+        assert again.reservations() == again.leases() == []
+        assert again.reserve_number() == again.last_number() + 1 == 4
+        with again.lease("ingest"):
+            assert [lease.purpose for lease in again.leases()] == ["ingest"]
 
 
 def test_a_lease_counts_while_its_process_runs(catalog):
@@ -234,15 +265,10 @@ def test_a_lease_from_before_the_catalog_was_rebuilt_ends_no_other(catalog, stor
         lease.__exit__(None, None, None)
 
 
-def test_claims_are_taken_over_by_the_catalog_that_is_built(catalog, store):
+def test_claims_outlast_the_catalog(catalog, store):
     number = catalog.reserve_number()
     with catalog.lease("ingest"):
-
-        def take_over(fresh: Path, present: Catalog) -> None:
-            with Catalog(fresh, "a") as built:
-                built.take_over_claims(present)
-
-        replace_catalog(store, take_over)
+        replace_catalog(store, lambda fresh, present: None)
         assert [lease.purpose for lease in catalog.leases()] == ["ingest"]
         assert [claim.number for claim in catalog.reservations()] == [number]
         assert catalog.reserve_number() == number + 1
@@ -317,8 +343,7 @@ def test_records_of_a_transaction_that_sqlite_ended_itself(filled, store, is_com
             if is_committed:
                 filled.forget_versions([3])
             else:
-                claim = "INSERT INTO leases (purpose, pid, host, created, expires) VALUES (?, 1, '', '', '')"
-                filled._connection.execute(claim, ["long" * 50_000])
+                filled._connection.execute("INSERT INTO tags (name, version) VALUES (?, 1)", ["long" * 50_000])
 
     def interrupted(name):
         if name == "after-commit":
@@ -503,7 +528,7 @@ def test_replacing_the_catalog(filled, store):
         assert catalog.tags() == {"kept": 1}
         assert [pack.name for pack in catalog.packs()] == [pack.name for pack in packs[:2]]
         assert catalog.reserve_number() == 3
-    assert sorted(os.listdir(store)) == [root.IGNORE, root.CATALOG, root.LOG, root.PACKS]
+    assert sorted(os.listdir(store)) == [root.IGNORE, root.CATALOG, root.CLAIMS, root.LOG, root.PACKS]
 
 
 def test_a_failed_replacement_changes_nothing(filled, store):
@@ -515,7 +540,7 @@ def test_a_failed_replacement_changes_nothing(filled, store):
     with pytest.raises(ZeroDivisionError):
         replace_catalog(store, fail)
     assert len(filled.versions()) == 3
-    assert sorted(os.listdir(store)) == [root.IGNORE, root.CATALOG, root.LOG, root.PACKS]
+    assert sorted(os.listdir(store)) == [root.IGNORE, root.CATALOG, root.CLAIMS, root.LOG, root.PACKS]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x" * 5000])

@@ -140,8 +140,6 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
         with forks.Lock(), closing(sqlite3.connect(mirror.path / root.CATALOG)) as database:
             database.execute("VACUUM INTO ?", [str(temporary)])
         with forks.Lock(), closing(sqlite3.connect(temporary, isolation_level=None)) as database:
-            for table in ("reservations", "leases"):
-                database.execute(f"DELETE FROM {table}")
             head = database.execute("SELECT value FROM meta WHERE key = 'mirror:head'").fetchone()
         if head is None or int(head[0].partition(" ")[0]) < number:
             return

@@ -12,9 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, TypeVar
-
-from msgspec import Meta
+from typing import Any, TypeVar
 
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, ReadOnlyError
 from ckstore.runtime.lru import Lru
@@ -27,8 +25,7 @@ from ckstore.storage.remote import retries
 from ckstore.storage.remote.changes import call_again, plain_call
 from ckstore.storage.remote.mirror import EVERY, Mirror, needs_snapshot, put_snapshot
 from ckstore.storage.remote.remote_log import BehindError, Head, RemoteLog
-from ckstore.storage.rows import META_ROWS, VersionRow
-from ckstore.storage.schema import Text, rows
+from ckstore.storage.rows import META_ROWS
 
 T = TypeVar("T")
 
@@ -49,9 +46,6 @@ _TABLES = {
     "policies": "SELECT run, policy FROM policies ORDER BY 1",
     "collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'mirror:head') ORDER BY 1",
 }
-#: Row of `meta` with the highest number of any committed version.
-HIGHEST = "mirror:highest"
-META_VALUES = rows(Text, Annotated[str, Meta(pattern=r"\A[0-9]{1,15}\Z")])
 #: Prefix of the rows of `meta` for removed packs; the pack's name follows.
 GONE = "gone:"
 
@@ -179,16 +173,9 @@ class RemoteCatalog(Catalog):
             ):  # Ignored, since the change is already committed.
                 put_snapshot(self._mirror, made.number)
 
-    def commit_version(self, row: VersionRow, *arguments: Any, **named: Any) -> None:
-        """As for a local catalog; no mirror uses the number again, even after the version is forgotten."""
-        super().commit_version(row, *arguments, **named)
-        self._write(HIGHEST, str(row.number))
-        self.skip_numbers(row.number)
-
     def free_number(self, number: int) -> int:
         """Return the number, or the next free one if others have committed it, or a later one."""
-        found = self._connection.sealed("SELECT key, value, seal FROM meta WHERE key = ?", [HIGHEST], META_VALUES)
-        highest = int(found[0][1]) if found else 0
+        highest = self.last_number()
         if number > highest:
             return number
         self.release_number(number)
