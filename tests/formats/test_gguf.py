@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.containers import gguf
 from ckstore.formats.detect import holds_tensors, parse
@@ -84,6 +85,13 @@ def test_alignment_and_empty_tensors() -> None:
     ]  # fmt: skip
     assert layout.extents[1].start == layout.extents[0].start + 16
     assert assert_comes_back(gguf_bytes([])).tree is None
+
+
+def test_every_type_of_the_library_is_known() -> None:
+    library = pytest.importorskip("gguf")
+    known = {kind: (1, ITEM_SIZES[dtype]) for kind, dtype in gguf._DTYPES.items()}
+    known |= {kind: (elements, size) for kind, (_, elements, size) in gguf._QUANTISED.items()}
+    assert library.GGML_QUANT_SIZES.items() <= known.items()
 
 
 def test_types_to_come_are_bytes_up_to_the_next_tensor() -> None:
