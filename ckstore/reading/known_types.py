@@ -281,11 +281,61 @@ def _scalar(dtype: Any, data: Any) -> Any:
     return _array((1,), dtype, data, "C")[0]
 
 
+_BIT_GENERATORS = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+#: Shape and dtype of each array in a bit generator's state, and the largest position: NumPy checks neither.
+_STATES = {"MT19937": ("key", 624, np.uint32), "Philox": ("counter", 4, np.uint64), "SFC64": ("state", 4, np.uint64)}
+_POSITIONS = {"MT19937": 624, "Philox": 4}
+_LARGEST_POOL = 64
+
+
+def _check_state(values: Any) -> None:
+    """Raise unless arrays and positions in the state of a bit generator are within its own."""
+    kind, inner = values["bit_generator"], values["state"]
+    arrays = [(inner[_STATES[kind][0]], *_STATES[kind][1:])] if kind in _STATES else []
+    if kind == "Philox":
+        arrays += [(inner["key"], 2, np.uint64), (values["buffer"], 4, np.uint64)]
+    _require(all(isinstance(one, np.ndarray) and one.shape == (n,) and one.dtype == of for one, n, of in arrays))
+    position = inner["pos"] if kind == "MT19937" else values.get("buffer_pos", 0)
+    _require(type(position) is int and 0 <= position <= _POSITIONS.get(kind, 0))
+
+
+def _seed_sequence(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(args[0] is np.random.SeedSequence and not items)
+    entropy, children, pool, size, key = state
+    _require(type(size) is int and size <= _LARGEST_POOL)
+    made = np.random.SeedSequence(entropy, spawn_key=key, pool_size=size, n_children_spawned=children)
+    _require(np.array_equal(made.pool, pool))
+    return made
+
+
+def _bit_generator(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    values, sequence = state
+    _require(args[0] in _BIT_GENERATORS and isinstance(sequence, np.random.SeedSequence | None) and not items)
+    _check_state(values)
+    made = args[0](0)
+    made.__setstate__((values, sequence))
+    return made
+
+
+def _random_state(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(isinstance(args[0], _BIT_GENERATORS) and not items)
+    _check_state(state)
+    made = np.random.RandomState(args[0])
+    made.set_state(state)
+    return made
+
+
+def _torch_generator(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(args[0].type == "cpu" and not items)
+    return torch.Generator().set_state(state[2])
+
+
 #: Classes, and constants of torch, that a pickle may name without a call.
 NAMED: dict[str, Any] = {
     **CLASSES,
     "numpy.ndarray": np.ndarray,
     "numpy.record": np.record,
+    **{f"{one.__module__}.{one.__name__}": one for one in (*_BIT_GENERATORS, np.random.SeedSequence)},
     **{f"numpy.{one.__name__}": one for one in set(np.sctypeDict.values()) if one is not np.object_},
     **{
         f"torch.{name}": value
@@ -315,6 +365,10 @@ MAKERS: dict[str, _Make] = {
     "decimal.Decimal": _called(decimal.Decimal, str),
     "fractions.Fraction": _called(_fraction),
     "numpy.dtype": _dtype,
+    "numpy.random._pickle.__bit_generator_ctor": _bit_generator,
+    "numpy.random._pickle.__generator_ctor": _called(np.random.Generator, *_BIT_GENERATORS),
+    "numpy.random._pickle.__randomstate_ctor": _random_state,
+    "numpy.random.bit_generator.__pyx_unpickle_SeedSequence": _seed_sequence,
     **{f"{core}._reconstruct": _reconstruct for core in NUMPY_CORES},
     **{f"{core}.scalar": _called(_scalar) for core in NUMPY_CORES},
     **{f"{core.removesuffix('multiarray')}numeric._frombuffer": _called(_from_buffer) for core in NUMPY_CORES},
@@ -324,6 +378,7 @@ MAKERS: dict[str, _Make] = {
         for kind in (type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath)
     },
     ATTRIBUTED: _tensor,
+    "torch._C.Generator": _torch_generator,
     SPARSE: _called(_sparse),
     NESTED: _called(_nested, torch.Tensor),
     JAGGED: _called(_jagged, dict),

@@ -30,6 +30,14 @@ from ckstore.formats.layout import Extent, Tensor, TensorRef, Unknown
 from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.zip_writer import plan_torch
 
+BIT_GENERATORS = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+
+
+def drawn(generator: np.random.Generator) -> np.random.Generator:
+    generator.integers(5, dtype=np.uint32)
+    return generator
+
+
 _OPTIONS = collections.OrderedDict(b=1, a=2)
 _RECORDS = np.array([(1.5, 2)], [("x", "<f4"), ("y", ">i2", (1,))])
 
@@ -60,6 +68,8 @@ KNOWN: dict[str, Any] = {
         np.array([1.5], ">f8"), np.array(["ab", "c"]), np.array([b"ab"]), _RECORDS,
         np.array(["2024-02-29"], "M8[D]"), np.array([3], "m8[us]"), np.array([1], np.longdouble),
     ],
+    "numpy.random.Generator": [drawn(np.random.Generator(kind(5))) for kind in BIT_GENERATORS],
+    "numpy.random.RandomState": [np.random.RandomState(2), np.random.RandomState(np.random.MT19937(3))],
     "numpy numbers": [
         np.float64(1.5), np.float32(0.1), np.int64(-3), np.uint8(7), np.bool_(True), np.complex128(1j),
         np.str_("ab"), np.bytes_(b"ab"), np.datetime64("2024-02-29"), np.timedelta64(3, "s"),
@@ -74,6 +84,7 @@ KNOWN: dict[str, Any] = {
     "torch.__version__": torch.__version__,
     "torch.device": [torch.device("cpu"), torch.device("cuda", 1)],
     "torch.dtype": [torch.float16, torch.bool, torch.quint8],
+    "torch.Generator": torch.Generator().manual_seed(3),
     "types.SimpleNamespace": types.SimpleNamespace(a=1, b=np.arange(2)),
     "torch.Tensor": [torch.ones(2).requires_grad_(), torch.tensor([1j]).conj(), torch.ones(2, 3).t()],
     "torch.nn.Parameter": torch.nn.Parameter(torch.ones(2)),
@@ -111,6 +122,13 @@ def assert_alike(found: Any, expected: Any) -> None:
         assert_alike(vars(found), vars(expected))
     elif isinstance(expected, torch.Tensor):
         assert torch.equal(found, expected)
+    elif isinstance(expected, torch.Generator):
+        assert torch.equal(found.get_state(), expected.get_state())
+    elif isinstance(expected, np.random.Generator):
+        assert_alike(found.bit_generator.state, expected.bit_generator.state)
+        assert found.bit_generator.seed_seq.state == expected.bit_generator.seed_seq.state
+    elif isinstance(expected, np.random.RandomState):
+        assert_alike(found.get_state(legacy=False), expected.get_state(legacy=False))
     else:
         assert found == expected
 
@@ -376,3 +394,26 @@ def test_the_documentation_lists_the_types() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/types.md").read_text()
     listed = re.findall(r"^\* `([^`]+)`", page, re.MULTILINE)
     assert sorted(listed) == sorted(KNOWN)
+
+
+def test_positions_outside_of_a_random_state_stay_unknown(tmp_path: Path) -> None:
+    def changed(kind: Any, **values: Any) -> Call:
+        function, args, (state, sequence) = kind(5).__reduce__()
+        inner = {name: value for name, value in values.items() if name in state["state"]}
+        return Call(function, args, (state | values | {"state": state["state"] | inner}, sequence))
+
+    short = np.zeros(3, np.uint64)
+    twister, philox, small = np.random.MT19937, np.random.Philox, np.random.SFC64
+    lies = [
+        changed(twister, pos=625), changed(twister, pos=-1), changed(twister, pos=2.0), changed(twister, key=short),
+        changed(philox, buffer_pos=5), changed(philox, buffer_pos=-1), changed(philox, buffer=short),
+        changed(philox, counter=short), changed(philox, key=short), changed(small, state=short),
+        changed(np.random.PCG64, bit_generator="MT19937"),
+    ]  # fmt: skip
+    function, args, state = np.random.SeedSequence(5).__reduce__()
+    lies += [Call(function, args, (*state[:3], 2**40, ())), Call(function, args, (6, *state[1:]))]
+    legacy = np.random.RandomState(2).__reduce__()
+    lies.append(Call(legacy[0], legacy[1], legacy[2] | {"state": {**legacy[2]["state"], "pos": 10**6}}))
+    torch.save({"x": lies, "w": torch.ones(1)}, tmp_path / "a.pt")
+    found = state_dict_of(tmp_path / "a.pt", tmp_path / "store")["x"]
+    assert [number for number, one in enumerate(found) if not isinstance(one, Unknown)] == []

@@ -63,7 +63,10 @@ _REDUCED = frozenset(
     {
         "argparse.Namespace", "builtins.bytearray", "builtins.range", "builtins.slice", "collections.Counter",
         "collections.deque", "datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta",
-        "datetime.timezone", "decimal.Decimal", "fractions.Fraction", "pathlib.PosixPath", "pathlib.PurePosixPath",
+        "datetime.timezone", "decimal.Decimal", "fractions.Fraction", "numpy.random._generator.Generator",
+        "numpy.random._mt19937.MT19937", "numpy.random._pcg64.PCG64", "numpy.random._pcg64.PCG64DXSM",
+        "numpy.random._philox.Philox", "numpy.random._sfc64.SFC64", "numpy.random.bit_generator.SeedSequence",
+        "numpy.random.mtrand.RandomState", "torch._C.Generator", "pathlib.PosixPath", "pathlib.PurePosixPath",
         "pathlib.PureWindowsPath", "pathlib.WindowsPath", "pathlib._local.PosixPath", "pathlib._local.PurePosixPath",
         "pathlib._local.PureWindowsPath", "pathlib._local.WindowsPath", "torch.Size", "torch.device", "torch.dtype",
         "torch.layout", "torch.qscheme", "torch.torch_version.TorchVersion", "types.SimpleNamespace", "uuid.UUID",
@@ -306,6 +309,8 @@ class _Describer:
     def __init__(self, *, is_pickling: bool, is_outlining: bool) -> None:
         self._is_pickling = is_pickling
         self._is_outlining = is_outlining
+        #: Whether arrays are part of an object that `torch.load` makes with them, and are no tensors then.
+        self._is_inline = False
         self._found: list[_Found] = []
         self._versions: list[tuple[Any, int, Path]] = []
         self._open: set[int] = set()
@@ -377,7 +382,10 @@ class _Describer:
         if self._numpy is not None and isinstance(node, self._numpy.dtype | self._numpy.generic):
             dtype = node if isinstance(node, self._numpy.dtype) else node.dtype
         if _name(kind) in _REDUCED or (dtype is not None and _is_own(dtype)):
-            return self._reduced(node, path, depth)
+            outer, self._is_inline = self._is_inline, self._is_inline or kind.__module__.startswith("numpy.random")
+            made = self._reduced(node, path, depth)
+            self._is_inline = outer
+            return made
         if self._registered.get(_name(kind)) is kind and _is_plain(node):
             return self._reduced(node, path, depth)
         return self._unknown(node, f"The state dict holds a {_name(kind)} at {_shown(path)}, which cannot be stored")
@@ -599,7 +607,7 @@ class _Describer:
             return self._unknown(
                 array, f"The array at {_shown(path)} is a {_name(type(array))} of {dtype}, which cannot be stored"
             )
-        if dtype.name in ITEM_SIZES and dtype.fields is None:
+        if dtype.name in ITEM_SIZES and dtype.fields is None and not self._is_inline:
             return self._keep(self._array(array, path or ROOT))
         if _is_own(dtype) and dtype.itemsize:
             return self._reduced(numpy.asarray(array), path, depth)
