@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ckstore.checking.catalog_check import catalog_problems
+from ckstore.checking.catalog_check import CatalogCheck, store_problems
 from ckstore.codecs.lattice import Bits
 from ckstore.errors import AccessError, CkstoreError, IntegrityError
 from ckstore.formats.paths import listed
@@ -27,9 +27,12 @@ from ckstore.runtime.threads import in_order, worker_count
 if TYPE_CHECKING:
     from ckstore.objects.documents import FileEntry
     from ckstore.repository import Repository
+    from ckstore.storage.pack import PackInfo
 
 #: Most repetitions of a failed check while other processes change the store.
 _LOOKS = 8
+#: Packs that are checked at once: half of the manifests in the cache, as chains lead to the slice before.
+_SLICE = 64
 
 
 @dataclass(slots=True)
@@ -90,56 +93,130 @@ def verify(
     report.problems += repository.catalog.check()
     if report.problems:
         return report  # A damaged catalog would only cause misleading problems below.
-    report.problems += _lasting(repository, lambda: list(catalog_problems(repository, versions)))
-    _check_packs(repository, report, chosen, step)
-    while versions:
-        versions = _check_versions(repository, versions, report, chosen, step)
+    report.problems += _lasting(repository, lambda: list(store_problems(repository)))
+    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+        check = _Check(repository, report, chosen, step, pool)
+        for packs, part in _slices(repository, versions):
+            for pack in packs:
+                check.pack(pack)
+                check.catalog([pack.name], [version for version in part if version.row.pack == pack.name])
+            while part:
+                part = check.versions(part)
+        check.end()
+    for segment in repository.packs.segments():
+        if chosen() and (reason := repository.packs.damage_of(segment)):
+            report.problems.append(f"File {segment} of packs is damaged ({reason}); restore it from a copy.")
     report.damaged = {number: sorted(set(found)) for number, found in sorted(report.damaged.items())}
     return report
 
 
-def _check_versions(
-    repository: Repository,
-    versions: Sequence[StoredVersion],
-    report: VerifyReport,
-    chosen: Callable[[], bool],
-    progress: Callable[[int], None],
-) -> list[StoredVersion]:
-    """Check versions; return the current rows of damaged versions that changed during the check.
+def _slices(
+    repository: Repository, versions: Sequence[StoredVersion]
+) -> Iterator[tuple[list[PackInfo], list[StoredVersion]]]:
+    """Yield the packs of a store, some after others, each with the versions in it; then versions in no pack.
 
-    Their problems are not reported, nor problems of versions that were forgotten.
+    Nothing keeps the documents of versions of former slices.
     """
-    objects, problems = _objects(versions, report)
-    wanted = [item for item in objects.items() if chosen()]
-    # Objects of one key are checked in a row: the parent's chunks are still cached when a delta needs them.
-    wanted.sort(key=lambda item: (item[1][0].unit.key, item[1][0].version.row.number))
-    groups = [list(group) for _, group in groupby(wanted, lambda item: item[1][0].unit.key)]
-    # A damaged object affects all versions that hold it or an object stored against it.
-    affected: dict[tuple[str, tuple[str, ...]], set[int]] = {}
-    tasks: list[_Task] = [[(ids, places[0].unit) for ids, places in group] for group in groups]
-    # The store's own reader may still cache chunks from an ingest.
-    check = partial(_check_group, ObjectReader(repository.resolver, repository.packs))
-    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-        for group, found in zip(groups, in_order(pool, check, tasks, 4), strict=True):
-            for (_, places), (chunks, nbytes, problem) in zip(group, found, strict=True):
+    left: dict[str, list[StoredVersion]] = {}
+    for version in versions:
+        left.setdefault(version.row.pack, []).append(version)
+    packs = iter(repository.catalog.packs())
+    while part := list(islice(packs, _SLICE)):
+        inside = [version for pack in part for version in left.pop(pack.name, ())]
+        yield part, [StoredVersion(repository, version.row) for version in inside]
+    if left:
+        yield [], [version for inside in left.values() for version in inside]
+
+
+class _Check:
+    """Checks packs and versions slice by slice; a manifest is decoded once while its slice is checked."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        report: VerifyReport,
+        chosen: Callable[[], bool],
+        progress: Callable[[int], None],
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._repository = repository
+        self._report = report
+        self._chosen = chosen
+        self._progress = progress
+        self._pool = pool
+        self._catalog = CatalogCheck(repository)
+        # The store's own reader may still cache chunks from an ingest.
+        self._reader = ObjectReader(repository.resolver, repository.packs)
+        # The problem of each object of former slices, or an empty string.
+        self._checked: dict[_Ids, str] = {}
+        # A damaged object affects all versions that hold it or an object stored against it.
+        self._affected: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+
+    def pack(self, pack: PackInfo) -> None:
+        """Compare a pack with its name."""
+        if self._chosen():
+            self._report.packs += 1
+            if problem := _check_pack(self._repository, pack.name):
+                self._report.problems.append(problem)
+            self._progress(pack.bytes)
+
+    def catalog(self, packs: Sequence[str], versions: Sequence[StoredVersion]) -> None:
+        """Compare the catalog with manifests."""
+        if list(self._catalog.problems(packs, versions)):
+            self._report.problems += _lasting(
+                self._repository, lambda: list(CatalogCheck(self._repository).problems(packs, versions))
+            )
+
+    def versions(self, versions: Sequence[StoredVersion]) -> list[StoredVersion]:
+        """Check versions; return the current rows of damaged versions that changed during the check.
+
+        Their problems are not reported, nor problems of versions that were forgotten.
+        """
+        report, fresh = self._report, {}
+        objects, problems = _objects(versions, report)
+        for ids, places in objects.items():
+            if ids not in self._checked:
+                self._checked[ids] = ""
+                if self._chosen():
+                    fresh[ids] = places
+        # Objects of one key are checked in a row: the parent's chunks are still cached when a delta needs them.
+        wanted = sorted(fresh.items(), key=lambda item: (item[1][0].unit.key, item[1][0].version.row.number))
+        groups = [list(group) for _, group in groupby(wanted, lambda item: item[1][0].unit.key)]
+        tasks: list[_Task] = [[(ids, places[0].unit) for ids, places in group] for group in groups]
+        check = partial(_check_group, self._reader)
+        for group, found in zip(groups, in_order(self._pool, check, tasks, 4), strict=True):
+            for (ids, _), (chunks, nbytes, problem) in zip(group, found, strict=True):
                 report.objects += 1
                 report.chunks += chunks
                 report.bytes += nbytes
-                for version, number in places if problem else ():
+                self._checked[ids] = problem
+                self._progress(nbytes)
+        affected: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+        for ids, places in objects.items():
+            if problem := self._checked[ids]:
+                for version, number in places:
                     names = version.contents.names(number)
                     affected.setdefault((problem, tuple(names)), set()).add(version.row.number)
                     report.damaged.setdefault(version.row.number, []).extend(names)
-                progress(nbytes)
-    changed, again = _changed(repository, [version for version in versions if version.row.number in report.damaged])
-    for number in changed:
-        del report.damaged[number]
-    report.versions -= len(again)
-    report.problems += [problem for problem, number in problems if number not in changed]
-    for (problem, paths), numbers in affected.items():
-        if left := sorted(numbers - changed):
-            noun = "version" if len(left) == 1 else "versions"
-            report.problems.append(f"{listed(paths)} of {noun} {', '.join(map(str, left))}: {problem}")
-    return again
+        damaged = [version for version in versions if version.row.number in report.damaged]
+        changed, again = _changed(self._repository, damaged)
+        for number in changed:
+            del report.damaged[number]
+        report.versions -= len(again)
+        report.problems += [problem for problem, number in problems if number not in changed]
+        for said, numbers in affected.items():
+            if left := numbers - changed:
+                self._affected.setdefault(said, set()).update(left)
+        for ids, places in objects.items() if again else ():
+            if any(place.version.row.number in changed for place in places):
+                del self._checked[ids]
+        return again
+
+    def end(self) -> None:
+        """Report the damaged objects, each with all versions that it affects."""
+        for (problem, paths), numbers in self._affected.items():
+            noun = "version" if len(numbers) == 1 else "versions"
+            self._report.problems.append(f"{listed(paths)} of {noun} {', '.join(map(str, sorted(numbers)))}: {problem}")
 
 
 def _objects(
@@ -253,22 +330,6 @@ def bytes_to_check(repository: Repository, versions: Sequence[StoredVersion], sa
         with suppress(CkstoreError):  # `verify` reports its damage.
             objects |= {_ids(version, number): unit.nbytes for number, unit in enumerate(version.layout.units)}
     return round((total + sum(objects.values())) * (1.0 if sample is None else sample))
-
-
-def _check_packs(
-    repository: Repository,
-    report: VerifyReport,
-    chosen: Callable[[], bool],
-    progress: Callable[[int], None],
-) -> None:
-    for pack in [pack for pack in repository.catalog.packs() if chosen()]:
-        report.packs += 1
-        if problem := _check_pack(repository, pack.name):
-            report.problems.append(problem)
-        progress(pack.bytes)
-    for segment in repository.packs.segments():
-        if chosen() and (reason := repository.packs.damage_of(segment)):
-            report.problems.append(f"File {segment} of packs is damaged ({reason}); restore it from a copy.")
 
 
 def _check_pack(repository: Repository, name: str) -> str:

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.checking import verify as verify_module
 from ckstore.checking.verify import bytes_to_check
+from ckstore.objects import resolver
+from ckstore.storage import manifest
 from tests.catalog_edits import sign, without_triggers
 
 
@@ -67,3 +70,17 @@ def test_the_cost_of_a_hot_version_is_that_of_its_ingest(tmp_path: Path, column:
     assert ckstore.recover(tmp_path / "store").problems == []
     with ckstore.open(tmp_path / "store") as store:
         assert store.verify().problems == []
+
+
+def test_a_manifest_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the cache has fewer manifests than the store, apart from those that chains lead back to."""
+    monkeypatch.setattr(resolver, "_MANIFESTS", 16)
+    monkeypatch.setattr(verify_module, "_SLICE", 8)
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(40):
+            store.ingest({"w": np.arange(300, dtype=np.float32) + step}, run="a", step=step, hot=0)
+    decoded, decode = [], manifest.decode_manifest
+    monkeypatch.setattr(manifest, "decode_manifest", lambda *given: decoded.append(1) or decode(*given))
+    with ckstore.open(store.place) as store:
+        assert store.verify().versions == 40
+        assert len(decoded) <= 1.5 * len(store._catalog.packs())

@@ -15,8 +15,8 @@ import torch
 
 import ckstore
 from ckstore import store as store_module
-from ckstore.checking import catalog_check
 from ckstore.checking import verify as verify_module
+from ckstore.checking.catalog_check import CatalogCheck
 from ckstore.errors import (
     CkstoreError,
     ConflictError,
@@ -303,15 +303,15 @@ def test_verify_finds_nothing_wrong_while_versions_are_compacted(
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
         for step in range(4):
             store.ingest(state(step), run="gpt", step=step, hot=9)
-        for place, step in (("_packs", 0), ("_wrong_fields", 1)):
-            real = getattr(catalog_check, place)
+        for place, step in (("_pack_problems", 0), ("_wrong_fields", 1)):
+            real = getattr(CatalogCheck, place)
 
             def first(*arguments: Any, real: Any = real, place: str = place, step: int = step) -> Any:
-                monkeypatch.setattr(catalog_check, place, real)
+                monkeypatch.setattr(CatalogCheck, place, real)
                 store.encode([f"gpt@{step}"])
                 return real(*arguments)
 
-            monkeypatch.setattr(catalog_check, place, first)
+            monkeypatch.setattr(CatalogCheck, place, first)
             assert store.verify().problems == []
         check_pack, after = verify_module._check_pack, RemoteLog.after
 
