@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -249,8 +250,13 @@ class Store(Mapping[str | int, "Version"]):
         >>> store.tags()
         {'best': <ckstore.Version 2 gpt@200>}
         """
-        versions = {version.number: version for version in self.versions()}
-        return {tag: versions[number] for tag, number in self._catalog.tags().items() if number in versions}
+        from ckstore.version import Version
+
+        found = {}
+        for tag, number in self._catalog.tags().items():
+            with suppress(NotFoundError):  # Another process has forgotten it since.
+                found[tag] = Version(self._stored(self._catalog.version(number)))
+        return found
 
     @checked()
     def log(self, run: str | None = None, *, forgotten: bool = False) -> Table:

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha1
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.cli.program import run
 from ckstore.objects.resolver import CatalogResolver
 from ckstore.writing.drop import drop
 from tests.catalog_edits import edit, sign, without_triggers
@@ -258,3 +260,18 @@ def test_verify_compares_the_packs_that_versions_depend_on(statement: str, tmp_p
     assert ckstore.recover(tmp_path / "store").problems == []
     with ckstore.open(tmp_path / "store") as store:
         assert store.verify().problems == []
+
+
+def test_tags_do_not_read_all_versions(counter: Counter, tmp_path: Path) -> None:
+    found: dict[int, list[Counted]] = {}
+    for versions in (100, 1000):
+        place = tmp_path / str(versions)
+        grown(place, versions)
+        with ckstore.open(place) as store:
+            found[versions] = [
+                counter.count(place / "catalog.sqlite", operation)
+                for operation in (store.tags, partial(run, ["--store", str(place), "tag", "r0@1000001", "first"]))
+            ]
+    for few, many in zip(found[100], found[1000], strict=True):
+        assert many.calls <= TOLERANCE * few.calls
+        assert many.instructions <= TOLERANCE * few.instructions + CONNECTION

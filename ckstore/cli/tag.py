@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
 
 from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.verb import TagName, VersionName, open_store, option, verb
 from ckstore.errors import UsageError
-
-if TYPE_CHECKING:
-    from ckstore.store import Store
-
-#: Columns of the list of tags, after the tag.
-_SHOWN = ("version", "run", "step")
 
 
 @verb(
@@ -49,27 +41,23 @@ def command(ctx: click.Context, version: str | None, name: str | None, delete: s
     with open_store(ctx, "a") as store:
         if version not in store and name in store:
             raise UsageError(f"There is no version {version}; name the version first: `ckstore tag {name} {version}`.")
-        before = _tags(store).get(name)
+        before = store.tags().get(name)
         store.tag(version, name)
-        found = _tags(store)[name]
-    moved = before is not None and before["version"] != found["version"]
-    no_longer = f", no longer version {before['version']}" if before and moved else ""
-    named = found["run"] if found["step"] is None else f"{found['run']}@{found['step']}"
-    print_line(f"{name} is {named}, version {found['version']}{no_longer}.")
-
-
-def _tags(store: Store) -> dict[str, dict[str, Any]]:
-    """Return the records of tagged versions by tag, sorted by tag."""
-    found = [(tag, record) for record in store.log() for tag in record["tags"]]
-    return dict(sorted(found, key=lambda item: item[0]))
+        found = store[name]
+        moved = before is not None and before.number != found.number
+        no_longer = f", no longer version {before.number}" if before and moved else ""
+        print_line(f"{name} is {found.name}, version {found.number}{no_longer}.")
 
 
 def _list(ctx: click.Context, as_json: bool) -> None:
     with open_store(ctx) as store:
-        rows = [{"tag": tag} | {name: record[name] for name in _SHOWN} for tag, record in _tags(store).items()]
+        rows = [
+            {"tag": tag, "version": version.number, "run": version.run, "step": version.step}
+            for tag, version in store.tags().items()
+        ]
     if as_json:
         print_json(rows)
     elif rows:
-        print_table(["tag", *_SHOWN], [list(row.values()) for row in rows], (1, 3))
+        print_table(list(rows[0]), [list(row.values()) for row in rows], (1, 3))
     else:
         print_line("No tags yet; `ckstore tag VERSION NAME` makes one.", err=True)

@@ -163,8 +163,11 @@ def open_store(ctx: click.Context, mode: Mode = "r") -> Store:
 
 
 def tags_of(store: Store) -> dict[int, list[str]]:
-    """Return the tags of all versions by number."""
-    return {record["version"]: record["tags"] for record in store.log()}
+    """Return the tags of tagged versions by number."""
+    found: dict[int, list[str]] = {}
+    for tag, version in store.tags().items():
+        found.setdefault(version.number, []).append(tag)
+    return found
 
 
 def version_of(store: Store, name: str) -> Version:
