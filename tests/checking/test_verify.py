@@ -73,7 +73,7 @@ def test_the_cost_of_a_hot_version_is_that_of_its_ingest(tmp_path: Path, column:
 
 
 def test_a_manifest_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the cache has fewer manifests than the store, apart from those that chains lead back to."""
+    """The cache has fewer manifests than the store. Chains lead back to some of the slice before."""
     monkeypatch.setattr(resolver, "_MANIFESTS", 16)
     monkeypatch.setattr(verify_module, "_SLICE", 8)
     with ckstore.init(tmp_path / "store") as store:
