@@ -251,7 +251,7 @@ def _forget_due(repository: Repository, run: str, policy: Policy) -> list[Versio
 
 def _check_parents(repository: Repository) -> None:
     """Raise `IntegrityError` if a row of any run is damaged: it may name a parent that has to stay."""
-    repository.catalog.versions()
+    repository.catalog.prove_versions()
 
 
 def _policies(repository: Repository, run: str | None) -> list[tuple[str, Policy]]:

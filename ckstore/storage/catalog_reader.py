@@ -568,6 +568,10 @@ class CatalogReader:
         )
         return [Claim(*row) for row in found]
 
+    def prove_versions(self) -> None:
+        """Raise `IntegrityError` unless every row of versions is as written. Makes no objects of them."""
+        self._set("versions", VERSION, f"versions v ON 1 {NAMES}", "v.number")
+
     def prove(self) -> None:
         """Raise `IntegrityError` unless every row of versions, runs, packs, tags, policies and `meta` is as written.
 
