@@ -12,7 +12,7 @@ import click
 from ckstore.cli.executors import executor_of, executor_option
 from ckstore.cli.options import STEP_SOURCES, ingest_options, options_of
 from ckstore.cli.outcomes import outcome_object, print_outcome, print_summary, warnings_printed
-from ckstore.cli.output import counted, json_option, print_json, print_line, print_table
+from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, print_table
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import TagName, exit_for_failures, open_store, option, tags_of, verb, version_of, with_options
 from ckstore.errors import InputError, UsageError
@@ -158,6 +158,10 @@ def _print_rest(planned: Sequence[Planned], outcomes: Sequence[Ingested], *, rec
     """Print the inputs that were left out, the totals, and last the failures of a folder."""
     for left in (item for item in planned if not item.run and not item.refused):
         print_line(f"{left.path} left out: {left.note}")
+    stored = {str(item.path): item.version for item in outcomes}
+    for named in (item for item in planned if item.tags):
+        if (row := stored.get(str(named.path))) is not None:
+            print_line(f"{name_of(row)} is tagged {', '.join(named.tags)}.")
     if sum(item.version is not None for item in outcomes) > 1 or (recursive and outcomes):
         print_summary(outcomes)
     for failed in (item for item in outcomes if recursive and item.version is None):

@@ -107,7 +107,7 @@ def command(
     graph: bool,
     as_json: bool,
 ) -> None:
-    """List versions by run, those of a run by step.
+    """List versions, by run and step.
 
     KIND is base (stored in full), delta (stored against other versions) or hot (not encoded yet). DEPTH is the number
     of deltas back to a base, STORED the bytes that the version added to the store, COST the restore cost as a multiple

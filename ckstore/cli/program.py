@@ -22,9 +22,9 @@ from ckstore.runtime.address_space import check, limit, too_little
 #: Every verb, in the order of the help. Its module `ckstore.cli.<name>`, with _ for -, defines `command` and is
 #: imported on use.
 VERBS = (
-    "init", "ingest", "watch", "checkout", "follow", "mount", "log", "show", "ls", "diff", "patch", "report", "average",
-    "tag", "metric", "policy", "stats", "verify", "encode", "thin", "forget", "undo", "gc", "rebase", "push", "pull",
-    "recover", "completion",
+    "init", "ingest", "watch", "checkout", "follow", "mount", "log", "show", "ls", "diff", "patch", "report", "plot",
+    "average", "tag", "metric", "policy", "stats", "verify", "encode", "thin", "forget", "undo", "gc", "rebase", "push",
+    "pull", "recover", "completion",
 )  # fmt: skip
 
 #: Verbs without numerical work.
@@ -35,7 +35,7 @@ _SYNONYMS = {
     "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "compact": "encode", "delete": "forget",
     "expire": "forget", "export": "checkout", "fsck": "verify", "history": "log", "info": "show", "list": "log",
     "metrics": "metric", "rename": "tag", "runs": "log -n 0", "snapshots": "log",
-    "load": "checkout", "plot": "report", "reflog": "log --forgotten", "revert": "undo", "unforget": "undo",
+    "load": "checkout", "reflog": "log --forgotten", "revert": "undo", "unforget": "undo",
     "undelete": "undo", "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget",
     "save": "ingest", "soup": "average", "status": "stats", "versions": "log",
 }  # fmt: skip

@@ -16,7 +16,7 @@ from ckstore.cli.verb import open_store, verb
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Bring back the versions that the last `ckstore forget` removed.
+    """Bring back forgotten versions: those of the last `ckstore forget`.
 
     Their bytes, numbers and metrics are as before. `ckstore gc` keeps forgotten versions for seven days, but none
     that a policy or `ckstore forget --prune` removed.

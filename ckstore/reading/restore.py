@@ -32,7 +32,10 @@ def places(versions: Sequence[StoredVersion], folder: Path) -> list[Path]:
     """Return a path in a directory for each version, below the name of its run if there are several.
 
     Names that repeat in a directory get the step, and then the number: `state_dict-400.pt`, `state_dict-400-v7.pt`.
+    Raise `ConflictError` if the directory is a file.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ConflictError(f"{folder} is a file, and several versions need a directory; name another path.")
     several = len({version.row.run for version in versions}) > 1
     parents = [folder / version.row.run if several else folder for version in versions]
     names = [own_name(version) for version in versions]

@@ -486,7 +486,8 @@ class Catalog(CatalogClaims):
         for tag, number in self.tags().items():
             if number in wanted:
                 raise ConflictError(
-                    f"Version {number} is tagged {tag}; remove the tag first: `ckstore tag --delete {tag}`."
+                    f"Version {number} is tagged {tag}; remove the tag first: `ckstore tag --delete {tag}`, or keep"
+                    " tagged versions with --keep-tagged."
                 )
 
     @recorded

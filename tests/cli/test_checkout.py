@@ -73,6 +73,13 @@ def test_runs_get_directories_and_repeated_names_steps(ckstore, filled: Path) ->
             store.run("loop").checkout("out/loop")
 
 
+def test_several_versions_do_not_go_into_a_file(ckstore, filled: Path) -> None:
+    (filled / "back").write_bytes(b"mine")
+    said = ckstore("checkout", "--run", "gpt", "-o", "back", code=12).sentence
+    assert "back is a file, and several versions need" in said
+    assert (filled / "back").read_bytes() == b"mine"
+
+
 def test_a_directory_is_compared_whole(ckstore, place: Path) -> None:
     tree = place / "checkpoint-5"
     (tree / "sub").mkdir(parents=True)

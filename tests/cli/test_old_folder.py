@@ -245,7 +245,7 @@ def test_a_link_to_a_checkpoint_is_no_run_of_its_own(ckstore: Ckstore, place: Pa
     ]
     said = ckstore("ingest", "in", "--recursive").out
     assert [row["run"] for row in ckstore("log", "--json").json] == ["in"] * 3
-    assert "in/latest.pt left out: is a link to step20.pt\n" in said
+    assert "in/latest.pt left out: is a link to step20.pt\nin@20 is tagged last.\n" in said
 
 
 def test_runs_of_several_folders_stay_apart(ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
