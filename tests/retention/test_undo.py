@@ -109,6 +109,7 @@ def test_they_are_garbage_after_the_grace_time(store: ckstore.Store) -> None:
         store.undo()
 
 
+@pytest.mark.local  # A bucket is never full.
 def test_a_full_disk_ends_the_grace_time(store: ckstore.Store) -> None:
     store.forget(["a@1", "a@2"])
     with mock.patch.object(kept, "disk_usage", return_value=mock.Mock(free=1000)):
