@@ -32,6 +32,7 @@ from ckstore.gc.collect import GcReport, gc
 from ckstore.gc.plan import plan_for
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
+from ckstore.retention.forget import forget
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote import retries as retries_module
 from ckstore.storage.remote.mirror import EVERY
@@ -152,7 +153,7 @@ def test_gc_deletes_dropped_packs_however_often_it_is_called(server: SimulatedSe
         for step, path in enumerate(paths):
             store.ingest(path, run="gpt", step=step, hot=0)
         before = packs_in(server)
-        store.forget(["gpt@2", "gpt@3"])
+        forget(store._repository, [store._catalog.resolve(name) for name in ("gpt@2", "gpt@3")], for_good=True)
         assert store.gc(grace=100).bytes > 0
         assert before <= packs_in(server)
         records = sum(name.startswith("log/") for name in server.objects)
