@@ -47,7 +47,7 @@ def apply_patch(payload: Array, bits: Array, size: int, is_float: bool, is_undon
     payload : uint8
         The patch, whose checksum was verified.
     bits : uint8, (size n,)
-        The elements that the patch was made against, or those that it made if it is undone; damaged if 1 is returned.
+        The elements that the patch was made against, or its result if it is undone; damaged if 1 is returned.
     size, is_float
         As for `find_changes`.
     """

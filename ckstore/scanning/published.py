@@ -39,7 +39,7 @@ class Template:
     directory
         The directory, as `save_pretrained` writes it; its weights are not read.
     dtype
-        The dtype of the weights in place of the one there; of those that are floats.
+        The dtype of the weights in place of the one there; for floats alone.
 
     Attributes
     ----------
