@@ -1334,6 +1334,7 @@ class Store(Mapping[str | int, "Version"]):
         once: bool = False,
         poll: float = 1.0,
         stop: threading.Event | None = None,
+        swap: bool = False,
     ) -> Iterator[Followed]:
         """Keep a directory at the newest version of a name; yield each version once the directory holds it.
 
@@ -1354,6 +1355,9 @@ class Store(Mapping[str | int, "Version"]):
             Seconds between looks: a request of a store in an object store.
         stop
             An event that ends the iteration.
+        swap
+            Write the directories `DIRECTORY.a` and `DIRECTORY.b` in turn, and make `directory` a link to the complete
+            one: for readers that map the files. Takes twice the space.
 
         Raises
         ------
@@ -1371,7 +1375,7 @@ class Store(Mapping[str | int, "Version"]):
 
         if not poll > 0:
             raise UsageError(f"`poll` must be above 0, not {poll}.")
-        yield from follow(self._repository, name, Path(directory), once=once, poll=poll, stop=stop)
+        yield from follow(self._repository, name, Path(directory), once=once, poll=poll, stop=stop, swap=swap)
 
     def _taking(self) -> Intake:
         if self._intake is None:
@@ -1487,6 +1491,7 @@ def follow(
     once: bool = False,
     poll: float = 1.0,
     stop: threading.Event | None = None,
+    swap: bool = False,
 ) -> Iterator[Followed]:
     """Open a store for reading, and keep a directory at the newest version of a name; see `Store.follow`.
 
@@ -1496,7 +1501,7 @@ def follow(
     [<ckstore.VersionRow 3 gpt@300>]
     """
     with open(path, "r") as store:
-        yield from store.follow(name, directory, once=once, poll=poll, stop=stop)
+        yield from store.follow(name, directory, once=once, poll=poll, stop=stop, swap=swap)
 
 
 @checked(path=PATH)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="VERSION", type=VersionName())
 @click.argument("directory", type=click.Path(path_type=Path))
 @option("--once", "Update to the present version and exit.")
+@option("--swap", "Make DIRECTORY a link, and update two directories in turn: for engines that map the files.")
 @option(
     "--exec COMMAND",
     "Run a command of the shell after each update, with the version as JSON on stdin, until it succeeds.",
@@ -57,6 +58,7 @@ def command(
     name: str,
     directory: Path,
     once: bool,
+    swap: bool,
     command: str | None,
     post: str | None,
     metrics_port: int | None,
@@ -110,7 +112,9 @@ def command(
             open_store(ctx) as store,
             nullcontext() if metrics_port is None else hooks.served(figures, metrics_port),
         ):
-            for _ in follow(store._repository, name, directory, once=once, poll=poll, stop=stop, apply=apply):
+            for _ in follow(
+                store._repository, name, directory, once=once, poll=poll, stop=stop, apply=apply, swap=swap
+            ):
                 pass
     finally:
         signal.signal(signal.SIGTERM, before)

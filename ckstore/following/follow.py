@@ -19,7 +19,7 @@ from ckstore.errors import (
     NotFoundError,
     UnreachableError,
 )
-from ckstore.following.marker import Marker, held, prepare, read_marker
+from ckstore.following.marker import Marker, current, held, point, prepare, prepare_twins, read_marker, twins
 from ckstore.following.update import Amounts, update
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
@@ -99,13 +99,14 @@ def follow(
     poll: float = POLL,
     stop: Event | None = None,
     apply: Callable[[Followed], None] | None = None,
+    swap: bool = False,
 ) -> Iterator[Followed]:
     """Yield each newest version once the directory holds it; see `Store.follow`.
 
     `apply` is called before a version is yielded. If it raises `NotAppliedError`, it is called again after a pause,
     with a newer version if there is one by then. A version counts as applied once the caller asks for the next.
     """
-    return _Follower(repository, name, root, poll, stop or Event(), apply).run(once=once)
+    return _Follower(repository, name, root, poll, stop or Event(), apply, swap=swap).run(once=once)
 
 
 class _Follower:
@@ -119,6 +120,8 @@ class _Follower:
         poll: float,
         stop: Event,
         apply: Callable[[Followed], None] | None,
+        *,
+        swap: bool,
     ) -> None:
         self._repository = repository
         self._name = name
@@ -126,12 +129,13 @@ class _Follower:
         self._poll = poll
         self._stop = stop
         self._apply = apply
+        self._swap = swap
         self._last: str | None = None
         self._said = ""
 
     def run(self, *, once: bool) -> Iterator[Followed]:
         """Yield versions until stopped; with `once`, the present one."""
-        prepare(self._root)
+        (prepare_twins if self._swap else prepare)(self._root)
         pause = self._poll
         while not self._stop.is_set():
             try:
@@ -149,40 +153,53 @@ class _Follower:
                 return
             self._stop.wait(pause)
 
+    @property
+    def _here(self) -> Path:
+        """The directory that readers use."""
+        if not self._swap:
+            return self._root
+        found = current(self._root)
+        return twins(self._root)[0] if found == self._root else found
+
     def _delivered(self, row: VersionRow) -> Iterator[Followed]:
         """Yield a version once the directory holds it, unless it was yielded before and the files are as they were."""
         start, amounts = time.perf_counter(), None
         while not self._stop.is_set():
-            if amounts is None and row.uid == self._last and self._present(row) is not None:
+            here = self._here
+            if amounts is None and row.uid == self._last and _present(here, row) is not None:
                 return
-            with held(self._root, self._stop, exclusive=False) as is_held:
-                marker = self._present(row) if is_held else None
+            with held(here, self._stop, exclusive=False) as is_held:
+                marker = _present(here, row) if is_held and here == self._here else None
                 if marker is not None:
                     item = self._item(row, marker, amounts or Amounts(0, 0, False), time.perf_counter() - start)
                     if self._apply is not None:
                         self._apply(item)
                     self._last = row.uid
                     yield item
-                    self._note_applied(row)
+                    _note_applied(here, row)
                     return
-            with held(self._root, self._stop, exclusive=True) as is_held:
-                if is_held:
-                    # Another follower may have waited less, and found a newer version.
-                    row = self._newest()
-                    if self._present(row) is None:
-                        _, amounts = update(StoredVersion(self._repository, row), self._root, read_marker(self._root))
+            # A version that the directory holds is yielded even if there is a newer one by then.
+            row, amounts = self._updated(here) or (self._newest(), amounts)
 
-    def _present(self, row: VersionRow) -> Marker | None:
-        """Return the marker if the directory holds the version, and its files are as the update left them."""
-        marker = read_marker(self._root)
-        if marker is None or not marker.is_complete or marker.id != row.uid or marker.changed(self._root):
-            return None
-        return marker
+    def _updated(self, here: Path) -> tuple[VersionRow, Amounts] | None:
+        """Bring the directory to the newest version, or its twin, to which the link leads then.
 
-    def _note_applied(self, row: VersionRow) -> None:
-        marker = read_marker(self._root)
-        if marker is not None and marker.is_complete and row.uid == marker.id != marker.applied:
-            marker.as_applied().write(self._root)
+        Return the version and the work; None if another follower has done it.
+        """
+        one, other = twins(self._root)
+        target = here if not self._swap else one if here == other or not self._root.is_symlink() else other
+        with held(target, self._stop, exclusive=True) as is_held:
+            if not is_held or here != self._here:
+                return None
+            # Another follower may have waited less, and found a newer version.
+            row = self._newest()
+            if _present(here, row) is not None and (not self._swap or self._root.is_symlink()):
+                return None
+            version = StoredVersion(self._repository, row)
+            _, amounts = update(version, target, read_marker(target))
+            if self._swap:
+                point(self._root, target)
+            return row, amounts
 
     def _item(self, row: VersionRow, marker: Marker, amounts: Amounts, seconds: float) -> Followed:
         lag = (datetime.now(UTC) - datetime.fromisoformat(row.created)).total_seconds()
@@ -199,3 +216,17 @@ class _Follower:
         if str(error) != self._said:
             self._said = str(error)
             _log.warning("%s Still following %s.", error, self._name)
+
+
+def _present(directory: Path, row: VersionRow) -> Marker | None:
+    """Return the marker if a directory holds the version, and its files are as the update left them."""
+    marker = read_marker(directory)
+    if marker is None or not marker.is_complete or marker.id != row.uid or marker.changed(directory):
+        return None
+    return marker
+
+
+def _note_applied(directory: Path, row: VersionRow) -> None:
+    marker = read_marker(directory)
+    if marker is not None and marker.is_complete and row.uid == marker.id != marker.applied:
+        marker.as_applied().write(directory)

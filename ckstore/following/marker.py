@@ -124,6 +124,34 @@ def prepare(root: Path) -> None:
     durable.sweep_temporaries(root, 60.0)
 
 
+def twins(root: Path) -> tuple[Path, Path]:
+    """Return the directories between which a link at `root` changes."""
+    return root.with_name(f"{root.name}.a"), root.with_name(f"{root.name}.b")
+
+
+def prepare_twins(root: Path) -> None:
+    """Make two directories to follow in turn; raise `ConflictError` if something else than their link is at `root`."""
+    local_path(root)
+    if os.path.lexists(root) and current(root) == root:
+        raise ConflictError(f"{root} is not a link to a followed directory; name another place for the link.")
+    for twin in twins(root):
+        prepare(twin)
+
+
+def current(root: Path) -> Path:
+    """Return the directory to which a link of twins leads; the path itself if it is none."""
+    target = os.readlink(root) if root.is_symlink() else ""
+    return next((twin for twin in twins(root) if twin.name == target), root)
+
+
+def point(root: Path, twin: Path) -> None:
+    """Make the link at `root` lead to a directory next to it, at once."""
+    temporary = durable.temporary_path(root.parent)
+    temporary.symlink_to(twin.name)
+    os.replace(temporary, root)
+    durable.sync_directory(root.parent)
+
+
 @contextmanager
 def held(root: Path, stop: Event, *, exclusive: bool) -> Iterator[bool]:
     """Hold the lock of a directory: exclusively to write its files, or with others to read them.

@@ -145,7 +145,7 @@ NAMES = (_one_or_several(_version_name), "names of versions, numbers or texts")
 KINDS: Mapping[str, tuple[Kind, str]] = {
     **dict.fromkeys(
         ("allow_empty", "create", "delete_source", "dry_run", "force", "keep_tagged", "ledger", "once", "recursive",
-         "replace", "restore", "shared", "verify"), FLAG
+         "replace", "restore", "shared", "swap", "verify"), FLAG
     ),
     **dict.fromkeys(("cache_bytes", "count", "hot", "nbytes", "workers"), WHOLE),
     **dict.fromkeys(("keep_every", "keep_last"), PERIOD),

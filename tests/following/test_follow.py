@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import ckstore
+from ckstore.following import follow as following
 from ckstore.following import update as updating
 from ckstore.following.marker import LOCK, MARKER
 from ckstore.storage import durable
@@ -161,6 +163,20 @@ def test_patches_are_undone_on_the_way_to_an_older_version_or_a_fork(store: ckst
         check(store, name)
         assert not found.is_mended
         assert found.bytes_read < 3 * 3000 * 14 / 8
+
+
+def test_a_version_is_used_though_newer_ones_come_faster(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, 0)
+    update, steps = following.update, iter(range(1, 6))
+
+    def updated(*given: Any) -> Any:
+        found = update(*given)
+        publish(store, next(steps))
+        return found
+
+    monkeypatch.setattr(following, "update", updated)
+    with closing(ckstore.follow(store.place, "policy", LOCAL, poll=0.001)) as versions:
+        assert [item.version.step for item, _ in zip(versions, range(3), strict=False)] == [0, 1, 2]
 
 
 def test_a_changed_file_is_mended(store: ckstore.Store) -> None:
@@ -389,3 +405,36 @@ def flocked(path: Path) -> bool:
         except BlockingIOError:
             return False
         return True
+
+
+def test_a_link_changes_between_two_directories(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    former, before = LOCAL, dict[str, bytes | str]()
+    for step in range(4):
+        publish(store, step)
+        (item,) = ckstore.follow(store.place, "policy", LOCAL, once=True, swap=True)
+        check(store)
+        seen.append((os.readlink(LOCAL), item.bytes_read < 3 * 3000 * 14 / 8))
+        if step:
+            # Readers that have the former directory open keep its files.
+            assert tree(former) == before
+        former, before = LOCAL.resolve(), tree(LOCAL)
+    assert [name for name, _ in seen] == ["local.a", "local.b", "local.a", "local.b"]
+    assert [is_few for _, is_few in seen] == [False, False, True, True]
+    (again,) = ckstore.follow(store.place, "policy", LOCAL, once=True, swap=True)
+    assert (again.bytes_written, again.was_applied) == (0, True)
+    publish(store, 4)
+    for after in range(0, 40, 4):
+        with monkeypatch.context() as patch:
+            dying(patch, after)
+            try:
+                list(ckstore.follow(store.place, "policy", LOCAL, once=True, swap=True))
+            except Killed:
+                # The link leads to a complete version at any time.
+                check(store, f"policy@{json.loads((LOCAL / MARKER).read_text())['step']}")
+            else:
+                break
+    list(ckstore.follow(store.place, "policy", LOCAL, once=True, swap=True))
+    check(store, "policy@4")
+    with pytest.raises(ckstore.ConflictError, match="not a link"):
+        next(ckstore.follow(store.place, "policy", MODEL, swap=True))

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ def start_follower() -> int:
             line = f"{item.version.step} {digest_of(Path('local'))}\n"
             with Path("loaded").open("a") as loaded:
                 loaded.write(line)
+    except BaseException:
+        Path("failed").write_text(traceback.format_exc())
     finally:
         os._exit(1)
 
@@ -63,6 +66,7 @@ def test_no_kill_leaves_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                         store.forget(run="policy", keep_last=2)
                         store.gc(grace=0)
             time.sleep(chance.random() * 0.1)
+            assert not Path("failed").exists(), Path("failed").read_text()
             victim = children.pop(chance.randrange(2))
             os.kill(victim, signal.SIGKILL)
             os.waitpid(victim, 0)
