@@ -381,12 +381,13 @@ class _Update:
             place.unlink(missing_ok=True)
             place.symlink_to(target)
         real_root = os.path.realpath(self._root)
-        for path, target in self._links.items():
-            if leads_out(path, target, os.fspath(self._root), real_root):
-                self._place(path).unlink()
-                raise IntegrityError(
-                    f"The manifest's link {path!r} points outside the version (to {target!r}); it was removed."
-                )
+        outside = [
+            path for path, target in self._links.items() if leads_out(path, target, os.fspath(self._root), real_root)
+        ]
+        for path in outside:
+            self._place(path).unlink()
+        if outside:
+            raise IntegrityError(f"The manifest's link {outside[0]!r} points outside the version; it was removed.")
 
 
 def _stretches(version: StoredVersion, number: int) -> list[_Stretch]:

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ckstore
 from ckstore.following import follow as following
 from ckstore.following import update as updating
-from ckstore.following.marker import LOCK, MARKER
+from ckstore.following.marker import LOCK, MARKER, read_marker
 from ckstore.storage import durable
 from tests.checkpoints import write_safetensors
 
@@ -438,3 +439,31 @@ def test_a_link_changes_between_two_directories(store: ckstore.Store, monkeypatc
     check(store, "policy@4")
     with pytest.raises(ckstore.ConflictError, match="not a link"):
         next(ckstore.follow(store.place, "policy", MODEL, swap=True))
+
+
+@pytest.mark.parametrize("links", [(("x", "../../outside"),), (("x", "/etc"),), (("config.json", "x"), ("x", ".."))])
+def test_hostile_links_are_never_complete(store: ckstore.Store, links: tuple[tuple[str, str], ...]) -> None:
+    publish(store, 0)
+    followed(store)
+    publish(store, 1)
+    version = store["policy"]._stored
+    vars(version)["document"] = replace(version.document, links=links)
+    with pytest.raises((ckstore.CkstoreError, OSError)):
+        updating.update(version, LOCAL, read_marker(LOCAL))
+    assert json.loads((LOCAL / MARKER).read_text())["state"] == "updating"
+    assert not (LOCAL / "x").is_symlink()
+    followed(store)
+    check(store)
+
+
+def test_files_behind_a_link_are_not_written(store: ckstore.Store, tmp_path: Path) -> None:
+    publish(store, 0)
+    followed(store)
+    outside = tmp_path / "outside"
+    shutil.copy(LOCAL / "config.json", outside)
+    (LOCAL / "config.json").unlink()
+    (LOCAL / "config.json").symlink_to(outside)
+    store.ingest(write_model(MODEL, 1, **{"config.json": b"{}"}), run="policy", step=1)
+    followed(store)
+    check(store)
+    assert json.loads(outside.read_text()) == {"layers": 2}
