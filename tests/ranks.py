@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -305,6 +306,54 @@ def train(place: str, store: str, run: str, kind: str, steps: int, **options: An
                 break
             saved = step
     return {"first": first, "equal": equal, "saved": saved, "error": error, "seconds": seconds}
+
+
+def repeat(place: str, store: str) -> dict[str, Any]:
+    """Train, and resume in the middle with states of all that draws numbers; return whether each rank does the same."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    own = f"rank{rank}of{world}"
+    text = torch.tensor(list(Path(distributed_c10d.__file__).read_bytes()))
+
+    def begin() -> tuple[Any, ...]:
+        model, optimizer = made("fsdp")
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        torch.manual_seed(rank)
+        random.seed(rank)
+        return model, optimizer, scheduler, np.random.default_rng(rank)
+
+    def state(model: Any, optimizer: Any, scheduler: Any, drawn: Any) -> dict[str, Any]:
+        weights, moments = get_state_dict(model, optimizer)
+        draws = {"torch": torch.get_rng_state(), "python": random.getstate(), "data": drawn.bit_generator.state}
+        return {"model": weights, "optimizer": moments, "scheduler": scheduler.state_dict(), own: draws}
+
+    def go_on(model: Any, optimizer: Any, scheduler: Any, drawn: Any) -> list[Any]:
+        for _ in range(2):
+            start = int(drawn.integers(1000)) + random.randrange(1000)
+            tokens = text[start : start + 65][None]
+            logits = torch.nn.functional.dropout(model(tokens[:, :-1]).flatten(0, 1), 0.1)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+            scheduler.step()
+        return [value.to_local().clone() for value in model.state_dict().values()]
+
+    first = begin()
+    go_on(*first)
+    dcp.save(state(*first), storage_writer=StoreWriter(store, "a", 2))
+    straight = go_on(*first)
+    model, optimizer, scheduler, drawn = again = begin()
+    found = state(*again)
+    dcp.load(found, storage_reader=StoreReader(store, "a@latest"))
+    set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+    scheduler.load_state_dict(found["scheduler"])
+    torch.set_rng_state(found[own]["torch"])
+    random.setstate(found[own]["python"])
+    drawn.bit_generator.state = found[own]["data"]
+    with ckstore.open(store) as opened:
+        compared = str(opened["a@latest"].compare(state(*again)))
+    resumed = go_on(*again)
+    equal = [torch.equal(one, other) for one, other in zip(straight, resumed, strict=True)]
+    return {"equal": equal, "compared": compared}
 
 
 class _Failing(DefaultSavePlanner):

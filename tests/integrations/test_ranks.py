@@ -187,6 +187,18 @@ def test_ranks_that_are_stopped_save_the_same_step(tmp_path: Path) -> None:
         assert {row.run: row.step for row in store._catalog.versions()} == {"own1": 2, "a": 3}
 
 
+def test_a_resumed_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    """With scheduler, and states of random numbers and of data of each rank, in one version."""
+    ckstore.init(tmp_path / "store").close()
+    found = all_succeed(run_ranks(2, "repeat", tmp_path, store=str(tmp_path / "store")))
+    for rank, other in ((0, 1), (1, 0)):
+        assert len(found[rank]["equal"]) > 20
+        assert all(found[rank]["equal"])
+        # Only the states of the other rank's random numbers are missing.
+        assert "differing" not in found[rank]["compared"]
+        assert f"rank{other}of2" in found[rank]["compared"]
+
+
 def test_a_default_group_for_gpus_alone_is_enough(tmp_path: Path) -> None:
     ckstore.init(tmp_path / "store").close()
     found = all_succeed(run_ranks(2, "save_without_cpu", tmp_path, store=str(tmp_path / "store")))
