@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -354,6 +354,38 @@ def repeat(place: str, store: str) -> dict[str, Any]:
     resumed = go_on(*again)
     equal = [torch.equal(one, other) for one, other in zip(straight, resumed, strict=True)]
     return {"equal": equal, "compared": compared}
+
+
+def race(place: str, store: str, megabytes: int, rounds: int) -> dict[str, Any]:
+    """Save with files and with a store in turn; return the seconds, and the memory that the saves add, of this rank."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(dist.get_rank())
+    parts = [torch.randn(megabytes << 16) for _ in range(4)]
+    state = {f"w{n}": DTensor.from_local(part, mesh, [Shard(0)]) for n, part in enumerate(parts)}
+    took: dict[str, list[float]] = {"files": [], "store": []}
+    memory = []
+    with ckstore.open(store) as opened:
+        for step in range(rounds):
+            for part in parts:
+                part += 1
+            dist.barrier()
+            began = time.monotonic()
+            dcp.save(state, checkpoint_id=f"{place}/files-{step}")
+            took["files"].append(time.monotonic() - began)
+            Path("/proc/self/clear_refs").write_text("5")
+            before = memory_of_process("VmRSS")
+            dist.barrier()
+            began = time.monotonic()
+            dcp.save(state, storage_writer=StoreWriter(opened, "race", step, hot=rounds))
+            took["store"].append(time.monotonic() - began)
+            memory.append(memory_of_process("VmHWM") - before)
+    return {**took, "memory": memory}
+
+
+def memory_of_process(name: str) -> int:
+    """Return the bytes of resident memory, present or the most so far."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
 
 class _Failing(DefaultSavePlanner):

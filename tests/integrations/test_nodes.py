@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 import pytest
@@ -131,3 +132,18 @@ def test_no_death_and_no_partition_hangs_a_save(tmp_path: Path, kind: str, monke
             run_ranks(3, "train", tmp_path, network=hosts, store=place, run="a", kind="fsdp", steps=1)
         )
         assert last == 0 or rank["equal"].startswith("All ")
+
+
+def test_a_save_takes_the_time_of_files(tmp_path: Path) -> None:
+    """And little memory next to a rank's shard. The shards of these tensors are whole objects."""
+    megabytes = 64
+    ckstore.init(tmp_path / "store").close()
+    place = str(tmp_path / "store")
+    found = all_succeed(run_ranks(8, "race", tmp_path, store=place, megabytes=megabytes, rounds=5))
+    files, store = (
+        [max(times) for times in zip(*(rank[kind] for rank in found), strict=True)] for kind in ("files", "store")
+    )
+    memory = max(max(rank["memory"]) for rank in found)
+    print("files", files, "store", store, "ratio", median(store) / median(files), "memory", memory)
+    assert memory < (megabytes + 256) << 20
+    assert median(store) < 1.2 * median(files)
