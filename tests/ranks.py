@@ -473,7 +473,15 @@ def load(place: str, store: str, version: str) -> dict[str, Any]:
         fetched.append((pack, offset, length))
         return fetch(self, pack, offset, length)
 
+    messages, tensor_of = [0], distributed_c10d._object_to_tensor
+
+    def packed(*given: Any, **named: Any) -> Any:
+        tensor, size = tensor_of(*given, **named)
+        messages[0] += tensor.numel()
+        return tensor, size
+
     RemotePacks._fetch = counted  # type: ignore[method-assign]
+    distributed_c10d._object_to_tensor = packed
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     expected, found = state_of(mesh), state_of(mesh, 2)
     dcp.load(found, storage_reader=StoreReader(store, version))
@@ -491,7 +499,8 @@ def load(place: str, store: str, version: str) -> dict[str, Any]:
             part[0, 5] += 1
         found["model"]["columns"].to_local()[3, 0] += 1
         changed = opened[version].compare(found)
-    return {"equal": [bool(equal), str(equal)], "changed": changed.differing, "needed": needed, "fetched": fetched}
+    return {"equal": [bool(equal), str(equal)], "changed": changed.differing, "needed": needed, "fetched": fetched,
+            "messages": messages[0]}  # fmt: skip
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import ckstore
-from ckstore.integrations.dcp import StoreReader, StoreWriter
+from ckstore.integrations.dcp import StopSignal, StoreReader, StoreWriter
+from ckstore.saving import termination
 from ckstore.storage import pack
 from ckstore.writing import ingest
 from tests.distributed import STEPS, run_ranks
@@ -211,6 +213,29 @@ def test_unsupported_calls_are_refused(store: ckstore.Store) -> None:
     with pytest.raises(CheckpointException, match="enable_plan_caching"):
         dcp.save(state, storage_writer=StoreWriter(store, "a", 2), planner=DefaultSavePlanner(enable_plan_caching=True))
     assert pickle.loads(pickle.dumps(StoreWriter(store, "a", 3))).report is None
+
+
+def test_the_first_process_of_a_container_ends_by_the_status_of_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It survives the signal itself. After an error, the error ends the program."""
+    monkeypatch.setattr(termination, "_asked", None)
+    monkeypatch.setattr(termination, "_has_failed", False)
+    monkeypatch.setattr(signal, "raise_signal", lambda number: None)
+    stop = StopSignal(grace=60)
+    assert (stop.is_asked(), stop.remaining) == (False, None)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.is_asked()
+    assert stop.remaining is not None
+    assert 50 < stop.remaining <= 60
+    with pytest.raises(SystemExit) as ended:
+        stop.close()
+    assert ended.value.code == 128 + signal.SIGTERM
+    with pytest.raises(ValueError, match="mine"), StopSignal():
+        raise ValueError("mine")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "getsignal", lambda number: print)
+        with pytest.raises(ckstore.UsageError, match="without a handler"):
+            StopSignal()
 
 
 class _Converting(DefaultSavePlanner):

@@ -229,6 +229,7 @@ def test_ranks_save_into_a_bucket(tmp_path: Path) -> None:
             run_ranks(4, "load", tmp_path, environment=server.anywhere, hosts=hosts, store=url, version="a@1")
         )
         assert [rank["equal"][0] for rank in loaded] == [True] * 4, loaded
+        assert sum(rank["messages"] for rank in loaded) < 100_000 * 4
         for host in range(hosts):
             fetched = [tuple(part) for rank in loaded[host::hosts] for part in rank["fetched"]]
             needed = {tuple(part) for rank in loaded[host::hosts] for part in rank["needed"]}
