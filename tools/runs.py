@@ -29,6 +29,8 @@ RUNS = {
     "gpt": "step*.pt",
     "cnn": "epoch*.pt",
     "bf16": "step*.safetensors",
+    "mixed": "step*.pt",
+    "compiled": "step*.pt",
     "policy": "step*.safetensors",
     "embedding": "step*.pt",
     "frozen": "step*.pt",
@@ -36,6 +38,9 @@ RUNS = {
     "finetune": "step*.pt",
     "slow": "step*.pt",
 }
+
+#: The runs with the steps of `gpt`.
+OF_GPT = ("gpt", "bf16", "mixed", "compiled")
 
 #: `tiny` is for tests and takes seconds; `small` is for figures and takes minutes; `full` is for judging fidelity.
 TIERS = ("tiny", "small", "full")
@@ -67,7 +72,7 @@ def train(name: str, out: Path, *, tier: str = "tiny", report: Callable[[str], N
     FileExistsError
         If `out/name` holds files that no run wrote.
     """
-    if name in ("bf16", "policy", "frozen", "finetune"):
+    if name in ("bf16", "mixed", "compiled", "policy", "frozen", "finetune"):
         train("gpt", out, tier=tier, report=report)
     out.mkdir(parents=True, exist_ok=True)
     target = out / name
@@ -107,6 +112,10 @@ def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], 
                     training.cnn(chosen, made, report)
                 case "bf16":
                     training.bf16(sorted((out / "gpt").glob(RUNS["gpt"])), made, report)
+                case "mixed":
+                    training.mixed(sorted((out / "gpt").glob(RUNS["gpt"])), made, report)
+                case "compiled":
+                    training.compiled(sorted((out / "gpt").glob(RUNS["gpt"])), made, report)
                 case "policy":
                     training.policy(chosen, max((out / "gpt").glob(RUNS["gpt"])), made, report)
                 case "embedding":
@@ -148,9 +157,9 @@ def text_settings(name: str, tier: str) -> TextSettings:
         steps, every = (60, 10) if name == "ema" else (120, 20)
         return TextSettings(width=128, layers=4, heads=4, context=64, batch=4, steps=steps, every=every)
     if tier == "full":
-        steps = 1000 if name in ("gpt", "bf16") else 320
+        steps = 1000 if name in OF_GPT else 320
         return TextSettings(width=384, layers=6, heads=6, context=64, batch=16, steps=steps, every=40)
-    steps = 800 if name in ("gpt", "bf16") else 320
+    steps = 800 if name in OF_GPT else 320
     return TextSettings(width=256, layers=6, heads=8, context=64, batch=16, steps=steps, every=40)
 
 

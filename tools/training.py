@@ -182,6 +182,27 @@ def bf16(checkpoints: list[Path], out: Path, report: Report) -> None:
         report(f"step {step}: {sum(w.numel() for w in weights.values()):,} weights")
 
 
+def mixed(checkpoints: list[Path], out: Path, report: Report) -> None:
+    """Write `gpt`'s checkpoints as mixed precision saves them: a bfloat16 model, float32 masters in the optimiser."""
+    for path in checkpoints:
+        checkpoint = torch.load(path, weights_only=True)
+        masters = checkpoint["model"]
+        checkpoint["model"] = {name: value.to(torch.bfloat16) for name, value in masters.items()}
+        checkpoint["optimizer"]["fp32_from_fp16"] = masters
+        torch.save(checkpoint, out / path.name)
+        report(f"step {checkpoint['step']}: {len(masters)} masters")
+
+
+def compiled(checkpoints: list[Path], out: Path, report: Report) -> None:
+    """Write `gpt`'s checkpoints as if the model was compiled halfway: later names begin with `_orig_mod.`."""
+    for number, path in enumerate(checkpoints):
+        checkpoint = torch.load(path, weights_only=True)
+        if 2 * number >= len(checkpoints):
+            checkpoint["model"] = {f"_orig_mod.{name}": value for name, value in checkpoint["model"].items()}
+        torch.save(checkpoint, out / path.name)
+        report(f"step {checkpoint['step']}: {next(iter(checkpoint['model']))}")
+
+
 def policy(settings: TextSettings, source: Path, out: Path, report: Report) -> None:
     """Train `source`, a checkpoint of `gpt`, by reinforcement: to continue texts as they are.
 
