@@ -12,6 +12,7 @@ from ckstore.codecs.integers import payload_bits
 from ckstore.codecs.lattice import Bits, is_mirrored, ordinal_difference
 from ckstore.encoding.estimate import Parent
 from ckstore.encoding.estimator import parent_objects
+from ckstore.encoding.value_roles import Values
 from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.formats.layout import Path
 from ckstore.objects.continuation import Cut, continued
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ckstore.repository import Repository
     from ckstore.scanning.scanned import ScannedVersion
     from ckstore.storage.catalog import Catalog
-    from ckstore.writing.storing import UnitSource
 
 #: Versions whose values are compared: the most similar by names and shapes, later ones first.
 _COMPARED = 12
@@ -97,7 +97,7 @@ def _values(repository: Repository, unit: Unit, identity: str) -> Bits:
 
 
 def with_relatives(
-    repository: Repository, values: UnitSource, parents: Mapping[str, Parent], parent: VersionRow, bands: Iterable[int]
+    repository: Repository, values: Values, parents: Mapping[str, Parent], parent: VersionRow, bands: Iterable[int]
 ) -> dict[str, Parent]:
     """Return the parent's objects, large ones replaced by more similar ones of other versions.
 
