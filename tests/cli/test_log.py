@@ -56,7 +56,8 @@ def test_one_run_and_the_last(ckstore, filled: Path) -> None:
 def test_a_graph_of_forks(ckstore, filled: Path) -> None:
     """A fork from another run, a run of its own, and a version whose parent was forgotten."""
     ckstore("ingest", "in/step10.pt", "--run", "fork", "--step", 30, "--parent", "gpt@10")
-    ckstore("ingest", "in/step0.pt", "--run", "alone", "--step", 5)
+    (filled / "in" / "alone.bin").write_bytes(b"not like the others")
+    ckstore("ingest", "in/alone.bin", "--run", "alone", "--step", 5, "--force")
     ckstore("ingest", "in/step20.pt", "--run", "alone", "--step", 6)
     heading, *lines = ckstore("log", "--graph").out.splitlines()
     assert heading.split()[:4] == ["GRAPH", "VERSION", "RUN", "STEP"]
