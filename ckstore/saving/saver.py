@@ -303,7 +303,6 @@ class Saver:
         with self._changed:
             while True:
                 for area in sorted(self._free, key=lambda one: -one.nbytes):
-                    is_enough = area.nbytes >= nbytes
                     try:
                         area.reserve(nbytes)
                     except UsageError:
@@ -318,8 +317,6 @@ class Saver:
                     self._changed.wait()
                     continue
                 break
-        if not is_enough:
-            area.populate()
         return area
 
     def _set_free(self, area: Area) -> None:
@@ -378,6 +375,8 @@ class Saver:
         with self._changed:
             del self._under_way[number]
             self._changed.notify_all()
+        if not self._is_closed and not self._is_gone:
+            area.populate()  # Later saves copy faster into mapped pages.
 
     def _fail_all(self) -> None:
         """Record that the process has died: all saves in flight fail, and all later ones."""

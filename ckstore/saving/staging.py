@@ -32,6 +32,9 @@ _HEADROOM = 32
 #: The maximal number of threads that copy: a few of them fill the bandwidth of the memory.
 _COPIERS = 4
 
+#: Bytes that are written at once.
+_PIECE = 8 << 20
+
 #: Memory of an ingest in addition to the state: its buffers, and the process itself.
 INGEST_BYTES = 256 << 20
 
@@ -69,6 +72,7 @@ class Area:
         self._mapping: mmap.mmap | None = None
         self._memory: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._is_pinned = False
+        self._is_mapped = False
 
     @property
     def nbytes(self) -> int:
@@ -90,11 +94,14 @@ class Area:
         os.ftruncate(self.descriptor, size)
         self._mapping = mmap.mmap(self.descriptor, size)
         self._memory = np.frombuffer(self._mapping, np.uint8)
+        self._is_mapped = False
 
     def populate(self) -> None:
-        """Fault in all pages, before or while the area is written."""
-        if self._mapping is not None:
-            populate(self._mapping)
+        """Map all pages, before, while or after the area is written."""
+        mapping = self._mapping
+        if mapping is not None and not self._is_mapped:
+            populate(mapping)
+            self._is_mapped = mapping is self._mapping  # Another thread may have reserved more.
 
     def stage(self, packed: Packed) -> None:
         """Copy a state dict into reserved memory; the caller may change it afterwards.
@@ -105,7 +112,11 @@ class Area:
 
         def copy(job: tuple[Memory, Extent, int]) -> Any:
             source, extent, offset = job
-            return source.copy_into(memory[offset : offset + extent.nbytes])
+            if source.is_remote or self._is_mapped:
+                return source.copy_into(memory[offset : offset + extent.nbytes])
+            for start in range(0, extent.nbytes, _PIECE):
+                self._write(offset + start, source.view(start, min(_PIECE, extent.nbytes - start)))
+            return None
 
         self._pin()
         # The largest first, so that no thread waits long for another.
@@ -123,6 +134,12 @@ class Area:
         self._memory = np.empty(0, np.uint8)
         self._mapping = None
         os.close(self.descriptor)
+
+    def _write(self, offset: int, view: memoryview) -> None:
+        """Write into pages that are not mapped yet: the system neither clears nor maps them."""
+        while view:
+            written = os.pwrite(self.descriptor, view, offset)
+            view, offset = view[written:], offset + written
 
     def _pin(self) -> None:
         """Register the memory with CUDA if it is used, so that GPUs write to it directly."""

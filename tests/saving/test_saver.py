@@ -20,7 +20,6 @@ import torch
 
 import ckstore
 from ckstore.policy import Policy, Retention
-from ckstore.runtime import memory
 from ckstore.saving import staging
 from ckstore.saving.saver import Saver
 from tests.equality import assert_same, storage_of
@@ -432,16 +431,16 @@ def test_a_state_that_changes_while_it_is_staged_is_refused(
         "array": large.numpy(), "scattered": large[::2, ::2], "columns": large.numpy().T[::3]
     }  # fmt: skip
     live = {"first": torch.ones(300), "w": values.get(kind, large)}
-    stage = memory.populate
+    stage = staging.Area.stage
 
-    def train(mapping: Any) -> None:
+    def train(area: staging.Area, packed: staging.Packed) -> None:
         if kind == "counted":
             large[0, 0] += 1
         else:  # A writer that has come to some part of it, and to none of its ends.
             large.data[1000:1400] += 1
-        stage(mapping)
+        stage(area, packed)
 
-    monkeypatch.setattr(staging, "populate", train)
+    monkeypatch.setattr(staging.Area, "stage", train)
     with store.saver("a") as saver:
         with pytest.raises(ckstore.InputError, match="The tensor at w changed while it was read"):
             saver.save(live, step=1)
