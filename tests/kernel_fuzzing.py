@@ -2,7 +2,7 @@
 
     tools/fuzz-guided integers|patches|values [SECONDS]
 
-It needs Clang with libFuzzer: $CLANG, or else `clang`.
+It needs Clang with libFuzzer, as Debian's packages clang and libclang-rt-dev have it: $CLANG, or else `clang`.
 """
 
 from __future__ import annotations
