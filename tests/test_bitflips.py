@@ -173,7 +173,9 @@ def test_every_byte_of_the_log(whole: Whole, copy: Path) -> None:
     for record in names(copy / "log"):
         for position in range(record.stat().st_size):
             flipped(record, position)
-            found = problems(copy, None if position % 31 == 0 else [])
+            _, found = change_log.read_all(DirectoryStorage(copy))
+            if position % STRIDE == 0:
+                found = problems(copy, None if position % 31 == 0 else [])
             assert any(record.name in problem for problem in found), f"byte {position} of {record.name}"
             flipped(record, position)
     assert problems(copy) == []
