@@ -34,6 +34,8 @@ _COLUMNS = ("version", "run", "step", "parent", "kind", "depth", "size", "stored
 _BESIDE_GRAPH = ("version", "run", "step", "size", "stored", "tags", "created")
 #: Columns that a narrow terminal drops, first ones first.
 _DROPPED = ("cost", "depth", "ratio", "kind", "parent", "created", "size", "stored")
+_NO_VERSIONS = "No versions yet; `ckstore ingest` stores the first."
+_NO_FORGOTTEN = "No version can be brought back."
 _ALL = "all"
 #: Columns with bytes, and the records' keys.
 _SIZES = {"size": "bytes", "stored": "stored"}
@@ -119,10 +121,7 @@ def command(
     """
     if run is not None and run_option is not None and run != run_option:
         raise UsageError("RUN is given twice; name one run.")
-    if graph and (sort is not None or as_json):
-        raise UsageError("--graph has an order and a form of its own; leave --sort and --json out.")
-    if form == "csv" and (graph or as_json):
-        raise UsageError("--format csv is a form of its own; leave --graph and --json out.")
+    _check_forms(form, sort, graph=graph, as_json=as_json)
     lists_runs = limit == 0 and not (as_json or graph or columns or sort or where)
     with open_store(ctx) as store:
         if limit is None or where or sort is not None or lists_runs or forgotten:
@@ -148,28 +147,48 @@ def command(
     if sort is None:
         records = _by_run(records, runs)
     if not records:
-        if forgotten:
-            print_line("No version can be brought back.", err=True)
-        elif not where:
-            print_line("No versions yet; `ckstore ingest` stores the first.", err=True)
+        if forgotten or not where:
+            print_line(_NO_FORGOTTEN if forgotten else _NO_VERSIONS, err=True)
         return
     if not names:
-        metrics = dict.fromkeys(
-            name
-            for record in records
-            for name, value in record["metrics"].items()
-            if isinstance(value, int | float) or value == NAN
-        )
-        names = [
-            *(_BESIDE_GRAPH if graph else _COLUMNS),
-            *(name for name, differs in _IF_ANY.items() if any(map(differs, records))),
-        ]
-        names += list(metrics) if columns == _ALL else list(metrics)[:_METRICS]
+        names = _default_columns(records, graph=graph, every=columns == _ALL)
         if columns is None and form is None and not graph and sys.stdout is not None and sys.stdout.isatty():
             names = _fitting(records, names, shutil.get_terminal_size().columns)
     if form == "csv":
         _print_csv(names, records)
         return
+    _print_rows(records, names, graph=graph)
+    if garbage:
+        print_line(
+            f"ckstore: {size_text(garbage)} of the store belong to no version in this list; `ckstore stats` says how "
+            "many of them `ckstore gc` would free.",
+            err=True,
+        )
+
+
+def _check_forms(form: str | None, sort: str | None, *, graph: bool, as_json: bool) -> None:
+    if graph and (sort is not None or as_json):
+        raise UsageError("--graph has an order and a form of its own; leave --sort and --json out.")
+    if form == "csv" and (graph or as_json):
+        raise UsageError("--format csv is a form of its own; leave --graph and --json out.")
+
+
+def _default_columns(records: Table, *, graph: bool, every: bool) -> list[str]:
+    """Return the columns that show without `--columns`, with the first metrics or all."""
+    metrics = dict.fromkeys(
+        name
+        for record in records
+        for name, value in record["metrics"].items()
+        if isinstance(value, int | float) or value == NAN
+    )
+    names = [
+        *(_BESIDE_GRAPH if graph else _COLUMNS),
+        *(name for name, differs in _IF_ANY.items() if any(map(differs, records))),
+    ]
+    return [*names, *(metrics if every else list(metrics)[:_METRICS])]
+
+
+def _print_rows(records: Table, names: Sequence[str], *, graph: bool) -> None:
     rows = _rows(records, names)
     if graph:
         cells = {record["version"]: row for record, row in zip(records, rows, strict=True)}
@@ -179,12 +198,6 @@ def command(
         names = ["graph", *names]
     headings = [_HEADINGS.get(name, name) for name in names]
     print_table(headings, rows, right=[place for place, name in enumerate(names) if name not in _LEFT])
-    if garbage:
-        print_line(
-            f"ckstore: {size_text(garbage)} of the store belong to no version in this list; `ckstore stats` says how "
-            "many of them `ckstore gc` would free.",
-            err=True,
-        )
 
 
 def _rows(records: Table, names: Sequence[str]) -> list[list[object]]:

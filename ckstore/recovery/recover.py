@@ -159,6 +159,28 @@ class _Builder:
         self.logged: list[str] = []
 
     def build(self) -> None:
+        """Take in the packs, decide which of their versions there are, and make the log's changes to those."""
+        self._scan()
+        records, problems = change_log.read_all(self.storage)
+        if not (self.path / root.LOG).is_dir():
+            problems.append(f"The log is missing; {change_log.LOSS}.")
+        self.last = log_files.name_of(records[-1]) if records else ""
+        self.moved = self._moved(records)
+        self.catalog.note_moved(self.moved)
+        self.report.problems += problems
+        versions = self._versions(records, problems)
+        # Parents have lower numbers.
+        for version in sorted(versions.versions.values(), key=lambda version: version.written_as):
+            self._insert(version, versions.parent(version))
+        # Numbers are never reused, not even those of removed or uncommitted versions.
+        self.catalog.skip_numbers(versions.last_number)
+        if self.present is not None and _claimed(self.present) is None:
+            remove_claims(self.path)
+            self.report.problems.append("The leases are damaged: processes that ingest or read now are unknown.")
+        self._repeat(records, versions)
+        self.catalog.note_logged(self.logged[-1] if self.logged else self.last)
+
+    def _scan(self) -> None:
         for pack in scan_packs(self.path, ManifestDocument):
             if isinstance(pack, DamagedPack):
                 self.report.problems.append(f"Pack {pack.info.name} is damaged ({pack.reason}); it was left in place.")
@@ -169,13 +191,9 @@ class _Builder:
         self.catalog.move_objects(self.objects.places.values())
         for name, bases in self.objects.bases().items():
             self.catalog.add_packs([self.packs[name]], bases)
-        records, problems = change_log.read_all(self.storage)
-        if not (self.path / root.LOG).is_dir():
-            problems.append(f"The log is missing; {change_log.LOSS}.")
-        self.last = log_files.name_of(records[-1]) if records else ""
-        self.moved = self._moved(records)
-        self.catalog.note_moved(self.moved)
-        self.report.problems += problems
+
+    def _versions(self, records: Sequence[dict[str, Any]], problems: list[str]) -> FoundVersions:
+        """Return the versions that there are, by the packs, the log and the current catalog; log what that changes."""
         rows = None if self.present is None else _present_rows(self.present, records)
         if rows and self._are_of_another_store(rows, records):
             self.report.problems.append(
@@ -204,14 +222,10 @@ class _Builder:
         if versions.dropped:
             # Without ids: nobody forgot them, and a transfer may send them.
             self._log({"change": "forget", "versions": sorted(versions.dropped), "uids": []})
-        # Parents have lower numbers.
-        for version in sorted(versions.versions.values(), key=lambda version: version.written_as):
-            self._insert(version, versions.parent(version))
-        # Numbers are never reused, not even those of removed or uncommitted versions.
-        self.catalog.skip_numbers(versions.last_number)
-        if self.present is not None and _claimed(self.present) is None:
-            remove_claims(self.path)
-            self.report.problems.append("The leases are damaged: processes that ingest or read now are unknown.")
+        return versions
+
+    def _repeat(self, records: Sequence[dict[str, Any]], versions: FoundVersions) -> None:
+        """Repeat the log's changes of tags, metrics and policies, and note the last collection."""
         self._tag(records, versions)
         for record in records:
             if record.get("change") == "metrics":
@@ -224,7 +238,6 @@ class _Builder:
         collected = [record["created"] for record in records if record.get("change") == "gc"]
         if collected:
             self.catalog.note_collected(collected[-1])
-        self.catalog.note_logged(self.logged[-1] if self.logged else self.last)
 
     def _marks(
         self, records: Sequence[Mapping[str, Any]], rows: Mapping[str, VersionRow] | None, *, is_whole: bool

@@ -276,12 +276,7 @@ def _ingest(
         if request.replace or not _supersedes(repository, request, existing):
             request = in_place_of(repository, existing, scanned, request)
     given = request.metrics
-    read = metrics_inside(scanned)
-    values = plain_metrics({name: value for name, (value, _) in read.items()})
-    places = {name: (values[name], place) for name, (_, place) in read.items()}
-    origin = made()
-    metrics = {**values, **({MADE: origin} if origin else {}), **request.metrics}
-    request = replace(request, metrics=metrics, read=places)
+    request = _with_metrics(scanned, request)
     if request.parent is not None and not request.is_hot:
         request = replace(request, parent=compacted(repository, request.parent))
     number = committed = 0
@@ -293,17 +288,7 @@ def _ingest(
                 number, lease = held.enter_context(reserved(catalog))
             else:
                 number, lease = written.number, written.lease
-            ingestion = _Ingestion(repository, number, scanned, lease, progress, written)
-            if request.is_hot:
-                committed = ingestion.store_hot(request, windows)
-                if not committed:  # Coarse, of values that the store has encoded: nothing is left for the background.
-                    if request.parent is not None:
-                        request = replace(request, parent=compacted(repository, request.parent))
-                    committed = ingestion.store(request)
-            elif request.search is None:
-                committed = ingestion.store(request)
-            else:
-                committed = ingestion.store_best(request, request.search)
+            committed = _Ingestion(repository, number, scanned, lease, progress, written).commit(request, windows)
     except _UnchangedError as unchanged:
         catalog.release_number(number)
         repository.resolver.forget()
@@ -316,6 +301,16 @@ def _ingest(
     row = catalog.version(committed)
     repository.last_cut = row.uid, scanned.alone or scanned.units, scanned.units
     return IngestReport(row, is_new=True)
+
+
+def _with_metrics(scanned: ScannedVersion, request: Request) -> Request:
+    """Add the metrics inside the files, and the origin."""
+    read = metrics_inside(scanned)
+    values = plain_metrics({name: value for name, (value, _) in read.items()})
+    places = {name: (values[name], place) for name, (_, place) in read.items()}
+    origin = made()
+    metrics = {**values, **({MADE: origin} if origin else {}), **request.metrics}
+    return replace(request, metrics=metrics, read=places)
 
 
 @contextmanager
@@ -376,6 +371,18 @@ class _Ingestion:
         passing = bool(scanned.name) and not repository.has_stored
         self._reader: ObjectReader = repository.reader.in_passing() if passing else repository.reader
         repository.has_stored = True
+
+    def commit(self, request: Request, windows: Iterable[list[int]]) -> int:
+        """Write and commit the version as its policy asks for; return its number. `windows` are those of a hot one."""
+        if request.search is not None:
+            return self.store_best(request, request.search)
+        if request.is_hot:
+            if committed := self.store_hot(request, windows):
+                return committed
+            # Coarse, of values that the store has encoded: nothing is left for the background.
+            if request.parent is not None:
+                request = replace(request, parent=compacted(self._repository, request.parent))
+        return self.store(request)
 
     def store(self, request: Request, found: Mapping[str, float] = MappingProxyType({})) -> int:
         """Write and commit the version; `found` are the results of a search. Return the version's number."""

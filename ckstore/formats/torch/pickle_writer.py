@@ -103,7 +103,7 @@ class _Writer:
         #: The code of a call of each form, with gaps for the length of the key, the key, and the numbers of the memo.
         self._forms: dict[Hashable, tuple[bytes, int]] = {}
 
-    def value(self, node: Any, depth: int) -> None:
+    def value(self, node: Any, depth: int) -> None:  # noqa: C901 (a branch for each kind)
         if depth > _MAX_DEPTH:
             raise UsageError(f"A value that nests deeper than {_MAX_DEPTH} levels cannot be written; make it flatter.")
         emit = self.parts.append
