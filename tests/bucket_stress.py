@@ -257,7 +257,7 @@ def _conclude(directory: Path, names: list[str], outcome: Outcome) -> None:
             outcome.unreported = len(found.keys() - reported.keys())
     for name in names:
         with ckstore.open(URL, cache=directory / name) as store:
-            faults += [f"{name}: {sentence}" for sentence in store._catalog.compare_log()[1]]
+            faults += [f"{name}: {sentence}" for sentence in store._catalog.differences()]
             if store._catalog.versions() != rows:
                 faults.append(f"{name}: the mirror has other versions")
 

@@ -167,7 +167,7 @@ def test_a_mirror_begins_with_a_snapshot_and_few_requests(
     server.requests.clear()
     with ckstore.open(URL, cache=directory / "b") as store:
         assert store._catalog.tags() == tags
-        assert store._catalog.compare_log()[1] == []
+        assert store._catalog.differences() == []
     server.requests.clear()
     ckstore.open(URL, cache=directory / "b").close()
     assert server.requests == {"list": 1}
@@ -268,7 +268,7 @@ def test_a_lost_race_takes_a_put_and_a_read(server: SimulatedServer, directory: 
         store._catalog.refresh()
         assert len(store._catalog.tags()) == 12
         assert store._catalog.tags() == other._catalog.tags()
-        assert [store._catalog.compare_log()[1], other._catalog.compare_log()[1]] == [[], []]
+        assert [store._catalog.differences(), other._catalog.differences()] == [[], []]
 
 
 def test_our_own_record_behind_which_others_have_put_theirs(server: SimulatedServer, directory: Path) -> None:
@@ -296,7 +296,7 @@ def test_our_own_record_behind_which_others_have_put_theirs(server: SimulatedSer
             store._catalog.refresh()
             assert set(other._catalog.tags()) == {"first", "ours", "behind0", "behind1", "behind2"}
             assert store._catalog.tags() == other._catalog.tags()
-            assert other._catalog.compare_log()[1] == []
+            assert other._catalog.differences() == []
 
 
 class PickyBucket(SimulatedBucket):

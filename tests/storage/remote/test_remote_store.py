@@ -333,7 +333,7 @@ def test_verify_finds_nothing_wrong_while_versions_are_compacted(
             return found
 
         monkeypatch.setattr(RemoteLog, "after", followed)
-        assert store._repository.catalog.compare_log()[1] == []
+        assert store._repository.catalog.differences() == []
         assert not any(row.hot for row in store._catalog.versions())
 
 
@@ -579,7 +579,7 @@ def test_gc_frees_space_while_others_commit(
             if row.run == "gpt":
                 assert bool((found["model"]["weight"] == state(row.step or 0)["model"]["weight"]).all())
         assert store.verify().problems == []
-        assert store._catalog.compare_log()[1] == []
+        assert store._catalog.differences() == []
 
 
 def test_gc_plans_again_where_others_commit_its_garbage(
