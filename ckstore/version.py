@@ -225,12 +225,12 @@ class Version(Mapping[str, "LazyTensor"]):
         >>> store["best"].storage("model/weight")["form"]
         'delta'
         """
-        from ckstore.reading.storage_facts import StorageFacts, tensor_storage
+        from ckstore.reading.storage_facts import StorageFacts
 
         facts = StorageFacts(self._stored)
         if path is None:
             return facts.summary()
-        return tensor_storage(facts, *self._place(path))
+        return dict(facts.of_tensor(*self._place(path)))
 
     @checked()
     def describe(self, globs: Sequence[str] = ()) -> dict[str, Any]:
@@ -245,7 +245,7 @@ class Version(Mapping[str, "LazyTensor"]):
         >>> store["best"].describe()["contents"][0]["kind"]
         'torch-zip'
         """
-        from ckstore.reading.storage_facts import StorageFacts, tensor_object, tensor_storage
+        from ckstore.reading.storage_facts import StorageFacts, tensor_object
         from ckstore.table import version_record
 
         facts, deviations, tensors = StorageFacts(self._stored), self.deviations(), []
@@ -253,7 +253,7 @@ class Version(Mapping[str, "LazyTensor"]):
             file, tensor = self._stored.paths[path]
             off = deviations.get(path)
             error = None if off is None else {"max_abs": off.max_abs, "rms": off.rms, "relative": off.relative}
-            tensors.append(tensor_object(path, tensor) | tensor_storage(facts, file, tensor) | {"error": error})
+            tensors.append(tensor_object(path, tensor) | facts.of_tensor(file, tensor) | {"error": error})
         return {
             **version_record(self._stored.row, self.tags),
             "children": [row.number for row in self._stored.repository.catalog.children(self.number)],

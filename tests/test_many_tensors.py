@@ -14,12 +14,22 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.cli.program import run
 
 pytestmark = pytest.mark.local
 
 FEW, MANY = 1000, 3000
 #: Most calls of functions written in Python for each further tensor.
-MOST = {"hot ingest": 95, "encode": 8, "encoded ingest": 101, "state dict": 147, "slice": 0, "names": 0}
+MOST = {
+    "hot ingest": 95,
+    "encode": 8,
+    "encoded ingest": 101,
+    "state dict": 147,
+    "slice": 0,
+    "names": 0,
+    "ls": 30,
+    "show": 30,
+}
 
 
 def calls(operation: Callable[[], object]) -> int:
@@ -66,6 +76,8 @@ def measured(place: Path, tensors: int) -> dict[str, int]:
     }.items():
         with ckstore.open(place, "r") as store:
             found[name] = calls(lambda: operation(store["encoded@1"]))  # noqa: B023
+    for verb in ("ls", "show"):
+        found[verb] = calls(lambda: run(["--store", str(place), verb, "encoded@1"]))  # noqa: B023
     return found
 
 

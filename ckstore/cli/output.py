@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -150,29 +150,34 @@ def print_json(value: Any, indent: int | None = 2) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int] = ()) -> None:
     """Print aligned columns, those of the indexes `right` to the right; None is printed as `-`."""
-    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
-    widths = column_widths(headings, cells)
     ends = set(right)
+    lines = [_aligned(column, is_right=number in ends) for number, column in enumerate(_columns(headings, rows))]
+    heading, *left = ["  ".join(cells).rstrip() for cells in zip(*lines, strict=True)]
+    print_line(heading, bold=True)
+    if left:
+        click.echo("\n".join(left))  # Its cells are printable.
 
-    def line(row: Sequence[str]) -> str:
-        padded = (cell.rjust(width) if column in ends else cell.ljust(width)
-                  for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
-        return "  ".join(_marked(cell) for cell in padded).rstrip()
 
-    print_line(line([heading.upper() for heading in headings]), bold=True)
-    for row in cells:
-        click.echo(line(row))  # Its cells are printable.
+def _columns(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[list[str]]:
+    """Yield the texts of each column, which begin with its heading."""
+    for heading, *cells in zip([heading.upper() for heading in headings], *rows, strict=True):
+        yield [heading, *map(printable, ["-" if cell is None else str(cell) for cell in cells])]
+
+
+def _aligned(column: Sequence[str], *, is_right: bool) -> list[str]:
+    """Return the cells of a column in its width; NaN in red."""
+    width = max(map(len, column))
+    padded = [cell.rjust(width) if is_right else cell.ljust(width) for cell in column]
+    if NAN in column:
+        padded = [
+            click.style(text, fg="red") if cell == NAN else text for cell, text in zip(column, padded, strict=True)
+        ]
+    return padded
 
 
 def column_widths(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[int]:
     """Return the width of each column of a table."""
-    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
-    return [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-
-
-def _marked(cell: str) -> str:
-    """Return a cell of a table; NaN in red."""
-    return click.style(cell, fg="red") if cell.strip() == NAN else cell
+    return [max(map(len, column)) for column in _columns(headings, rows)]
 
 
 def print_held(stored: int, freed: int, held: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ class StorageFacts:
     version: StoredVersion
     objects: list[StoredObject] = field(init=False)
     _by_extent: dict[tuple[int, int], list[int]] = field(init=False)
+    _described: dict[tuple[int, ...], dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         resolver = self.version.repository.resolver
@@ -46,15 +47,26 @@ class StorageFacts:
                 if number not in numbers:
                     numbers.append(number)
 
-    def of_tensor(self, file: int, tensor: Tensor) -> list[StoredObject]:
-        """Return the objects of a tensor's extent: its units, or the bundle that contains it."""
-        numbers = {number: None for place in tensor.places(file) for number in self._by_extent.get(place, ())}
-        return [self.objects[number] for number in numbers]
+    def of_tensor(self, file: int, tensor: Tensor) -> dict[str, Any]:
+        """Return the storage of a tensor as the JSON object of `show` and `ls -l`; for a bundle its figures.
 
-    def depth(self, objects: Iterable[StoredObject]) -> int:
-        """Return the largest number of deltas in the chains of these objects."""
-        reader = self.version.repository.reader
-        return max((reader.chains.depth(item.record) for item in objects), default=0)
+        `bits` are stored bits an element.
+        """
+        numbers = tuple({number: None for place in tensor.places(file) for number in self._by_extent.get(place, ())})
+        found = self._described.get(numbers)
+        if found is None:
+            found = self._described[numbers] = self._figures([self.objects[number] for number in numbers])
+        return found
+
+    def _figures(self, objects: Sequence[StoredObject]) -> dict[str, Any]:
+        depth = self.version.repository.reader.chains.depth
+        count = sum(item.unit.count for item in objects)
+        return {
+            "form": "/".join(sorted({item.record.description for item in objects})) or None,
+            "bundled": any(item.unit.is_bundle for item in objects),
+            "depth": max((depth(item.record) for item in objects), default=0),
+            "bits": 8 * sum(item.record.nbytes for item in objects) / count if count else None,
+        }
 
     def summary(self) -> dict[str, Any]:
         """Return counts of objects, and bytes of exact and of coarse ones; shared objects count once.
@@ -71,21 +83,6 @@ class StorageFacts:
             "coarse_bytes": sum(item.record.nbytes for item in unique if not item.record.is_exact),
             "exact_bytes": sum(item.record.nbytes for item in unique if item.record.is_exact),
         }
-
-
-def tensor_storage(stored: StorageFacts, file: int, tensor: Tensor) -> dict[str, Any]:
-    """Return the storage of a tensor as the JSON object of `show` and `ls -l`; for a bundle its figures.
-
-    `bits` are stored bits an element.
-    """
-    objects = stored.of_tensor(file, tensor)
-    count = sum(item.unit.count for item in objects)
-    return {
-        "form": "/".join(sorted({item.record.description for item in objects})) or None,
-        "bundled": any(item.unit.is_bundle for item in objects),
-        "depth": stored.depth(objects),
-        "bits": 8 * sum(item.record.nbytes for item in objects) / count if count else None,
-    }
 
 
 def tensor_object(path: str, tensor: Tensor) -> dict[str, Any]:

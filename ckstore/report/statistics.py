@@ -19,7 +19,7 @@ from ckstore.reading.buffers import read_tensor
 from ckstore.reading.deviations import tensor_deviations
 from ckstore.reading.gather import Selection
 from ckstore.reading.renames import under_last_names
-from ckstore.reading.storage_facts import StorageFacts, tensor_storage
+from ckstore.reading.storage_facts import StorageFacts
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion
 from ckstore.report.measures import BINS, MEASURES, ROW, Reading, measure, nonfinite, unmoved
 from ckstore.report.numbers import Numbers, Row, key_of
@@ -395,7 +395,7 @@ def _describe_storage(found: RunStatistics, place: int, version: StoredVersion) 
     for number, history in enumerate(found.tensors):
         if history.objects[place] is None:
             continue
-        bits = tensor_storage(facts, *version.paths[history.path])["bits"]
+        bits = facts.of_tensor(*version.paths[history.path])["bits"]
         found.values["bits"][number, place] = np.nan if bits is None else bits
         if version.row.fidelity == "coarse":
             off = deviations.get(history.path)
