@@ -297,7 +297,7 @@ def test_a_coarse_ingest_of_an_exact_versions_content(store: ckstore.Store, dire
     assert "has this content exactly and keeps it" in report.note
     # In another run it is coarse, although the store has the content exactly.
     other = store.ingest(path, run="s", policy="coarse")
-    assert (other.version.fidelity, other.note) == ("coarse", "")
+    assert (other.version.fidelity, other.note) == ("coarse", f"Against {row.name}, by likeness.")
 
 
 def test_exact_after_coarse_and_coarse_after_exact(store: ckstore.Store, directory: Path) -> None:

@@ -237,7 +237,7 @@ def test_a_coarse_version_next_to_its_exact_twin(ckstore, place: Path) -> None:
     ckstore("ingest", "in/step0.pt", "--run", "gpt")
     ckstore("encode", "1")
     done = ckstore("ingest", "in/step0.pt", "--run", "small", "--fidelity", "coarse")
-    assert done.err == ""
+    assert done.err == "ckstore: in/step0.pt: Against gpt@0, by likeness.\n"
     ckstore("policy", "asked", "--fidelity", "coarse", "--hot", "0")
     ckstore("ingest", "in/step0.pt", "--run", "asked")
     assert [version["fidelity"] for version in ckstore("log", "--json").json] == ["exact", "coarse", "coarse"]
