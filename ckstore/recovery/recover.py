@@ -193,7 +193,7 @@ class _Builder:
             self.catalog.add_packs([self.packs[name]], bases)
 
     def _versions(self, records: Sequence[dict[str, Any]], problems: list[str]) -> FoundVersions:
-        """Return the versions that there are, by the packs, the log and the current catalog; log what that changes."""
+        """Return the versions that there are, by the packs, the log and the current catalog; log the corrections."""
         rows = None if self.present is None else _present_rows(self.present, records)
         if rows and self._are_of_another_store(rows, records):
             self.report.problems.append(
