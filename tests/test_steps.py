@@ -19,7 +19,15 @@ import ckstore
 from ckstore.errors import UsageError
 from ckstore.scanning.inputs import open_path
 from ckstore.scanning.steps import plan_steps
-from ckstore.steps import natural, step_of_name, step_of_text, step_of_value, steps_of_names, without_numbers
+from ckstore.steps import (
+    natural,
+    seconds_of,
+    step_of_name,
+    step_of_text,
+    step_of_value,
+    steps_of_names,
+    without_numbers,
+)
 
 NAMES = {
     "step_000120.pt": 120, "checkpoint-1500": 1500, "runs/checkpoint-1500/": 1500, "epoch=70-step=4331.ckpt": 4331,
@@ -186,6 +194,11 @@ def test_a_number_in_a_name_that_is_no_step_is_told(tmp_path: Path) -> None:
         with_note.close()
         assert with_note.step is None
         assert "in the name is not used" in with_note.unused
+
+
+def test_durations() -> None:
+    texts = ("1.5s", "2m", "36h", "2d", "1w")
+    assert [seconds_of(text) for text in texts] == [1.5, 120, 129_600, 172_800, 604_800]
 
 
 def test_arguments_take_the_same_steps(store: ckstore.Store) -> None:
