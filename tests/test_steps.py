@@ -21,6 +21,7 @@ from ckstore.scanning.inputs import open_path
 from ckstore.scanning.steps import plan_steps
 from ckstore.steps import (
     natural,
+    plain_number,
     seconds_of,
     step_of_name,
     step_of_text,
@@ -194,6 +195,11 @@ def test_a_number_in_a_name_that_is_no_step_is_told(tmp_path: Path) -> None:
         with_note.close()
         assert with_note.step is None
         assert "in the name is not used" in with_note.unused
+
+
+def test_floats_are_numbers_of_python_up_to_the_bounds() -> None:
+    assert type(plain_number(np.float64(0.5))) is float
+    assert (step_of_value(float(-(2**63))), step_of_value(float(2**63))) == (-(2**63), None)
 
 
 def test_durations() -> None:
