@@ -83,6 +83,13 @@ class Change:
         if any(pack not in raw for pack, _ in objects.values()):
             raise ConflictError("Another process has encoded some of these objects; try again.")
 
+    def _check_encoded(self) -> None:
+        """Raise `ConflictError` unless the store has all objects of the version encoded: the raw ones go."""
+        catalog, document = self.repository.catalog, self._document
+        assert document is not None
+        if not catalog.places_of(map(key, document.objects)).keys().isdisjoint(catalog.raw_packs()):
+            raise ConflictError("Objects of this version are only stored unencoded; try again.")
+
     def finish(
         self,
         document: VersionDocument | None = None,
@@ -225,6 +232,7 @@ class Change:
             self._check_unchanged(before)
             self.check_unencoded()
             self._move({"change": "compact", "version": before.number})
+            self._check_encoded()
             raw = frees()
             freed = [gone for name, keys in raw.packs.items() for gone in catalog.free_packs([name], keys, raw.needed)]
             if freed:

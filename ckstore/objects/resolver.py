@@ -310,9 +310,15 @@ class CatalogResolver:
     def stored(self, identities: Iterable[str]) -> tuple[set[str], set[str]]:
         """Return the ids of encoded objects, and those of objects that only hot versions have.
 
-        Call `notice_collection` first, once for many calls under one lease.
+        Objects that another thread has not committed yet count as absent: its change may fail. Call `notice_collection`
+        first, once for many calls under one lease.
         """
         found = self._lookup(identities)
+        with self._lock:
+            held = {record.id for records in self._under_way.values() for record in records}
+        if late := held & found.keys():
+            placed = self._placed({identity: key(identity) for identity in late})
+            found = {identity: record for identity, record in found.items() if identity not in late} | placed
         raw = {identity for identity, record in found.items() if isinstance(record, Raw)}
         return found.keys() - raw, raw
 

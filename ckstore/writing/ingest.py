@@ -434,7 +434,9 @@ class _Ingestion:
         if tolerance is None:
             return None
         cube = search_space(request.policy, known=knows_sensitivity(self._scanned.units, request.gradients))
-        parent = None if request.parent is None else self._repository.resolver.document(request.parent)
+        before = request.parent  # A parent of another run was judged otherwise, perhaps.
+        is_judged = before is not None and before.run == request.run
+        parent = self._repository.resolver.document(before) if before is not None and is_judged else None
         sizes: dict[Policy, int] = {}
 
         def size(policy: Policy) -> float:

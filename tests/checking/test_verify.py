@@ -54,7 +54,7 @@ def test_the_cost_of_a_hot_version_is_that_of_its_ingest(tmp_path: Path, column:
         store.ingest({"w": weights, "n": weights + 1}, run="b", step=0, hot=3)
         store.encode("a@0")
         for step in range(3):
-            store.ingest({"w": weights + step * 1e-3}, run="c", step=step, hot=0)
+            store.ingest({"w": weights + step * 1e-3}, run="c", step=step, hot=0, parent="a@0")
         store.rebase("c@2")
         store.thin("c@1")
         assert store["b@0"].hot

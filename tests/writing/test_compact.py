@@ -30,6 +30,7 @@ from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
 from ckstore.retention import compactor as compactor_module
 from ckstore.retention.compactor import Compactor
+from ckstore.retention.forget import forget
 from ckstore.storage import durable
 from ckstore.version import Version
 from ckstore.writing import compact as compact_module
@@ -534,6 +535,28 @@ def test_a_concurrently_forgotten_or_compacted_version_is_passed_over(
         assert store.verify().problems == []
 
 
+def test_two_threads_may_encode_a_version(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that one has written, but not committed, are not objects of the store for the other."""
+    before = compact_module.describe_encoded
+    with ckstore.init(directory / "store") as store:
+        for step in range(3):
+            store.ingest(state(step), run="a", step=step, hot=9)
+        thread = threading.Thread(target=store.encode, args=(["a@0"],))
+
+        def late(*args: Any, **options: Any) -> Any:
+            if thread.ident is None:
+                thread.start()
+                thread.join()
+            return before(*args, **options)
+
+        monkeypatch.setattr(compact_module, "describe_encoded", late)
+        assert store.encode(["a@0"]).versions == []
+        assert [row.hot for row in store._catalog.versions()] == [False, True, True]
+        assert store.verify().problems == []
+        for step in range(3):
+            assert store[f"a@{step}"].state_dict()["model"]["frozen"].equal(state(step)["model"]["frozen"])
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_objects_that_another_process_encodes_are_not_encoded_again(
     directory: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -588,7 +611,7 @@ def test_a_raw_pack_that_gc_rewrote_is_deleted_with_its_last_version(directory: 
     with ckstore.init(directory / "store") as store:
         store.ingest(state(1), run="a", step=1, hot=9)
         store.ingest({"model": state(1)["model"]}, run="b", step=1, hot=9)
-        store.forget(["a@1"])  # Objects of both stay in its pack.
+        forget(store._repository, store.versions("a"), for_good=True)  # Objects of both stay in its pack.
         before = raw_packs(store)
         assert store.gc(grace=0).rewritten == 1
         assert raw_packs(store) != before

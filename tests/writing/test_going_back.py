@@ -421,7 +421,7 @@ def test_the_command_line_marks_superseded_versions(store: ckstore.Store, capsys
     store.ingest(state(1), run="gpt", step=8, parent="gpt@4")
     heading, *listed = lines("log")
     assert "SUPERSEDED" in heading
-    assert [" yes" in line for line in listed] == [False, True, True, False]
+    assert [" yes" in line for line in listed] == [False, True, False, True]
     assert [line[:3].strip() for line in lines("log", "--graph")[1:]] == ["*", "| *", "| *", "|/", "*"]
     assert any(line.startswith("superseded") for line in lines("show", "2"))
     assert not any(line.startswith("superseded") for line in lines("show", "4"))

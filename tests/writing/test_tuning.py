@@ -181,8 +181,9 @@ def test_an_accuracy_is_the_better_the_higher_it_is(store: ckstore.Store, direct
     assert said is not None
     assert 0 < said.parameters["degradation"] <= 0.1
     # Taken for a loss, everything is an improvement.
-    row = store.ingest(saved(directory, 0), run="down", search=Search(Model(0, accuracy=True), 0.1)).version
-    other = store[row.number]._stored.document.coarse
+    with ckstore.init(directory / "other") as other_store:
+        row = other_store.ingest(saved(directory, 0), run="r", search=Search(Model(0, accuracy=True), 0.1)).version
+        other = other_store[row.number]._stored.document.coarse
     assert other is not None
     assert other.parameters["quality"] == QUALITIES[-1] > said.parameters["quality"]
     assert other.parameters["degradation"] < 0
@@ -291,8 +292,10 @@ def test_a_state_dict_in_memory(store: ckstore.Store) -> None:
 
 def test_without_a_bound_a_twentieth_is_tolerated(store: ckstore.Store, directory: Path) -> None:
     row = store.ingest(saved(directory, 0), run="default", search=Search(Model(0))).version
-    same = store.ingest(saved(directory, 0), run="said", search=Search(Model(0), 0.05)).version
-    said, expected = (store[one.number]._stored.document.coarse for one in (row, same))
+    said = store[row.number]._stored.document.coarse
+    with ckstore.init(directory / "other") as other:
+        same = other.ingest(saved(directory, 0), run="default", search=Search(Model(0), 0.05)).version
+        expected = other[same.number]._stored.document.coarse
     assert said is not None
     assert expected is not None
     assert said.parameters == expected.parameters
