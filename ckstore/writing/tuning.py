@@ -8,9 +8,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import linear_regression
+from statistics import StatisticsError, linear_regression
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
@@ -201,8 +202,9 @@ def fall_of(before: Iterable[tuple[int, Mapping[str, Any]]]) -> float | None:
     for name in sorted(names, key=lambda name: (not re.search("val|eval|test", name), name)):
         found = [(step, metrics[name]) for step, metrics in points if math.isfinite(metrics.get(name, math.nan))]
         if len({step for step, _ in found}) > 1:
-            slope = linear_regression(*zip(*found, strict=True)).slope
-            return -slope if slope < 0 else None
+            with suppress(OverflowError, StatisticsError):  # Of huge losses or steps.
+                slope = linear_regression(*zip(*found, strict=True)).slope
+                return -slope if slope < 0 else None
     return None
 
 

@@ -611,7 +611,7 @@ def test_a_raw_pack_that_gc_rewrote_is_deleted_with_its_last_version(directory: 
     with ckstore.init(directory / "store") as store:
         store.ingest(state(1), run="a", step=1, hot=9)
         store.ingest({"model": state(1)["model"]}, run="b", step=1, hot=9)
-        forget(store._repository, store.versions("a"), for_good=True)  # Objects of both stay in its pack.
+        forget(store._repository, store._catalog.versions("a"), for_good=True)  # Objects of both stay in its pack.
         before = raw_packs(store)
         assert store.gc(grace=0).rewritten == 1
         assert raw_packs(store) != before

@@ -155,6 +155,8 @@ def test_the_tolerance_is_what_steps_of_training_are_worth(store: ckstore.Store,
         ([(2, {"loss": 1.0, "eval_loss": 2.0}), (1, {"loss": 9.0})], 8.0),
         ([(2, {"accuracy": 1.0}), (1, {"accuracy": 2.0})], None),
         ([(2, {"loss": "2"}), (1, {"loss": 3.0})], None),
+        ([(2, {"loss": 1e308}), (1, {"loss": 1.7e308})], None),
+        ([(2**62 + 1, {"loss": 1.0}), (2**62, {"loss": 2.0})], None),
     ],
 )
 def test_the_fall_of_a_loss(before: list[tuple[int, dict[str, Any]]], fall: float | None) -> None:
