@@ -53,6 +53,7 @@ _UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
 
 _DTYPE = re.compile(r"b1|[iu][1248]|f2|f4|f8|f16|c8|c16|c32|[SUV]\d{1,9}|[Mm]8")
 _TIME_UNITS = (b"generic", b"Y", b"M", b"W", b"D", b"h", b"m", b"s", b"ms", b"us", b"ns", b"ps", b"fs", b"as")
+_MAX_AXES = 64
 _FRACTION = re.compile(r"[-+]?\d{1,4000}(/\d{1,4000})?")
 
 
@@ -109,10 +110,16 @@ def _set_attributes(made: Any, attributes: Any) -> None:
     vars(made).update({name: value for name, value in attributes.items() if not hasattr(type(made), name)})
 
 
+def _require_stored(*parts: Any) -> None:
+    """Raise unless the elements, which are read, are in memory each: those of a stride of 0 could be any number."""
+    _require(all(one.numel() <= one.untyped_storage().nbytes() for one in parts))
+
+
 def _sparse(layout: Any, data: Any) -> Any:
     """Return a sparse tensor whose indices are within its shape: kernels of torch rely on that."""
     *parts, size, last = data if layout == torch.sparse_coo and len(data) == 4 else (*data, None)
     _require(all(isinstance(part, torch.Tensor) for part in parts))
+    _require_stored(*parts[:-1])
     how = {"is_coalesced": last} if layout == torch.sparse_coo else {"layout": layout}
     make: Any = torch.sparse_coo_tensor if layout == torch.sparse_coo else torch.sparse_compressed_tensor
     return make(*parts, size, check_invariants=True, **how)
@@ -121,8 +128,10 @@ def _sparse(layout: Any, data: Any) -> Any:
 def _nested(buffer: Any, *places: Any) -> Any:
     """`_rebuild_nested_tensor(buffer, sizes, strides, offsets)`: each tensor lies within the buffer."""
     _require(buffer.dim() == 1 and buffer.is_contiguous() and all(one.dtype == torch.int64 for one in places))
+    _require_stored(*places)
     sizes, strides, offsets = (one.contiguous() for one in places)
     _require(sizes.dim() == 2 and sizes.shape == strides.shape and offsets.shape == sizes.shape[:1])
+    _require(sizes.shape[1] <= _MAX_AXES)
     for shape, steps, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
         _require(min((offset, *shape, *steps)) >= 0)
         reach = sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
@@ -134,6 +143,9 @@ def _jagged(parts: Any) -> Any:
     """Return a jagged tensor whose offsets and lengths are within its values; torch computes the rest again."""
     values, offsets, lengths, axis = (parts[name] for name in ("values", "offsets", "lengths", "_ragged_idx"))
     _require(type(axis) is int and 0 < axis <= values.dim() and offsets.dim() == 1 and len(offsets) > 0)
+    places = [offsets] if lengths is None else [offsets, lengths]
+    _require(all(one.dtype in (torch.int64, torch.int32) for one in places))
+    _require_stored(*places)
     starts = offsets.tolist()
     sizes = [stop - start for start, stop in pairwise(starts)] if lengths is None else lengths.tolist()
     _require(len(sizes) == len(starts) - 1 and min((starts[0], *sizes)) >= 0)
@@ -144,13 +156,24 @@ def _jagged(parts: Any) -> Any:
 
 
 def _quantised(integers: Any, quantiser: Any) -> Any:
+    """Return a quantised tensor in the memory of its integers."""
+    dtype = {torch.int8: torch.qint8, torch.uint8: torch.quint8, torch.int32: torch.qint32}[integers.dtype]
     scheme, scale, zero, *axis = quantiser
     if scheme == torch.per_tensor_affine:
         _require(type(scale) is float and type(zero) is int and not axis)
-        return torch._make_per_tensor_quantized_tensor(integers, scale, zero)
-    _require(scheme == torch.per_channel_affine and type(axis[0]) is int and 0 <= axis[0] < integers.dim())
-    _require(scale.shape == zero.shape == (integers.shape[axis[0]],))
-    return torch._make_per_channel_quantized_tensor(integers, scale, zero, axis[0])
+        made: Any = torch._empty_affine_quantized((0,), scale=scale, zero_point=zero, dtype=dtype)
+    else:
+        _require(scheme in (torch.per_channel_affine, torch.per_channel_affine_float_qparams))
+        # Of the latter scheme torch writes the name of the former; the dtypes tell them apart.
+        _require((scale.dtype, zero.dtype) in ((torch.float64, torch.int64), (torch.float32, torch.float32)))
+        _require(type(axis[0]) is int and 0 <= axis[0] < integers.dim())
+        _require(scale.shape == zero.shape == (integers.shape[axis[0]],))
+        _require(scale.is_contiguous() and zero.is_contiguous())
+        none = (0,) * integers.dim()
+        made = torch._empty_per_channel_affine_quantized(
+            none, scales=scale, zero_points=zero, axis=axis[0], dtype=dtype
+        )
+    return made.set_(integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride())
 
 
 def _parameter(data: Any, requires_grad: Any, hooks: Any, state: Any = None) -> Any:
@@ -191,8 +214,9 @@ def _deque(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
 
 
 def _uuid(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
-    _require(not args and not items and type(state["int"]) is int)
-    return uuid.UUID(int=state["int"], is_safe=uuid.SafeUUID(state.get("is_safe", uuid.SafeUUID.unknown.value)))
+    is_safe = state.get("is_safe", uuid.SafeUUID.unknown.value)
+    _require(not args and not items and type(state["int"]) is int and isinstance(is_safe, int | None))
+    return uuid.UUID(int=state["int"], is_safe=uuid.SafeUUID(is_safe))
 
 
 def _fraction(*args: Any) -> Any:
@@ -223,6 +247,7 @@ def _dtype(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
         _require(isinstance(base, np.dtype))
         return np.dtype((base, shape))
     if names is not None:
+        _require(all(isinstance(name, str) for name in names))
         parts = [fields[name] for name in names]
         number = 0
         for part in parts:
@@ -254,7 +279,8 @@ def _fields(dtype: np.dtype[Any], depth: int = 0) -> int:
 
 def _array(shape: Any, dtype: Any, data: Any, order: Any) -> Any:
     _require(isinstance(dtype, np.dtype) and dtype.itemsize > 0 and not dtype.hasobject)
-    _require(all(type(size) is int and size >= 0 for size in shape) and isinstance(data, bytes | bytearray))
+    _require(len(shape) <= _MAX_AXES and all(type(size) is int and size >= 0 for size in shape))
+    _require(isinstance(data, bytes | bytearray))
     _require(len(data) == prod(shape) * dtype.itemsize and order in ("C", "F"))
     if not data:
         return np.empty(shape, dtype, order)
@@ -291,6 +317,7 @@ _LARGEST_POOL = 64
 def _check_state(values: Any) -> None:
     """Raise unless arrays and positions in the state of a bit generator are within its own."""
     kind, inner = values["bit_generator"], values["state"]
+    _require(isinstance(kind, str))
     arrays = [(inner[_STATES[kind][0]], *_STATES[kind][1:])] if kind in _STATES else []
     if kind == "Philox":
         arrays += [(inner["key"], 2, np.uint64), (values["buffer"], 4, np.uint64)]
@@ -302,7 +329,11 @@ def _check_state(values: Any) -> None:
 def _seed_sequence(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
     _require(args[0] is np.random.SeedSequence and not items)
     entropy, children, pool, size, key = state
-    _require(type(size) is int and size <= _LARGEST_POOL)
+    _require(type(size) is int and size <= _LARGEST_POOL and isinstance(pool, np.ndarray))
+    # NumPy follows nested lists, which shared ones could make endless.
+    for one in (entropy, key):
+        parts = one if isinstance(one, list | tuple | np.ndarray) else (one,)
+        _require(all(isinstance(part, int | np.integer) for part in parts))
     made = np.random.SeedSequence(entropy, spawn_key=key, pool_size=size, n_children_spawned=children)
     _require(np.array_equal(made.pool, pool))
     return made
@@ -325,8 +356,16 @@ def _random_state(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> 
     return made
 
 
+#: The most that the numbers left and the place of the next add up to in the state of torch's generator.
+_LEFT_AND_NEXT = 625
+
+
 def _torch_generator(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    """Return a generator whose next number is among those it has left: torch reads behind them otherwise."""
     _require(args[0].type == "cpu" and not items)
+    head = state[2][:24].numpy().tobytes()
+    left, following = int.from_bytes(head[8:12], "little"), int.from_bytes(head[16:24], "little")
+    _require(0 < left <= _LEFT_AND_NEXT - following)
     return torch.Generator().set_state(state[2])
 
 

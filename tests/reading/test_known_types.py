@@ -322,6 +322,18 @@ def dtype(code: str, *state: Any) -> Call:
     return Call(np.dtype, (code, False, True), *([state] if state else []))
 
 
+def nested() -> Any:
+    """Return a tuple that takes as long to hash, or to flatten, as one of 2**40 parts."""
+    made: Any = (1,)
+    for _ in range(40):
+        made = (made, made)
+    return made
+
+
+def seed(entropy: Any = 1, pool: Any = (), key: Any = ()) -> Call:
+    return Call(*np.random.SeedSequence(1).__reduce__()[:2], (entropy, 0, pool, 4, key))
+
+
 #: Values that no type writes: they stay as they are, and take neither time nor memory.
 HOSTILE: dict[str, Any] = {
     "bytearray of a size": Call(bytearray, (10**12,)),
@@ -352,6 +364,15 @@ HOSTILE: dict[str, Any] = {
     "an array of a subclass": Call(_RECONSTRUCT, (np.matrix, (0,), b"b"), (1, (1, 1), np.dtype("i1"), False, b"1")),
     "a scalar of too few bytes": Call(np.float32(1).__reduce__()[0], (np.dtype("f4"), b"1")),
     "keys that collide": {2**61 - 1 + k * (2**61 - 1): k for k in range(2_000)},
+    "a seed of nested parts": seed(entropy=nested()),
+    "a pool of nested parts": seed(pool=nested()),
+    "a spawn key of nested parts": seed(key=nested()),
+    "a generator named by nested parts": Call(
+        np.random.PCG64(1).__reduce__()[0], (np.random.PCG64,), ({"bit_generator": nested(), "state": {}}, None)
+    ),
+    "a field named by nested parts": dtype("V8", 3, "|", None, (nested(),), {}, 8, 1, 0),
+    "safety of nested parts": Call(_MADE, (uuid.UUID, object, None), {"int": 1, "is_safe": nested()}),
+    "a shape of huge numbers": Call(_RECONSTRUCT, _EMPTY, (1, (2**8000,) * 200_000, np.dtype("i1"), False, b"1")),
     "a member of a class": Call(getattr, (Config, "__init__")),
 }
 
@@ -412,6 +433,11 @@ def test_positions_outside_of_a_random_state_stay_unknown(tmp_path: Path) -> Non
     ]  # fmt: skip
     function, args, state = np.random.SeedSequence(5).__reduce__()
     lies += [Call(function, args, (*state[:3], 2**40, ())), Call(function, args, (6, *state[1:]))]
+    for left, following in ((624, 624), (2, 624), (1, 625), (1, 2**64 - 1), (0, 0), (2**31, 0)):
+        function, args, (*rest, head) = torch.Generator().__reduce__()
+        head = head.numpy().copy()
+        head[8:12], head[16:24] = (np.array([one], kind).view("u1") for one, kind in ((left, "u4"), (following, "u8")))
+        lies.append(Call(function, args, (*rest, torch.from_numpy(head))))
     legacy = np.random.RandomState(2).__reduce__()
     lies.append(Call(legacy[0], legacy[1], legacy[2] | {"state": {**legacy[2]["state"], "pos": 10**6}}))
     torch.save({"x": lies, "w": torch.ones(1)}, tmp_path / "a.pt")

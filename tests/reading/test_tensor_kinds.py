@@ -78,6 +78,9 @@ KINDS: dict[str, Callable[[], torch.Tensor]] = {
     "quantised by rows": lambda: torch.quantize_per_channel(
         DENSE, torch.rand(4, dtype=torch.float64), torch.arange(4), 0, torch.qint8
     ),
+    "quantised by rows with zeros between integers": lambda: torch.quantize_per_channel(
+        DENSE, torch.rand(4), torch.rand(4), 0, torch.quint8
+    ),
 }
 
 
@@ -87,10 +90,17 @@ def parts_of(tensor: torch.Tensor) -> list[Any]:
     if tensor.is_nested:
         return [*head, *(part.tolist() for part in tensor.detach().unbind())]
     if tensor.is_quantized:
-        by_rows = tensor.qscheme() == torch.per_channel_affine
+        by_rows = tensor.qscheme() != torch.per_tensor_affine
         scales = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()) if by_rows else ()
         place = tensor.q_per_channel_axis() if by_rows else (tensor.q_scale(), tensor.q_zero_point())
-        return [*head, place, tensor.int_repr().tolist(), *(scale.tolist() for scale in scales)]
+        return [
+            *head,
+            place,
+            tensor.qscheme(),
+            tensor.stride(),
+            tensor.int_repr().tolist(),
+            *(scale.tolist() for scale in scales),
+        ]
     if tensor.layout == torch.sparse_coo:
         inner = [tensor.is_coalesced(), tensor._indices().tolist(), tensor._values().tolist()]
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -119,6 +129,13 @@ def test_a_shared_tensor_stays_one(tmp_path: Path) -> None:
     value = DENSE.to_sparse()
     found = stored(tmp_path, {"a": value, "b": [value]}, run="a", step=1).state_dict()
     assert found["a"] is found["b"][0]
+
+
+def test_quantised_tensors_share_their_memory(tmp_path: Path) -> None:
+    whole = KINDS["quantised"]()
+    found = stored(tmp_path, {"a": whole, "b": whole[1:]}, run="a", step=1).state_dict()
+    found["a"].copy_(torch.ones(4, 4))
+    assert torch.equal(found["b"].int_repr(), found["a"][1:].int_repr())
 
 
 @pytest.mark.parametrize("is_file", [True, False])
@@ -185,6 +202,7 @@ def lies() -> dict[str, Lie]:
     typed = torch._tensor._rebuild_from_type_v2
     wrapper = torch._utils._rebuild_wrapper_subclass  # type: ignore[attr-defined]
     one, ints = torch.ones(1), torch.tensor
+    endless = ints([0]).expand(2**60)
     whole = {"lengths": None, "_ragged_idx": 1, "_metadata_cache": {}, "requires_grad": False}
     rows = (torch.per_channel_affine, torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64), 0)
     bytes_of = torch.ones(3, dtype=torch.int8).untyped_storage()
@@ -198,11 +216,17 @@ def lies() -> dict[str, Lie]:
         "a column beyond the shape": Lie(sparse, torch.sparse_csr, (ints([0, 1]), ints([9]), one, (1, 2))),
         "rows beyond the values": Lie(sparse, torch.sparse_csr, (ints([0, 5]), ints([0]), one, (1, 2))),
         "a layout that is none": Lie(sparse, "sparse_csr", (ints([0, 1]), ints([0]), one, (1, 2))),
+        "indices without end": Lie(sparse, torch.sparse_coo, (endless[None], one.expand(2**60), (2,), False)),
+        "columns without end": Lie(sparse, torch.sparse_csr, (ints([0, 2**60]), endless, one.expand(2**60), (1, 2))),
         "a size beyond the buffer": Lie(nested, one, ints([[2]]), ints([[1]]), ints([0])),
         "a stride beyond the buffer": Lie(nested, torch.ones(2), ints([[2]]), ints([[2**62]]), ints([0])),
         "a negative offset": Lie(nested, one, ints([[1]]), ints([[1]]), ints([-1])),
         "offsets of other dtypes": Lie(nested, one, ints([[1]]), ints([[1]]), ints([0.0])),
         "sizes of another rank": Lie(nested, one, ints([1]), ints([1]), ints([0])),
+        "sizes without end": Lie(nested, one, endless[:, None], endless[:, None], endless),
+        "sizes of many axes": Lie(nested, one, *[torch.ones(1, 65, dtype=torch.int64)] * 2, ints([0])),
+        "offsets without end": Lie(jagged, {"values": one, "offsets": endless, **whole}),
+        "offsets between integers": Lie(jagged, {"values": one, "offsets": ints([0.0, 1.0]), **whole}),
         "offsets beyond the values": Lie(jagged, {"values": one, "offsets": ints([0, 9]), **whole}),
         "offsets that fall": Lie(jagged, {"values": one, "offsets": ints([1, 0]), **whole}),
         "lengths beyond the values": Lie(
@@ -212,6 +236,9 @@ def lies() -> dict[str, Lie]:
             jagged, {"values": one, "offsets": ints([0, 1]), **whole, "_ragged_idx": 9}
         ),
         "scales for other rows": Lie(torch._utils._rebuild_qtensor, codes, 0, (3,), (1,), rows, False, {}),
+        "zeros between integers": Lie(
+            torch._utils._rebuild_qtensor, codes, 0, (1,), (1,), (*rows[:2], torch.zeros(1), 0), False, {}
+        ),
         "a scale of text": Lie(torch._utils._rebuild_qtensor, codes, 0, (3,), (1,), (*rows[:1], "a", 0), False, {}),
         "a class that is no tensor": Lie(typed, wrapper, Mode, (Mode, *plain), {}),
         "two classes": Lie(typed, wrapper, Scaled, (torch.Tensor, *plain), {}),
