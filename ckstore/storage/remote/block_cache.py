@@ -207,14 +207,14 @@ class BlockCache:
         nbytes = 0
         try:
             with self._claimed(pack, run):
-                missing = []
+                missing = {}
                 for number, future in futures.items():  # Another process may have fetched them since.
                     block = self.at_hand(pack, number, min(BLOCK, size - number * BLOCK))
                     if block is None:
-                        missing.append(number)
+                        missing[number] = future
                     else:
                         future.set_result(block)
-                for part in _runs(missing):
+                for part in _runs([*missing]):
                     data = self._fetch(pack, part.start * BLOCK, min(part.stop * BLOCK, size) - part.start * BLOCK)
                     nbytes += len(data)
                     for number in part:
@@ -222,8 +222,8 @@ class BlockCache:
                         block = data[start : start + BLOCK]
                         if self._forgotten[pack] == forgotten:
                             self._recent.put((pack, number), block)
-                        if number in futures:
-                            futures[number].set_result(block)
+                        if number in missing:
+                            missing[number].set_result(block)
                         if self._forgotten[pack] == forgotten:
                             self._keep(pack, number, block)
             if self._forgotten[pack] != forgotten:

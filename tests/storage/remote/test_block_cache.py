@@ -224,3 +224,22 @@ def test_processes_of_a_machine_fetch_each_block_once(directory: Path, monkeypat
     may_end.set()
     for cache in (first, second, hasty):
         cache.close()
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="only Linux has such locks")
+def test_a_block_of_another_process_between_missing_ones(directory: Path) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def hanging(pack: str, offset: int, length: int) -> bytes:
+        begun.set()
+        assert may_end.wait(30)
+        return content(offset, length)
+
+    first, second = BlockCache(directory, hanging), BlockCache(directory, lambda _, *place: content(*place))
+    first.prefetch([("pack", 9 * BLOCK, BLOCK, BLOCK)])
+    assert begun.wait(30)
+    second.prefetch([("pack", 9 * BLOCK, 0, 3 * BLOCK)])
+    may_end.set()
+    assert second.read("pack", 9 * BLOCK, 0, 3 * BLOCK) == content(0, 3 * BLOCK)
+    for cache in (first, second):
+        cache.close()
