@@ -385,6 +385,9 @@ def test_deep_objects_stay_below_the_recursion_limit() -> None:
     plain = b"cm\nM\n)\x81}(" + item("x")
     for count in (levels, 500):
         sane(torch_zip(b"\x80\x02" + plain * count + b"N" + b"ub" * count + b".", {}))
+    typed = b"ctorch._tensor\n_rebuild_from_type_v2\n"
+    for count in (levels, 5000):
+        sane(torch_zip(b"\x80\x02" + typed + (b"(" + typed * 2) * count + b")" + b"Nt" * count + b"R.", {}))
 
 
 @pytest.mark.parametrize(

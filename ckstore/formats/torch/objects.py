@@ -253,7 +253,8 @@ def _from_type(args: tuple[Any, ...]) -> Any:
     A `DTensor` becomes the part of the rank that saved it; other subclasses lose their attributes with their type.
     """
     if len(args) == 4 and type(args[0]) is Global and type(args[2]) is tuple:
-        built = reduce(args[0].name, args[2])
+        # Torch does not nest it; a stream could without end.
+        built = None if args[0].name == FROM_TYPE else reduce(args[0].name, args[2])
         if type(built) is StoredTensor:
             is_plain = type(args[1]) is Global and args[1].name in _ATTRIBUTED
             return replace(built, attributes=_attributes(args[3])) if is_plain else built
