@@ -453,6 +453,17 @@ def _fair(key: Any, depth: int = 0) -> Any:
     return key
 
 
+def _is_short(value: Any) -> bool:
+    """Return whether a value has few parts: hashing visits shared ones again."""
+    left = [value]
+    for _ in range(_LONGEST_KEY):
+        if not left:
+            return True
+        part = left.pop()
+        left += part if isinstance(part, tuple) else ()
+    return False
+
+
 class ObjectBuilder:
     """Makes objects of the `Unknown` nodes of one tree; unknown types stay nodes.
 
@@ -505,7 +516,7 @@ class ObjectBuilder:
             if name == JAGGED or (name in (SPARSE, NESTED) and getattr(kind, "name", "") == ATTRIBUTED):
                 return _tensor((MAKERS[name](args, None, ()),), None if name == JAGGED else state, ())
         except Exception as error:
-            if kind in self._allowed.values():
+            if isinstance(kind, type) and kind in self._allowed.values():
                 raise _unmade(f"{kind.__module__}.{kind.__qualname__}", error) from error
         return node
 
@@ -539,7 +550,8 @@ class ObjectBuilder:
 
     def _member(self, enumeration: Any, name: Any) -> Any:
         """Return a member of an allowed enumeration, in the form of some versions of Python."""
-        if enumeration in self._allowed.values() and issubclass(enumeration, Enum):
+        is_member = isinstance(enumeration, type) and issubclass(enumeration, Enum) and isinstance(name, str)
+        if is_member and enumeration in self._allowed.values():
             return enumeration.__members__[name]
         return None
 
@@ -549,6 +561,7 @@ def _of_class(cls: type, node: Unknown) -> Any:
     args = node.args or ()
     try:
         if issubclass(cls, Enum):
+            _require(_is_short(args))
             return cls(*args)
         # Such a class needs arguments in `__init__`, or its callable is unknown.
         if args and (cls.__new__ is object.__new__ or issubclass(cls, _FILLED)):

@@ -251,6 +251,12 @@ def test_allowed_classes(tmp_path: Path) -> None:
     assert_alike(found, loaded)
 
 
+def test_an_enumeration_hashes_no_nested_parts(tmp_path: Path) -> None:
+    torch.save({"x": Call(Phase, (nested(),)), "w": torch.ones(1)}, tmp_path / "a.pt")
+    with pytest.raises(UsageError, match=r"No \S+\.Phase can be made from the version"):
+        state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Phase])
+
+
 def test_an_allowed_class_is_not_initialised(tmp_path: Path) -> None:
     torch.save({"x": guarded(), "w": torch.ones(1)}, tmp_path / "a.pt")
     found = state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Guarded])
@@ -374,6 +380,11 @@ HOSTILE: dict[str, Any] = {
     "safety of nested parts": Call(_MADE, (uuid.UUID, object, None), {"int": 1, "is_safe": nested()}),
     "a shape of huge numbers": Call(_RECONSTRUCT, _EMPTY, (1, (2**8000,) * 200_000, np.dtype("i1"), False, b"1")),
     "a member of a class": Call(getattr, (Config, "__init__")),
+    "a member named by nested parts": Call(getattr, (Phase, nested())),
+    "a tensor of an array": Call(
+        torch._tensor._rebuild_from_type_v2,
+        (torch.nested._internal.nested_tensor._rebuild_njt, np.zeros(3), ({},), {}),
+    ),
 }
 
 
@@ -381,7 +392,7 @@ HOSTILE: dict[str, Any] = {
 def test_values_that_no_type_writes_stay_unknown(tmp_path: Path, name: str) -> None:
     with open(tmp_path / "a.pt", "wb") as file:
         torch.save({"x": HOSTILE[name], "w": torch.ones(1)}, file)
-    found = state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Config])
+    found = state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Config, Phase])
     assert isinstance(found["x"], Unknown)
 
 
