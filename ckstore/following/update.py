@@ -285,7 +285,7 @@ class _Update:
             if number not in self._changed:
                 return place
             if not stat.S_ISREG(status.st_mode):
-                place.unlink()
+                _remove(place)
             elif status.st_nlink > 1:
                 copy = durable.temporary_path(place.parent)
                 shutil.copyfile(place, copy)
@@ -366,9 +366,10 @@ class _Update:
                 if not place.is_dir() or place.is_symlink():
                     place.unlink()
                 for above in Path(path).parents[:-1]:
-                    if above.as_posix() in kept:
+                    directory = inside(self._root, above.as_posix())
+                    if above.as_posix() in kept or any(directory.iterdir()):
                         break
-                    inside(self._root, above.as_posix()).rmdir()
+                    directory.rmdir()
 
     def _write_links(self) -> None:
         for path, _ in self._document.directories:
@@ -378,7 +379,7 @@ class _Update:
             place.parent.mkdir(parents=True, exist_ok=True)
             if place.is_symlink() and os.readlink(place) == target:
                 continue
-            place.unlink(missing_ok=True)
+            _remove(place)
             place.symlink_to(target)
         real_root = os.path.realpath(self._root)
         outside = [
@@ -388,6 +389,16 @@ class _Update:
             self._place(path).unlink()
         if outside:
             raise IntegrityError(f"The manifest's link {outside[0]!r} points outside the version; it was removed.")
+
+
+def _remove(place: Path) -> None:
+    """Remove a file, a link, or a directory without files, such as an empty one of the version before."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISDIR(place.lstat().st_mode):
+            place.unlink()
+            return
+        for directory, _, _ in os.walk(place, topdown=False):
+            os.rmdir(directory)
 
 
 def _stretches(version: StoredVersion, number: int) -> list[_Stretch]:

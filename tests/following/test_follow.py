@@ -137,6 +137,37 @@ def test_files_that_come_and_go_and_links(store: ckstore.Store) -> None:
     check(store)
 
 
+def test_directories_keep_other_files_and_become_files_and_links(store: ckstore.Store) -> None:
+    model = write_model(MODEL, 0)
+    (model / "sub").mkdir()
+    (model / "sub" / "one.txt").write_text("one")
+    (model / "sub" / "two.txt").write_text("two")
+    for name in ("empty/deep", "link"):
+        (model / name).mkdir(parents=True)
+    store.ingest(model, run="policy", step=0)
+    followed(store)
+    check(store)
+    (model / "sub" / "one.txt").unlink()
+    shutil.rmtree(model / "empty")
+    (model / "empty").write_text("no directory any more")
+    (model / "link").rmdir()
+    (model / "link").symlink_to("empty")
+    store.ingest(model, run="policy", step=1)
+    followed(store)
+    check(store)
+
+
+def test_a_directory_with_files_of_others_is_not_removed(store: ckstore.Store) -> None:
+    publish(store, 0)
+    followed(store)
+    (LOCAL / "new.txt").mkdir()
+    (LOCAL / "new.txt" / "mine").write_text("mine")
+    publish(store, 1, **{"new.txt": b"new"})
+    with pytest.raises(OSError, match="not empty"):
+        followed(store)
+    assert (LOCAL / "new.txt" / "mine").read_text() == "mine"
+
+
 def test_versions_in_between_are_left_out(store: ckstore.Store) -> None:
     publish(store, 0)
     followed(store)
