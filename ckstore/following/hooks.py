@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ckstore.errors import UsageError
 from ckstore.following.follow import NotAppliedError
@@ -51,7 +52,11 @@ def run_command(command: str, item: Followed) -> None:
 
 def check_url(url: str) -> None:
     """Raise `UsageError` unless a URL is one of HTTP."""
-    if not url.startswith(("http://", "https://")):
+    try:
+        is_http = urlsplit(url).scheme in ("http", "https")
+    except ValueError:  # Such as for half a bracket.
+        is_http = False
+    if not is_http:
         raise UsageError(f"{url} is no URL of HTTP; give one such as http://localhost:30000/update_weights_from_disk.")
 
 
@@ -88,7 +93,7 @@ def _refusal(answer: bytes) -> str:
     """Return the message of an answer that says `"success": false`, as SGLang's may with status 200."""
     try:
         said = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     if isinstance(said, dict) and said.get("success") is False:
         return str(said.get("message") or "it says that it did not succeed")[:300]
@@ -100,8 +105,8 @@ class Figures:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values = dict.fromkeys(
-            ("updates_total", "failures_total", "read_bytes_total", "written_bytes_total", "seconds_total"), 0.0
+        self._values: dict[str, float] = dict.fromkeys(
+            ("updates_total", "failures_total", "read_bytes_total", "written_bytes_total", "seconds_total"), 0
         )
         self._last: dict[str, float] = {}
 
@@ -127,7 +132,7 @@ class Figures:
             lines = []
             for kind, values in (("counter", self._values), ("gauge", self._last)):
                 for name, value in values.items():
-                    lines += [f"# TYPE ckstore_follow_{name} {kind}", f"ckstore_follow_{name} {value:g}"]
+                    lines += [f"# TYPE ckstore_follow_{name} {kind}", f"ckstore_follow_{name} {value!r}"]
         return "\n".join(lines) + "\n"
 
 

@@ -28,6 +28,9 @@ _DENSE = 0.5
 
 _LEVEL = 1
 
+#: Key of a safetensors header that is no tensor's.
+_METADATA = "__metadata__"
+
 
 class WeightPatch(NamedTuple):
     """The changed elements of one tensor, as vLLM's `CheckpointWeightPatch` has them.
@@ -128,6 +131,8 @@ def write_delta(base: StoredVersion, version: StoredVersion, target: Path, *, fo
     frames: dict[str, bytes] = {}
     digests: dict[str, str] = {}
     for name, _, dtype, after, before in changed_tensors(base, version):
+        if name == _METADATA:
+            raise UsageError(f"No tensor of a safetensors file is named {name}: check the version out.")
         if before is None:
             raise UsageError(f"{name} is new or has another form; a delta only changes values: check the version out.")
         new, old = after.view(np.uint8), before.view(np.uint8)
@@ -145,7 +150,7 @@ def write_delta(base: StoredVersion, version: StoredVersion, target: Path, *, fo
         },
         "weight_map": dict.fromkeys(frames, file),
     }  # fmt: skip
-    header: dict[str, Any] = {"__metadata__": digests} if digests else {}
+    header: dict[str, Any] = {_METADATA: digests} if digests else {}
     position = 0
     for name, frame in frames.items():
         stop = position + len(frame)

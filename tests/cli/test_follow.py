@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,8 @@ def engine(answers: list[tuple[int, bytes]]) -> Iterator[tuple[str, list[tuple[s
 def test_engines_get_their_own_requests(filled: Path, ckstore: Ckstore) -> None:
     path = str(filled / "local")
     refused = b'{"success": false, "message": "out of memory"}'
-    with engine([(200, refused), (500, b""), (200, b'{"success": true, "message": ""}'), (200, b"[null]")]) as (
-        url,
-        got,
-    ):
+    deep = b"[" * 60_000
+    with engine([(200, refused), (500, b""), (200, b'{"success": true, "message": ""}'), (200, deep)]) as (url, got):
         sglang = f"{url}/update_weights_from_disk"
         result = ckstore("follow", "gpt@10", "local", "--once", "--post", sglang, code=1)
         assert result.sentence == f"{sglang} failed (out of memory); gpt@10 is not applied."
@@ -107,7 +106,8 @@ def test_engines_get_their_own_requests(filled: Path, ckstore: Ckstore) -> None:
         ckstore("follow", "gpt@20", "local", "--once", "--post", f"{url}/collective_rpc")
         assert got[-1] == ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
     assert "failed (" in ckstore("follow", "gpt@10", "local", "--once", "--post", sglang, code=1).sentence
-    assert "no URL of HTTP" in ckstore("follow", "gpt@10", "local", "--post", "localhost:1", code=2).sentence
+    for wrong in ("localhost:1", "http://[half"):
+        assert "no URL of HTTP" in ckstore("follow", "gpt@10", "local", "--post", wrong, code=2).sentence
 
 
 def test_figures_are_served(filled: Path, ckstore: Ckstore) -> None:
@@ -116,13 +116,16 @@ def test_figures_are_served(filled: Path, ckstore: Ckstore) -> None:
     figures = Figures()
     figures.note(item)
     figures.note_failure()
+    figures.note(replace(item, bytes_read=12_345_678_901 - item.bytes_read))
     with served(figures, 0) as port:
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
         with pytest.raises(library.UsageError, match="give another one"), served(figures, port):
             pass
     lines = text.splitlines()
     assert "# TYPE ckstore_follow_updates_total counter" in lines
-    assert {"ckstore_follow_updates_total 1", "ckstore_follow_failures_total 1", "ckstore_follow_step 10"} <= set(lines)
+    assert {"ckstore_follow_updates_total 2", "ckstore_follow_failures_total 1", "ckstore_follow_step 10"} <= set(lines)
+    # Of rounded bytes the rate would be 0 for long.
+    assert "ckstore_follow_read_bytes_total 12345678901" in lines
     assert ckstore("follow", "gpt@10", "other", "--once", "--metrics-port", "0").code == 0
 
 

@@ -95,3 +95,11 @@ def test_other_models_are_refused(store: ckstore.Store) -> None:
     store["policy@5"].write_patch("policy@5", "same")
     with pytest.raises(ckstore.ConflictError):
         store["policy@5"].write_patch("policy@4", "same")
+
+
+def test_a_tensor_with_the_name_of_the_metadata_is_refused(store: ckstore.Store) -> None:
+    for step in (1, 2):
+        store.ingest({"w": torch.ones(9), "__metadata__": torch.full((9,), step)}, run="odd", step=step)
+    assert [patch.name for patch in store["odd@2"].patches("odd@1")] == ["__metadata__"]
+    with pytest.raises(ckstore.UsageError, match="named __metadata__"):
+        store["odd@2"].write_patch("odd@1", "delta")
