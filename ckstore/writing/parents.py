@@ -105,20 +105,28 @@ def with_relatives(
     """
     tables: list[Mapping[str, Parent]] = [parents]
     left = {*bands} - {*repository.resolver.document(parent).bands}
-    for number in repository.catalog.alike(left) if len(left) >= _APART else ():
-        with suppress(NotFoundError, IntegrityError):
-            row = repository.catalog.version(number)
-            also = left.intersection(repository.resolver.document(row).bands)
-            if len(also) >= _APART and not row.hot and row.fidelity == "exact":
-                tables.append(_objects(repository, row, {}))
-                left -= also
-    found = dict(parents)
+    while (found := _relative(repository, left)) is not None:
+        tables.append(found[0])
+        left -= found[1]
+    chosen = dict(parents)
     for unit in values.units if len(tables) > 1 else ():
         items = {table[unit.signature].id: table[unit.signature] for table in tables if unit.signature in table}
         if len(items) > 1 and not unit.is_bundle:
             own = values.read(unit, 0, min(_SAMPLE, unit.chunk, unit.count))
-            found[unit.signature] = min(items.values(), key=lambda item: _difference(repository, unit, own, item.id))
-    return found
+            chosen[unit.signature] = min(items.values(), key=lambda item: _difference(repository, unit, own, item.id))
+    return chosen
+
+
+def _relative(repository: Repository, bands: set[int]) -> tuple[Mapping[str, Parent], set[int]] | None:
+    """Return the objects of an exact version with several of some bands, and which of them; None without any."""
+    for number in repository.catalog.alike(bands)[:_COMPARED] if len(bands) >= _APART else ():
+        with suppress(NotFoundError, IntegrityError):
+            row = repository.catalog.version(number)
+            if not row.hot and row.fidelity == "exact":
+                also = bands & {*repository.resolver.document(row).bands}
+                if len(also) >= _APART:
+                    return _objects(repository, row, {}), also
+    return None
 
 
 def _difference(repository: Repository, unit: Unit, bits: Bits, identity: str) -> float:

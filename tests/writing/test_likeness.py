@@ -11,7 +11,9 @@ import torch
 import ckstore
 from ckstore.errors import IntegrityError
 from ckstore.objects.likeness import BANDS, bands_in, bands_of, text_of
+from ckstore.reading.values import StoredValues
 from ckstore.scanning.inputs import open_source
+from ckstore.writing import parents
 from tests.catalog_edits import edit
 
 State = dict[str, torch.Tensor]
@@ -94,6 +96,34 @@ def test_tensors_of_a_merged_model_have_parents_of_their_own(tmp_path: Path, hot
         store.gc(grace=0)
         assert all(torch.equal(value, merged[name]) for name, value in store["merged"].state_dict().items())
         assert not store.verify().damaged
+
+
+def test_relatives_are_found_with_few_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = drawn(0, 6), drawn(1, 6)
+    merged = tuned({name: (one if number < 3 else other)[name] for number, name in enumerate(one)}, 0)
+    read: list[int] = []
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(one, run="one", step=0, hot=0)
+        store.ingest(other, run="other", step=0, hot=0)
+        for step in range(1, 9):  # The bias is no large tensor, and the bands stay.
+            store.ingest({**other, "bias": torch.full((9,), step)}, run="other", step=step, hot=0)
+        resolver = store._repository.resolver
+        document = type(resolver).document
+
+        def counted(self: object, row: ckstore.VersionRow) -> object:
+            read.append(row.number)
+            return document(self, row)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(type(resolver), "document", counted)
+        parents.with_relatives(
+            store._repository,
+            StoredValues(store["one"]._stored),
+            {},
+            store["one@0"]._stored.row,
+            bands(tmp_path, merged),
+        )
+    # The parent, and its last relative.
+    assert {*read} == {1, 10}
 
 
 def test_others_take_no_bytes_and_have_no_parent(tmp_path: Path) -> None:
