@@ -81,8 +81,9 @@ class Marker(Struct, frozen=True, kw_only=True):
         return replace(self, applied=self.id)
 
     def changed(self, root: Path) -> list[str]:
-        """Return the paths of files that are missing, or have another size or time than the update gave them."""
-        return [path for path, held in self.files.items() if not is_as_left(root / path, held)]
+        """Return the paths of missing files and links, and of files with another size or time than after the update."""
+        files = [path for path, held in self.files.items() if not is_as_left(root / path, held)]
+        return files + [path for path in self.links if not (root / path).is_symlink()]
 
 
 def is_as_left(place: Path, held: HeldFile) -> bool:

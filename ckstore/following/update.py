@@ -70,7 +70,8 @@ class _Update:
         self._written = 0
         self._files = self._document.files
         self._links = dict(self._document.links)
-        for path in [*(entry.path for entry in self._files), *self._links]:
+        directories = (path for path, _ in self._document.directories)
+        for path in [*(entry.path for entry in self._files), *self._links, *directories]:
             if path.split("/")[0] in (MARKER, LOCK):
                 raise ConflictError(
                     f"Version {version.row.number} holds {path}, since a followed directory was ingested; ingest that "

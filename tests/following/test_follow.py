@@ -226,6 +226,16 @@ def test_a_changed_file_is_mended(store: ckstore.Store) -> None:
     check(store)
 
 
+def test_a_missing_link_is_mended(store: ckstore.Store) -> None:
+    model = write_model(MODEL, 0)
+    (model / "link").symlink_to("config.json")
+    store.ingest(model, run="policy", step=0)
+    followed(store)
+    (LOCAL / "link").unlink()
+    followed(store)
+    check(store)
+
+
 def test_a_changed_file_with_its_former_time_is_mended_by_digest(store: ckstore.Store) -> None:
     publish(store, 0)
     followed(store)
@@ -376,6 +386,11 @@ def test_a_version_of_a_followed_directory_is_refused(store: ckstore.Store) -> N
     store.ingest(LOCAL, run="policy", step=1)
     with pytest.raises(ckstore.ConflictError, match="a followed directory was ingested"):
         followed(store)
+    (model := write_model(MODEL, 2)).joinpath(MARKER).mkdir()
+    store.ingest(model, run="policy", step=2)
+    with pytest.raises(ckstore.ConflictError, match="a followed directory was ingested"):
+        followed(store)
+    check(store, "policy@0")
 
 
 def test_a_version_counts_as_applied_when_the_next_is_asked_for(store: ckstore.Store) -> None:
