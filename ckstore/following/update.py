@@ -93,7 +93,8 @@ class _Update:
         mended = self._write_rest()
         self._write_links()
         marker = self._marker({number: self._settle(number) for number in self._changed})
-        for directory in {self._place(path).parent for path in [*marker.files, *marker.links]}:
+        paths = [*marker.files, *marker.links, *(path for path, _ in self._document.directories)]
+        for directory in {self._root / above for path in paths for above in Path(path).parents}:
             durable.sync_directory(directory)
         durable.checkpoint("follow-written")
         marker.write(self._root)

@@ -226,6 +226,18 @@ def test_a_changed_file_is_mended(store: ckstore.Store) -> None:
     check(store)
 
 
+def test_all_directories_are_durable(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_model(MODEL, 0)
+    (model / "sub" / "deep").mkdir(parents=True)
+    (model / "sub" / "deep" / "one.txt").write_text("one")
+    (model / "empty" / "one").mkdir(parents=True)
+    store.ingest(model, run="policy", step=0)
+    synced = set()
+    monkeypatch.setattr(durable, "sync_directory", lambda path: synced.add(Path(path)))
+    followed(store)
+    assert {LOCAL, LOCAL / "sub", LOCAL / "sub" / "deep", LOCAL / "empty"} <= synced
+
+
 def test_a_missing_link_is_mended(store: ckstore.Store) -> None:
     model = write_model(MODEL, 0)
     (model / "link").symlink_to("config.json")
