@@ -42,7 +42,8 @@ def run_command(command: str, item: Followed) -> None:
     Raise `NotAppliedError` unless it ends with 0.
     """
     facts = described(item)
-    variables = {f"CKSTORE_{name.upper()}": str(facts[name]) for name in ("model_path", "id", "version", "run", "step")}
+    names = ("model_path", "id", "version", "run", "step")
+    variables = {f"CKSTORE_{name.upper()}": "" if facts[name] is None else str(facts[name]) for name in names}
     done = subprocess.run(
         command, shell=True, check=False, input=json.dumps(facts).encode(), env={**os.environ, **variables}
     )

@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ckstore as library
@@ -51,6 +52,14 @@ def test_a_command_gets_the_version_and_is_retried(filled: Path, ckstore: Ckstor
     # It was applied before this start.
     ckstore("follow", "gpt@10", "local", "--once", "--exec", "echo told >> told")
     assert Path("told").read_text() == "told\n"
+
+
+def test_a_version_without_a_step_gives_an_empty_variable(filled: Path, ckstore: Ckstore) -> None:
+    with library.open(".ckstore") as store:
+        store.ingest({"w": np.arange(9)}, run="final")
+    ckstore("follow", "final", "local", "--once", "--exec", 'printf "<$CKSTORE_STEP>" > told.txt; cat > told.json')
+    assert Path("told.txt").read_text() == "<>"
+    assert json.loads(Path("told.json").read_text())["step"] is None
 
 
 def test_events_are_lines_of_json(filled: Path, ckstore: Ckstore) -> None:
