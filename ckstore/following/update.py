@@ -318,12 +318,12 @@ class _Update:
     def _settle(self, number: int) -> HeldFile:
         """Give a file its mode and time, make it durable, and return how it was left.
 
-        Its owner may write it: the next update does.
+        Its owner may read and write it: the next update does.
         """
         entry = self._files[number]
         place = self._place(entry.path)
         if entry.mode is not None:
-            place.chmod(entry.mode & PERMISSIONS | stat.S_IWUSR)
+            place.chmod(entry.mode & PERMISSIONS | stat.S_IRUSR | stat.S_IWUSR)
         if entry.mtime_ns is not None:
             os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
         with place.open("rb") as file:

@@ -514,6 +514,17 @@ def test_hostile_links_are_never_complete(store: ckstore.Store, links: tuple[tup
     check(store)
 
 
+@pytest.mark.parametrize("mode", [0, 0o4777, 0o440])
+def test_the_owner_may_update_files_of_any_mode(store: ckstore.Store, mode: int) -> None:
+    publish(store, 0)
+    version = store["policy"]._stored
+    files = tuple(replace(entry, mode=mode) for entry in version.document.files)
+    vars(version)["document"] = replace(version.document, files=files)
+    LOCAL.mkdir()
+    updating.update(version, LOCAL, None)
+    assert {(LOCAL / path).stat().st_mode & 0o7777 for path in tree(LOCAL)} == {mode & 0o777 | 0o600}
+
+
 def test_files_behind_a_link_are_not_written(store: ckstore.Store, tmp_path: Path) -> None:
     publish(store, 0)
     followed(store)
