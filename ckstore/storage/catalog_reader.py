@@ -540,8 +540,9 @@ class CatalogReader:
 
     def check(self) -> list[str]:
         """Return a sentence for each problem that SQLite finds in the file. Reads all of it."""
-        found = [row[0] for row in self._connection.rows("PRAGMA integrity_check(10)") if row[0] != "ok"]
-        found += [f"a row of {row[0]} refers to nothing" for row in self._connection.rows("PRAGMA foreign_key_check")]
+        found = [row[0] for row in self._connection.rows("PRAGMA main.integrity_check(10)") if row[0] != "ok"]
+        refers = self._connection.rows("PRAGMA main.foreign_key_check")
+        found += [f"a row of {row[0]} refers to nothing" for row in refers]
         return [f"{self._path} is damaged ({problem}); run `ckstore recover` to rebuild it." for problem in found]
 
     def reservations(self) -> list[Claim]:

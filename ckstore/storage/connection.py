@@ -65,7 +65,7 @@ class Connection:
         self._depth = 0
         self._ends: list[Callable[[bool | None], None]] = []
         self._is_inherited = False
-        self._size = 0
+        self._size = self._claims = 0
         self._steps = -1
         with access.access_explained(path):
             if not path.is_file():
@@ -277,7 +277,8 @@ class Connection:
         try:
             status = os.stat(self.path)
             self._size = status.st_size
-            return status.st_ino == self._inode
+            is_same = status.st_ino == self._inode
+            return is_same and (self.mode == "r" or _inode(self.path.with_name(root.CLAIMS)) == self._claims)
         except FileNotFoundError:
             return False
 
@@ -302,20 +303,19 @@ class Connection:
         # written and synced twice: before the commit, and with it.
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         database.execute("PRAGMA temp_store = MEMORY")
-        if not self._attach_claims(database):
-            remove_claims(self.path.parent)
-            if not self._attach_claims(database):
-                raise damaged(self.path.with_name(root.CLAIMS), "it changes while it is opened")
+        path = self.path.with_name(root.CLAIMS)
+        if not self._attach_claims(database, path) and not self._attach_claims(database, path):
+            raise damaged(path, "it changes while it is opened")
         return database
 
-    def _attach_claims(self, database: sqlite3.Connection) -> bool:
-        """Attach the claims of running processes; return False if they are damaged.
+    def _attach_claims(self, database: sqlite3.Connection, path: Path) -> bool:
+        """Attach the claims of running processes; remove damaged ones, and return False.
 
-        Nothing syncs their file: a loss of power ends the processes, too.
+        Nothing syncs their file: a loss of power ends the processes, too, and may leave some of its pages.
         """
-        path = self.path.with_name(root.CLAIMS)
         with suppress(FileExistsError):
             durable.new_file(path).close()
+        self._claims = _inode(path)  # Before opening, as that of the catalog.
         is_attached = False
         try:
             database.execute("ATTACH ? AS claims", [f"file:{quote(str(path.absolute()))}?mode=rw"])
@@ -324,11 +324,14 @@ class Connection:
             database.execute("PRAGMA claims.page_size = 512")
             for statement in catalog_tables.CLAIMS:
                 database.execute(statement)
-            if catalog_tables.are_claims(database.execute("SELECT type, name, sql FROM claims.sqlite_master")):
+            are_ours = catalog_tables.are_claims(database.execute("SELECT type, name, sql FROM claims.sqlite_master"))
+            if are_ours and database.execute("PRAGMA claims.integrity_check(1)").fetchall() == [("ok",)]:
                 return True
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (*_DAMAGED, sqlite3.SQLITE_ERROR):
                 raise
+        if _inode(path) == self._claims:  # Otherwise another process has made a new file, and may hold a lease in it.
+            remove_claims(path.parent)
         if is_attached:
             database.execute("DETACH claims")
         return False
@@ -425,6 +428,14 @@ def place_lock(directory: Path, *, exclusive: bool = False) -> Iterator[None]:
         yield
     finally:
         forks.close_unshared(descriptor)
+
+
+def _inode(path: Path) -> int:
+    """Return the inode of a file; 0 if it is missing."""
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def remove_claims(store: Path) -> None:

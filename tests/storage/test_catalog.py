@@ -207,7 +207,7 @@ def test_reservations_of_the_dead_are_dropped_once_a_later_version_exists(catalo
     assert [claim.number for claim in catalog.reservations()] == [number + 1, number + 3]
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "noise", "trigger", "table"])
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "noise", "pages", "trigger", "table"])
 def test_claims_that_a_loss_of_power_damaged_are_made_again(filled, store, damage):
     filled.reserve_number()
     filled.close()
@@ -223,7 +223,9 @@ def test_claims_that_a_loss_of_power_damaged_are_made_again(filled, store, damag
                 else "CREATE TRIGGER t AFTER INSERT ON leases BEGIN DELETE FROM reservations; END"
             )
     else:
-        path.write_bytes({"empty": b"", "cut": data[:700], "noise": random.Random(0).randbytes(len(data))}[damage])
+        noise = random.Random(0).randbytes(len(data))
+        parts = {"empty": b"", "cut": data[:700], "noise": noise, "pages": data[:512] + noise[512:]}
+        path.write_bytes(parts[damage])
     with Catalog.open(store) as reader:
         assert len(reader.versions()) == 3
         assert len(reader.reservations()) == (damage in ("trigger", "table"))
@@ -232,6 +234,19 @@ def test_claims_that_a_loss_of_power_damaged_are_made_again(filled, store, damag
         assert again.reserve_number() == again.last_number() + 1 == 4
         with again.lease("ingest"):
             assert [lease.purpose for lease in again.leases()] == ["ingest"]
+
+
+def test_claims_that_are_removed_while_they_are_open_are_made_again(filled, store):
+    (store / root.CLAIMS).unlink()
+    with Catalog.open(store, "a") as other, other.lease("ingest"):
+        assert [lease.purpose for lease in filled.leases()] == ["ingest"]
+        assert other.reserve_number() == filled.reserve_number() - 1 == 4
+
+
+def test_damaged_claims_are_no_damage_of_the_catalog(filled, store):
+    data = (store / root.CLAIMS).read_bytes()
+    (store / root.CLAIMS).write_bytes(data[:512] + bytes(len(data) - 512))
+    assert filled.check() == []
 
 
 def test_a_lease_counts_while_its_process_runs(catalog):
