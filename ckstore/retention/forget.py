@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ckstore.commit.costs import present_costs, write_costs
 from ckstore.commit.naming import check_run_is_no_tag
 from ckstore.errors import CkstoreError, IntegrityError, NotFoundError
 from ckstore.gc.collect import expected
@@ -113,6 +114,7 @@ def undo(repository: Repository) -> ForgetReport:
     catalog = repository.catalog
 
     def change() -> list[VersionRow]:
+        repository.resolver.forget()  # A collection may have moved objects since.
         undoable = catalog.undoable()
         if not undoable:
             raise NotFoundError("Nothing to undo: no version was forgotten, or `gc` has freed them since.")
@@ -120,13 +122,14 @@ def undo(repository: Repository) -> ForgetReport:
         rows = [row_of(values) for values in record["rows"]]
         children = dict(zip((row.number for row in rows), record["children"], strict=True))
         found = [_restore(repository, row, children) for row in sorted(rows, key=lambda row: row.number)]
+        write_costs(catalog, present_costs(repository, found))
         for row in found:
             if row.superseded:
                 catalog.note({"change": "supersede", "by": row.uid, "superseded": [row.uid], "present": []})
         uids, numbers = [row.uid for row in found], [row.number for row in found]
         catalog.note({"change": "undo", "versions": numbers, "uids": uids, "undone": record["sequence"]})
         catalog.note_kept(0, record["created"])
-        return found
+        return [catalog.version(number) for number in numbers]
 
     with reserve.kept(repository.path):
         found = catalog.commit(change)

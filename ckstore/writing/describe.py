@@ -116,7 +116,6 @@ def describe_encoded(
     cost, depth = relative_cost(repository.reader, set(objects), version.layout.files)
     document = structs.replace(
         before,
-        parent=version.row.parent,
         metrics=dict(version.row.metrics),
         fidelity="exact" if coarse is None else "coarse",
         files=tuple(

@@ -15,6 +15,7 @@ from ckstore import Policy, Retention
 from ckstore.errors import ConflictError, NotFoundError
 from ckstore.gc import kept
 from ckstore.recovery.recover import recover
+from ckstore.retention.compactor import Compactor
 from tests.checkpoints import settled
 
 
@@ -165,6 +166,31 @@ def test_a_sent_version_comes_back_and_may_be_sent(store: ckstore.Store, tmp_pat
         assert [row.step for row in other.pull(store, ["a@3"]).forgotten] == [3]
         other.undo()
         assert [row.step for row in other.pull(store, ["a@3"]).there] == [3]
+
+
+def test_a_base_was_freed_before_a_version_comes_back(store: ckstore.Store) -> None:
+    store.forget("a@1")
+    store.forget("a@0", prune=True)
+    [row] = store.undo().versions
+    assert (row.depth, row.base) == (0, True)
+    check(store, [1, 2, 3, 4])
+
+
+@pytest.mark.local
+def test_a_child_is_encoded_while_its_parent_is_forgotten(store: ckstore.Store) -> None:
+    with mock.patch.object(Compactor, "begin"):
+        store.ingest({"w": values(5)}, run="a", step=5, metrics={"loss": 1.0 / 6}, policy=Policy(hot=1))
+    assert store["a@5"].hot
+    store.forget("a@4")
+    store.encode()
+    check(store, [0, 1, 2, 3, 5])
+    store.undo()
+    check(store, list(range(6)))
+    path = store.path
+    store.close()
+    assert recover(path).problems == []
+    with ckstore.open(path) as store:
+        check(store, list(range(6)))
 
 
 def test_objects_move_while_a_version_is_forgotten(store: ckstore.Store) -> None:
