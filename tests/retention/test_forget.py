@@ -115,6 +115,7 @@ def test_a_crash(
     store: ckstore.Store, paths: list[Path], step: str, done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The change is made in full or not at all; `recover` follows the log."""
+    store.encode()  # Otherwise it would do so first.
 
     def stop(name: str) -> Any:
         if name == step:
