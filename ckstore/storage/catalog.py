@@ -467,7 +467,9 @@ class Catalog(CatalogClaims):
         """
         standing = None if row.step is None or row.superseded else self.at_step(row.run, row.step)
         if standing is not None:
-            raise ConflictError(f"{row.run}@{row.step} is version {standing.number} now; forget that one first.")
+            raise ConflictError(
+                f"{row.run}@{row.step} is version {standing.number} now; `ckstore forget --prune` that one first."
+            )
         if self.with_uid(row.uid) or self._select("WHERE v.number = ?", row.number):
             raise ConflictError(f"Version {row.uid} already exists; name it by its id.")
         self.require(requires)
