@@ -91,6 +91,22 @@ def keep(store: ckstore.Store, other: ckstore.Store, directory: Path) -> None:
     assert_type(store["net@3"].salvage(directory / "salvaged"), ckstore.SalvageReport)
 
 
+def follow(store: ckstore.Store, directory: Path) -> None:
+    """Everything that hands on new versions."""
+    followed: list[ckstore.Followed] = list(ckstore.follow(store.path, "net@3", directory / "followed", once=True))
+    assert [item.version.step for item in followed] == [3]
+
+
+def patched(version: ckstore.Version) -> list[ckstore.WeightPatch]:
+    """A method that needs torch."""
+    return list(version.patches("net@2"))
+
+
+def published(store: ckstore.Store, model: Path) -> ckstore.Publisher:
+    """A method that needs a directory of Hugging Face."""
+    return store.publish("policy", like=model)
+
+
 def accumulator(model: Any) -> ckstore.GradientAccumulator:
     """A class that needs torch."""
     return ckstore.GradientAccumulator(model, every=10, window=2)
@@ -111,6 +127,7 @@ def main(directory: Path) -> None:
     with ckstore.init(directory / "store") as store, ckstore.init(directory / "other") as other:
         write(store, directory)
         read(store)
+        follow(store, directory)
         keep(store, other, directory)
     assert_type(ckstore.recover(directory / "store"), ckstore.RecoverReport)
     with ckstore.open(directory / "store", "r") as store:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
 
-from ckstore.cli.output import json_option, print_json, print_line, print_table
+from ckstore.cli.output import json_option, name_of, print_json, print_line, print_table
 from ckstore.cli.verb import TagName, VersionName, open_store, option, verb
-from ckstore.errors import UsageError
+from ckstore.errors import NotFoundError, UsageError
 
 
 @verb(
@@ -41,20 +43,20 @@ def command(ctx: click.Context, version: str | None, name: str | None, delete: s
     with open_store(ctx, "a") as store:
         if version not in store and name in store:
             raise UsageError(f"There is no version {version}; name the version first: `ckstore tag {name} {version}`.")
-        before = store.tags().get(name)
+        before = store._catalog.tagged(name)
         store.tag(version, name)
-        found = store[name]
-        moved = before is not None and before.number != found.number
-        no_longer = f", no longer version {before.number}" if before and moved else ""
-        print_line(f"{name} is {found.name}, version {found.number}{no_longer}.")
+        found = store._catalog.resolve(name)
+        no_longer = "" if before in (None, found.number) else f", no longer version {before}"
+        print_line(f"{name} is {name_of(found)}, version {found.number}{no_longer}.")
 
 
 def _list(ctx: click.Context, as_json: bool) -> None:
     with open_store(ctx) as store:
-        rows = [
-            {"tag": tag, "version": version.number, "run": version.run, "step": version.step}
-            for tag, version in store.tags().items()
-        ]
+        found = {}
+        for tag, number in store._catalog.tags().items():
+            with suppress(NotFoundError):  # Another process has forgotten it since.
+                found[tag] = store._catalog.version(number)
+    rows = [{"tag": tag, "version": row.number, "run": row.run, "step": row.step} for tag, row in found.items()]
     if as_json:
         print_json(rows)
     elif rows:

@@ -144,8 +144,8 @@ NAMES = (_one_or_several(_version_name), "names of versions, numbers or texts")
 #: The kinds of arguments, and nouns for errors, by name. `run` and `tag` have a rule of their own.
 KINDS: Mapping[str, tuple[Kind, str]] = {
     **dict.fromkeys(
-        ("allow_empty", "create", "delete_source", "dry_run", "force", "keep_tagged", "ledger", "once", "recursive",
-         "replace", "restore", "shared", "swap", "verify"), FLAG
+        ("allow_empty", "create", "delete_source", "dry_run", "force", "forgotten", "keep_tagged", "ledger", "once",
+         "prune", "recursive", "replace", "restore", "shared", "swap", "verify"), FLAG
     ),
     **dict.fromkeys(("cache_bytes", "count", "hot", "nbytes", "workers"), WHOLE),
     **dict.fromkeys(("keep_every", "keep_last"), PERIOD),

@@ -78,7 +78,8 @@ def _is_own(path: Path) -> bool:
     """Return whether an interrupted `create_layout` may have left a file or directory."""
     if path.name == IGNORE:
         return path.read_bytes() == _IGNORED
-    return path.name in (PACKS, LOG) or path.name.startswith(".tmp-")
+    is_left = path.name == CLAIMS and (path.parent / PACKS).is_dir()  # Of a store that lost its catalog.
+    return is_left or path.name in (PACKS, LOG) or path.name.startswith(".tmp-")
 
 
 def _share(directory: Path) -> None:

@@ -163,7 +163,8 @@ def test_a_fork(store: ckstore.Store, directory: Path) -> None:
         assert fork.parent == base.number
         assert fork.depth == 1
         assert fork.stored_bytes < 0.85 * alone.stored_bytes
-        assert (found.parent, found.stored_bytes) == (fork.parent, fork.stored_bytes)
+        # Times and random names take more or less in the compressed manifest.
+        assert (found.parent, found.stored_bytes) == (fork.parent, pytest.approx(fork.stored_bytes, abs=64))
         assert comes_back(other, fork.number, directory / "fork.pt")
 
 
