@@ -161,7 +161,7 @@ class PackReader:
     segments. At most `limit` files stay open.
     """
 
-    def __init__(self, storage: Storage, path: Path, places: Places, limit: int = 12) -> None:
+    def __init__(self, storage: Storage, path: Path, places: Places, limit: int = 10) -> None:
         self._storage = storage
         self._directory = path / root.PACKS
         self._places = places
