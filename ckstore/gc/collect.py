@@ -131,7 +131,7 @@ class GcReport:
     Examples
     --------
     >>> store.gc(dry_run=True)
-    GcReport(bytes=0, removed=0, rewritten=0, in_full=0, files=0, versions=0, held=0)
+    GcReport(bytes=0, removed=0, rewritten=0, in_full=0, files=0, versions=0, held=0, kept=0, until='')
     """
 
     bytes: int = 0
