@@ -9,7 +9,7 @@ change.commit_encoded(...)        # or the encoded form of a hot version
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
@@ -82,13 +82,6 @@ class Change:
         objects = catalog.find_objects(key(record.id) for record in self.writer.encoded_records)
         if any(pack not in raw for pack, _ in objects.values()):
             raise ConflictError("Another process has encoded some of these objects; try again.")
-
-    def _check_encoded(self) -> None:
-        """Raise `ConflictError` unless the store has all objects of the version encoded: the raw ones go."""
-        catalog, document = self.repository.catalog, self._document
-        assert document is not None
-        if not catalog.places_of(map(key, document.objects)).keys().isdisjoint(catalog.raw_packs()):
-            raise ConflictError("Objects of this version are only stored unencoded; try again.")
 
     def finish(
         self,
@@ -231,8 +224,8 @@ class Change:
         def change() -> list[str]:
             self._check_unchanged(before)
             self.check_unencoded()
-            self._move({"change": "compact", "version": before.number})
-            self._check_encoded()
+            if not self._move({"change": "compact", "version": before.number}).isdisjoint(catalog.raw_packs()):
+                raise ConflictError("Objects of this version are only stored unencoded; try again.")
             raw = frees()
             freed = [gone for name, keys in raw.packs.items() for gone in catalog.free_packs([name], keys, raw.needed)]
             if freed:
@@ -253,8 +246,11 @@ class Change:
         if self.repository.catalog.version(before.number).described != before.described:
             raise ConflictError(f"Version {before.number} was changed by another process; try again.")
 
-    def _move(self, record: Mapping[str, Any]) -> None:
-        """Give the objects their new places, and their version, if any, its new document; note it in the log."""
+    def _move(self, record: Mapping[str, Any]) -> Set[str]:
+        """Give the objects their new places, and their version, if any, its new document; note it in the log.
+
+        Return the packs that hold the version's objects.
+        """
         catalog, document = self.repository.catalog, self._document
         objects, _ = self.writer.places(self.packs)
         # A lease protects older objects from this mirror's `gc`, but not from another mirror's.
@@ -263,13 +259,15 @@ class Change:
         catalog.require(_keys(needed | set(() if document is None else document.objects), objects))
         catalog.add_packs(self.packs, self._bases(objects))
         catalog.move_objects(objects)
-        if document is not None:
-            # A `gc` of another mirror may have rewritten packs since; it keeps the blobs of this version.
-            references = document.blob_packs()
-            moved = catalog.moved_packs(references)
-            row = version_row(document, self.packs, self._entry)
-            uses = catalog.places_of(map(key, document.objects))
-            catalog.replace_version(row, {moved.get(name, name) for name in references}, uses)
+        if document is None:
+            return frozenset()
+        # A `gc` of another mirror may have rewritten packs since; it keeps the blobs of this version.
+        references = document.blob_packs()
+        moved = catalog.moved_packs(references)
+        row = version_row(document, self.packs, self._entry)
+        uses = catalog.places_of(map(key, document.objects))
+        catalog.replace_version(row, {moved.get(name, name) for name in references}, uses)
+        return uses.keys()
 
     def _bases(self, placed: Iterable[Placement]) -> set[str]:
         """Return the names of the packs that hold the bases of the new objects."""

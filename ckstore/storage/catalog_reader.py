@@ -76,8 +76,9 @@ _SLOTS, _USES, _BASES = rows(Slots), rows(PackName, Slots), rows(PackName, PackN
 #: Distance of numbers within which a similar version is looked for.
 _NEAR = 100
 
-#: Versions with a band that count.
+#: Versions with a band that count, and versions with most of some bands.
 _ALIKE = 64
+_NEAREST = 12
 #: Number of versions that are read at once where the first ones may suffice.
 _PAGE = 100
 _TOTAL = rows(Size)
@@ -290,7 +291,7 @@ class CatalogReader:
         return [tag for tag, _ in self._connection.sealed(query, [number], TAG_ROWS)]
 
     def alike(self, bands: Iterable[int]) -> list[int]:
-        """Return the numbers of present versions with some of these bands, those with most of them first.
+        """Return the numbers of some present versions with these bands, those with most of them first.
 
         Of each band only the latest versions count.
         """
@@ -301,7 +302,7 @@ class CatalogReader:
         )
         for band in bands:
             found.update(number for (number,) in self._connection.rows(query, [band], _NUMBERS))
-        return sorted(found, key=lambda number: (found[number], number), reverse=True)
+        return sorted(found, key=lambda number: (found[number], number), reverse=True)[:_NEAREST]
 
     def nearest_dropped(self, run: str, number: int) -> VersionRow | None:
         """Return the version of a run with dropped tensors whose number is nearest; None if none is near."""

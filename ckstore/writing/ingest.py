@@ -76,9 +76,7 @@ _RECENT = 8
 #: Bytes of an array's names and metadata in a pack; measured in `docs/decisions.md`.
 _ENTRY = 310
 
-#: Versions with equal bands that a run's first version is compared with, and the part of its bytes in full that the
-#: difference to one of them may take.
-_COMPARED = 12
+#: The part of its bytes in full that the difference of a run's first version to an alike one may take.
 _WORTH = 0.9
 
 
@@ -151,7 +149,7 @@ def ingest(
         parent = _parent(repository, options.parent, request.run, step, scanned)
         like = None
         if options.parent is None and parent is None and bands:
-            alike = repository.catalog.alike(bands)[:_COMPARED]
+            alike = repository.catalog.alike(bands)
             parent = like = nearest_version(repository, scanned, alike, _WORTH) if alike else None
         if options.parent == AUTO and parent is not None and written is None:
             _cut_again(repository, scanned, parent)
@@ -189,7 +187,7 @@ def tuned(repository: Repository, policy: Policy, run: str, wanted: Search) -> P
     request = Request(run, row.step, metrics=row.metrics, policy=policy, search=wanted)
     if row.step is not None:
         request = replace(request, parent=catalog.below(run, row.step))
-    if wanted.tolerance(1.0, _fall(catalog, request)) is None:
+    if not wanted.has_tolerance(_fall(catalog, request)):
         raise UsageError(_NO_FALL.format(run) + "; log one, or limit the degradation.")
     with TemporaryDirectory(prefix="ckstore-") as scratch:
         path = restored(StoredVersion(repository, row), Path(scratch))
@@ -217,14 +215,16 @@ def _exact_note(repository: Repository, report: IngestReport, request: Request) 
         remedy = f"`ckstore thin {row.number}` makes it coarse"
         return f"Version {row.number} has this content exactly and keeps it; {remedy}."
     if request.search is not None:
-        if request.search.tolerance(1.0, _fall(repository.catalog, replace(request, metrics=row.metrics))) is None:
+        if not request.search.has_tolerance(_fall(repository.catalog, replace(request, metrics=row.metrics))):
             return f"{_NO_FALL.format(row.run)}, so version {row.number} is exact."
         return f"No lossy setting passed the evaluation, so version {row.number} is exact."
     return f"No tensor can be coarse under this policy, so version {row.number} is exact."
 
 
 def _fall(catalog: Catalog, request: Request) -> float | None:
-    """Return by how much the loss falls a step, in the metrics of the version and of those below it."""
+    """Return by how much the loss falls a step, in the metrics of the version and those below; None if unasked."""
+    if request.search is None or request.search.max_rework is None:
+        return None
     seen: list[tuple[int, Mapping[str, Any]]] = []
     step, metrics = request.step, request.metrics
     while step is not None and len(seen) < _RECENT:
@@ -429,10 +429,11 @@ class _Ingestion:
 
     def best(self, request: Request, wanted: Search) -> Found[Policy] | None:
         """Return the most aggressive tolerated setting, or None. Trials are removed."""
-        reference = wanted.reference(self._scanned)
-        tolerance = wanted.tolerance(reference, _fall(self._repository.catalog, request))
-        if tolerance is None:
+        fall = _fall(self._repository.catalog, request)
+        if not wanted.has_tolerance(fall):
             return None
+        reference = wanted.reference(self._scanned)
+        tolerance = wanted.tolerance(reference, fall)
         cube = search_space(request.policy, known=knows_sensitivity(self._scanned.units, request.gradients))
         before = request.parent  # A parent of another run was judged otherwise, perhaps.
         is_judged = before is not None and before.run == request.run

@@ -119,7 +119,7 @@ def with_relatives(
 
 def _relative(repository: Repository, bands: set[int]) -> tuple[Mapping[str, Parent], set[int]] | None:
     """Return the objects of an exact version with several of some bands, and which of them; None without any."""
-    for number in repository.catalog.alike(bands)[:_COMPARED] if len(bands) >= _APART else ():
+    for number in repository.catalog.alike(bands) if len(bands) >= _APART else ():
         with suppress(NotFoundError, IntegrityError):
             row = repository.catalog.version(number)
             if not row.hot and row.fidelity == "exact":

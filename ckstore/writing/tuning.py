@@ -94,11 +94,15 @@ class Search:
         if self.max_rework is not None and self.maximise:
             raise UsageError("`max_rework` follows the fall of a loss; leave `maximise` out.")
 
-    def tolerance(self, reference: float, fall: float | None) -> float | None:
-        """Return the tolerated degradation: `max_rework` steps, each with a `fall` of the loss. None: it is unknown."""
-        if self.max_rework is None:
+    def has_tolerance(self, fall: float | None) -> bool:
+        """Return whether the tolerance is known: `max_rework` follows the fall of a loss."""
+        return self.max_rework is None or fall is not None
+
+    def tolerance(self, reference: float, fall: float | None) -> float:
+        """Return the tolerated degradation: `max_degradation`, or `max_rework` steps with a `fall` of the loss each."""
+        if self.max_rework is None or fall is None:
             return self.max_degradation
-        return None if fall is None else self.max_rework * fall / (abs(reference) or 1.0)
+        return self.max_rework * fall / (abs(reference) or 1.0)
 
     def _value(self, path: Path) -> float:
         result = self.evaluate(path)
