@@ -229,6 +229,31 @@ class Store(Mapping[str | int, "Version"]):
             found.setdefault(version.run, []).append(version)
         return [Run(name, _present(versions)) for name, versions in found.items()]
 
+    @checked(run=TEXT, name=TEXT)
+    def rename_run(self, run: str, name: str) -> Run:
+        """Give a run another name; its versions keep their ids, numbers, tags, parents and its policy.
+
+        Trainings and followers that use the old name do not follow: a version ingested under it begins another run.
+        Copies in other stores keep the old name.
+
+        Raises
+        ------
+        ConflictError
+            There is a run of the other name.
+        NotFoundError
+            The run does not exist.
+
+        Examples
+        --------
+        >>> store.rename_run("gpt", "small")
+        <ckstore.Run small, 3 versions>
+        """
+        from ckstore.commit.naming import rename_run
+
+        self._repository.require_writable()
+        rename_run(self._followed(), run, name)
+        return self.run(name)
+
     @checked()
     def versions(self, run: str | None = None) -> list[Version]:
         """Return all versions, or those of one run, by number; raise `NotFoundError` for an unknown run.
@@ -262,7 +287,7 @@ class Store(Mapping[str | int, "Version"]):
     def log(self, run: str | None = None, *, forgotten: bool = False) -> Table:
         """Return a table of all versions, or of one run's, by number, with the columns of `ckstore log --json`.
 
-        With `forgotten`, a table of the versions that `undo` can bring back.
+        With `forgotten`, a table of the forgotten and thinned versions that `undo` can bring back, as they were.
 
         Examples
         --------
@@ -826,16 +851,17 @@ class Store(Mapping[str | int, "Version"]):
 
     @checked()
     def undo(self) -> ForgetReport:
-        """Bring back the versions that were forgotten last; a call again, those before.
+        """Bring back the versions that were forgotten last, or make the versions exact that were thinned last.
 
-        Their bits, numbers, metrics and children are as before. Versions that a policy or `prune` forgot do not return.
+        A call again brings back those before. Bits, numbers, metrics and children are as before. Versions that a policy
+        or `prune` forgot or thinned do not return.
 
         Raises
         ------
         ConflictError
             A run has another version at the step of one; then none returns.
         NotFoundError
-            No version was forgotten, or `gc` has freed them since.
+            No version was forgotten or thinned, or `gc` has freed them since.
 
         Examples
         --------
@@ -854,8 +880,9 @@ class Store(Mapping[str | int, "Version"]):
     def gc(self, *, grace: float | None = None, dry_run: bool = False) -> GcReport:
         """Collect garbage: delete bytes that no version needs.
 
-        Forgotten versions stay for seven days, so that `undo` can bring them back, or until the disk lacks the room
-        for another version; files that a killed process left behind, for an hour.
+        Forgotten versions, and the exact values of thinned ones, stay for seven days, so that `undo` can bring them
+        back, or until the disk lacks the room for another version; files that a killed process left behind, for an
+        hour.
 
         Parameters
         ----------
@@ -893,10 +920,11 @@ class Store(Mapping[str | int, "Version"]):
         keep_every: int | str | None = None,
         keep_tagged: bool = False,
         quality: float = QUALITY,
+        prune: bool = False,
         dry_run: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> ThinReport:
-        """Make versions coarse, for good. `gc` then frees most of their bytes.
+        """Make versions coarse; `gc` frees most of their bytes after seven days, until which `undo` makes them exact.
 
         Their values become approximate; `Version.deviations` tells the errors. All other versions stay bit-exact.
 
@@ -906,6 +934,8 @@ class Store(Mapping[str | int, "Version"]):
             See `select`.
         quality
             As in `Policy`.
+        prune
+            Make them coarse for good, and free their bytes now.
         dry_run
             Change nothing; only report.
         progress
@@ -931,7 +961,11 @@ class Store(Mapping[str | int, "Version"]):
         self._catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
         if not dry_run:
             compact(self._repository, [row for row in rows if row.hot])
-        return thin(self._repository, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
+        coarse = Policy("coarse", quality=quality)
+        report = thin(self._repository, rows, coarse, dry_run=dry_run, may_return=not prune, progress=progress)
+        if prune and not dry_run:
+            report.freed = self.gc().bytes
+        return report
 
     @checked(other=_STORE)
     def push(

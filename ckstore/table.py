@@ -217,7 +217,7 @@ def run_records(records: Sequence[dict[str, Any]], runs: Sequence[str]) -> Table
                 f"{metric} {record['metrics'][metric]:.6g} at {record['step']}" for metric, record in best.items()
             )
             or None,
-            "bytes": sum(record["bytes"] for record in own),
+            "size": sum(record["bytes"] for record in own),
             "stored": sum(record["stored"] for record in own),
             "parent": first["parent"] if first["parent"] not in numbers else None,
             "tags": sorted(tag for record in own for tag in record["tags"]),

@@ -48,10 +48,13 @@ class CatalogCheck:
         self._repository = repository
         catalog = repository.catalog
         self._metrics: dict[int, list[Any]] = {}
+        self._runs: set[tuple[str, str]] = set()
         with suppress(CkstoreError):  # `store_problems` reports it.
             for record in catalog.records():
                 if record["change"] == "metrics":
                     self._metrics.setdefault(record["version"], []).append(record["metrics"])
+                elif record["change"] == "rename":
+                    self._runs.update((uid, record["run"]) for uid in record["uids"])
         self._companions = _raw_packs(repository)
         self._rows = {row.number: row for row in catalog.versions()}
         self._steps = {(row.run, row.step) for row in self._rows.values() if not row.superseded}
@@ -105,6 +108,8 @@ class CatalogCheck:
         own = [self._companions[commit]] if commit in self._companions else []
         own.append(PackInfo(row.pack, packs.size(row.pack)))
         expected = version_row(document, own, packs.find_entry(row.pack, manifest.MEMBER))
+        if (row.uid, row.run) in self._runs:
+            expected = replace(expected, run=row.run)
         if row.step is None and expected.step is not None and (row.run, expected.step) in self._steps:
             expected = replace(expected, step=None)  # Two versions claim that step; see `ckstore.recovery.recover`.
         parent = None if row.parent is None else self._rows.get(row.parent) or catalog.version(row.parent)

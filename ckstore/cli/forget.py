@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.cli.options import selection_options
+from ckstore.cli.options import DAYS, selection_options
 from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, size_text
 from ckstore.cli.verb import open_store, option, verb
 
 if TYPE_CHECKING:
     from ckstore.retention.forget import ForgetReport
-
-#: Days for which `gc` keeps forgotten versions.
-_DAYS = 7
 
 
 @verb(
@@ -68,4 +65,4 @@ def _after(report: ForgetReport, prune: bool) -> str:
     freed = "the bytes that no other version needs" if report.freed is None else size_text(report.freed)
     if prune:
         return f"freed {freed}, for good."
-    return f"`ckstore undo` brings them back. After {_DAYS} days `ckstore gc` frees {freed}."
+    return f"`ckstore undo` brings them back. After {DAYS} days `ckstore gc` frees {freed}."

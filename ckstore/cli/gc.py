@@ -13,12 +13,12 @@ from ckstore.cli.verb import open_store, option, verb
 @verb(
     ("ckstore gc", "free space after forget, thin or rebase"),
     ("ckstore gc --dry-run", "preview freed bytes"),
-    ("ckstore gc --grace 0", "free forgotten versions now"),
+    ("ckstore gc --grace 0", "free forgotten and thinned versions now"),
     exit_codes=[4, 11],
 )
 @option(
     "--grace SECONDS",
-    "Keep forgotten versions and files of killed processes for SECONDS.  [default: 7 days, an hour]",
+    "Keep forgotten and thinned versions, and files of killed processes, for SECONDS.  [default: 7 days, an hour]",
     type=click.FloatRange(min=0),
 )
 @option("--dry-run", "Change nothing; report the bytes to free.")
@@ -29,8 +29,8 @@ def command(ctx: click.Context, grace: float | None, dry_run: bool, as_json: boo
 
     Packs without live data and files of killed processes are deleted. Packs with at least a tenth or 1 MiB of garbage
     are rewritten without it. Versions that are stored against forgotten ones are stored in full where that takes fewer
-    bytes. No value changes. Versions that `ckstore forget` removed stay for seven days, for `ckstore undo`, or until
-    the disk lacks the room for another version.
+    bytes. No value changes. Versions that `ckstore forget` removed, and exact values that `ckstore thin` rounded, stay
+    for seven days, for `ckstore undo`, or until the disk lacks the room for another version.
 
     Other processes may ingest; the final change waits for them, up to ten minutes. If something is damaged, nothing is
     freed, since a repair may need it.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +10,10 @@ import click
 from ckstore.cli.graph import drawn
 from ckstore.cli.output import (
     NAN,
-    column_widths,
+    cell_text,
+    fitting,
     json_option,
+    print_csv,
     print_json,
     print_line,
     print_table,
@@ -22,7 +22,7 @@ from ckstore.cli.output import (
     sizes_text,
     time_text,
 )
-from ckstore.cli.verb import RunName, open_store, option, verb
+from ckstore.cli.verb import RunName, format_option, open_store, option, verb
 from ckstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ _LEFT = ("graph", "run", "kind", "tags", "created", "superseded", "fidelity", "d
     ("ckstore log --sort best:val_loss -n 3", "list the three best versions"),
     ("ckstore log --where 'val_loss<2.5 and config.lr<1e-3 and age<2d'", "filter"),
     ("ckstore log --columns version,step,val_loss --format csv", "choose columns"),
-    ("ckstore log -n 0", "list the runs"),
     ("ckstore log --graph", "draw forks and runs, newest first"),
     exit_codes=[13],
 )
@@ -86,13 +85,13 @@ _LEFT = ("graph", "run", "kind", "tags", "created", "superseded", "fidelity", "d
     "limit",
     metavar="N",
     type=click.IntRange(min=0),
-    help="List only the last N versions, the first N with --sort, or with 0 the runs.",
+    help="List only the last N versions, or the first N with --sort.",
 )
 @option("--where CONDITION", "List matching versions: step>=100, tags=best, isnan(loss), age<2d.", multiple=True)
 @option("--sort COLUMN", "Sort by a column or metric; descending with - before it, best first with best: before it.")
 @option("--columns COLUMN,...", "Show these columns and metrics, or all.  [default: as many as fit in the terminal]")
-@option("--format FORMAT", "Print a table or csv.  [default: table]", type=click.Choice(("table", "csv")), name="form")
-@option("--forgotten", "List the forgotten versions that `ckstore undo` can bring back.")
+@format_option
+@option("--forgotten", "List the forgotten and thinned versions that `ckstore undo` can bring back, as they were.")
 @option("--graph", "Draw the lineage: newest first, a line from each version to its parent.")
 @json_option
 @click.pass_context
@@ -122,9 +121,8 @@ def command(
     if run is not None and run_option is not None and run != run_option:
         raise UsageError("RUN is given twice; name one run.")
     _check_forms(form, sort, graph=graph, as_json=as_json)
-    lists_runs = limit == 0 and not (as_json or graph or columns or sort or where)
     with open_store(ctx) as store:
-        if limit is None or where or sort is not None or lists_runs or forgotten:
+        if limit is None or where or sort is not None or forgotten:
             records = store.log(run or run_option, forgotten=forgotten).where(*where)
         else:
             records = store._table(store._catalog.last_versions(limit, run or run_option))
@@ -132,9 +130,6 @@ def command(
             records = records.sorted_by(sort)
         garbage = 0 if forgotten else _garbage(store._repository.catalog)
         runs = list(dict.fromkeys([*(found.name for found in store._catalog.runs()), *records.values("run")]))
-    if lists_runs:
-        _print_runs(records, runs, csv=form == "csv")
-        return
     if limit is not None and sort is not None:
         del records[limit:]
     elif limit is not None:
@@ -152,10 +147,12 @@ def command(
         return
     if not names:
         names = _default_columns(records, graph=graph, every=columns == _ALL)
-        if columns is None and form is None and not graph and sys.stdout is not None and sys.stdout.isatty():
-            names = _fitting(records, names, shutil.get_terminal_size().columns)
+        if columns is None and form is None and not graph:
+            headings = [_HEADINGS.get(name, name) for name in names]
+            cells = zip(headings, *_rows(records, names), strict=True)
+            names = fitting(dict(zip(names, cells, strict=True)), _DROPPED, "--columns all")
     if form == "csv":
-        _print_csv(names, records)
+        print_csv(names, _values(names, records))
         return
     _print_rows(records, names, graph=graph)
     if garbage:
@@ -209,24 +206,8 @@ def _rows(records: Table, names: Sequence[str]) -> list[list[object]]:
         elif name in _TEXTS:
             columns.append([_TEXTS[name](record) for record in records])
         else:
-            columns.append([_text(value) for value in records.values(name)])
+            columns.append([cell_text(value) for value in records.values(name)])
     return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _fitting(records: Table, names: Sequence[str], width: int) -> list[str]:
-    """Return the columns that a terminal has room for; say which ones it has not."""
-    left = list(names)
-    dropped = []
-    for name in _DROPPED:
-        headings = [_HEADINGS.get(name, name) for name in left]
-        if sum(column_widths(headings, _rows(records, left))) + 2 * (len(left) - 1) <= width:
-            break
-        if name in left:
-            left.remove(name)
-            dropped.append(name)
-    if dropped:
-        print_line(f"ckstore: --columns all also shows {', '.join(dropped)}.", err=True)
-    return left
 
 
 def _by_run(records: Table, runs: Sequence[str]) -> Table:
@@ -240,34 +221,12 @@ def _by_run(records: Table, runs: Sequence[str]) -> Table:
     return type(records)(sorted(records, key=order))
 
 
-def _print_runs(records: Table, runs: Sequence[str], *, csv: bool) -> None:
-    """Print a line for each run."""
-    from ckstore.table import run_records
-
-    found = run_records(records, runs)
-    names = list(found[0]) if found else []
-    if csv:
-        _print_csv(names, found)
-    elif not found:
-        print_line("No versions yet; `ckstore ingest` stores the first.", err=True)
-    else:
-        for name in ("bytes", "stored"):
-            for record, text in zip(found, sizes_text(found.values(name)), strict=True):
-                record[name] = text
-        rows = [[_text(record[name]) for name in names] for record in found]
-        print_table(names, rows, right=[names.index(name) for name in ("versions", "bytes", "stored")])
-
-
-def _print_csv(names: Sequence[str], records: Table) -> None:
-    """Print values as comma-separated values; lists as words."""
-    import csv
-
-    columns = [records.values({"size": "bytes"}.get(name, name)) if name != "kind" else
-               [_TEXTS["kind"](record) for record in records] for name in names]  # fmt: skip
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(names)
-    for row in zip(*columns, strict=True):
-        writer.writerow([" ".join(map(str, value)) if isinstance(value, list) else value for value in row])
+def _values(names: Sequence[str], records: Table) -> list[Sequence[object]]:
+    """Return the values of columns."""
+    return [
+        [_TEXTS["kind"](record) for record in records] if name == "kind" else records.values(_SIZES.get(name, name))
+        for name in names
+    ]
 
 
 def _garbage(catalog: Catalog) -> int:
@@ -279,9 +238,3 @@ def _garbage(catalog: Catalog) -> int:
     ):
         return 0
     return unclaimed
-
-
-def _text(value: object) -> object:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or None
-    return f"{value:.6g}" if isinstance(value, float) else value

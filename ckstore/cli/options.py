@@ -138,6 +138,9 @@ named_options = with_all(
 )
 
 #: The argument and options of a selection, under the names of the parameters of `Store.select`.
+#: Days for which `gc` keeps forgotten versions, and the exact values of thinned ones.
+DAYS = 7
+
 selection_options = with_all(
     named_options,
     option("--keep-last N", "Keep the last N of the selected versions, or the last 30d, say.", type=Last()),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -148,6 +150,23 @@ def print_json(value: Any, indent: int | None = 2) -> None:
     click.echo(text.replace("\x7f", "\\u007f"))  # The only control character that JSON leaves unescaped.
 
 
+def print_csv(names: Sequence[str], columns: Iterable[Sequence[object]]) -> None:
+    """Print columns as comma-separated values; lists as words."""
+    import csv
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    for row in zip(*columns, strict=True):
+        writer.writerow([" ".join(map(str, value)) if isinstance(value, list) else value for value in row])
+
+
+def cell_text(value: object) -> object:
+    """Return a value as the cell of a table."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or None
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int] = ()) -> None:
     """Print aligned columns, those of the indexes `right` to the right; None is printed as `-`."""
     ends = set(right)
@@ -180,6 +199,26 @@ def column_widths(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> 
     return [max(map(len, column)) for column in _columns(headings, rows)]
 
 
+def fitting(columns: Mapping[str, Sequence[object]], dropped: Sequence[str], also: str) -> list[str]:
+    """Return the names of the columns that the terminal has room for; say which ones it has not.
+
+    The columns `dropped` go first ones first; `also` is an option that shows them.
+    """
+    left = dict(zip(columns, column_widths(list(columns), zip(*columns.values(), strict=True)), strict=True))
+    if sys.stdout is None or not sys.stdout.isatty():
+        return list(left)
+    width = shutil.get_terminal_size().columns
+    gone = []
+    for name in dropped:
+        if sum(left.values()) + 2 * (len(left) - 1) <= width:
+            break
+        if left.pop(name, None) is not None:
+            gone.append(name)
+    if gone:
+        print_line(f"ckstore: {also} also shows {', '.join(gone)}.", err=True)
+    return list(left)
+
+
 def print_held(stored: int, freed: int, held: int) -> None:
     """Say on stderr how many bytes of the stored a `gc` would free, or how many of forgotten versions others need."""
     if freed > stored / 8:
@@ -193,11 +232,11 @@ def print_held(stored: int, freed: int, held: int) -> None:
 
 
 def print_kept(kept: int, until: str) -> None:
-    """Say on stderr how many bytes of forgotten versions stay until a time, if there is one."""
+    """Say on stderr how many bytes stay for `undo` until a time, if there is one."""
     if until:
         print_line(
-            f"ckstore: {size_text(kept)} of forgotten versions stay until {time_text(until)} UTC: `ckstore undo` "
-            "brings them back, `ckstore gc --grace 0` frees them now.",
+            f"ckstore: {size_text(kept)} of forgotten or thinned versions stay for `ckstore undo`, the first until "
+            f"{time_text(until)} UTC; `ckstore gc --grace 0` frees them now.",
             err=True,
         )
 

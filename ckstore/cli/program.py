@@ -22,19 +22,19 @@ from ckstore.runtime.address_space import check, limit, too_little
 #: Every verb, in the order of the help. Its module `ckstore.cli.<name>`, with _ for -, defines `command` and is
 #: imported on use.
 VERBS = (
-    "init", "ingest", "watch", "checkout", "follow", "mount", "log", "show", "ls", "diff", "patch", "report", "plot",
-    "average", "tag", "metric", "policy", "stats", "verify", "encode", "thin", "forget", "undo", "gc", "rebase", "push",
-    "pull", "recover", "completion",
+    "init", "ingest", "watch", "checkout", "follow", "mount", "log", "runs", "show", "ls", "diff", "patch", "report",
+    "plot", "average", "tag", "metric", "policy", "stats", "verify", "encode", "thin", "forget", "undo", "gc", "rebase",
+    "push", "pull", "recover", "completion",
 )  # fmt: skip
 
 #: Verbs without numerical work.
-_LIGHT = ("init", "log", "tag", "metric", "forget", "undo", "completion")
+_LIGHT = ("init", "log", "runs", "tag", "metric", "forget", "undo", "completion")
 
 #: Names that other tools give to verbs.
 _SYNONYMS = {
     "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "compact": "encode", "delete": "forget",
     "expire": "forget", "export": "checkout", "fsck": "verify", "history": "log", "info": "show", "list": "log",
-    "metrics": "metric", "rename": "tag", "runs": "log -n 0", "snapshots": "log",
+    "metrics": "metric", "rename": "runs RUN --rename NAME", "snapshots": "log",
     "load": "checkout", "reflog": "log --forgotten", "revert": "undo", "unforget": "undo",
     "undelete": "undo", "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget",
     "save": "ingest", "soup": "average", "status": "stats", "versions": "log",

@@ -13,6 +13,7 @@ from ckstore.errors import NotFoundError, UsageError
 
 @verb(
     ("ckstore tag gpt@400 best", "point the tag best at step 400 of run gpt"),
+    ("ckstore tag gpt best", "point it at the highest step of run gpt, as it is now"),
     ("ckstore tag", "list tags"),
     ("ckstore tag --delete best", "remove a tag; the version stays"),
     exit_codes=[13],

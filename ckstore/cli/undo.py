@@ -1,4 +1,4 @@
-"""`ckstore undo`: bring back forgotten versions."""
+"""`ckstore undo`: bring back forgotten versions, and the exact values of thinned ones."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ckstore.cli.verb import open_store, verb
 
 
 @verb(
-    ("ckstore undo", "bring back the versions that were forgotten last; again, those before"),
+    ("ckstore undo", "undo the last `ckstore forget` or `ckstore thin`; again, the one before"),
     ("ckstore log --forgotten", "list the versions that it can bring back"),
     exit_codes=[12, 13],
 )
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Bring back forgotten versions: those of the last `ckstore forget`.
+    """Undo the last `ckstore forget` or `ckstore thin`.
 
-    Their bytes, numbers and metrics are as before. `ckstore gc` keeps forgotten versions for seven days, but none
-    that a policy or `ckstore forget --prune` removed.
+    The versions have their bytes, numbers and metrics again. `ckstore gc` keeps them for seven days, but none that a
+    policy or --prune forgot or thinned.
     """
     with open_store(ctx, "a") as store:
         rows = store.undo().versions

@@ -102,6 +102,11 @@ def option(declaration: str, text: str, *, name: str | None = None, **settings: 
     return click.option(*names, metavar=metavar or None, help=text, **settings)
 
 
+format_option = option(
+    "--format FORMAT", "Print a table or csv.  [default: table]", type=click.Choice(("table", "csv")), name="form"
+)
+
+
 def with_options(text: str) -> str:
     """Return a sentence of the library with options in place of parameters: `--keep-last` for `keep_last`.
 

@@ -124,14 +124,15 @@ class Change:
         *,
         replaces: bool = False,
         heals: bool = False,
+        run: str | None = None,
         marks: Callable[[VersionRow], tuple[bool, Marks]] | None = None,
     ) -> int:
         """Commit a new version, and end its lease; return its number, another one if a mirror has taken its own.
 
         The objects that it `needs` must still exist. It `replaces` the one at its run and step; if it `heals` that one,
-        it takes its tags. `marks`, called within the transaction, tell whether it is superseded itself, and which
-        versions it marks; by default these follow from its parent. Raise `ConflictError` if the run and step are taken,
-        or a base was freed.
+        it takes its tags. `run` is the present name of its run, which was perhaps renamed. `marks`, called within the
+        transaction, tell whether it is superseded itself, and which versions it marks; by default these follow from its
+        parent. Raise `ConflictError` if the run and step are taken, or a base was freed.
         """
         catalog, document = self.repository.catalog, self._document
         assert document is not None
@@ -155,6 +156,9 @@ class Change:
 
         def change() -> int:
             row = self._under_free_number(document)
+            if run is not None and run != row.run:
+                row = replace(row, run=run)
+                catalog.note({"change": "rename", "run": run, "uids": [row.uid]})
             if self._is_found(row):
                 if marks is not None and marks(row)[0]:
                     self._mark(row, Marks([row]), replaces=False)

@@ -14,6 +14,7 @@ from ckstore.runtime.arguments import shown
 from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.names import check_name
+from ckstore.storage.rows import row_of
 
 _log = logging.getLogger("ckstore")
 
@@ -44,6 +45,26 @@ def check_tag_is_no_run(catalog: Catalog, name: str, run: str | None = None) -> 
     check_name(name, "tag")
     if name == run or catalog.has_run(name):
         raise UsageError(f"{name} is a run, which a tag of that name would hide; choose another tag.")
+
+
+def rename_run(repository: Repository, run: str, name: str) -> None:
+    """Give a run another name; see `Store.rename_run`. Its forgotten versions come back under that name."""
+    check_run(name)
+    catalog = repository.catalog
+
+    def change() -> None:
+        check_run_is_no_tag(catalog, name)
+        uids = [row.uid for row in catalog.versions(run)]
+        uids += [row.uid for record in catalog.undoable() for row in map(row_of, record["rows"]) if row.run == run]
+        policy = catalog.policies().get(run)
+        catalog.rename_run(run, name)
+        catalog.note({"change": "rename", "run": name, "uids": list(dict.fromkeys(uids))})
+        if policy is not None:
+            for key, text in ((run, None), (name, policy)):
+                catalog.set_policy(key, text)
+                catalog.note({"change": "policy", "run": key, "policy": text})
+
+    catalog.commit(change)
 
 
 def tag(repository: Repository, row: VersionRow, name: str) -> None:

@@ -66,7 +66,7 @@ def _join(repository: Repository) -> None:
 
 
 #: Changes that leave no garbage: the raw packs of a `compact`, and the packs of no version, are looked at.
-_HARMLESS = frozenset({"compact", "metrics", "policy", "supersede", "tag", "untag"})
+_HARMLESS = frozenset({"compact", "metrics", "policy", "rename", "supersede", "tag", "untag"})
 
 
 def held_since(repository: Repository) -> int | None:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from ckstore.objects.documents import VersionDocument
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.change_log import gaps
+from ckstore.storage.change_log import gaps, renamed
 from ckstore.storage.scan_packs import ScannedPack
 
 
@@ -19,8 +19,9 @@ from ckstore.storage.scan_packs import ScannedPack
 class FoundVersion:
     """A version with a readable manifest, and the pack that holds it, without its blobs.
 
-    The document has the version's current number; `written_as` is the number in the manifest. `renumbered` is the time
-    of its renumbering in the log, or empty. `superseded` tells whether its run went back to an earlier version.
+    The document has the version's current number; `written_as` is the number in the manifest. `run` has its present
+    name. `renumbered` is the time of its renumbering in the log, or empty. `superseded` tells whether its run went back
+    to an earlier version.
     """
 
     pack: ScannedPack
@@ -28,6 +29,7 @@ class FoundVersion:
     written_as: int
     uid: str
     step: int | None
+    run: str
     renumbered: str = ""
     superseded: bool = False
 
@@ -39,7 +41,7 @@ class FoundVersion:
     @property
     def name(self) -> str:
         """The name in messages."""
-        return f"{self.document.run}@{self.document.step}"
+        return f"{self.run}@{self.document.step}"
 
 
 @dataclass(slots=True)
@@ -81,6 +83,9 @@ class FoundVersions:
     _by_number: dict[int, list[FoundVersion]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        runs = renamed(self.records)
+        for version in self.found:
+            version.run = runs.get(version.uid, version.run)
         self._number()
         for version in self.found:
             for number in {version.written_as, version.number}:
@@ -192,8 +197,8 @@ class FoundVersions:
             target = self.versions.get(number)
             if target is None:
                 self.gone.setdefault(number, None)
-            elif target is not version and (target.document.run, target.document.step) == (
-                version.document.run,
+            elif target is not version and (target.run, target.document.step) == (
+                version.run,
                 version.document.step,
             ):
                 self._leave_out(number)
@@ -281,7 +286,7 @@ class FoundVersions:
         if version is None:
             return self.present is not None
         for number, other in self.versions.items():
-            is_later = number > version.number and other.document.run == version.document.run
+            is_later = number > version.number and other.run == version.run
             if not is_later or other.uid in self.marks or (self.present is not None and other.uid not in self.present):
                 continue
             line = set(self._ancestors(number))
@@ -292,10 +297,10 @@ class FoundVersions:
 
     def _go_back(self, version: FoundVersion) -> None:
         """Mark the versions as the commit of one that goes back would have done."""
-        run = version.document.run
+        run = version.run
         line = set(self._ancestors(version.number))
         later = [other for number, other in sorted(self.versions.items())
-                 if number > version.number and other.document.run == run and not other.superseded]  # fmt: skip
+                 if number > version.number and other.run == run and not other.superseded]  # fmt: skip
         own = [other for other in later if version.number in self._ancestors(other.number)]
         changed: tuple[list[FoundVersion], list[FoundVersion]] = [], []
         if own != later:  # The run went on from elsewhere.
@@ -305,7 +310,7 @@ class FoundVersions:
             fork = max((number for number in line if not self.versions[number].superseded), default=0)
             changed = [
                 other for number, other in sorted(self.versions.items())
-                if fork < number and other not in (version, *own) and other.document.run == run and not other.superseded
+                if fork < number and other not in (version, *own) and other.run == run and not other.superseded
             ], back  # fmt: skip
         for mark, others in zip((True, False), changed, strict=True):
             for other in others:
@@ -314,9 +319,9 @@ class FoundVersions:
 
     def _ancestors(self, number: int) -> Iterator[int]:
         """Yield the ancestors of a version in its run, the nearest first."""
-        run, passed = self.versions[number].document.run, {number}
+        run, passed = self.versions[number].run, {number}
         while (parent := self.parent(self.versions[number])) is not None and parent not in passed:
-            if self.versions[parent].document.run != run:
+            if self.versions[parent].run != run:
                 return
             passed.add(parent)
             yield parent
@@ -336,7 +341,7 @@ class FoundVersions:
         for version in sorted(self.found, key=lambda version: version.document.uid not in uids):
             if version.step is None or self.versions.get(version.number) is not version:
                 continue
-            place = version.document.run, version.step
+            place = version.run, version.step
             row = known.get(version.document.uid)
             if place in taken and row is None:
                 self._leave_out(version.number)
@@ -386,7 +391,7 @@ def found_version(pack: ScannedPack) -> FoundVersion | None:
     document: VersionDocument | None = pack.document.described()
     if document is None:
         return None
-    return FoundVersion(replace(pack, blobs={}), document, document.number, document.uid, document.step)
+    return FoundVersion(replace(pack, blobs={}), document, document.number, document.uid, document.step, document.run)
 
 
 def last_targets(records: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, str]]:

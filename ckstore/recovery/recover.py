@@ -323,7 +323,7 @@ class _Builder:
                 " missing: the layout of its files, or the bytes between their tensors."
             )
         self.catalog.commit_version(
-            replace(row, step=version.step, parent=parent, superseded=version.superseded),
+            replace(row, run=version.run, step=version.step, parent=parent, superseded=version.superseded),
             [],
             [],
             references=references & self.packs.keys(),

@@ -19,6 +19,7 @@ from ckstore.gc.kept import present_form
 from ckstore.storage import reserve
 from ckstore.storage.rows import key, plain_row, row_of
 from ckstore.writing.compact import compact
+from ckstore.writing.thin import make_exact
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -99,25 +100,29 @@ def _kept(repository: Repository, numbers: Sequence[int]) -> dict[str, Any]:
 
 
 def undoable(repository: Repository) -> list[VersionRow]:
-    """Return the forgotten versions that `undo` can bring back, by number."""
+    """Return the forgotten and thinned versions that `undo` can bring back, as they were, by number."""
     records = repository.catalog.undoable()
     rows = [row_of(values) for record in records for values in record["rows"]]
     return sorted(rows, key=lambda row: row.number)
 
 
 def undo(repository: Repository) -> ForgetReport:
-    """Bring back the versions that were forgotten last, all or none; a call again, those before.
+    """Bring back the versions that were forgotten last, all or none, or the exact values that were thinned last.
+
+    A call again brings back those before.
 
     Raise `NotFoundError` if there are none, or `gc` has freed them; `ConflictError` if a run has another version at the
     step of one.
     """
     catalog = repository.catalog
 
-    def change() -> list[VersionRow]:
+    def change() -> list[VersionRow] | None:
         repository.resolver.forget()  # A collection may have moved objects since.
         undoable = catalog.undoable()
+        if undoable and undoable[-1]["change"] == "thin":
+            return None
         if not undoable:
-            raise NotFoundError("Nothing to undo: no version was forgotten, or `gc` has freed them since.")
+            raise NotFoundError("Nothing to undo: no version was forgotten or thinned, or `gc` has freed them since.")
         record = undoable[-1]
         rows = [row_of(values) for values in record["rows"]]
         children = dict(zip((row.number for row in rows), record["children"], strict=True))
@@ -133,8 +138,22 @@ def undo(repository: Repository) -> ForgetReport:
 
     with reserve.kept(repository.path):
         found = catalog.commit(change)
+        if found is None:
+            found = _make_exact(repository)
     repository.resolver.forget()
     return ForgetReport(found)
+
+
+def _make_exact(repository: Repository) -> list[VersionRow]:
+    """Make the versions of the last thinning exact again, each in its own commit."""
+    catalog = repository.catalog
+    with catalog.lease("undo"):
+        records = [record for record in catalog.undoable() if record["change"] == "thin"]
+        last = [record for record in records if record["began"] == records[-1]["began"]]
+        # The first ones last: if this is interrupted, they are still the last that were thinned.
+        found = [make_exact(repository, row_of(record["rows"][0]), record["sequence"]) for record in reversed(last)]
+        catalog.note_kept(0, last[0]["created"])
+    return sorted(found, key=lambda row: row.number)
 
 
 def _restore(repository: Repository, row: VersionRow, children: Mapping[int, Sequence[int]]) -> VersionRow:

@@ -14,6 +14,7 @@ from ckstore.errors import CkstoreError, ConflictError, NotFoundError
 from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import CLEAN, COLLECTED, KEPT
+from ckstore.storage.catalog_tables import SEALED
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file, damaged
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
@@ -164,6 +165,25 @@ class Catalog(CatalogClaims):
         self._connection.execute("DELETE FROM policies WHERE run = ?", [run])
         if text is not None:
             self._connection.execute("INSERT INTO policies (run, policy) VALUES (?, ?)", [run, text])
+
+    @recorded
+    def rename_run(self, run: str, name: str) -> None:
+        """Give a run another name; raise `NotFoundError` for an unknown run, `ConflictError` if the name is taken.
+
+        The checksum of a version includes the name of its run.
+        """
+        self.versions(run)  # Raises `IntegrityError` for a damaged row, whose checksum would become right.
+        check_name(name, "run")
+        if self.has_run(name):
+            raise ConflictError(f"There is a run {name} already; choose another name.")
+        self._connection.execute("UPDATE runs SET name = ? WHERE name = ?", [name, run])
+        columns = ", ".join(SEALED["versions"]).format("")
+        self._connection.execute(
+            f"UPDATE versions SET seal = seal({columns}) WHERE run = (SELECT id FROM runs WHERE name = ?)", [name]
+        )
+        self._connection.execute(
+            "UPDATE seals SET total = (SELECT coalesce(SUM(seal), 0) FROM versions WHERE hot) WHERE name = 'hot'"
+        )
 
     @recorded
     def commit_version(

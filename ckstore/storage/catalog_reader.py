@@ -6,6 +6,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, NamedTuple, Self
@@ -149,8 +150,13 @@ class CatalogReader:
             [run],
         )
         if not found:
-            raise _unknown_run(run)
+            raise self._unknown_run(run)
         return self._versions(self._whole(found, _OF_RUN, run))
+
+    def _unknown_run(self, run: str) -> NotFoundError:
+        near = get_close_matches(run, [found.name for found in self.runs()], 3)
+        hint = f" (near: {', '.join(near)})" if near else ""
+        return NotFoundError(f"Unknown run {run}{hint}; `ckstore runs` lists the runs.")
 
     def last_versions(self, count: int, run: str | None = None) -> list[VersionRow]:
         """Return the versions with the highest numbers, of one run or of all, by number."""
@@ -158,7 +164,7 @@ class CatalogReader:
         if run is None:
             return self._select("ORDER BY v.number DESC LIMIT ?", count)[::-1]
         if not self.has_run(run):
-            raise _unknown_run(run)
+            raise self._unknown_run(run)
         return self._select("WHERE r.name = ? ORDER BY v.number DESC LIMIT ?", run, count)[::-1]
 
     def totals(self) -> Totals:
@@ -173,7 +179,7 @@ class CatalogReader:
         """Return the hot versions of all runs, or of one, by number; raise `NotFoundError` for an unknown run."""
         found = self._versions(self._set("hot", VERSION, f"versions v ON v.hot {NAMES}", "v.number"))
         if run is not None and not self.has_run(run):
-            raise _unknown_run(run)
+            raise self._unknown_run(run)
         return [row for row in found if run in (None, row.run)]
 
     def described(self) -> list[tuple[int, str, str, int]]:
@@ -661,10 +667,6 @@ class CatalogReader:
 def _place(row: Sequence[Any]) -> tuple[str, Place]:
     name, digest, offset, size = row
     return name, Place(digest + SUFFIX, offset, size)
-
-
-def _unknown_run(run: str) -> NotFoundError:
-    return NotFoundError(f"Unknown run {run}; `ckstore log` lists the runs.")
 
 
 def _version(row: Sequence[Any]) -> VersionRow:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.storage import durable, log_files
 from ckstore.storage.interface import Storage
 from ckstore.storage.log_files import BEHIND, FORMAT, LAST, SEGMENT, name_of
+from ckstore.storage.rows import plain_row, row_of
 
 #: Changes that take something away: they count only if they were committed.
-_TAKING = ("forget", "gc", "metrics", "policy", "supersede", "undo", "untag")
+_TAKING = ("forget", "gc", "metrics", "policy", "rename", "supersede", "undo", "untag")
 #: Possible losses with a damaged or missing log.
 LOSS = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
 
@@ -81,17 +83,38 @@ def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def undoable(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the records of forgotten versions that can come back: neither undone, nor freed by a collection."""
+    """Return the records of forgotten and thinned versions that can come back, with their `rows` as before.
+
+    They were neither undone, nor freed by a collection. The rows name the runs as they are called now.
+    """
     found: dict[int, Mapping[str, Any]] = {}
     for record in records:
-        if record["change"] == "forget" and record.get("rows"):
+        change = record["change"]
+        if change == "forget" and record.get("rows"):
             found[record["sequence"]] = record
-        elif record["change"] == "undo":
+        elif change == "thin" and "before" in record:
+            found[record["sequence"]] = {**record, "rows": [record["before"]]}
+        elif change in ("forget", "drop"):  # For good: the exact values, too.
+            going = record.get("versions", [record.get("version")])
+            found = {
+                sequence: kept
+                for sequence, kept in found.items()
+                if kept["change"] != "thin" or kept["version"] not in going
+            }
+        elif change == "undo":
             found.pop(record["undone"], None)
-        elif record["change"] == "gc":
+        elif change == "gc":
             for sequence in record.get("expired", ()):
                 found.pop(sequence, None)
+        elif change == "rename":
+            for sequence, kept in found.items():
+                found[sequence] = {**kept, "rows": [_renamed(values, record) for values in kept["rows"]]}
     return list(found.values())
+
+
+def _renamed(values: Sequence[Any], record: Mapping[str, Any]) -> Sequence[Any]:
+    row = row_of(values)
+    return plain_row(replace(row, run=record["run"])) if row.uid in record["uids"] else values
 
 
 def forgotten(records: Iterable[Mapping[str, Any]], name: str = "versions") -> set[Any]:
@@ -103,6 +126,11 @@ def forgotten(records: Iterable[Mapping[str, Any]], name: str = "versions") -> s
         elif record["change"] == "undo":
             found.difference_update(record[name])
     return found
+
+
+def renamed(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the run of each version whose run was renamed since the version was written, by id."""
+    return {uid: record["run"] for record in records if record["change"] == "rename" for uid in record["uids"]}
 
 
 def changed_only(storage: Storage, after: str, kinds: Collection[str]) -> bool:

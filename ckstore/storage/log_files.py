@@ -35,8 +35,8 @@ RECORDS: Mapping[str, Any] = {
     "untag": fields({"tag": Name}),
     "rebase": fields({"packs": _Packs, "versions": _Versions}),
     "forget": fields({"versions": _Versions, "uids": _Ids}, {"rows": list[PLAIN_ROW], "children": _Children}),
-    "undo": fields({"versions": _Versions, "uids": _Ids, "undone": Positive}),
-    "thin": fields({"packs": _Packs, "version": Positive}),
+    "undo": fields({"versions": _Versions, "uids": _Ids, "undone": Positive}, {"packs": _Packs}),
+    "thin": fields({"packs": _Packs, "version": Positive}, {"before": PLAIN_ROW, "began": Time}),
     "drop": fields({"packs": _Packs, "version": Positive}),
     "compact": fields({"packs": _Packs, "version": Positive}),
     "metrics": fields({"version": Positive, "metrics": Plain}),
@@ -48,6 +48,7 @@ RECORDS: Mapping[str, Any] = {
     "lost": fields({"packs": _Packs}),
     "found": fields({"packs": _Packs}),
     "supersede": fields({"by": Id, "superseded": _Ids, "present": _Ids}),
+    "rename": fields({"run": Name, "uids": _Ids}),
     "renumber": fields({"uid": Id, "from": Positive, "version": Positive}),
 }
 #: A catalog that was restored from a copy.

@@ -128,7 +128,7 @@ class Missing:
         The target's resolver must know its records: the document has the restore cost there.
         """
         version = self.version
-        near = target.catalog.latest(version.document.run) if parent is None else parent
+        near = target.catalog.latest(version.row.run) if parent is None else parent
         blobs = _Blobs(version, target, near)
         before = version.document
         cost, depth = relative_cost(target.reader, set(before.objects), version.layout.files)

@@ -250,8 +250,8 @@ class _Transfer:
     def _send(self, row: VersionRow) -> tuple[VersionRow, int]:
         target = self._target
         catalog, version = target.catalog, StoredVersion(self._source, row)
-        check_run(version.document.run)
-        check_run_is_no_tag(catalog, version.document.run)
+        check_run(row.run)
+        check_run_is_no_tag(catalog, row.run)
         number = committed = 0
         try:
             with ExitStack() as held:
@@ -271,7 +271,9 @@ class _Transfer:
                         _check(arrived)
                         if self._verify:
                             check_arrival(arrived, missing.bases)
-                    committed = change.commit_version(missing.needs, lease, marks=partial(self._marks, row))
+                    committed = change.commit_version(
+                        missing.needs, lease, run=row.run, marks=partial(self._marks, row)
+                    )
                     sent = sum(pack.bytes for pack in change.packs)
         except BaseException:
             if number:

@@ -22,6 +22,7 @@ from ckstore.encoding.estimator import Estimator
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.encoding.reencode import without_lost
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError
+from ckstore.gc.kept import present_form
 from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseFacts, CoarseUnit, Deviation, VersionDocument
@@ -35,10 +36,12 @@ from ckstore.reading.values import StoredValues
 from ckstore.repository import Repository
 from ckstore.runtime.threads import batches, in_order, worker_count
 from ckstore.scanning.hashing import WINDOW
+from ckstore.storage import durable
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.root import PACKS
+from ckstore.storage.rows import plain_row
 from ckstore.writing.claims import Claims
 from ckstore.writing.parents import parents_of
 from ckstore.writing.rebase import within_budget
@@ -151,13 +154,15 @@ def thin(
     policy: Policy,
     *,
     dry_run: bool = False,
+    may_return: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ThinReport:
     """Replace the exact values of versions by coarse ones of a policy's fidelity, each in its own commit.
 
     Coarse objects are those of a coarse ingest, planned within the default restore budget. Statistics and counters
     stay exact. If an object of another version is stored against a dropped one, the same commit stores it against
-    another base. Versions that exceed the budget for it are rebased. A `dry_run` does everything except the commit.
+    another base. Versions that exceed the budget for it are rebased. If they `may_return`, `gc` keeps the exact values
+    for a time, for `undo`. A `dry_run` does everything except the commit.
     `progress` is called with numbers of bytes of processed objects; an exception that it raises stops between two
     commits.
 
@@ -174,7 +179,8 @@ def thin(
     while True:
         hot = _hot(repository)
         try:
-            report, costs = _thin(repository, rows, policy, dry_run=dry_run, progress=progress)
+            began = durable.timestamp() if may_return else None
+            report, costs = _thin(repository, rows, policy, dry_run=dry_run, began=began, progress=progress)
             break
         except IntegrityError:
             if not dry_run or _hot(repository) >= hot:
@@ -187,6 +193,36 @@ def thin(
     return report
 
 
+def make_exact(repository: Repository, before: VersionRow, sequence: int) -> VersionRow:
+    """Give a thinned version the objects that it had `before` again; return its row.
+
+    `sequence` is the number of the log's record of the thinning. Raise `NotFoundError` if the version is gone,
+    `ConflictError` if an object is.
+    """
+    repository.resolver.forget()  # A collection may have moved objects since.
+    catalog, before = repository.catalog, present_form(repository, before)
+    row = catalog.resolve(before.uid)
+    version = StoredVersion(repository, before)
+    with PackWriter(repository.path, "encoded") as pack:
+        writer = ObjectWriter(pack)
+        document = replace(version.document.elsewhere(before.pack), number=row.number)
+        document = replace(document, summary=_summary(version, document, writer))
+        with Change(repository, writer) as change:
+            change.finish(document, again=True)
+            undone = {"versions": [row.number], "uids": [row.uid], "undone": sequence}
+            change.commit_again({"change": "undo", **undone}, row)
+    return catalog.version(row.number)
+
+
+def _summary(version: StoredVersion, document: VersionDocument, writer: ObjectWriter) -> dict[str, object]:
+    """Return the summary of a version with the objects of another document, some of them new."""
+    objects = set(document.objects)
+    cost, depth = relative_cost(version.repository.reader, objects, version.layout.files)
+    written = {record.id: record.nbytes for record in writer.encoded_records if record.id in objects}
+    stored = sum(written.values()) + own_bytes(version, objects - written.keys())
+    return {**document.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}
+
+
 def _hot(repository: Repository) -> set[str]:
     return {row.uid for row in repository.catalog.hot()}
 
@@ -197,6 +233,7 @@ def _thin(
     policy: Policy,
     *,
     dry_run: bool,
+    began: str | None,
     progress: Callable[[int], None] | None,
 ) -> tuple[ThinReport, Mapping[int, float]]:
     """Return the report, and the former costs of the versions whose costs may have changed, by number."""
@@ -211,7 +248,9 @@ def _thin(
             while left:
                 chosen = _exact_versions(repository, left, report, dry_run=dry_run)
                 claims = Claims(repository, {row.number for row in chosen})
-                left = _thin_all(_Batch(repository, policy, claims, report, blocks, progress, costs, moved), chosen)
+                left = _thin_all(
+                    _Batch(repository, policy, claims, report, blocks, began, progress, costs, moved), chosen
+                )
         finally:
             repository.resolver.forget()
             if not dry_run:
@@ -270,7 +309,7 @@ class _Batch:
 
     `reader` decodes objects of the store and of the dry run. `objects` are the new objects of thinned versions, by
     number, with their coarse facts. `costs` are the former ones of all changed versions; `moved`, the objects of others
-    that were stored again.
+    that were stored again. `began` is the time of the call whose versions `undo` brings back together, or None.
     """
 
     def __init__(
@@ -280,6 +319,7 @@ class _Batch:
         claims: Claims,
         report: ThinReport,
         blocks: ScratchPacks | None,
+        began: str | None,
         progress: Callable[[int], None] | None,
         costs: dict[int, float],
         moved: set[str],
@@ -291,6 +331,7 @@ class _Batch:
         self.claims = claims
         self.report = report
         self.blocks = blocks
+        self.began = began
         self.progress = progress
         self.reader = repository.reader if blocks is None else ObjectReader(repository.resolver, blocks)
         self.objects: dict[int, tuple[Sequence[str], dict[int, CoarseUnit]]] = {}
@@ -415,9 +456,10 @@ class _Thinning:
             for row in (self.row, *rows):
                 self.batch.costs.setdefault(row.number, row.cost)
             self.batch.moved |= affected
-            change.commit_again(
-                {"change": "thin", "version": self.row.number}, self.row, untagged=bool(facts), costs=costs
-            )
+            record = {"change": "thin", "version": self.row.number}
+            if facts and self.batch.began is not None:
+                record |= {"before": plain_row(self.row), "began": self.batch.began}
+            change.commit_again(record, self.row, untagged=bool(facts), costs=costs)
         self.batch.claims.stored_again(affected)
 
     def _rows(self, numbers: Collection[int]) -> list[VersionRow]:
@@ -437,11 +479,4 @@ class _Thinning:
             hot=None,
             coarse=CoarseFacts(policy.scheme, {"thinned": True, **policy.parameters()}, facts),
         )
-        return replace(document, summary=self._summary(document, writer))
-
-    def _summary(self, document: VersionDocument, writer: ObjectWriter) -> dict[str, object]:
-        objects = set(document.objects)
-        cost, depth = relative_cost(self.repository.reader, objects, self.version.layout.files)
-        written = {record.id: record.nbytes for record in writer.encoded_records if record.id in objects}
-        stored = sum(written.values()) + own_bytes(self.version, objects - written.keys())
-        return {**document.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}
+        return replace(document, summary=_summary(self.version, document, writer))

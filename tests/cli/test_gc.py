@@ -45,7 +45,8 @@ def test_gc_frees_forgotten_versions(ckstore, filled: Path) -> None:
 def test_bytes_of_forgotten_versions_are_explained(ckstore, filled: Path) -> None:
     ckstore("forget", "gpt@0", "gpt@10")
     [kept] = ckstore("gc", "--json").json
-    said = f"{size_text(kept['kept'])} of forgotten versions stay until {kept['until'][:10]} "
+    said = f"{size_text(kept['kept'])} of forgotten or thinned versions stay for `ckstore undo`, the first until "
+    said += f"{kept['until'][:10]} "
     assert kept["bytes"] == 0
     for verb in ("gc", "stats"):
         assert ckstore(verb).sentence.startswith(said)

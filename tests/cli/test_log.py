@@ -123,7 +123,7 @@ def test_versions_of_the_last_days(ckstore, filled: Path) -> None:
 
 
 def test_a_narrow_terminal_drops_columns(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.cli.log.sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     result = ckstore("log")
     assert max(map(len, click.unstyle(result.out).splitlines())) <= 80
@@ -145,25 +145,6 @@ def test_comma_separated_values(ckstore, filled: Path) -> None:
     assert lines[:2] == ["step,loss,tags,size", f"0,1.5,,{size}"]
     assert lines[3].startswith("20,,best,")
     assert ckstore("log", "--format", "csv").out.startswith("version,run,step,parent,kind,")
-
-
-def test_runs(ckstore, filled: Path) -> None:
-    """A line for each run; versions of several runs are grouped."""
-    ckstore("ingest", "in/step0.pt", "--run", "other", "--parent", "gpt@10", "--metric", "loss=2")
-    ckstore("ingest", "in/step10.pt", "--run", "gpt", "--step", "5", "--metric", "loss=1.5")
-    assert [line.split()[1:3] for line in ckstore("log").out.splitlines()[1:]] == [
-        ["gpt", "0"], ["gpt", "5"], ["gpt", "10"], ["gpt", "20"], ["other", "0"],
-    ]  # fmt: skip
-    assert [row["version"] for row in ckstore("log", "--json").json] == [1, 2, 3, 4, 5]
-    assert ckstore("log", "gpt", "--json").json[-1]["parent"] == 1
-    heading, *lines = ckstore("log", "-n", 0).out.splitlines()
-    assert heading.split() == ["RUN", "VERSIONS", "STEPS", "LAST", "BEST", "BYTES", "STORED", "PARENT", "TAGS"]
-    assert lines[0].split()[:4] == ["gpt", "4", "0..20", "gpt@20"]
-    assert "loss 1.5 at 5" in lines[0]
-    assert lines[1].split()[:4] == ["other", "1", "0..0", "other@0"]
-    assert lines[1].split()[-2:] == ["2", "-"]
-    ckstore("metric", "other@0", "--", "-loss=3", "step=7", "a=nan")
-    assert "loss 2 at 0, -loss 3 at 0, step 7 at 0  " in ckstore("log", "-n", 0).out
 
 
 def test_metrics_of_several_versions_are_next_to_each_other(ckstore, filled: Path) -> None:

@@ -72,7 +72,7 @@ def test_version(ckstore) -> None:
             ([typed], f"Unknown verb {typed}; did you mean {verb}?")
             for typed, verb in {
                 "list": "log",
-                "runs": "log -n 0",
+                "rename": "runs RUN --rename NAME",
                 "metrics": "metric",
                 "restore": "checkout",
                 "add": "ingest",

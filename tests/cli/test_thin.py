@@ -23,10 +23,14 @@ def test_thin(ckstore, filled: Path) -> None:
     assert first.startswith("gpt@10 (version 2)  weights by up to ")
     assert "% of their root mean square; none by more than" in first
     assert last.startswith("Thinned 1 version: ")
-    assert "for `ckstore gc` to free" in last
+    assert "ckstore undo` makes them exact again" in last
     assert [restores(ckstore, filled, step) for step in (0, 10, 20)] == [True, False, True]
     assert "Version 2 is coarse" in ckstore("checkout", "gpt@10", "-o", "out.pt", "--force").err
-    assert ckstore("gc", "--json").json[0]["bytes"] > 0
+    assert "`ckstore undo`" in ckstore("gc").err
+    assert ckstore("undo").out == "gpt@10 (version 2)\nBrought back 1 version.\n"
+    assert [restores(ckstore, filled, step) for step in (0, 10, 20)] == [True, True, True]
+    assert "freed " in ckstore("thin", "gpt@10", "--prune").out
+    assert ckstore("undo", code=13).sentence.startswith("Nothing to undo")
     assert ckstore("verify").code == 0
     assert [restores(ckstore, filled, step) for step in (0, 10, 20)] == [True, False, True]
     rows = ckstore("log", "gpt", "--json").json

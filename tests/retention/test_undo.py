@@ -24,7 +24,7 @@ def values(step: int, run: int = 0) -> np.ndarray:
     found = np.random.default_rng(run).standard_normal(20_000).astype(np.float32)
     for number in range(step):
         found = found + 0.01 * np.random.default_rng(100 + number).standard_normal(20_000).astype(np.float32)
-    return found
+    return found.reshape(100, 200)
 
 
 @pytest.fixture
@@ -196,9 +196,83 @@ def test_a_child_is_encoded_while_its_parent_is_forgotten(store: ckstore.Store) 
 def test_objects_move_while_a_version_is_forgotten(store: ckstore.Store) -> None:
     """Thinning and rebasing move the objects of the others, and collections rewrite packs."""
     store.forget("a@2")
-    store.thin("a@1")
+    store.thin("a@1", prune=True)
     store.rebase("a@3")
     store.gc()
     store.undo()
     np.testing.assert_array_equal(store["a@2"]["w"][:], values(2))
     assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_thinned_versions_become_exact_again(store: ckstore.Store, collects: bool) -> None:
+    """Those of one call together, also after a collection, and if others were stored against them."""
+    store.thin("a@3")
+    store.thin(["a@0", "a@1"])
+    assert store.log(forgotten=True).values("step") == [0, 1, 3]
+    if collects:
+        report = store.gc()
+        assert report.kept > 0
+        assert report.until
+    assert [row.step for row in store.undo().versions] == [0, 1]
+    assert [row.fidelity for row in store._catalog.versions()] == ["exact"] * 3 + ["coarse", "exact"]
+    assert [row.step for row in store.undo().versions] == [3]
+    check(store, list(range(5)))
+    with pytest.raises(NotFoundError, match="Nothing to undo"):
+        store.undo()
+    store.gc(grace=0)
+    check(store, list(range(5)))
+
+
+@pytest.mark.local
+def test_a_recovery_keeps_what_was_thinned_and_undone(store: ckstore.Store) -> None:
+    store.thin(["a@1", "a@2"])
+    store.undo()
+    store.thin("a@2")
+    path = store.path
+    for undone in (False, True):
+        store.close()
+        (path / "catalog.sqlite").unlink()
+        assert recover(path).problems == []
+        store = ckstore.open(path)
+        assert store["a@2"].fidelity == ("exact" if undone else "coarse")
+        if not undone:
+            assert store.verify().problems == []
+            store.undo()
+        check(store, list(range(5))) if undone else None
+    store.close()
+
+
+def test_exact_values_are_garbage_after_the_grace_time(store: ckstore.Store) -> None:
+    store.thin("a@1..a@2")
+    report = store.gc()
+    assert report.bytes < report.kept
+    assert store.gc(grace=0).bytes > 0.5 * report.kept
+    with pytest.raises(NotFoundError):
+        store.undo()
+    assert [row.fidelity for row in store._catalog.versions()] == ["exact", "coarse", "coarse", "exact", "exact"]
+    assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("by", ["prune", "policy", "forget"])
+def test_versions_that_are_thinned_for_good(store: ckstore.Store, by: str) -> None:
+    if by == "prune":
+        assert store.thin(["a@0", "a@1"], prune=True).freed > 0
+    elif by == "policy":
+        store.set_policy(Policy(retention=Retention(exact_last=3)), "a")
+        store.retain("a")
+    else:
+        store.thin(["a@0", "a@1"])
+        store.forget(["a@0", "a@1"], prune=True)
+    with pytest.raises(NotFoundError):
+        store.undo()
+    assert store.verify().problems == []
+
+
+def test_a_thinned_version_is_forgotten_and_both_are_undone(store: ckstore.Store) -> None:
+    store.thin("a@1")
+    store.forget("a@1")
+    store.gc()
+    assert store.undo().versions[0].fidelity == "coarse"
+    assert store.undo().versions[0].fidelity == "exact"
+    check(store, list(range(5)))

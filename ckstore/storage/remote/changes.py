@@ -62,6 +62,7 @@ def _plainly(kind: Any) -> Kind:
 #: The arguments of every method of `Catalog` whose changes are shared.
 CALLS: Mapping[str, Mapping[str, Kind]] = {
     "set_policy": {"run": _plainly(Title), "text": _plainly(Text | None)},
+    "rename_run": {"run": _plainly(Name), "name": _plainly(Name)},
     "commit_version": {
         "row": _ROW, "packs": _PACK_LIST, "objects": _PLACEMENTS, "raw": _PLACEMENTS,
         "references": _PACK_NAMES, "uses": _USES, "bases": _PACK_NAMES, "replace": _plainly(bool),
