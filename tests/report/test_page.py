@@ -130,7 +130,7 @@ def sections(tab: Any) -> list[str]:
     return found
 
 
-ALL = ["findings", "metrics", "layers", "selected", "optimiser", "storage", "lineage", "tensors"]
+ALL = ["findings", "metrics", "layers", "selected", "optimiser", "storage", "lineage", "tensors", "measures"]
 
 
 def test_pages_fit_both_widths_and_themes(tmp_path: Path) -> None:
@@ -148,6 +148,55 @@ def test_pages_fit_both_widths_and_themes(tmp_path: Path) -> None:
     assert len(backgrounds) == 2
 
 
+def test_cells_with_nan_are_red_and_hatched(tmp_path: Path) -> None:
+    """In both themes the hatches of cells without a value show through the red."""
+    given = contents(tensors=12)
+    [run] = given["runs"]
+    run["values"]["nonfinite"][:] = 0
+    run["values"]["nonfinite"][0, 3] = 0.5
+    run["values"]["rms"][0, 3] = np.nan
+    pixels = "one => one.getContext('2d').getImageData(0, 0, one.width, one.height).data.join()"
+    with browser() as program:
+        for theme in ("light", "dark"):
+            with drawn(program, tmp_path, given, theme=theme) as tab:
+                tab.get_by_role("button", name="root mean square").first.click()
+                image = tab.locator("canvas.heat").evaluate(pixels)
+                cells = np.array(image.split(","), int).reshape(-1, 12, 4)
+                reds = [(y, x) for y, x in np.ndindex(cells.shape[:2]) if tuple(cells[y, x][:3]) == (179, 38, 30)]
+                assert [x for _, x in reds] == [3]
+                assert 100 < cells[reds[0]][3] < 200
+                style = "one => getComputedStyle(one)"
+                assert "gradient" in tab.locator("canvas.heat").evaluate(f"{style}.backgroundImage")
+                fault = tab.locator("#layers .legend .fault")
+                assert "gradient" in fault.evaluate(f"{style}.backgroundImage")
+                assert "rgba(179, 38, 30" in fault.evaluate(f"{style}.boxShadow")
+
+
+def test_legends_have_numbers_before_a_tap(tmp_path: Path) -> None:
+    with browser() as program, drawn(program, tmp_path, contents(("a", "b")), width=400) as tab:
+        values = tab.locator(".u-legend .u-value").all_inner_texts()
+        assert len(values) > 4
+        assert all(re.search(r"\d", value) for value in values)
+
+
+def test_names_of_tensors_stay_in_view_on_a_phone(tmp_path: Path) -> None:
+    with browser() as program, drawn(program, tmp_path, contents(tensors=12), width=400) as tab:
+        places = []
+        for left in (0, 300):
+            tab.locator("#tensors .table").evaluate(f"one => one.scrollTo({left}, 0)")
+            cells = ("thead th", "tbody tr th", "tbody tr td:nth-child(5)")
+            places.append([tab.locator(f"#tensors {cell}").first.bounding_box()["x"] for cell in cells])
+        assert places[0][:2] == places[1][:2]
+        assert places[1][2] < places[0][2] - 250
+
+
+def test_measures_are_defined_in_the_page(tmp_path: Path) -> None:
+    with browser() as program, drawn(program, tmp_path, contents()) as tab:
+        tab.locator("#layers a").click()
+        rows = tab.locator("#measures tbody tr").all_inner_texts()
+        assert rows[0].split("\t") == ["relative change", "About relative change.", "change"]
+
+
 def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
     with browser() as program, drawn(program, tmp_path, hostile()) as tab:
         assert tab.locator("img").count() == 0
@@ -163,7 +212,7 @@ def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
     [
         (contents(tensors=0, versions=0), ["findings", "layers", "tensors"]),
         (contents(tensors=0, versions=3), ["findings", "metrics", "layers", "storage", "lineage", "tensors"]),
-        (contents(tensors=9, versions=1), [*ALL[:-2], "tensors"]),
+        (contents(tensors=9, versions=1), [*ALL[:-3], *ALL[-2:]]),
     ],
     ids=["nothing", "no tensors", "one version"],
 )

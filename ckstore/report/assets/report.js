@@ -382,7 +382,8 @@
       const options = [...there.map((one) => [one, LABELS[one] || one]), ...(there.length > 1 ? [["all", "all tensors"]] : [])];
       controls.replaceChildren(...tabs.filter(Boolean), there.length > 1 ? choice("Show", options, role, (value) => { role = value; draw(); }) : "");
       const prefix = common(rows).replace(/[/.]$/, "");
-      about.textContent = `${measure.about} ${plural(rows.length, "tensor")}${prefix && ` of ${prefix}`} by ${axis()}; choose one to see more of it.`;
+      about.textContent = `${measure.about} ${plural(rows.length, "tensor")}${prefix && ` of ${prefix}`} by ${axis()}; choose one to see more of it. `;
+      about.append(element("a", { href: "#measures" }, "Definitions"));
       const scale = scaleOf(rows);
       const panels = element("div", { class: runs.length > 1 ? "panels several" : "panels" }, ...runs.map((run) => panel(run, rows, scale, status)));
       panels.style.setProperty("--runs", runs.length);
@@ -795,6 +796,18 @@
       : element("p", { class: "empty" }, "There are no tensors."));
   }
 
+  // --- Definitions ------------------------------------------------------------------------------------------------
+
+  function definitions() {
+    if (!data.measures.length) return null;
+    const rows = data.measures.map(({ key, label, about }) => element("tr", {},
+      element("th", { scope: "row" }, label), element("td", { class: "text" }, about), element("td", {}, element("code", {}, key))));
+    const head = element("tr", {}, ...["measure", "definition", "key"].map((title) => element("th", { scope: "col" }, title)));
+    return section("measures", "Measures", "Definitions. The key names a measure for ckstore plot --measure, and for Run.statistics in Python.",
+      element("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Definitions of measures" },
+        element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows))));
+  }
+
   // --- The page ---------------------------------------------------------------------------------------------------
 
   // Pictures are drawn once they are in the document, where they have a width.
@@ -811,7 +824,7 @@
     await read();
     document.title = `${data.title} · ckstore report`;
     tooltip = element("div", { class: "tooltip", hidden: true, "aria-hidden": "true" });
-    const sections = [findings, metrics, layers, selection, optimiser, storage, lineage, table].map((make) => make()).filter(Boolean);
+    const sections = [findings, metrics, layers, selection, optimiser, storage, lineage, table, definitions].map((make) => make()).filter(Boolean);
     const links = element("nav", { "aria-label": "Sections" }, ...sections.map((one) => element("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
     const note = "This file needs no other and requests nothing. Numbers have five significant digits; ckstore report --format json has all.";
     place.replaceChildren(header(), links, ...sections, element("footer", {}, note), tooltip);
