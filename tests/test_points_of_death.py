@@ -20,6 +20,7 @@ from ckstore.commit.join import join
 from ckstore.errors import IntegrityError
 from ckstore.policy import Policy, Retention
 from ckstore.recovery.recover import recover
+from ckstore.retention.forget import _make_exact
 from tests.checkpoints import scratch
 from tests.points_of_death import DIED, KILL, MODES, POWER, REFUSED, struck
 
@@ -76,6 +77,8 @@ OPERATIONS: dict[str, Callable[[Path], None]] = {
     "thin": opened(lambda store: store.thin(["a@1"])),
     "forget": opened(lambda store: store.forget(["a@2"])),
     "undo": opened(lambda store: store.undo()),
+    "undo of a thinning": opened(lambda store: _make_exact(store._repository)),
+    "rename": opened(lambda store: store.rename_run("p", "q")),
     "gc": opened(lambda store: store.gc(grace=0)),
     "join": opened(joined),
     "pull": opened(lambda store: pulled(store, "b@2")),
@@ -107,6 +110,7 @@ def pristine() -> Iterator[Path]:
             store.ingest(weights(41), run="p", step=1, hot=0)
             store.set_policy(Policy(retention=Retention(keep_last=1)), "p")
             store.tag("a@3", "last")
+            store.thin(["b@1"])
             store.forget(["b@0"])
             assert store.verify().problems == []
         shutil.copytree(path, directory / "other")

@@ -88,8 +88,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.sent: dict[str, tuple[str, dict[str, torch.Tensor], Any, tuple[str, int]]] = {}
         # Ids of the versions that the store has forgotten.
         self.forgotten: set[str] = set()
-        # Versions that can come back, by change: digest, weights, run and step, thinned weights, mark and id by number.
-        self.undoable: list[dict[int, tuple[Any, ...]]] = []
+        # Versions that can come back, by change: digest, weights, run and step, thinned weights, mark and id by number;
+        # None of versions that were thinned.
+        self.undoable: list[dict[int, tuple[Any, ...] | None]] = []
         self.steps = 0
 
     def teardown(self) -> None:
@@ -245,6 +246,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert thinned | set(report.skipped) == set(numbers)
         for number in thinned:
             self._note_thinned(number)
+        self.undoable.append(dict.fromkeys(thinned))
 
     @precondition(lambda self: set(self.digests) - set(self.thinned) - set(self.tags.values()))
     @rule(
@@ -270,9 +272,11 @@ class StoreMachine(RuleBasedStateMachine):
         with suppress(Crash), dead[0], dead[1]:
             self.store.thin(numbers)
         self._begin_again()
+        self.undoable.append({})
         for number in numbers:
             if self.store[number].fidelity == "coarse":
                 self._note_thinned(number)
+                self.undoable[-1][number] = None
             else:
                 self.begun.add(number)
 
@@ -330,17 +334,25 @@ class StoreMachine(RuleBasedStateMachine):
         self.undoable.append({number: self._known(number) for number in numbers})
         self.forgotten |= {row.uid for row in self.store.forget(numbers).versions}
         for number in numbers:
-            self._remove(number)
+            self._remove(number, for_good=False)
 
     @rule()
     def undo(self) -> None:
-        """Bring back the versions that were forgotten last, unless a run has another one there, or `gc` freed it."""
+        """Bring back the versions that were forgotten last, unless a run has another one there, or `gc` freed it.
+
+        Or make the versions exact that were thinned last.
+        """
         last = self.undoable[-1] if self.undoable else {}
         taken = {place for number, place in self.places.items() if number not in self.superseded}
         uids = {row.uid for row in self.store._catalog.versions()}
         if not last:
             with pytest.raises(NotFoundError):
                 self.store.undo()
+        elif None in last.values():
+            assert {row.number for row in self.store.undo().versions} == set(last)
+            self.undoable.pop()
+            for number in last:
+                self.digests[number], self.weights[number] = self.thinned.pop(number)
         elif any(
             uid in uids or (place in taken and not superseded) for _, _, place, _, superseded, uid in last.values()
         ):
@@ -408,7 +420,7 @@ class StoreMachine(RuleBasedStateMachine):
         # A collection that finds no garbage leaves nothing out.
         kept = set(self.store.log(forgotten=True).values("version"))
         assert at_once or kept == set().union(*self.undoable)
-        self.undoable = [versions for versions in self.undoable if versions.keys() <= kept]
+        self.undoable = [versions for versions in self.undoable if versions and versions.keys() <= kept]
 
     @rule(
         at=st.sampled_from(["pack-renamed", "log-written", "before-commit", "after-commit", "pack-removed"]),
@@ -437,6 +449,8 @@ class StoreMachine(RuleBasedStateMachine):
         for number in self.begun & set(self.digests) - set(self.thinned):
             if self.store[number].fidelity == "coarse":
                 self._note_thinned(number)
+                if number in self.store.log(forgotten=True).values("version"):  # It was killed after the record.
+                    self.undoable.append({number: None})
         self.begun = set()
         taken = set(self.places.values())
         for place, (digest, weights) in self.left.items():
@@ -642,7 +656,13 @@ class StoreMachine(RuleBasedStateMachine):
         thinned = self.thinned.get(number)
         return self.digests[number], self.weights[number], self.places[number], thinned, is_superseded, uid
 
-    def _remove(self, number: int) -> None:
+    def _remove(self, number: int, *, for_good: bool = True) -> None:
+        if for_good:  # Its exact values go, too.
+            self.undoable = [
+                {other: known for other, known in versions.items() if known or other != number}
+                for versions in self.undoable
+            ]
+        self.undoable = [versions for versions in self.undoable if versions]
         for record in (self.digests, self.weights, self.places):
             del record[number]
         self.thinned.pop(number, None)

@@ -56,13 +56,8 @@ def rename_run(repository: Repository, run: str, name: str) -> None:
         check_run_is_no_tag(catalog, name)
         uids = [row.uid for row in catalog.versions(run)]
         uids += [row.uid for record in catalog.undoable() for row in map(row_of, record["rows"]) if row.run == run]
-        policy = catalog.policies().get(run)
         catalog.rename_run(run, name)
-        catalog.note({"change": "rename", "run": name, "uids": list(dict.fromkeys(uids))})
-        if policy is not None:
-            for key, text in ((run, None), (name, policy)):
-                catalog.set_policy(key, text)
-                catalog.note({"change": "policy", "run": key, "policy": text})
+        catalog.note({"change": "rename", "from": run, "run": name, "uids": list(dict.fromkeys(uids))})
 
     catalog.commit(change)
 

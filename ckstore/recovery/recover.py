@@ -235,6 +235,10 @@ class _Builder:
         for record in records:
             if record.get("change") == "policy":
                 self.catalog.set_policy(record["run"], record["policy"])
+            elif record.get("change") == "rename" and "from" in record:
+                policy = self.catalog.policies().get(record["from"])
+                self.catalog.set_policy(record["from"], None)
+                self.catalog.set_policy(record["run"], policy)
         collected = [record["created"] for record in records if record.get("change") == "gc"]
         if collected:
             self.catalog.note_collected(collected[-1])

@@ -101,9 +101,21 @@ def _kept(repository: Repository, numbers: Sequence[int]) -> dict[str, Any]:
 
 def undoable(repository: Repository) -> list[VersionRow]:
     """Return the forgotten and thinned versions that `undo` can bring back, as they were, by number."""
-    records = repository.catalog.undoable()
+    records = _undoable(repository)
     rows = [row_of(values) for record in records for values in record["rows"]]
     return sorted(rows, key=lambda row: row.number)
+
+
+def _undoable(repository: Repository) -> list[Mapping[str, Any]]:
+    """Return the records of the changes that `undo` takes back, without thinnings that were interrupted."""
+    catalog = repository.catalog
+
+    def is_exact(record: Mapping[str, Any]) -> bool:
+        with suppress(NotFoundError):  # It was forgotten later.
+            return catalog.resolve(row_of(record["rows"][0]).uid).fidelity == "exact"
+        return False
+
+    return [record for record in catalog.undoable() if record["change"] != "thin" or not is_exact(record)]
 
 
 def undo(repository: Repository) -> ForgetReport:
@@ -118,7 +130,7 @@ def undo(repository: Repository) -> ForgetReport:
 
     def change() -> list[VersionRow] | None:
         repository.resolver.forget()  # A collection may have moved objects since.
-        undoable = catalog.undoable()
+        undoable = _undoable(repository)
         if undoable and undoable[-1]["change"] == "thin":
             return None
         if not undoable:
@@ -148,7 +160,7 @@ def _make_exact(repository: Repository) -> list[VersionRow]:
     """Make the versions of the last thinning exact again, each in its own commit."""
     catalog = repository.catalog
     with catalog.lease("undo"):
-        records = [record for record in catalog.undoable() if record["change"] == "thin"]
+        records = [record for record in _undoable(repository) if record["change"] == "thin"]
         last = [record for record in records if record["began"] == records[-1]["began"]]
         # The first ones last: if this is interrupted, they are still the last that were thinned.
         found = [make_exact(repository, row_of(record["rows"][0]), record["sequence"]) for record in reversed(last)]

@@ -168,15 +168,17 @@ class Catalog(CatalogClaims):
 
     @recorded
     def rename_run(self, run: str, name: str) -> None:
-        """Give a run another name; raise `NotFoundError` for an unknown run, `ConflictError` if the name is taken.
+        """Give a run, and its policy, another name; the checksum of a version includes the name of its run.
 
-        The checksum of a version includes the name of its run.
+        Raise `NotFoundError` for an unknown run, `ConflictError` if the name is taken.
         """
         self.versions(run)  # Raises `IntegrityError` for a damaged row, whose checksum would become right.
         check_name(name, "run")
         if self.has_run(name):
             raise ConflictError(f"There is a run {name} already; choose another name.")
         self._connection.execute("UPDATE runs SET name = ? WHERE name = ?", [name, run])
+        self.set_policy(name, None)
+        self._connection.execute("UPDATE policies SET run = ? WHERE run = ?", [name, run])
         columns = ", ".join(SEALED["versions"]).format("")
         self._connection.execute(
             f"UPDATE versions SET seal = seal({columns}) WHERE run = (SELECT id FROM runs WHERE name = ?)", [name]

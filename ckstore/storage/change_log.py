@@ -200,7 +200,12 @@ def contradictions(
     for tag, number in tags.items():
         if (tag, number) not in tagged:
             yield f"Tag {tag} points at version {number}, but not in the log; run `ckstore recover`."
-    known = {(record["run"], record["policy"]) for record in records if record["change"] == "policy"}
+    known: set[tuple[str, str | None]] = set()
+    for record in records:
+        if record["change"] == "policy":
+            known.add((record["run"], record["policy"]))
+        elif record["change"] == "rename":
+            known |= {(record["run"], policy) for run, policy in known if run == record.get("from")}
     for run, policy in policies.items():
         if (run, policy) not in known:
             yield f"The policy of {run or 'the store'} is {policy}, but not in the log; run `ckstore recover`."

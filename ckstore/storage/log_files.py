@@ -48,7 +48,7 @@ RECORDS: Mapping[str, Any] = {
     "lost": fields({"packs": _Packs}),
     "found": fields({"packs": _Packs}),
     "supersede": fields({"by": Id, "superseded": _Ids, "present": _Ids}),
-    "rename": fields({"run": Name, "uids": _Ids}),
+    "rename": fields({"run": Name, "uids": _Ids}, {"from": Name}),
     "renumber": fields({"uid": Id, "from": Positive, "version": Positive}),
 }
 #: A catalog that was restored from a copy.
