@@ -111,12 +111,11 @@ def test_forgotten_versions_come_back_under_the_name(store: ckstore.Store) -> No
     store.undo()
     store.undo()
     check(store, [0, 1, 2])
-    if store.path is not None and (store.path / "catalog.sqlite").exists():
-        path = store.path
-        store.close()
-        assert recover(path).problems == []
-        with ckstore.open(path) as store:
-            check(store, [0, 1, 2])
+    place = store.place
+    store.close()
+    assert recover(place).problems == []
+    with ckstore.open(place) as store:
+        check(store, [0, 1, 2])
 
 
 def test_a_copy_has_the_name(store: ckstore.Store, tmp_path: Path) -> None:
@@ -135,9 +134,7 @@ def test_a_copy_has_the_name(store: ckstore.Store, tmp_path: Path) -> None:
         assert third.run("b").steps == [0, 1, 2, 3]
         assert third["b@2"].id == store["b@2"].id
         assert third.verify().problems == []
-        path = third.path
-    if (path / "catalog.sqlite").exists():
-        (path / "catalog.sqlite").unlink()
-        assert recover(path).problems == []
-        with ckstore.open(path) as third:
-            assert third.run("b").steps == [0, 1, 2, 3]
+        place = third.place
+    assert recover(place).problems == []
+    with ckstore.open(place) as third:
+        assert third.run("b").steps == [0, 1, 2, 3]
