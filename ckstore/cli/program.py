@@ -44,7 +44,7 @@ _SYNONYMS = {
 _INSTEAD = {
     "--top": "ckstore log --sort best:METRIC -n N", "--since": "ckstore log --where 'age<2d'",
     "--until": "ckstore log --where 'age>2d'", "--wide": "ckstore log --columns all",
-    "--csv": "ckstore log --format csv", "--all": "ckstore checkout -o DIR",
+    "--config": "ckstore diff BEFORE AFTER", "--csv": "ckstore log --format csv", "--all": "ckstore checkout -o DIR",
     "--note": "ckstore ingest PATH --metric note=TEXT", "--keep-daily": "ckstore forget --keep-every 1d:N",
     "--keep-weekly": "ckstore forget --keep-every 1w:N", "--keep-hourly": "ckstore forget --keep-every 1h:N",
     "--keep-monthly": "ckstore forget --keep-every 30d:N", "--keep-yearly": "ckstore forget --keep-every 365d:N",

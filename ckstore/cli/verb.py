@@ -182,7 +182,8 @@ def version_of(store: Store, name: str) -> Version:
     version = store[name]
     run, _, step = name.strip().rpartition("@")
     if step == LATEST or (not run and step == version.run):
-        print_line(f"ckstore: {name} is {version.name}, version {version.number}.", err=True)
+        meant = "" if version.name == name else f"{version.name}, "
+        print_line(f"ckstore: {name} is {meant}version {version.number}.", err=True)
     return version
 
 

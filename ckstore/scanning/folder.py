@@ -7,13 +7,14 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as shown
 
 from ckstore.errors import InputError
 from ckstore.formats.detect import is_pointer
-from ckstore.formats.directory import is_named_as_tensors, is_one
+from ckstore.formats.directory import is_marked, is_named_as_tensors, is_one
 from ckstore.formats.sources import FileSource
 from ckstore.scanning.inputs import are_alike, open_path, tensor_names
 from ckstore.scanning.marked import copy_of, is_in_series, mark_of, pointed_by, with_final, with_tags
@@ -59,6 +60,8 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Planned]:
     above: dict[Path, Path] = {}
     marks: dict[Path, Path] = {}
     for folder, path in _found(folders, left):
+        if path == folder:
+            above |= {path: path, path.parent: path.parent}
         above.setdefault(path.parent, folder)
         if (named := pointed_by(path)) is not None:
             marks[path] = named
@@ -129,10 +132,17 @@ def _found(folders: Sequence[Path], left: list[Planned]) -> Iterator[tuple[Path,
     """Yield each candidate once, after its folder."""
     seen: set[Path] = set()
     for folder in folders:
-        for path in _candidates(folder, folder.resolve(), left):
+        for path in [folder] if _is_one(folder) else _candidates(folder, folder.resolve(), left):
             if path.absolute() not in seen:
                 seen.add(path.absolute())
                 yield folder, path
+
+
+def _is_one(folder: Path) -> bool:
+    """Return whether a folder that was named is one checkpoint because of its files, not only of its name."""
+    with suppress(OSError):
+        return is_marked(os.listdir(folder)) and is_one(folder)
+    return False
 
 
 def _candidates(directory: Path, folder: Path, left: list[Planned]) -> Iterator[Path]:
@@ -224,6 +234,8 @@ def _named(
         where = parent.relative_to(above[parent]).as_posix()
         directory = parent.resolve().name if where == "." else where
         for template, planned in several:
+            if planned[0].path in above and planned[0].step is None:
+                directory = planned[0].path.resolve().name
             name = f"{directory}/{_common(template)}" if len(several) > 1 else directory
             run = _free(suggested(name, "run" if where == "." else above[parent].resolve().name), taken)
             if reason := objection(name):

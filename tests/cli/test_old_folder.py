@@ -248,6 +248,17 @@ def test_a_link_to_a_checkpoint_is_no_run_of_its_own(ckstore: Ckstore, place: Pa
     assert "in/latest.pt left out: is a link to step20.pt\nin@20 is tagged last.\n" in said
 
 
+def test_a_folder_that_is_one_checkpoint_keeps_its_other_files(ckstore: Ckstore, place: Path) -> None:
+    folder = place / "gpt2"
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", {"w": ("float32", (3,), np.ones(3, "f4"))})
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text('{"model_type": "gpt2"}')
+    ckstore("ingest", "gpt2", "--recursive")
+    [row] = ckstore("log", "--json").json
+    assert (row["run"], row["step"], row["files"]) == ("gpt2", None, 3)
+
+
 def test_runs_of_several_folders_stay_apart(ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ckstore("init")

@@ -83,6 +83,7 @@ def test_version(ckstore) -> None:
         ),
         (["log", "--nope"], "No such option"),
         (["log", "--top", "3", "loss"], "write `ckstore log --sort best:METRIC -n N`."),
+        (["diff", "1", "2", "--config"], "write `ckstore diff BEFORE AFTER`."),
         (["log", "--since", "2d"], "write `ckstore log --where 'age<2d'`."),
         (["log", "-n", "x"], "see `ckstore log --help`."),
         (["log", "--store", "s"], "Put --store before the verb: `ckstore --store PATH log`."),
