@@ -103,6 +103,11 @@ def role_of(path: Path) -> str:
     return "" if state is None else state.role
 
 
+def may_be_states(texts: Iterable[str]) -> bool:
+    """Return whether any of many paths, as text, may be that of a state outside of known trees."""
+    return _HINTS.search("\n".join(texts).lower()) is not None
+
+
 @lru_cache(_PATHS)
 def state_of(path: Path, tree: int = -1) -> State | None:
     """Return the optimiser's state at a path, None for other tensors.

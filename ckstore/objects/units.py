@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,7 @@ from ckstore.formats.layout import FileLayout, Path, Tensor
 from ckstore.formats.paths import path_to_text, texts_of
 from ckstore.formats.shards import directory_of, gather_shards, join, slabs
 from ckstore.objects.identity import digest
-from ckstore.objects.roles import ADAM, state_of, tree_length, trees_of
+from ckstore.objects.roles import ADAM, State, may_be_states, state_of, tree_length, trees_of
 
 #: dtypes of coded elements: complex numbers are coded by parts.
 CODED = frozenset(ITEM_SIZES.keys() - PARTS.keys())
@@ -131,7 +132,11 @@ class Piece(Struct, frozen=True):
     @property
     def role(self) -> str:
         """The role of the tensor by its path and size."""
-        state, count = state_of(self.path, self.tree), self.whole or self.count
+        return self.role_in(state_of(self.path, self.tree))
+
+    def role_in(self, state: State | None) -> str:
+        """Return the role of the tensor as an optimiser's state; of any other tensor for None."""
+        count = self.whole or self.count
         if count >= SMALL:
             return "weight" if state is None else state.role
         if state is not None and state.role in ("first", "second"):
@@ -175,7 +180,9 @@ def cut_pieces(
     """Return the units of pieces: parts of large ones, bundles of small ones."""
     units: list[Unit] = []
     small: dict[tuple[str, str, str], list[_Small]] = {}
-    for piece, text in zip(pieces, texts_of([piece.path for piece in pieces]), strict=True):
+    texts = texts_of([piece.path for piece in pieces])
+    are_states = may_be_states(texts) or any(piece.tree >= 0 for piece in pieces)
+    for piece, text in zip(pieces, texts, strict=True):
         firsts = cuts.get((piece.members[0].file, piece.members[0].extent))
         if firsts is not None:
             units.extend(_cut_parts(piece, firsts))
@@ -183,9 +190,9 @@ def cut_pieces(
         if piece.count >= SMALL:
             units.extend(parts_of_piece(piece))
             continue
-        role = piece.role
+        role = piece.role_in(state_of(piece.path, piece.tree) if are_states else None)
         group = (f"{piece.prefix}{_subtree(piece.path)}", piece.dtype, "" if role == "other" else role)
-        small.setdefault(group, []).append((_order(piece.path), piece, text + piece.mark))
+        small.setdefault(group, []).append((_order(piece), piece, text + piece.mark))
     units.extend(_bundles(small))
     return units
 
@@ -274,7 +281,7 @@ def _bundles(small: dict[tuple[str, str, str], list[_Small]]) -> Iterable[Unit]:
         enough = sum([piece.count for _, piece, _ in pieces]) >= _ROLE_MINIMUM
         merged.setdefault((subtree, dtype, role if enough else ""), []).extend(pieces)
     for (subtree, dtype, role), pieces in sorted(merged.items(), key=lambda item: item[0]):
-        pieces.sort(key=lambda item: (item[0], item[1].members[0].file, item[1].members[0].extent))
+        pieces.sort(key=itemgetter(0))
         part = 0
         while pieces:
             total = taken = 0
@@ -295,8 +302,9 @@ def _subtree(path: Path) -> str:
     return path_to_text(path[:1]) if len(path) > 1 else ""
 
 
-def _order(path: Path) -> Any:
-    return [(0, segment, "") if isinstance(segment, int) else (1, 0, segment) for segment in path]
+def _order(piece: Piece) -> Any:
+    path = [(0, segment, "") if type(segment) is int else (1, 0, segment) for segment in piece.path]
+    return path, piece.members[0].file, piece.members[0].extent
 
 
 def _signature(dtype: str, members: Iterable[tuple[str, tuple[int, ...]]]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from operator import attrgetter
 from typing import cast
 
 import numpy as np
@@ -127,7 +128,8 @@ class _Reading:
                 self._stretches.setdefault((member.file, member.extent), []).append(member)
                 position += nbytes
         for members in self._stretches.values():
-            members.sort(key=lambda member: member.first)
+            if len(members) > 1:
+                members.sort(key=attrgetter("first"))
 
     def windows(self) -> Iterator[list[int]]:
         """Yield the held units whose last byte was read, in windows."""
@@ -148,13 +150,13 @@ class _Reading:
         following = iter(cuts)
         extent, member, stop = next(following, (-1, None, layout.size))
         hasher = blake3()
-        target = yield from self._target(number, extent, member)
+        target = None if member is None else (yield from self._target(number, extent, member))
         start = 0
         while start < layout.size:
             while large[-1] <= start:
                 large.pop()
             in_place = target is not None and stop - start >= _LARGE
-            place = target[: stop - start].data if target is not None and in_place else None
+            place = target[: stop - start] if target is not None and in_place else None
             view = blocks.read(start, large[-1], place)
             while view:
                 part = view[: stop - start]
@@ -164,7 +166,7 @@ class _Reading:
                     hasher.update(part)
                 if target is not None:
                     if not in_place:
-                        target[: len(part)] = np.frombuffer(part, np.uint8)
+                        target[: len(part)] = part
                     target = target[len(part) :]
                 view = view[len(part) :]
                 start += len(part)
@@ -176,7 +178,7 @@ class _Reading:
                         if held is not None and arrived is not None:
                             held.arrived(arrived)
                     extent, member, stop = next(following, (-1, None, layout.size))
-                    target = yield from self._target(number, extent, member)
+                    target = None if member is None else (yield from self._target(number, extent, member))
         blocks.check()
         file.skeleton = fill_crcs(bytes(skeleton), layout, [0] * len(file.crcs))
         file.source.check_unchanged()
@@ -203,7 +205,7 @@ class _Reading:
                     whole.update(view)
                     hasher.update(view)
                     if target is not None:
-                        target[: len(view)] = np.frombuffer(view, np.uint8)
+                        target[: len(view)] = view
                         target = target[len(view) :]
                 file.digests[extent, member.first] = hasher.digest()
                 arrived = self._arrived(number, member)
@@ -215,14 +217,12 @@ class _Reading:
                 self._progress(stop - position)
             position = stop
         file.blake3 = whole.hexdigest()
-        file.crcs = stored_crcs(source, file.layout)
+        file.crcs = source.crcs()
         file.skeleton = fill_crcs(bytes(skeleton), file.layout, [0] * len(file.crcs))
 
-    def _target(
-        self, file: int, extent: int, member: Member | None
-    ) -> Generator[list[int], None, npt.NDArray[np.uint8] | None]:
+    def _target(self, file: int, extent: int, member: Member) -> Generator[list[int], None, memoryview | None]:
         """Return the memory for the bytes of a stretch, if they are held; see `_Held.target`."""
-        if member is None or self._held is None:
+        if self._held is None:
             return None
         return (yield from self._held.target(*self._places[file, extent, member.first]))
 
@@ -265,7 +265,8 @@ class _Blocks:
         """Set the digest and the stored CRCs of the file, which was read; raise `_CrcMismatch` unless they match."""
         file = self._file
         file.blake3 = self._whole.hexdigest()
-        file.crcs = stored_crcs(file.source, file.layout)
+        source = file.source
+        file.crcs = source.crcs() if isinstance(source, StateDictSource) else stored_crcs(source, file.layout)
         if self._checks is not None:
             for checked, expected, found in zip(file.layout.checked, file.crcs, self._checks.results, strict=True):
                 if expected != found:
@@ -289,7 +290,7 @@ class _Held:
         self._waiting = 0
         self._late: dict[int, None] = {}
 
-    def target(self, number: int, position: int) -> Generator[list[int], None, npt.NDArray[np.uint8] | None]:
+    def target(self, number: int, position: int) -> Generator[list[int], None, memoryview | None]:
         """Return the memory for the bytes of a unit from `position` on; None if they are not kept.
 
         Yields a window if the unit has no room next to the kept ones.
@@ -313,7 +314,7 @@ class _Held:
                 else:
                     buffer = np.empty(nbytes, np.uint8)
             self._buffers[number] = buffer
-        return None if buffer is None else buffer[position:]
+        return None if buffer is None else memoryview(buffer)[position:]
 
     def lend(self, number: int, data: memoryview) -> Iterator[list[int]]:
         """Record a unit of one member, whose bytes stay in place; yield a window once there are enough of them."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from math import prod
+from operator import mul
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import Struct
@@ -171,10 +172,10 @@ class StateDictSource:
         self.skeleton = plan.skeleton
         self._numbers = plan.numbers
         self._starts = [one.start for one in plan.layout.extents]
-        self._crcs: dict[int, bytes] = {}
+        self._crcs: dict[int, int] = {}
         self._checks, self._followed = Checks(self.layout), 0
         self._places = sorted(
-            (place, number) for number, one in enumerate(self.layout.checked) for place in one.positions
+            [(place, number) for number, one in enumerate(self.layout.checked) for place in one.positions]
         )
         self._bytes = CompositeSource(
             plan.skeleton,
@@ -204,10 +205,19 @@ class StateDictSource:
         self._follow(offset, target)
         first = bisect_right(self._places, (offset - 4, len(self._places)))
         last = bisect_left(self._places, (stop, 0))
-        for place, number in self._places[first:last]:
-            crc = self._crc(number)
-            for index in range(max(place, offset), min(place + 4, stop)):
-                target[index - offset] = crc[index - place]
+        if first == last:
+            return
+        import numpy as np
+
+        places, numbers = zip(*self._places[first:last], strict=True)
+        crcs = np.array(self._crcs_of(numbers), "<u4").view(np.uint8).reshape(-1, 4)
+        indices = np.array(places, np.int64)[:, None] + np.arange(4) - offset
+        is_inside = (indices >= 0) & (indices < len(target))
+        np.frombuffer(target, np.uint8)[indices[is_inside]] = crcs[is_inside]
+
+    def crcs(self) -> list[int]:
+        """Return the CRC-32 of each storage."""
+        return self._crcs_of(range(len(self.layout.checked)))
 
     def extent_at(self, start: int) -> int:
         """Return the number of the state's extent that begins at a byte of the file."""
@@ -241,17 +251,18 @@ class StateDictSource:
         self._checks.update(offset, data)
         self._followed += len(data)
 
-    def _crc(self, number: int) -> bytes:
-        if number not in self._crcs:
-            checked = self.layout.checked[number]
-            if checked.stop <= self._followed:
+    def _crcs_of(self, numbers: Sequence[int]) -> list[int]:
+        known, checked = self._crcs, self.layout.checked
+        for number in [one for one in numbers if one not in known]:
+            start, stop = checked[number].start, checked[number].stop
+            if stop <= self._followed:
                 crc = self._checks.results[number]
             else:
                 crc = 0
-                for start in range(checked.start, checked.stop, _READ_BYTES):
-                    crc = crc32(self._bytes.pread(start, min(_READ_BYTES, checked.stop - start)), crc)
-            self._crcs[number] = crc.to_bytes(4, "little")
-        return self._crcs[number]
+                for place in range(start, stop, _READ_BYTES):
+                    crc = crc32(self._bytes.pread(place, min(_READ_BYTES, stop - place)), crc)
+            known[number] = crc
+        return [known[number] for number in numbers]
 
 
 def _layout_of(plan: TorchPlan, state: LiveState) -> FileLayout:
@@ -580,8 +591,10 @@ class _Describer:
     def _torch_tensor(self, tensor: Any, path: Path) -> _Found:
         torch = self._torch
         is_conj, is_neg = tensor.is_conj(), tensor.is_neg()
-        said = (is_conj, is_neg, isinstance(tensor, torch.nn.Parameter), tensor.requires_grad, False)
-        marks = tuple(mark for mark, holds in zip(MARKS, said, strict=True) if holds) if any(said) else ()
+        # An instance check of torch's parameters is slow.
+        is_parameter = type(tensor) is not torch.Tensor and isinstance(tensor, torch.nn.Parameter)
+        said = (is_conj, is_neg, is_parameter, tensor.requires_grad, False)
+        marks = tuple([mark for mark, holds in zip(MARKS, said, strict=True) if holds]) if any(said) else ()
         if not tensor.is_inference():
             self._versions.append((tensor, tensor._version, path))
         value = tensor.detach()
@@ -589,10 +602,11 @@ class _Describer:
         value = value.conj() if is_conj else value
         value = torch._neg_view(value) if is_neg else value
         # Without memory, each tensor is its own.
-        memory = (value.device, id(tensor) if tensor.is_meta else value.untyped_storage().data_ptr())
+        storage = value.untyped_storage()
+        memory = (value.device, id(tensor) if tensor.is_meta else storage.data_ptr())
         shape, strides = tuple(value.shape), value.stride()
         found = _Found(path, _name_of_dtype(tensor.dtype), shape, strides, value.storage_offset(), memory, value, marks)
-        needed, there = _end(found), value.untyped_storage().nbytes()
+        needed, there = _end(found), storage.nbytes()
         if needed > there and 0 not in shape:
             raise UsageError(
                 f"The tensor at {_shown(path)} has {there:,} of its {needed:,} bytes: its memory was freed or cut, as"
@@ -631,19 +645,20 @@ class _Describer:
             if 0 not in found.shape:
                 groups.setdefault(found.memory, []).append(found)
         placed: dict[int, Tensor] = {}
+        extents, memories = state.extents, state.memories
         for group in groups.values():
             if len(group) == 1 and (array := _own_array(group[0])) is not None:
-                [one] = group
-                number = len(state.extents)
-                state.extents.append(Extent(0, one.dtype, one.shape, one.path))
-                state.memories.append(_ArrayMemory(array))
-                placed[id(one)] = Tensor(one.path, one.dtype, one.shape, one.strides, number, 0, one.marks)
+                one = group[0]
+                placed[id(one)] = Tensor(one.path, one.dtype, one.shape, one.strides, len(extents), 0, one.marks)
+                extents.append(Extent(0, one.dtype, one.shape, one.path))
+                memories.append(_ArrayMemory(array))
                 continue
             for found, tensor in self._place(group, state):
                 placed[id(found)] = tensor
         for found in self._found:
-            empty = Tensor(found.path, found.dtype, found.shape, found.strides, -1, 0, found.marks)
-            state.tensors.append(placed.get(id(found), empty))
+            if id(found) not in placed:
+                placed[id(found)] = Tensor(found.path, found.dtype, found.shape, found.strides, -1, 0, found.marks)
+            state.tensors.append(placed[id(found)])
         state.note()
         return state
 
@@ -689,11 +704,11 @@ class _Describer:
 
 
 def _own_array(found: _Found) -> npt.NDArray[Any] | None:
-    """Return a tensor in main memory, whose elements are in C order, as an array; None for any other one."""
+    """Return the bytes of a tensor in main memory, whose elements are in C order; None for any other one."""
     value = found.value
     if found.memory[0] == "numpy" or found.dtype not in NATIVE or not (value.is_cpu and value.is_contiguous()):
         return None
-    array: npt.NDArray[Any] = value.numpy()
+    array: npt.NDArray[Any] = value.numpy().reshape(-1).view("u1")
     return array
 
 
@@ -748,7 +763,8 @@ def _end(found: _Found) -> int:
 
 def _reach(found: _Found) -> int:
     """Return the distance of the last element from the first, in elements."""
-    return sum((size - 1) * stride for size, stride in zip(found.shape, found.strides, strict=True))
+    last: int = sum(map(mul, found.shape, found.strides))
+    return last - sum(found.strides)
 
 
 class Absent:
@@ -848,6 +864,8 @@ class _ArrayMemory:
         return _lines(self._array.reshape(-1).view("u1"))
 
     def _of_all(self) -> npt.NDArray[np.uint8]:
+        if self._array.dtype.char == "B" and self._array.ndim == 1 and self._array.flags.c_contiguous:
+            return self._array
         numpy = sys.modules["numpy"]
         little = self._array.astype(self._array.dtype.newbyteorder("<"), copy=False)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -51,13 +51,9 @@ NEW_OBJECT = Reference(("copyreg", "__newobj__"))
 OPAQUE = "pickle.loads"
 
 
-class Rebuild(Call, eq=False):
-    """The call of a usual tensor: its first argument is a `PersistentId`, whose third value is the storage's key.
-
-    The calls of one `form` differ in this key alone.
-    """
-
-    form: Hashable
+#: For each tensor its form, and the key of its storage: calls of tensors of one form differ in the key alone. Other
+#: tensors have no form.
+Forms = Sequence[tuple[Hashable, str]]
 
 
 class MakeTensor(Protocol):
@@ -70,14 +66,14 @@ class MakeTensor(Protocol):
         """Return the call."""
 
 
-def write_pickle(tree: Any, tensor: MakeTensor, shared: Shared = ()) -> bytes:
+def write_pickle(tree: Any, tensor: MakeTensor, shared: Shared = (), forms: Forms = ()) -> bytes:
     """Return the pickle of a tree; equal trees give equal bytes.
 
     It may hold plain containers, which are written once and shared, plain values, `Unknown`, `Identity` (of dictionary
     keys and elements of sets), `Reference`, `Call`, `PersistentId`, and `TensorRef`, which `tensor` replaces. For
-    `shared` see `FileLayout`: the nodes of a pair are written as one object.
+    `shared` see `FileLayout`: the nodes of a pair are written as one object. `forms` are by numbers of tensors.
     """
-    writer = _Writer(tensor, shared)
+    writer = _Writer(tensor, shared, forms)
     writer.value(tree, 0)
     return b"".join((b"\x80\x02", *writer.parts, b"."))
 
@@ -93,17 +89,18 @@ def _rank(item: Any) -> tuple[str, str]:
 
 
 class _Writer:
-    def __init__(self, tensor: MakeTensor, shared: Shared) -> None:
+    def __init__(self, tensor: MakeTensor, shared: Shared, forms: Forms) -> None:
         self.parts: list[bytes] = []
         self._tensor = tensor
+        self._forms = forms
         self._firsts = {id(later): first for later, first in shared}
         self._memo: dict[Any, int] = {}
         self._numbers = 0
         self._alive: list[Any] = []
-        #: The code of a call of each form, with gaps for the length of the key, the key, and the numbers of the memo.
-        self._forms: dict[Hashable, tuple[bytes, int]] = {}
+        #: The code of a call of each form, before and after the key.
+        self._codes: dict[Hashable, tuple[bytes, bytes]] = {}
 
-    def value(self, node: Any, depth: int) -> None:  # noqa: C901 (a branch for each kind)
+    def value(self, node: Any, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise UsageError(f"A value that nests deeper than {_MAX_DEPTH} levels cannot be written; make it flatter.")
         emit = self.parts.append
@@ -117,9 +114,7 @@ class _Writer:
         elif kind is float:
             emit(b"G" + struct.pack(">d", node))
         elif kind is TensorRef:
-            call = self._tensor(self._firsts.get(id(node), node).index, None)
-            if type(call) is not Rebuild or not self._rebuild(call, depth):
-                self._container(call, Call, depth)
+            self._tensor_of(self._firsts.get(id(node), node).index if self._firsts else node.index, depth)
         elif kind is Reference:
             if not self._known(node):
                 emit("c{}\n{}\n".format(*node).encode())
@@ -184,48 +179,43 @@ class _Writer:
         else:
             raise UsageError(f"A value of type {kind.__name__} cannot be written to a torch file.")
 
-    def _rebuild(self, call: Rebuild, depth: int) -> bool:
-        """Write a call in one step if another one of its form was written; return whether it was."""
-        key, first = call.args[0].identity[2], self._numbers
-        if first < 256 or depth + _CALL_DEPTH > _MAX_DEPTH or key in self._memo or (Call, id(call)) in self._memo:
-            return False
-        found = self._forms.get(call.form)
-        if found is None:
+    def _tensor_of(self, index: int, depth: int) -> None:
+        """Write the call of a tensor: in one step if another one of its form was written."""
+        known = TensorRef, index
+        if self._known(known):
+            return
+        form, key = self._forms[index] if self._forms else (None, "")
+        if form not in self._codes or depth + _CALL_DEPTH > _MAX_DEPTH:
+            call = self._tensor(index, None)
             self._container(call, Call, depth)
-            self._forms[call.form] = self._form_of(call)
-            return True
-        code, puts = found
-        self._alive.append(call)
-        self._memo[key] = first
-        self._numbers += puts
-        self._memo[Call, id(call)] = self._numbers - 1
+            self._memo[known] = self._memo[Call, id(call)]
+            if form is not None:
+                self._codes[form] = self._codes_of(call)
+            return
+        before, after = self._codes[form]
         data = key.encode()
-        numbers = [number.to_bytes(4, "little") for number in range(first, first + puts)]
-        self.parts.append(code % (len(data).to_bytes(4, "little"), data, *numbers))
-        return True
+        self.parts.append(b"".join((before, len(data).to_bytes(4, "little"), data, after)))
+        self._remember(known)
 
-    def _form_of(self, call: Rebuild) -> tuple[bytes, int]:
-        """Return the code of calls like one that was just written, and how many numbers of the memo each takes."""
+    def _codes_of(self, call: Call) -> tuple[bytes, bytes]:
+        """Return the code of calls like one that was just written, before and after the length and text of the key."""
         (storage, kind, _, device, count), (offset, shape, strides, *others) = call.args[0].identity, call.args[1:]
-        put = b"r%b"
-        code = self._code(call.function) + b"((" + self._code(storage, kind) + b"X%b%b" + put
-        code += self._code(device, count) + b"t" + put + b"Q" + self._code(offset)
+        before = self._code(call.function) + b"((" + self._code(storage, kind) + b"X"
+        after = self._code(device, count) + b"tQ" + self._code(offset)
         for sizes in (shape, strides):
-            code += b"(" + self._code(*sizes) + b"t" + put if sizes else b")"
+            after += b"(" + self._code(*sizes) + b"t"
         for other in others:
-            empty = type(other) is Call
-            code += self._code(other.function) + b"(tR" + put if empty else self._code(other)
-        code += b"tR" + put
-        return code, code.count(put)
+            after += self._code(other.function) + b"(tR" if type(other) is Call else self._code(other)
+        return before, after + b"tR"
 
     def _code(self, *nodes: Any) -> bytes:
-        """Return the code of numbers and known texts and references, for a format."""
+        """Return the code of numbers and known texts and references."""
         before = len(self.parts)
         for node in nodes:
             self.value(node, 0)
         code = b"".join(self.parts[before:])
         del self.parts[before:]
-        return code.replace(b"%", b"%%")
+        return code
 
     def _mapping(self, node: dict[Any, Any], key: Any, depth: int) -> None:
         if type(node) is dict:

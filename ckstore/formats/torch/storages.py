@@ -53,22 +53,27 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
         storage = by_key.get(key)
         if storage is None:
             raise InputError(f"a tensor refers to storage {key!r}, which the file does not hold")
-        placed = _place(number, tensor, storage)
-        if placed is None:
+        view = _place(number, tensor, storage)
+        if view is None:
             tensors[number] = _moved(tensor, -1, 0)
         else:
-            viewed[key].append(placed)
+            viewed[key].append(view)
     extents: list[Extent] = []
     members: list[list[_Placed]] = []
     for storage in sorted(by_key.values(), key=lambda storage: storage.start):
-        _cut_storage(storage, viewed[storage.key], extents, members)
+        placed = viewed[storage.key]
+        if len(placed) == 1 and placed[0].low == 0 and placed[0].high == storage.nbytes:
+            extents.append(_group_extent(storage.start, placed, 0, storage.nbytes))
+            members.append(placed)
+        else:
+            _cut_storage(storage, placed, extents, members)
     for index, (extent, group) in enumerate(zip(extents, members, strict=True)):
         item = ITEM_SIZES[extent.dtype]
         base = extent.start
-        for placed in group:
-            if ITEM_SIZES[placed.tensor.dtype] == item:
-                offset = (placed.storage.start + placed.low - base) // item
-                tensors[placed.number] = _moved(placed.tensor, index, offset)
+        for one in group:
+            if ITEM_SIZES[one.tensor.dtype] == item:
+                offset = (one.storage.start + one.low - base) // item
+                tensors[one.number] = _moved(one.tensor, index, offset)
     return extents, tensors
 
 

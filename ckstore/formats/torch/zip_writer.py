@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -18,13 +19,15 @@ from ckstore.errors import InputError, UsageError
 from ckstore.formats.layout import Checked, Extent, FileLayout, Shared, Tensor
 from ckstore.formats.skeleton import crc_offsets
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES
-from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Rebuild, Reference, write_pickle
+from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Reference, write_pickle
 from ckstore.formats.trees import plain_tree, tensor_numbers
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.zip_records import (
+    CENTRAL,
     CENTRAL_CRC,
     DESCRIPTOR_MAGIC,
     HAS_DESCRIPTOR,
+    LIMIT,
     LOCAL,
     STORED,
     Member,
@@ -120,19 +123,27 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
         return calls[index] if attributes is None else _with_state(calls[index], attributes)
 
     archive = _Archive()
-    data = write_pickle(tree, rebuild, shared)
+    forms: list[tuple[Any, str]] = []
+    for one in tensors:
+        if one.extent in untyped or one.extent not in keys or one.marks not in ((), ("requires_grad",)):
+            forms.append((None, ""))
+        else:
+            shape = extents[one.extent].shape
+            forms.append(((one.dtype, shape, one.offset, one.shape, one.strides, one.marks), keys[one.extent]))
+    data = write_pickle(tree, rebuild, shared, forms)
     if len(data) > MAX_PICKLE_BYTES:
         raise UsageError("The values of a torch file besides tensors must stay below 1 GiB; make tensors of them.")
     archive.add("data.pkl", data)
     archive.add(".format_version", b"1")
     archive.add(".storage_alignment", str(ALIGNMENT).encode())
     archive.add("byteorder", b"little")
-    starts = [archive.reserve(f"data/{keys[number]}", extents[number].nbytes) for number in numbers]
-    for dtype in empty:
-        archive.reserve(f"data/{keys[dtype]}", 0)
+    sizes = [prod(extents[number].shape) * ITEM_SIZES[extents[number].dtype] for number in numbers]
+    starts = archive.reserve([f"data/{keys[number]}" for number in numbers], sizes)
+    archive.reserve([f"data/{keys[dtype]}" for dtype in empty], [0] * len(empty))
     archive.add("version", b"3\n")
     skeleton, checked, size = archive.finish()
-    storages = [replace(extents[number], start=start) for number, start in zip(numbers, starts, strict=True)]
+    placed = zip([extents[number] for number in numbers], starts, strict=True)
+    storages = [Extent(start, one.dtype, one.shape, one.path) for one, start in placed]
     return TorchPlan(FileLayout("torch-zip", size, storages, checked=checked), skeleton, numbers, untyped)
 
 
@@ -194,8 +205,6 @@ def _rebuild_call(
     of_dtype = (Reference(("torch", tensor.dtype)),) if by_dtype else ()
     said = {mark: True for mark in tensor.marks if mark in ("conj", "neg", "array")}
     metadata = (said,) if said else ()
-    if not is_parameter and not said and not by_dtype:
-        return Rebuild(_REBUILD, args, (dtype, count, tensor.offset, tensor.shape, tensor.strides, wants))
     call = Call(_REBUILD_UNTYPED if by_dtype else _REBUILD, (*args, *of_dtype, *metadata))
     return Call(_REBUILD_PARAMETER, (call, grad, Call(ORDERED_DICT, ()))) if is_parameter else call
 
@@ -219,7 +228,10 @@ def _with_state(call: Call, attributes: Any) -> Call:
 
 
 class _Archive:
-    """An incomplete zip archive: its skeleton, and gaps for the storages."""
+    """An incomplete zip archive: its skeleton, and gaps for the storages.
+
+    There may be very many storages: records that differ in few fields are packed once.
+    """
 
     def __init__(self) -> None:
         self._skeleton = bytearray()
@@ -227,6 +239,8 @@ class _Archive:
         self._members: list[Member] = []
         #: The number of the member of each storage, and the place of its data.
         self._storages: list[tuple[int, int]] = []
+        #: Local records without names by length of name, padding and whether their fields are long.
+        self._heads: dict[tuple[int, int, bool], tuple[bytes, bytes]] = {}
 
     @property
     def _position(self) -> int:
@@ -234,38 +248,59 @@ class _Archive:
 
     def add(self, name: str, data: bytes) -> None:
         """Append an entry with its data."""
-        member = self._begin(name, crc32(data), len(data))
-        self._skeleton += data + descriptor(member)
+        self._begin(name, crc32(data), len(data))
+        self._skeleton += data + descriptor(self._members[-1])
 
-    def reserve(self, name: str, nbytes: int) -> int:
-        """Append an entry whose data is written later; return the place of the data."""
-        member = self._begin(name, 0, nbytes)
-        start = self._position
-        self._storages.append((len(self._members) - 1, start))
-        self._gaps += nbytes
-        self._skeleton += descriptor(member)
-        return start
+    def reserve(self, names: Iterable[str], sizes: Iterable[int]) -> list[int]:
+        """Append entries whose data is written later; return the places of the data."""
+        descriptors: dict[int, bytes] = {}
+        starts = []
+        for name, nbytes in zip(names, sizes, strict=True):
+            self._begin(name, 0, nbytes)
+            starts.append(start := len(self._skeleton) + self._gaps)
+            self._storages.append((len(self._members) - 1, start))
+            self._gaps += nbytes
+            if nbytes not in descriptors:
+                descriptors[nbytes] = descriptor(self._members[-1])
+            self._skeleton += descriptors[nbytes]
+        return starts
 
-    def _begin(self, name: str, crc: int, nbytes: int) -> Member:
+    def _begin(self, name: str, crc: int, nbytes: int) -> None:
         full = f"{_FOLDER}/{name}".encode()
-        member = Member(full, STORED, crc, nbytes, nbytes, self._position)
+        member = Member(full, STORED, crc, nbytes, nbytes, len(self._skeleton) + self._gaps)
         padding = -(member.offset + LOCAL.size + len(full) + 4) % ALIGNMENT
-        extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
-        self._skeleton += local_record(_STYLE, member, extra)
+        kind = len(full), padding, nbytes >= LIMIT
+        if kind not in self._heads:
+            extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
+            self._heads[kind] = local_record(_STYLE, member, extra)[: LOCAL.size], extra
+        head, extra = self._heads[kind]
+        self._skeleton += head + full + extra
         self._members.append(member)
-        return member
 
     def finish(self) -> tuple[bytes, list[Checked], int]:
         """Return the skeleton, the checks of the storages and the size of the file, with the directory."""
-        directory = self._position
+        directory = position = self._position
+        records: list[bytes] = []
         places = []
+        heads: dict[tuple[int, int, int], bytes] = {}
         for member in self._members:
-            places.append(self._position + CENTRAL_CRC)
-            self._skeleton += central_record(_STYLE, member)
-        self._skeleton += end_records(len(self._members), directory, self._position - directory)
+            places.append(position + CENTRAL_CRC)
+            name, _, crc, _, size, offset = member
+            kind = len(name), crc, size
+            if max(size, offset) >= LIMIT:
+                record = central_record(_STYLE, member)
+            else:
+                if kind not in heads:  # The offset is the last field.
+                    heads[kind] = central_record(_STYLE, member)[: CENTRAL.size - 4]
+                record = heads[kind] + offset.to_bytes(4, "little") + name
+            records.append(record)
+            position += len(record)
+        self._skeleton += b"".join(records)
+        self._skeleton += end_records(len(self._members), directory, position - directory)
         checked = []
         for number, start in self._storages:
-            stop = start + self._members[number].size
+            member = self._members[number]
+            stop = start + member.size
             positions = (stop + len(DESCRIPTOR_MAGIC), places[number])
-            checked.append(Checked(self._members[number].name.decode(), start, stop, positions))
+            checked.append(Checked(member.name.decode(), start, stop, positions))
         return bytes(self._skeleton), checked, self._position
