@@ -137,6 +137,10 @@ class Contents:
                 parts.sort()
         return places
 
+    @cached_property
+    def _chunk_lengths(self) -> list[int]:
+        return [unit.chunk for unit in self._layout.units]
+
     def identity(self, file: int, tensor: Tensor) -> tuple[Any, ...]:
         """Return the form of a tensor and the places of its elements in objects; equal identities are equal bits."""
         objects, coarse = self._document.objects, self._document.coarse_units
@@ -171,7 +175,7 @@ class Contents:
         index = bisect_right(parts, first, key=lambda part: part[0]) - 1 if first else 0
         while first < last:
             begin, number, position = parts[index]
-            length = self._layout.units[number].chunk
+            length = self._chunk_lengths[number]
             stop = min(last, parts[index + 1][0]) if index + 1 < len(parts) else last
             low, high = position + first - begin, position + stop - begin
             for chunk in range(low // length, -(-high // length)):

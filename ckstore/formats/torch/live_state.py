@@ -331,6 +331,8 @@ class _Describer:
         self._numpy: Any = _imported("numpy")
         self._scalars = _scalar_types(self._numpy)
         self._registered = registered()
+        nn = getattr(self._torch, "nn", None)
+        self._plain = {self._torch.Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter)} if nn else set()
         # Later versions of torch have no named axes.
         self._has_names = getattr(getattr(self._torch, "Tensor", None), "has_names", None)
 
@@ -529,9 +531,14 @@ class _Describer:
         """Return why a tensor cannot be stored; empty if it can."""
         torch = self._torch
         dtype = _name_of_dtype(tensor.dtype)
-        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
         nested = tensor.is_nested  # Such a tensor does not even have a size.
-        if not plain or nested or tensor.layout != torch.strided or tensor.is_quantized or dtype not in ITEM_SIZES:
+        if (
+            type(tensor) not in self._plain
+            or nested
+            or tensor.layout != torch.strided
+            or tensor.is_quantized
+            or dtype not in ITEM_SIZES
+        ):
             kind = f"{'nested ' * nested}{type(tensor).__qualname__}"
             return f"is a {kind} of dtype {dtype} and layout {tensor.layout}, which cannot be stored"
         if tensor.is_meta and not self._is_outlining:
