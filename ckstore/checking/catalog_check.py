@@ -121,11 +121,11 @@ class CatalogCheck:
         wrong = [name for name in _FIELDS if getattr(row, name) != getattr(expected, name)]
         if wrong == ["stored_bytes"] and row.stored_bytes == stored_bytes(version):
             wrong = []  # Objects were stored again since.
-        if catalog.references(row.number) != {row.pack, *document.blob_packs()}:
-            wrong.append("packs")
         used = catalog.uses(row.number)
+        if {name for name, (_, has_blobs) in used.items() if has_blobs} != {row.pack, *document.blob_packs()}:
+            wrong.append("packs")
         places = [self._places[number] for number in map(key, document.objects) if number in self._places]
-        if any(not among(used.get(pack, ""), [slot]) for pack, slot in places):
+        if any(not among(used.get(pack, ("", 0))[0], [slot]) for pack, slot in places):
             wrong.append("objects")
         if (row.cost, row.depth, row.base) != (expected.cost, expected.depth, expected.base):
             cost, depth = restore_cost(version)  # Objects may have been stored again since, but for a hot version.

@@ -336,16 +336,15 @@ def _check_pack(repository: Repository, name: str) -> str:
     """Return a problem of a pack, or an empty string; a pack that others have removed has none."""
 
     def look() -> list[str]:
-        if repository.catalog.pack_bytes(name) is None:
-            return []
         try:
-            if not repository.packs.is_intact(name):
-                return [f"Pack {name} does not match its name; restore it from a copy."]
+            if repository.packs.is_intact(name):
+                return []
+            problem = f"Pack {name} does not match its name; restore it from a copy."
         except AccessError:
             raise
         except CkstoreError as error:
-            return [str(error)]
-        return []
+            problem = str(error)
+        return [] if repository.catalog.pack_bytes(name) is None else [problem]
 
     return "".join(_lasting(repository, look))
 

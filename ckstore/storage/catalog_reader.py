@@ -34,7 +34,7 @@ from ckstore.storage.rows import (
     Totals,
     VersionRow,
 )
-from ckstore.storage.schema import Id, Integer, Plain, Positive, Size, Text, Whole, Word, check, decode, rows
+from ckstore.storage.schema import Bit, Id, Integer, Plain, Positive, Size, Text, Whole, Word, check, decode, rows
 from ckstore.storage.segments import SUFFIX, Place
 from ckstore.storage.slots import Slots, among
 from ckstore.storage.version_names import resolve
@@ -73,7 +73,7 @@ _DESCRIBED = rows(Whole, Id, PackName, Whole)
 _NUMBER_ROWS = rows(Whole)
 _LAST_ROWS = rows(Text, Annotated[str, Meta(pattern=r"\A[0-9]{1,15}\Z")])
 _NUMBERS = rows(Positive)
-_SLOTS, _USES, _BASES = rows(Slots), rows(PackName, Slots), rows(PackName, PackName)
+_SLOTS, _USES, _BASES = rows(Slots), rows(PackName, Slots | None, Bit), rows(PackName, PackName)
 #: Distance of numbers within which a similar version is looked for.
 _NEAR = 100
 
@@ -390,14 +390,6 @@ class CatalogReader:
         found = self._connection.rows_of("SELECT key, value, seal FROM meta WHERE key", names)
         return dict(self._connection.unsealed(found, META_ROWS))
 
-    def references(self, number: int) -> set[str]:
-        """Return the names of the packs with a version's manifest and blobs."""
-        query = (
-            "SELECT p.name FROM versions v JOIN packs p ON p.id = v.pack WHERE v.number = ? UNION"
-            " SELECT p.name FROM version_packs r JOIN packs p ON p.id = r.pack WHERE r.version = ? AND r.blobs"
-        )
-        return {name for (name,) in self._connection.rows(query, [number, number], _NAMES)}
-
     def own_packs(self, number: int) -> list[str]:
         """Return the names of the packs that a version was written to; the last one has its manifest."""
         # The pack of its raw objects was added immediately before.
@@ -504,14 +496,16 @@ class CatalogReader:
         query = "SELECT p.name, b.name FROM pack_bases l JOIN packs b ON b.id = l.base JOIN packs p ON p.id = l.pack"
         return set(self._connection.rows(query, schema=_BASES))
 
-    def uses(self, number: int) -> dict[str, str]:
-        """Return the packs that may hold objects of a version, with the text of the slots."""
+    def uses(self, number: int) -> dict[str, tuple[str, int]]:
+        """Return the packs of a version: the text of the slots of its objects, and whether its metadata is there."""
         query = (
-            "SELECT p.name, r.objects FROM version_packs r JOIN packs p ON p.id = r.pack"
-            " WHERE r.version = ? AND r.objects <> ''"
-            " UNION ALL SELECT p.name, '*' FROM versions v JOIN packs p ON p.id = v.pack WHERE v.number = ?"
+            "SELECT p.name, NULLIF(r.objects, ''), r.blobs FROM version_packs r JOIN packs p ON p.id = r.pack"
+            " WHERE r.version = ?"
+            " UNION ALL SELECT p.name, '*', 1 FROM versions v JOIN packs p ON p.id = v.pack WHERE v.number = ?"
         )
-        return dict(self._connection.rows(query, [number, number], _USES))
+        return {
+            name: (slots or "", blobs) for name, slots, blobs in self._connection.rows(query, [number, number], _USES)
+        }
 
     def original_bytes(self) -> int:
         """Return the bytes of the files of all versions."""
