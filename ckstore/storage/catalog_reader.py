@@ -34,7 +34,20 @@ from ckstore.storage.rows import (
     Totals,
     VersionRow,
 )
-from ckstore.storage.schema import Bit, Id, Integer, Plain, Positive, Size, Text, Whole, Word, check, decode, rows
+from ckstore.storage.schema import (
+    Bit,
+    Id,
+    Integer,
+    Positive,
+    Size,
+    Text,
+    Whole,
+    Word,
+    check,
+    decode,
+    decode_plain,
+    rows,
+)
 from ckstore.storage.segments import SUFFIX, Place
 from ckstore.storage.slots import Slots, among
 from ckstore.storage.version_names import resolve
@@ -668,6 +681,6 @@ def _version(row: Sequence[Any]) -> VersionRow:
     if values[0] == values[4]:
         raise ValueError(f"version {values[0]} is its own parent")
     values[16], values[18], values[19] = bool(values[16]), bool(values[18]), bool(values[19])
-    values[20] = decode(values[20], _GLOBS)
-    values[21] = decode(values[21], Plain)
+    values[20] = () if values[20] == "[]" else decode(values[20], _GLOBS)
+    values[21] = decode_plain(values[21])
     return VersionRow(*values)

@@ -32,6 +32,7 @@ from ckstore.storage.schema import (
     Word,
     check,
     decode,
+    decode_plain,
     fields,
     rows,
 )
@@ -64,9 +65,23 @@ def test_other_values_are_refused(kind: Any, text: bytes) -> None:
 def test_values_of_the_types_come_back() -> None:
     deepest = b'{"a":' + b"[" * (DEPTH - 2) + b"1" + b"]" * (DEPTH - 2) + b"}"
     assert decode(deepest, Plain)["a"]
+    assert decode_plain(deepest.decode()) == decode(deepest, Plain)
     kind = fields({"a": Whole, "b": Id}, {"c": Plain})
     said = {"a": (1 << 48) - 1, "b": "a" * 40, "c": {"d": [None, True, 1.5, -(10**300), "é"]}}
     assert decode(msgspec.json.encode({**said, "unknown": 7}), kind) == said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":"\\u0000"}', '{"\\u0000":1}', '{"a":"\\ud800"}', '{"a":1e999}', "[]", "1", '{"a":' + "9" * 310 + "}",
+        '{"a":' + "[" * (DEPTH - 1) + "1" + "]" * (DEPTH - 1) + "}",
+        '{"a":' + '{"b":' * DEPTH + "1" + "}" * DEPTH + "}",
+    ],
+)  # fmt: skip
+def test_short_values_have_the_same_rule(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_plain(text)
 
 
 def test_rows_are_checked_as_they_are() -> None:
