@@ -22,8 +22,8 @@ _HEAD = 64
 _PLACE, _CHECKSUM = 16, 4
 
 CAUSES = (
-    "coarse", "exact", "raw", "tables", "indexes", "records", "layouts", "skeletons", "zip and Zarr metadata",
-    "held", "superseded", "unreferenced packs", "log", "catalog", "other files",
+    "coarse", "exact", "raw", "tables", "indexes", "shortcuts", "records", "layouts", "skeletons",
+    "zip and Zarr metadata", "held", "superseded", "unreferenced packs", "log", "catalog", "other files",
 )  # fmt: skip
 
 
@@ -31,9 +31,9 @@ def ledger(repository: Repository) -> dict[str, int]:
     """Return bytes by cause; they add up to the size of all files of the store.
 
     `coarse` and `exact` are coded integers and patches of coarse and of exact objects, `raw` unencoded values, `tables`
-    data for decoding (code lengths, checksums), `indexes` the places of chunks, `records` the manifests' documents,
-    `held` objects of forgotten versions that present versions are stored against, `superseded` objects that were stored
-    again.
+    data for decoding (code lengths, checksums), `indexes` the places of chunks, `shortcuts` patches that only followers
+    read, `records` the manifests' documents, `held` objects of forgotten versions that present versions are stored
+    against, `superseded` objects that were stored again.
     """
     causes = dict.fromkeys(CAUSES, 0)
     known = {pack.name: pack.bytes for pack in repository.catalog.packs()}
@@ -61,6 +61,9 @@ def ledger(repository: Repository) -> dict[str, int]:
         for slot in range(len(repository.resolver.manifest(name).document.records)):
             unneeded = "superseded" if slot not in live else None if slot in owned else "held"
             rest -= _record(repository, name, slot, unneeded, causes)
+        shortcuts = sum(one.nbytes for one in repository.resolver.manifest(name).document.shortcuts)
+        causes["shortcuts"] += shortcuts
+        rest -= shortcuts
         causes["zip and Zarr metadata"] += rest
     return causes
 

@@ -96,7 +96,7 @@ class Master:
 class Estimate:
     """The facts about one object for the planner's choice, and for the encoder that carries it out.
 
-    A coarse cast has a `master`.
+    A coarse cast has a `master`. `parent` is the parent's object if few elements differ from it.
     """
 
     unit: Unit
@@ -110,18 +110,21 @@ class Estimate:
     dithered: bool = False
     doubled: bool = False
     master: Master | None = None
+    parent: Record | None = None
 
 
 @dataclass(slots=True)
 class Encoded:
     """An object ready to be written: its record, without a place, and payloads of its chunks, None if nothing changes.
 
-    A version with a coarse object records its `facts`.
+    A version with a coarse object records its `facts`. A `shortcut` leads to the object from the parent's, which is not
+    its base.
     """
 
     record: Record
     payloads: list[memoryview | bytes | None]
     facts: CoarseUnit | None = None
+    shortcut: Encoded | None = None
 
     @property
     def nbytes(self) -> int:

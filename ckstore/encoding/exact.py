@@ -25,10 +25,13 @@ from ckstore.runtime.checksum import crc32
 CONTEXT_GAIN = 0.03
 
 #: Patches are offered if at most this part of the elements differs from the parent's, ...
-SPARSE = 1 / 16
+SPARSE = 1 / 4
 
 #: ... their sizes are estimated from at most this number of chunks, ...
 _COMPARED = 8
+
+#: ... those of the parent's object are also stored, for followers, if they take at most this part of another way, ...
+SHORTCUT_WORTH = 0.75
 
 #: ... and if they take at most this multiple of the bytes of other deltas, those are not offered: all later versions of
 #: the chain would decode them, and a cheap chain gets long. A patch of an ancestor replaces the levels between: where
@@ -84,18 +87,28 @@ class ObjectEncoder:
         whole = Full(**common_fields(content, unit, estimate.alone))
         sample = Sample.of(unit, read)
         self.reader.samples.put((content, sample.chunk), sample.bits)
+        parent = estimate.parent
+        aside = None if parent is None or way.base is parent or way.source is not None else Way(parent, patched=True)
         try:
-            return encoded_as(whole, way, self._payloads(content, unit, way, read, replaced), debt)
+            payloads, patches = self._payloads(content, unit, way, aside, read, replaced)
         except IntegrityError:  # The estimate saw a sample of the base; a run continues after damage of the rest.
-            full = Way(None)
-            return encoded_as(whole, full, self._payloads(content, unit, full, read, replaced))
+            way, aside, debt = Way(None), None, 0
+            payloads, patches = self._payloads(content, unit, way, aside, read, replaced)
+        found = encoded_as(whole, way, payloads, debt)
+        if aside is not None and any(patches):
+            shortcut = encoded_as(whole, aside, patches)
+            found.shortcut = shortcut if shortcut.nbytes <= SHORTCUT_WORTH * found.nbytes else None
+        return found
 
     def _payloads(
-        self, content: str, unit: Unit, way: Way, read: ReadUnit, replaced: Sequence[str]
-    ) -> list[memoryview | bytes | None]:
-        payloads = []
+        self, content: str, unit: Unit, way: Way, aside: Way | None, read: ReadUnit, replaced: Sequence[str]
+    ) -> tuple[list[memoryview | bytes | None], list[memoryview | bytes | None]]:
+        """Return the payloads of an object's chunks in one way, and in another one aside."""
+        payloads, others = [], []
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             bits = read(start, min(start + unit.chunk, unit.count))
+            if aside is not None and aside.base is not None:
+                others.append(encode_values(unit, bits, self.reader.ordinals(aside.base, chunk, keep=False), aside))
             before = None if way.base is None else self.reader.ordinals(way.base, chunk, keep=False)
             if way.source is not None:
                 before = narrowed(way.source.read(start, start + bits.size), unit.dtype)
@@ -107,7 +120,7 @@ class ObjectEncoder:
                     own = empty(bits.size, bits.dtype)
                     own[...] = bits  # A copy: the next objects reuse the memory of `bits`.
                     self.reader.cache.put((content, chunk), own)
-        return payloads
+        return payloads, others
 
     def _base(self, parent: Parent, unit: Unit) -> Record | None:
         """Return the record of the parent's object, or else of the nearest ancestor's that is exact.
@@ -158,7 +171,7 @@ class ObjectEncoder:
                 work = layer(chunks, unit.count, int(stored), grouped=context, delta=True)
                 offer(f"{'context' if context else 'natural'}-{place}", Way(ancestor, context=context), stored, work)
         candidates = Candidates(tuple(options), 0.0 if record is None else record.debt)
-        return Estimate(unit, candidates, ways, cost(full), int(base))
+        return Estimate(unit, candidates, ways, cost(full), int(base), parent=record if is_sparse else None)
 
     def _sampled(self, record: Record, sample: Sample) -> Bits:
         """Return the same elements of another object as those of a sample."""

@@ -73,6 +73,7 @@ class ObjectWriter:
         self._raw = None if raw is None else RawWriter(raw)
         self._adopted: list[tuple[PackInfo, Sequence[Raw]]] = []
         self.encoded_records: list[Record] = []
+        self._shortcuts: list[Patches] = []
         self.finished: list[PackInfo] = []
         self._ids: set[str] = set()
 
@@ -82,13 +83,18 @@ class ObjectWriter:
         if record.id in self._ids:
             return
         self._ids.add(record.id)
+        # A record that is stored again has the name of its former pack.
         if isinstance(record, Patches):
-            patches = [payload or b"" for payload in encoded.payloads]
-            entry = self._encoded.add_bytes(array_name(record.id), patches)
+            entry = self._add_patches(array_name(record.id), encoded)
         else:
             entry = self._add_integers(record, encoded.payloads)
-        # A record that is stored again has the name of its former pack.
         self.encoded_records.append(replace(record, at=(entry.offset, entry.length), pack=""))
+        if encoded.shortcut is not None and isinstance(encoded.shortcut.record, Patches):
+            entry = self._add_patches(f"{array_name(record.id)}.shortcut", encoded.shortcut)
+            self._shortcuts.append(replace(encoded.shortcut.record, at=(entry.offset, entry.length)))
+
+    def _add_patches(self, name: str, encoded: Encoded) -> PackEntry:
+        return self._encoded.add_bytes(name, [payload or b"" for payload in encoded.payloads])
 
     def put_raw(self, content: str, dtype: str, chunk: int, bits: Bits, digest: bytes | None = None) -> None:
         """Write one object unencoded, as `RawWriter.put`."""
@@ -183,9 +189,10 @@ class ObjectWriter:
             self._raw.add_manifest(manifest)
         place = self._encoded.gather()
         self.encoded_records = [record.moved(place) for record in self.encoded_records]
+        shortcuts = [patches.moved(place) for patches in self._shortcuts]
         version = UNSET if document is None else document.encode()
         entry = self._encoded.add_manifest(
-            manifest(kind="encoded", records=self.encoded_records, version=version), blobs
+            manifest(kind="encoded", records=self.encoded_records, shortcuts=shortcuts, version=version), blobs
         )
         # Both are synchronised at once; the pack of the version is named last.
         for pack in packs:

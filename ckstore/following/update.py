@@ -229,21 +229,11 @@ class _Update:
                 return written
 
             def decoded(number: int, chunk: int, present: Bits | None) -> Bits:
-                undone, applied = ways[number]
-                base = applied[-1].base if applied else self._document.objects[number]
-                if present is not None and base is not None:
-                    below = present
-                    if undone:
-                        below = empty(present.size, present.dtype)
-                        below[...] = present
-                    try:
-                        reader.undo(undone, chunk, below)
-                        reader.cache.put((base, chunk), below)
-                        return version.chunk(number, chunk, keep=False)
-                    except IntegrityError:  # The file was changed, and kept its size and time.
-                        pass
-                    finally:
-                        reader.cache.drop((base, chunk))
+                if present is not None and all(level.base is not None for level in ways[number][1]):
+                    own = empty(present.size, present.dtype)
+                    own[...] = present
+                    with suppress(IntegrityError):  # The file was changed, and kept its size and time.
+                        return reader.led(ways[number], chunk, own)
                 return version.chunk(number, chunk, keep=False)
 
             def size_of(item: tuple[int, int]) -> int:

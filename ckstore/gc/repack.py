@@ -59,6 +59,7 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
         document = replace(
             before.document,
             records=[record.moved(place) for record in copied],
+            shortcuts=[],
             stands_for=(*(name for name in former if moved.get(name) == contents.name), contents.name),
             # A removed copy's name is never used again, and the same contents may have to be copied again.
             nonce="" if repository.catalog.is_only else secrets.token_hex(8),

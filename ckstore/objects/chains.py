@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from heapq import heappop, heappush
 from typing import NamedTuple, Protocol, TypeVar
 
 from ckstore.errors import IntegrityError
@@ -25,6 +27,12 @@ class Resolver(Protocol):
 
     def record(self, identity: str) -> Record:
         """Return the record of an id; raise `IntegrityError` if it is lost."""
+
+    def find(self, identity: str) -> Record | None:
+        """Return the record of an id, or None."""
+
+    def shortcut(self, record: Record) -> Patches | None:
+        """Return patches that also lead to an object, from another one; None without any."""
 
 
 class _Link(NamedTuple):
@@ -76,24 +84,41 @@ class Chains:
         The first level to apply is that of `wanted`, the last one has the base to which undoing leads. Without a way
         from `held`, which may be empty, it is the whole chain.
         """
-        chain = self.records(wanted)
         if held == wanted:
             return [], []
-        above: dict[str, int] = {level.id: place for place, level in enumerate(chain)}
-        undone: list[Patches] = []
-        try:
+        chain = self.records(wanted)
+        undone, most = self._undone(held), sum(one.nbytes for one in chain)
+        ways: list[tuple[int, int, str, list[Record]]] = [(0, 0, wanted, [])]
+        seen: set[str] = set()
+        while ways:
+            nbytes, _, identity, applied = heappop(ways)
+            if identity in undone or nbytes >= most:
+                break
+            if identity in seen:
+                continue
+            seen.add(identity)
+            record = self._resolver.find(identity)
+            if record is None:  # Of a shortcut, which needs no object.
+                continue
+            for level in (record, self._resolver.shortcut(record)):
+                if level is not None and level.base is not None:
+                    cost = nbytes + level.nbytes + sum(one.nbytes for one in undone.get(level.base, ()))
+                    heappush(ways, (cost, len(seen) + len(ways), level.base, [*applied, level]))
+        else:
+            return [], chain
+        return (undone[identity], applied) if identity in undone and nbytes < most else ([], chain)
+
+    def _undone(self, held: str) -> dict[str, list[Patches]]:
+        """Return the patches to undo by the object to which that leads, from one that may be lost or empty."""
+        undone: dict[str, list[Patches]] = {held: []} if held else {}
+        with suppress(IntegrityError):  # Nothing needs the held object any more.
+            passed: list[Patches] = []
             for level in self.records(held) if held else ():
-                if level.id in above:
-                    applied = chain[: above[level.id]]
-                    if sum(one.nbytes for one in (*undone, *applied)) < sum(one.nbytes for one in chain):
-                        return undone, applied
-                    break
                 if not isinstance(level, Patches) or isinstance(level, Cast):
                     break
-                undone.append(level)
-        except IntegrityError:  # Nothing needs the held object any more.
-            pass
-        return [], chain
+                passed = [*passed, level]
+                undone[level.base] = passed
+        return undone
 
     def work(self, record: Record) -> Work:
         """Return the work of decoding all values of `record` along its chain."""

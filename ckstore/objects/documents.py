@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ckstore.errors import InputError, IntegrityError
 from ckstore.objects.identity import digest
 from ckstore.objects.likeness import BANDS, DIGITS, bands_in
-from ckstore.objects.records import AnyRecord
+from ckstore.objects.records import AnyRecord, Patches
 from ckstore.policy import Fidelity, Policy
 from ckstore.runtime.local_path import is_relative
 from ckstore.storage.names import Name
@@ -301,6 +301,7 @@ class ManifestDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
     created: Time
     kind: PackKind
     records: list[AnyRecord]
+    shortcuts: list[Patches] = []
     rebase: bool = False
     trial: bool = False
     stands_for: tuple[PackName, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -246,6 +246,10 @@ class ObjectReader:
     def ordinals(self, record: Record, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Return the bits of one chunk of an exact object, read-only."""
         pending, _, bits = self._undecoded(record, chunk)
+        return self._decoded((record.id, chunk), self._applied(pending, chunk, bits, out), keep=keep)
+
+    def _applied(self, pending: Sequence[Record], chunk: int, bits: Bits | None, out: Bits | None = None) -> Bits:
+        """Return the bits of one chunk after levels, lowest first, from those below them, if there are any."""
         # Patches are applied in place: if only patches follow, the values are already in `out`.
         target = next(
             (level for level in reversed(pending) if not isinstance(level, Patches) or isinstance(level, Cast)), None
@@ -273,15 +277,20 @@ class ObjectReader:
             ordinal_correct(bits, stored, level.dtype, mirrored=mirrored)
             bits = stored
         assert bits is not None
-        return self._decoded((record.id, chunk), bits, keep=keep)
+        return bits
 
-    def undo(self, levels: Iterable[Patches], chunk: int, bits: Bits) -> None:
-        """Turn the bits of one chunk of the first object into those of the last one's base, in place."""
-        for level in levels:
+    def led(self, way: tuple[Sequence[Patches], Sequence[Record]], chunk: int, bits: Bits) -> Bits:
+        """Return the bits of one chunk at the end of a way of `Chains.between`, from those that it begins with.
+
+        They may be changed in place.
+        """
+        undone, applied = way
+        for level in undone:
             patch = self.stored.payload(level, chunk)
             if patch is not None:
                 self.decoded_chunks += 1
                 apply_patch(patch, bits, is_float=level.dtype in FLOATS, is_undone=True)
+        return self._applied(applied[::-1], chunk, bits)
 
     def _rounded(self, level: Cast, chunk: int, words: Bits, out: Bits | None) -> Bits:
         """Return the bits of one chunk of a cast, from those of its base."""

@@ -14,7 +14,7 @@ from ckstore.errors import IntegrityError
 from ckstore.objects.blobs import expand_against
 from ckstore.objects.documents import BlobRef, ManifestDocument, VersionDocument
 from ckstore.objects.layouts import LayoutDocument
-from ckstore.objects.records import Raw, Record
+from ckstore.objects.records import Patches, Raw, Record, check_cut
 from ckstore.runtime.forks import Lock, in_child
 from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
@@ -48,6 +48,12 @@ class Manifest:
         self.document = document
         self.blobs = blobs
         self._records: dict[int, Record] = {}
+        self._shortcuts = {patches.id: patches for patches in document.shortcuts}
+
+    def shortcut(self, identity: str) -> Patches | None:
+        """Return patches of an object's predecessor that lead to it, if the pack has any besides its record."""
+        patches = self._shortcuts.get(identity)
+        return None if patches is None else patches.placed(self.pack)
 
     def record(self, slot: int) -> Record:
         """Return the record in a slot; raise `IntegrityError` if it is empty."""
@@ -367,6 +373,15 @@ class CatalogResolver:
         if record is None:
             raise IntegrityError(f"The store has lost object {identity}; run `ckstore recover`, then `ckstore verify`.")
         return record
+
+    def shortcut(self, record: Record) -> Patches | None:
+        """Return sound patches that also lead to an object, from another one; None without any."""
+        with suppress(IntegrityError):
+            patches = self._manifest(record.pack).shortcut(record.id) if record.pack else None
+            if patches is not None:
+                check_cut(patches, record)
+            return patches
+        return None
 
     def find(self, identity: str) -> Record | None:
         """Return the record of an id, or None."""

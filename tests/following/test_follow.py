@@ -114,6 +114,45 @@ def test_updates_write_in_place_and_read_the_changes_alone(store: ckstore.Store)
     assert inodes == {path: (LOCAL / path).stat().st_ino for path in tree(LOCAL)}
 
 
+def test_the_end_of_a_chain_costs_followers_nothing(store: ckstore.Store) -> None:
+    shortcuts = []
+    for step in range(12):
+        store.ingest(write_model(MODEL, step), run="policy", step=step, hot=0, max_restore_cost=1.3)
+        if step == 2:
+            followed(store)
+            shutil.copytree(LOCAL, "behind")
+        if step > 2:
+            assert followed(store).bytes_read < 3000 * 14 / 8
+            check(store)
+        shortcuts += store._repository.resolver.manifest(store["policy"]._stored.row.pack).document.shortcuts
+    assert shortcuts
+    shutil.rmtree(LOCAL)
+    Path("behind").rename(LOCAL)
+    # Nine versions behind, and some of those between are gone.
+    shutil.copytree(LOCAL, "behind")
+    assert followed(store).bytes_read < 9 * 3000 * 14 / 8
+    check(store)
+    shutil.rmtree(LOCAL)
+    Path("behind").rename(LOCAL)
+    store.forget([f"policy@{step}" for step in range(2, 9)])
+    store.gc(grace=0)
+    followed(store)
+    check(store)
+
+
+def test_updates_where_a_tenth_changes_read_less_than_a_bit_an_element(store: ckstore.Store) -> None:
+    rng = np.random.default_rng(0)
+    values = weights(0)
+    file = Path("model.safetensors")
+    for step in range(5):
+        write_safetensors(file, {"layer": ("bfloat16", (values.size // 1000, 1000), values)})
+        store.ingest(file, run="policy", step=step, hot=0)
+        assert followed(store).bytes_read < (values.size / 8 if step else 2 * values.size)
+        assert (LOCAL / file).read_bytes() == file.read_bytes()
+        chosen = rng.choice(values.size, values.size // 10, replace=False)
+        values[chosen] += rng.choice(np.array([1, 65535], np.uint16), chosen.size)
+
+
 def test_a_version_that_is_there_is_not_written_again(store: ckstore.Store) -> None:
     publish(store, 0)
     followed(store)
