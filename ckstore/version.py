@@ -490,8 +490,8 @@ class Version(Mapping[str, "LazyTensor"]):
         return self._unchanged(lambda: compare_state(self._stored, state, allow))
 
     @checked(base=NAME)
-    def patches(self, base: str | int | Version) -> Iterator[WeightPatch]:
-        """Yield the changed elements of each tensor since another version of the store; needs torch.
+    def patches(self, base: str | int | Version | None = None) -> Iterator[WeightPatch]:
+        """Yield the changed elements of each tensor since another version of the store, without one all; needs torch.
 
         Tensors have their names in the model, whatever shard has them; tensors of equal objects are not read.
 
@@ -508,7 +508,7 @@ class Version(Mapping[str, "LazyTensor"]):
         require_torch()
         from ckstore.reading.weight_patches import patches
 
-        yield from patches(self._other(base), self._stored)
+        yield from patches(None if base is None else self._other(base), self._stored)
 
     @checked(base=NAME)
     def write_patch(self, base: str | int | Version, target: str | os.PathLike[str], *, force: bool = False) -> int:

@@ -69,24 +69,24 @@ class Changed(NamedTuple):
     before: npt.NDArray[Any] | None
 
 
-def changed_tensors(base: StoredVersion, version: StoredVersion) -> Iterator[Changed]:
-    """Yield the tensors of a version that differ from the base's; tensors of equal objects are not read.
+def changed_tensors(base: StoredVersion | None, version: StoredVersion) -> Iterator[Changed]:
+    """Yield the tensors of a version that differ from the base's, without one all; those of equal objects are not read.
 
     Raise `UsageError` if it lacks a tensor of the base.
     """
-    former, names = _named(base), _named(version)
+    former, names = {} if base is None else _named(base), _named(version)
     if missing := [name for name in former if name not in names]:
         raise UsageError(f"Version {version.row.number} lacks {listed(missing)}; patches only change tensors.")
     for name, (file, tensor) in names.items():
-        known = former.get(name)
-        if known is not None and version.contents.identity(file, tensor) == base.contents.identity(*known):
-            continue
-        after, before = _bits(version, file, tensor), None
-        if known is not None and (known[1].dtype, known[1].shape) == (tensor.dtype, tensor.shape):
-            before = _bits(base, *known)
-            if np.array_equal(after, before):
+        before = None
+        if base is not None and (known := former.get(name)) is not None:
+            if version.contents.identity(file, tensor) == base.contents.identity(*known):
                 continue
-        yield Changed(name, tensor.shape, tensor.dtype, after, before)
+            if (known[1].dtype, known[1].shape) == (tensor.dtype, tensor.shape):
+                before = _bits(base, *known)
+        after = _bits(version, file, tensor)
+        if before is None or not np.array_equal(after, before):
+            yield Changed(name, tensor.shape, tensor.dtype, after, before)
 
 
 def _named(version: StoredVersion) -> dict[str, tuple[int, Tensor]]:
@@ -104,7 +104,7 @@ def _bits(version: StoredVersion, file: int, tensor: Tensor) -> npt.NDArray[Any]
     return read_tensor(version, file, tensor, [range(size) for size in tensor.shape]).reshape(-1)
 
 
-def patches(base: StoredVersion, version: StoredVersion) -> Iterator[WeightPatch]:
+def patches(base: StoredVersion | None, version: StoredVersion) -> Iterator[WeightPatch]:
     """Yield the patches from a base to a version; see `Version.patches`."""
     import torch
 
