@@ -1,4 +1,4 @@
-"""Followers that are killed at any moment, next to a writer that forgets and collects: no mixture is marked whole."""
+"""Followers and publishers that are killed at any moment, next to a writer that forgets: no mixture is marked whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import random
 import signal
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from tests.following.test_follow import MODEL, tree, write_model
 
 pytestmark = [pytest.mark.local, pytest.mark.encoded]
 
-#: Kills, more where this variable is set: `CKSTORE_KILLS=500`.
+#: Kills of followers, and half as many of publishers, more where this variable is set: `CKSTORE_KILLS=500`.
 KILLS = int(os.environ.get("CKSTORE_KILLS", "8"))
 
 
@@ -30,20 +32,39 @@ def digest_of(directory: Path) -> str:
     return hasher.hexdigest()
 
 
-def start_follower() -> int:
-    """Fork a process that follows, and notes each version that it loads with the digest of its files."""
+def forked(work: Callable[[], None]) -> int:
+    """Fork a process for some work; return its number."""
     child = os.fork()
     if child:
         return child
     try:
-        for item in ckstore.follow("store", "policy", "local", poll=0.001):
-            line = f"{item.version.step} {digest_of(Path('local'))}\n"
-            with Path("loaded").open("a") as loaded:
-                loaded.write(line)
+        work()
     except BaseException:
         Path("failed").write_text(traceback.format_exc())
     finally:
-        os._exit(1)
+        os._exit(0)
+
+
+def kill(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def follow() -> None:
+    """Follow, and note each version that is loaded with the digest of its files."""
+    for item in ckstore.follow("store", "policy", "local", poll=0.001):
+        line = f"{item.version.step} {digest_of(Path('local'))}\n"
+        with Path("loaded").open("a") as loaded:
+            loaded.write(line)
+
+
+def publish(step: int) -> None:
+    """Publish the files of the model, unless they are already there; sometimes forget, and collect garbage."""
+    with ckstore.open("store") as store:
+        store.ingest(MODEL, run="policy", step=step)
+        if step % 5 == 4:
+            store.forget(run="policy", keep_last=2)
+            store.gc(grace=0)
 
 
 def test_no_kill_leaves_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,27 +75,25 @@ def test_no_kill_leaves_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     published: dict[int, str] = {}
     children: list[int] = []
     try:
-        for kill in range(KILLS):
+        for number in range(KILLS):
             while len(children) < 2:
-                children.append(start_follower())
-            for step in range(2 * kill, 2 * kill + 2):
-                with ckstore.open("store") as store:
-                    write_model(MODEL, step % 40, **{f"file{step % 3}": b"x" * step})
-                    published[step] = digest_of(MODEL)
-                    store.ingest(MODEL, run="policy", step=step)
-                    if step % 5 == 4:
-                        store.forget(run="policy", keep_last=2)
-                        store.gc(grace=0)
+                children.append(forked(follow))
+            for step in range(2 * number, 2 * number + 2):
+                write_model(MODEL, step % 40, **{f"file{step % 3}": b"x" * step})
+                published[step] = digest_of(MODEL)
+                if step % 4 == 0:  # A publisher that is killed: the next one repeats its work.
+                    child = forked(partial(publish, step))
+                    time.sleep(chance.random() * 0.15)
+                    kill(child)
+                publish(step)
             time.sleep(chance.random() * 0.1)
             assert not Path("failed").exists(), Path("failed").read_text()
             victim = children.pop(chance.randrange(2))
-            os.kill(victim, signal.SIGKILL)
-            os.waitpid(victim, 0)
+            kill(victim)
             check_marker(published, children)
     finally:
         for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            kill(child)
     for _ in ckstore.follow("store", "policy", "local", once=True):
         assert digest_of(Path("local")) == published[max(published)]
     loaded = [line.split() for line in Path("loaded").read_text().splitlines()]
