@@ -1,8 +1,9 @@
-"""Bytes and seconds of followers 1, 10 and 100 versions behind, next to full copies and chains of XOR deltas.
+"""Bytes and seconds of followers 1, 10 and 100 versions behind, next to other ways to distribute weights.
 
 Weights are bfloat16. With each step a share of the elements, drawn at random, moves by one unit in the last place. A
 chain of deltas is replayed as trainers publish it: for each version the XOR of all bytes with those of the version
-before, as one zstd frame of level 1.
+before, as one zstd frame of level 1. `one patch` is the least: a patch of all elements that differ, which only this
+reader could use. `hf_xet` uploads the new file next to the old one, to a directory; it sends chunks that are new.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import numpy.typing as npt
 import zstandard
 
 import ckstore
+from ckstore.codecs.lattice import CHUNK
+from ckstore.codecs.patches import find_changes
 
 Weights = npt.NDArray[np.uint16]
 
@@ -52,6 +55,25 @@ def moved(weights: Weights, share: float, generator: np.random.Generator) -> Wei
     return after
 
 
+def one_patch(after: Weights, before: Weights) -> int:
+    """Return the bytes of a patch of each chunk."""
+    pieces = range(0, after.size, CHUNK)
+    found = (find_changes(after[at : at + CHUNK], before[at : at + CHUNK], is_float=True).patch() for at in pieces)
+    return sum(len(patch or b"") for patch in found)
+
+
+def xet_bytes(before: Path, after: Path, work: Path) -> int:
+    """Return the bytes that an upload of a file sends where another one was uploaded."""
+    import hf_xet
+
+    for path in (before, after):
+        commit = hf_xet.XetSession().new_upload_commit(endpoint=f"local://{work}/xet")
+        commit.start_upload_file(str(path))
+        sent: int = commit.wait_to_finish().dedup_metrics.xorb_bytes_uploaded
+    shutil.rmtree(work / "xet")
+    return sent
+
+
 def cpu() -> float:
     """Return the seconds of CPU of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -67,6 +89,7 @@ def measured(work: Path, megabytes: float, share: float, behind: list[int]) -> l
     frames: list[int] = []
     stored: list[int] = []
     rows = []
+    kept: dict[int, Weights] = {}
     with ckstore.open(work / "store", create=True) as store:
         seconds = cpus = 0.0
         for step in range(last + 1):
@@ -80,18 +103,22 @@ def measured(work: Path, megabytes: float, share: float, behind: list[int]) -> l
                 seconds, cpus = seconds + time.perf_counter() - start, cpus + cpu() - used
                 stored.append(report.version.stored_bytes)
             if last - step in behind:
+                kept[last - step] = weights
                 for _ in store.follow(f"policy@{step}", work / f"behind-{last - step}", once=True):
                     pass
     full = weights.nbytes
     for number in sorted(behind):
+        held = work / f"behind-{number}" / "model.safetensors"
+        xet = xet_bytes(held, work / "model" / "model.safetensors", work)
         used = cpu()
         (item,) = ckstore.follow(work / "store", "policy", work / f"behind-{number}", once=True)
         rows.append(
             {
-                "share": share, "behind": number, "full copy": full, "xor + zstd": sum(frames[-number:]),
-                "follow": item.bytes_read, "written": item.bytes_written, "seconds": round(item.seconds, 3),
-                "CPU s/GB": round((cpu() - used) / full * 1e9, 2), "publish s/GB": round(cpus / last / full * 1e9, 2),
-                "bits an element": round(8 * stored[-1] / (share * count), 2),
+                "share": share, "behind": number, "full copy": full, "hf_xet": xet, "xor + zstd": sum(frames[-number:]),
+                "one patch": one_patch(weights, kept[number]), "follow": item.bytes_read,
+                "seconds": round(item.seconds, 3), "CPU s/GB": round((cpu() - used) / full * 1e9, 2),
+                "publish s/GB": round(cpus / last / full * 1e9, 2),
+                "bits stored": round(8 * sum(stored) / len(stored) / (share * count), 2),
             }
         )  # fmt: skip
     return rows
