@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from blake3 import blake3
 
 from ckstore.dtypes import ITEM_SIZES
@@ -210,16 +209,20 @@ class _Update:
                 return sum(write_chunk(*item) for item in group)
 
             def write_chunk(number: int, chunk: int) -> int:
-                unit = self._layout.units[number]
+                unit, way = self._layout.units[number], ways[number]
                 stretches = list(_of_chunk(_stretches(version, number), unit.chunk * ITEM_SIZES[unit.dtype], chunk))
-                present: Bits | None = None
-                if number in held:
-                    count = min(unit.chunk, unit.count - chunk * unit.chunk)
-                    present = empty(count, f"u{ITEM_SIZES[unit.dtype]}")
-                    _read_into(present.data.cast("B"), [(files[file], first, size) for file, first, size in stretches])
-                values = decoded(number, chunk, present)
-                if present is not None and (values is present or np.array_equal(values, present)):
-                    return 0
+                values: Bits | None = None
+                if number in held and all(level.base is not None for level in way[1]):
+                    if not reader.changes(way, chunk):
+                        return 0
+                    values = empty(min(unit.chunk, unit.count - chunk * unit.chunk), f"u{ITEM_SIZES[unit.dtype]}")
+                    _read_into(values.data.cast("B"), [(files[file], first, size) for file, first, size in stretches])
+                    try:
+                        values = reader.led(way, chunk, values)
+                    except IntegrityError:  # The file was changed, and kept its size and time.
+                        values = None
+                if values is None:
+                    values = version.chunk(number, chunk, keep=False)
                 data, written = values.data.cast("B"), 0
                 for file, first, nbytes in stretches:
                     if file in self._in_place:
@@ -227,14 +230,6 @@ class _Update:
                         written += nbytes
                     data = data[nbytes:]
                 return written
-
-            def decoded(number: int, chunk: int, present: Bits | None) -> Bits:
-                if present is not None and all(level.base is not None for level in ways[number][1]):
-                    own = empty(present.size, present.dtype)
-                    own[...] = present
-                    with suppress(IntegrityError):  # The file was changed, and kept its size and time.
-                        return reader.led(ways[number], chunk, own)
-                return version.chunk(number, chunk, keep=False)
 
             def size_of(item: tuple[int, int]) -> int:
                 unit = self._layout.units[item[0]]

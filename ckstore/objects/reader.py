@@ -32,6 +32,9 @@ from ckstore.runtime.blocks import Block, empty
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.lru import Lru
 
+#: A way of `Chains.between`.
+Way = tuple[Sequence[Patches], Sequence[Record]]
+
 
 class ChunkCache:
     """Decoded chunks by (id, index). Beyond `limit` bytes the least recently used are evicted. Safe for threads.
@@ -279,11 +282,12 @@ class ObjectReader:
         assert bits is not None
         return bits
 
-    def led(self, way: tuple[Sequence[Patches], Sequence[Record]], chunk: int, bits: Bits) -> Bits:
-        """Return the bits of one chunk at the end of a way of `Chains.between`, from those that it begins with.
+    def changes(self, way: Way, chunk: int) -> bool:
+        """Return whether a way of `Chains.between` leads to other bits of one chunk."""
+        return any(self.stored.index(level)[chunk] is not None for levels in way for level in levels)
 
-        They may be changed in place.
-        """
+    def led(self, way: Way, chunk: int, bits: Bits) -> Bits:
+        """Return the bits of one chunk at the end of a way, from those that it begins with, perhaps in their memory."""
         undone, applied = way
         for level in undone:
             patch = self.stored.payload(level, chunk)
