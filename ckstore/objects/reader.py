@@ -287,7 +287,7 @@ class ObjectReader:
         return any(self.stored.index(level)[chunk] is not None for levels in way for level in levels)
 
     def led(self, way: Way, chunk: int, bits: Bits) -> Bits:
-        """Return the bits of one chunk at the end of a way, from those that it begins with, perhaps in their memory."""
+        """Return the bits of one chunk at the end of a way, from those at its beginning, perhaps in their memory."""
         undone, applied = way
         for level in undone:
             patch = self.stored.payload(level, chunk)
