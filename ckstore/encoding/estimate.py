@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,8 @@ class Master:
 class Estimate:
     """The facts about one object for the planner's choice, and for the encoder that carries it out.
 
-    A coarse cast has a `master`. `parent` is the parent's object if few elements differ from it.
+    A coarse cast has a `master`. `parent` is the parent's object if few elements differ from it; `patches` of it are
+    those of the chunks that were compared.
     """
 
     unit: Unit
@@ -111,6 +112,7 @@ class Estimate:
     doubled: bool = False
     master: Master | None = None
     parent: Record | None = None
+    patches: dict[int, bytes | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -90,10 +90,10 @@ class ObjectEncoder:
         parent = estimate.parent
         aside = None if parent is None or way.base is parent or way.source is not None else Way(parent, patched=True)
         try:
-            payloads, patches = self._payloads(content, unit, way, aside, read, replaced)
+            payloads, patches = self._payloads(content, estimate, way, aside, read, replaced)
         except IntegrityError:  # The estimate saw a sample of the base; a run continues after damage of the rest.
             way, aside, debt = Way(None), None, 0
-            payloads, patches = self._payloads(content, unit, way, aside, read, replaced)
+            payloads, patches = self._payloads(content, estimate, way, aside, read, replaced)
         found = encoded_as(whole, way, payloads, debt)
         if aside is not None and any(patches):
             shortcut = encoded_as(whole, aside, patches)
@@ -101,18 +101,25 @@ class ObjectEncoder:
         return found
 
     def _payloads(
-        self, content: str, unit: Unit, way: Way, aside: Way | None, read: ReadUnit, replaced: Sequence[str]
+        self, content: str, estimate: Estimate, way: Way, aside: Way | None, read: ReadUnit, replaced: Sequence[str]
     ) -> tuple[list[memoryview | bytes | None], list[memoryview | bytes | None]]:
         """Return the payloads of an object's chunks in one way, and in another one aside."""
+        unit = estimate.unit
         payloads, others = [], []
+
+        def payload(one: Way, chunk: int, bits: Bits) -> memoryview | bytes | None:
+            if one.patched and one.base is estimate.parent and chunk in estimate.patches:
+                return estimate.patches[chunk]
+            before = None if one.base is None else self.reader.ordinals(one.base, chunk, keep=False)
+            if one.source is not None:
+                before = narrowed(one.source.read(start, start + bits.size), unit.dtype)
+            return encode_values(unit, bits, before, one)
+
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             bits = read(start, min(start + unit.chunk, unit.count))
-            if aside is not None and aside.base is not None:
-                others.append(encode_values(unit, bits, self.reader.ordinals(aside.base, chunk, keep=False), aside))
-            before = None if way.base is None else self.reader.ordinals(way.base, chunk, keep=False)
-            if way.source is not None:
-                before = narrowed(way.source.read(start, start + bits.size), unit.dtype)
-            payloads.append(encode_values(unit, bits, before, way))
+            payloads.append(payload(way, chunk, bits))
+            if aside is not None:
+                others.append(payload(aside, chunk, bits))
             if self._keep:
                 for other in replaced:
                     self.reader.cache.drop((other, chunk))
@@ -155,9 +162,9 @@ class ObjectEncoder:
             options.append(Option(name, stored, paid, is_base=False))
             ways[name] = way
 
-        of_parent, share = 0.0, 1.0
+        of_parent, share, known = 0.0, 1.0, dict[int, bytes | None]()
         if is_sparse:
-            of_parent, share = self._patch_bytes(unit, read, sample, before[-1], ancestors[-1][1])
+            of_parent, share = self._patch_bytes(unit, read, sample, before[-1], ancestors[-1][1], known)
         for (place, ancestor), values in zip(ancestors, before, strict=True):
             sizes = _differences(taken, values[taken.first - sample.first :][: taken.bits.size], unit)
             if is_sparse:
@@ -171,7 +178,8 @@ class ObjectEncoder:
                 work = layer(chunks, unit.count, int(stored), grouped=context, delta=True)
                 offer(f"{'context' if context else 'natural'}-{place}", Way(ancestor, context=context), stored, work)
         candidates = Candidates(tuple(options), 0.0 if record is None else record.debt)
-        return Estimate(unit, candidates, ways, cost(full), int(base), parent=record if is_sparse else None)
+        parent = record if is_sparse else None
+        return Estimate(unit, candidates, ways, cost(full), int(base), parent=parent, patches=known)
 
     def _sampled(self, record: Record, sample: Sample) -> Bits:
         """Return the same elements of another object as those of a sample."""
@@ -183,9 +191,9 @@ class ObjectEncoder:
         return found
 
     def _patch_bytes(
-        self, unit: Unit, read: ReadUnit, sample: Sample, sampled: Bits, record: Record
+        self, unit: Unit, read: ReadUnit, sample: Sample, sampled: Bits, record: Record, known: dict[int, bytes | None]
     ) -> tuple[float, float]:
-        """Estimate the bytes of patches to another object, from its given sampled values.
+        """Estimate the bytes of patches to another object, from its given sampled values; add patches to `known` ones.
 
         The estimate uses some chunks of the object that are cached, or the sample's chunk. Few elements of a sample
         differ, and their number varies by chance: the second result is the factor by which there are more.
@@ -199,7 +207,8 @@ class ObjectEncoder:
             first = chunk * unit.chunk
             bits = read(first, min(first + unit.chunk, unit.count))
             before = self.reader.ordinals(record, chunk)
-            found += len(find_changes(bits, before, is_float=unit.dtype in FLOATS).patch() or b"")
+            known[chunk] = find_changes(bits, before, is_float=unit.dtype in FLOATS).patch()
+            found += len(known[chunk] or b"")
             compared += bits.size
         stored = found * unit.count / compared
         expected = sample.nbytes_of(find_changes(sample.bits, sampled, is_float=unit.dtype in FLOATS))
