@@ -80,7 +80,7 @@ _COMPARED = 1 << 14
 _CAUTION = {role: number for number, role in enumerate(("weight", "vector", "first", "second", "relative", "other"))}
 
 #: Memory of the chunks of a version, as a multiple of its size, without the integers of weights.
-_KEPT = 1.4
+KEPT = 1.4
 
 
 def parent_objects(units: Sequence[Unit], objects: Sequence[str], facts: Mapping[int, CoarseUnit]) -> dict[str, Parent]:
@@ -130,7 +130,7 @@ class Estimator:
         self._policy = policy
         self._parents = parents
         self._reader = reader
-        self._exact = ObjectEncoder(reader, keep=reader.keeps and _KEPT * values.size <= reader.cache.limit)
+        self._exact = ObjectEncoder(reader, keep=reader.keeps and KEPT * values.size <= reader.cache.limit)
         self._coarse = CoarseEncoder(reader, policy)
         self._scheme = None if policy.scheme == LATTICE else scheme_of(policy.scheme)
         self._codebooks = None if self._scheme is None else CodebookEncoder(reader, self._scheme)

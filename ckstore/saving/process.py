@@ -13,6 +13,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import ceil
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def serve(settings: Settings, connection: Connection) -> None:
     import google_crc32c  # noqa: F401 - imported early, since every save needs it
 
     from ckstore.commit.naming import policy_of
-    from ckstore.repository import CACHE_BYTES, Address
+    from ckstore.repository import Address
     from ckstore.retention.compactor import Compactor
     from ckstore.saving.staging import StagedStates
     from ckstore.scanning.published import Template
@@ -102,9 +103,7 @@ def serve(settings: Settings, connection: Connection) -> None:
     place, options, mirrors = settings.store
     address = Address(place, tuple((name, value) for name, value in options), mirrors)
     template = None if settings.like is None else Template(Path(settings.like[0]), settings.like[1])
-    # The values of the last version stay in memory: the next one is encoded against them.
-    cache = CACHE_BYTES if template is None else CACHE_BYTES + template.nbytes
-    with address.open("a", cache) as repository:
+    with address.open("a", cache_bytes(0 if template is None else template.nbytes)) as repository:
         compactor = Compactor(repository)
         saved = None
         try:
@@ -139,6 +138,14 @@ def serve(settings: Settings, connection: Connection) -> None:
                 connection.send((save.number, answer))
         finally:
             compactor.close(finish=False)
+
+
+def cache_bytes(nbytes: int) -> int:
+    """Return the limit of a cache that keeps the values of a version, against which the next is encoded."""
+    from ckstore.encoding.estimator import KEPT
+    from ckstore.repository import CACHE_BYTES
+
+    return CACHE_BYTES + ceil(KEPT * nbytes)
 
 
 def _unpickled(search: bytes) -> Any:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import ckstore
+from ckstore.encoding.estimator import Estimator
+from ckstore.saving.process import cache_bytes
 
 State = dict[str, torch.Tensor]
 
@@ -116,3 +119,10 @@ def test_a_directory_without_safetensors_is_refused(store: ckstore.Store, tmp_pa
             store.publish("policy", like=tmp_path / place)
     with pytest.raises(ckstore.UsageError, match="is one of float32"):
         store.publish("policy", like=tmp_path / "like", dtype="int8")
+
+
+@pytest.mark.parametrize("nbytes", [0, 1 << 20, 1 << 34])
+def test_the_cache_keeps_a_version_of_any_size(store: ckstore.Store, nbytes: int) -> None:
+    reader, values = store._repository.reader, Mock(size=nbytes, layouts=[], units=[])
+    reader.cache.limit = cache_bytes(nbytes)
+    assert Estimator(reader, values, ckstore.Policy(), {})._exact._keep
