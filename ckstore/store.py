@@ -1369,6 +1369,8 @@ class Store(Mapping[str | int, "Version"]):
         poll: float = 1.0,
         stop: threading.Event | None = None,
         swap: bool = False,
+        include: Sequence[str] = (),
+        every: int = 1,
     ) -> Iterator[Followed]:
         """Keep a directory at the newest version of a name; yield each version once the directory holds it.
 
@@ -1392,6 +1394,10 @@ class Store(Mapping[str | int, "Version"]):
         swap
             Write the directories `DIRECTORY.a` and `DIRECTORY.b` in turn, and make `directory` a link to the complete
             one: for readers that map the files. Takes twice the space.
+        include
+            Globs of files, as for `Version.checkout`; all by default.
+        every
+            Follow steps that are multiples of this number alone.
 
         Raises
         ------
@@ -1409,7 +1415,12 @@ class Store(Mapping[str | int, "Version"]):
 
         if not poll > 0:
             raise UsageError(f"`poll` must be above 0, not {poll}.")
-        yield from follow(self._repository, name, Path(directory), once=once, poll=poll, stop=stop, swap=swap)
+        if every < 1:
+            raise UsageError(f"`every` must be 1 or more, not {every}.")
+        yield from follow(
+            self._repository, name, Path(directory), once=once, poll=poll, stop=stop, swap=swap, include=include,
+            every=every,
+        )  # fmt: skip
 
     def _taking(self) -> Intake:
         if self._intake is None:
@@ -1526,6 +1537,8 @@ def follow(
     poll: float = 1.0,
     stop: threading.Event | None = None,
     swap: bool = False,
+    include: Sequence[str] = (),
+    every: int = 1,
 ) -> Iterator[Followed]:
     """Open a store for reading, and keep a directory at the newest version of a name; see `Store.follow`.
 
@@ -1535,7 +1548,9 @@ def follow(
     [<ckstore.VersionRow 3 gpt@300>]
     """
     with open(path, "r") as store:
-        yield from store.follow(name, directory, once=once, poll=poll, stop=stop, swap=swap)
+        yield from store.follow(
+            name, directory, once=once, poll=poll, stop=stop, swap=swap, include=include, every=every
+        )
 
 
 @checked(path=PATH)

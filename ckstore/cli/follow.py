@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     ("ckstore --store s3://runs/policy follow policy /local/policy", "keep /local/policy at the run's newest version"),
     ("ckstore follow policy /local/policy --once", "update to the present version and exit"),
     ("ckstore follow policy@best:reward best/", "keep the version with the highest reward"),
+    ("ckstore follow policy eval/ --every 500 --include '*.safetensors'", "keep the weights of each 500th step"),
     ("ckstore follow policy served/ --exec 'curl -sf -d @- localhost:30000/reload'", "tell an engine of each version"),
     exit_codes=[12, 13],
 )
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 @click.argument("directory", type=click.Path(path_type=Path))
 @option("--once", "Update to the present version and exit.")
 @option("--swap", "Make DIRECTORY a link, and update two directories in turn: for engines that map the files.")
+@option("--include GLOB", "Keep only matching files.", multiple=True)
+@option("--every N", "Follow steps that are multiples of N alone.", type=click.IntRange(1), default=1)
 @option(
     "--exec COMMAND",
     "Run a command of the shell after each update, with the version as JSON on stdin, until it succeeds.",
@@ -59,6 +62,8 @@ def command(
     directory: Path,
     once: bool,
     swap: bool,
+    include: tuple[str, ...],
+    every: int,
     command: str | None,
     post: str | None,
     metrics_port: int | None,
@@ -113,8 +118,9 @@ def command(
             nullcontext() if metrics_port is None else hooks.served(figures, metrics_port),
         ):
             for _ in follow(
-                store._repository, name, directory, once=once, poll=poll, stop=stop, apply=apply, swap=swap
-            ):
+                store._repository, name, directory, once=once, poll=poll, stop=stop, apply=apply, swap=swap,
+                include=include, every=every,
+            ):  # fmt: skip
                 pass
     finally:
         signal.signal(signal.SIGTERM, before)

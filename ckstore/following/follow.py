@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,13 +100,18 @@ def follow(
     stop: Event | None = None,
     apply: Callable[[Followed], None] | None = None,
     swap: bool = False,
+    include: Sequence[str] = (),
+    every: int = 1,
 ) -> Iterator[Followed]:
     """Yield each newest version once the directory holds it; see `Store.follow`.
 
     `apply` is called before a version is yielded. If it raises `NotAppliedError`, it is called again after a pause,
     with a newer version if there is one by then. A version counts as applied once the caller asks for the next.
     """
-    return _Follower(repository, name, root, poll, stop or Event(), apply, swap=swap).run(once=once)
+    follower = _Follower(
+        repository, name, root, poll, stop or Event(), apply, swap=swap, include=tuple(include), every=every
+    )
+    return follower.run(once=once)
 
 
 class _Follower:
@@ -122,6 +127,8 @@ class _Follower:
         apply: Callable[[Followed], None] | None,
         *,
         swap: bool,
+        include: tuple[str, ...],
+        every: int,
     ) -> None:
         self._repository = repository
         self._name = name
@@ -130,6 +137,8 @@ class _Follower:
         self._stop = stop
         self._apply = apply
         self._swap = swap
+        self._include = include
+        self._every = every
         self._last: str | None = None
         self._said = ""
 
@@ -166,10 +175,10 @@ class _Follower:
         start, amounts = time.perf_counter(), None
         while not self._stop.is_set():
             here = self._here
-            if amounts is None and row.uid == self._last and _present(here, row) is not None:
+            if amounts is None and row.uid == self._last and self._present(here, row) is not None:
                 return
             with held(here, self._stop, exclusive=False) as is_held:
-                marker = _present(here, row) if is_held and here == self._here else None
+                marker = self._present(here, row) if is_held and here == self._here else None
                 if marker is not None:
                     item = self._item(row, marker, amounts or Amounts(0, 0, False), time.perf_counter() - start)
                     if self._apply is not None:
@@ -193,10 +202,10 @@ class _Follower:
                 return None
             # Another follower may have waited less, and found a newer version.
             row = self._newest()
-            if _present(here, row) is not None and (not self._swap or self._root.is_symlink()):
+            if self._present(here, row) is not None and (not self._swap or self._root.is_symlink()):
                 return None
             version = StoredVersion(self._repository, row)
-            _, amounts = update(version, target, read_marker(target))
+            _, amounts = update(version, target, read_marker(target), self._include)
             if self._swap:
                 point(self._root, target)
             return row, amounts
@@ -209,21 +218,23 @@ class _Follower:
 
     def _newest(self) -> VersionRow:
         self._repository.catalog.refresh()
-        return self._repository.catalog.resolve(self._name)
+        row = self._repository.catalog.resolve(self._name)
+        if row.step is None or not row.step % self._every:
+            return row
+        return self._repository.catalog.resolve(f"{row.run}@{row.step - row.step % self._every}")
+
+    def _present(self, directory: Path, row: VersionRow) -> Marker | None:
+        """Return the marker if a directory holds the version, and its files are as the update left them."""
+        marker = read_marker(directory)
+        if marker is None or not marker.is_complete or (marker.id, marker.include) != (row.uid, self._include):
+            return None
+        return None if marker.changed(directory) else marker
 
     def _say(self, error: Exception) -> None:
         """Log an error once."""
         if str(error) != self._said:
             self._said = str(error)
             _log.warning("%s Still following %s.", error, self._name)
-
-
-def _present(directory: Path, row: VersionRow) -> Marker | None:
-    """Return the marker if a directory holds the version, and its files are as the update left them."""
-    marker = read_marker(directory)
-    if marker is None or not marker.is_complete or marker.id != row.uid or marker.changed(directory):
-        return None
-    return marker
 
 
 def _note_applied(directory: Path, row: VersionRow) -> None:

@@ -54,6 +54,8 @@ class Marker(Struct, frozen=True, kw_only=True):
         Size, modification time and BLAKE3 by path; during an update, of all files that were or will be there.
     links
         The paths of symbolic links.
+    include
+        The globs of the files that the directory holds; none for all.
     """
 
     state: Literal["updating", "complete"]
@@ -66,6 +68,7 @@ class Marker(Struct, frozen=True, kw_only=True):
     applied: Id | None = None
     files: dict[str, HeldFile] = {}
     links: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:

@@ -19,7 +19,7 @@ from ckstore.following.marker import LOCK, MARKER, HeldFile, Marker, is_as_left
 from ckstore.formats.skeleton import pieces
 from ckstore.formats.sources import PERMISSIONS
 from ckstore.objects.identity import MemberHasher
-from ckstore.reading.checkout import inside, write_entry
+from ckstore.reading.checkout import chosen_entries, inside, write_entry
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.blocks import empty
 from ckstore.runtime.local_path import leads_out
@@ -49,35 +49,39 @@ class Amounts:
     mended: bool
 
 
-def update(version: StoredVersion, root: Path, before: Marker | None) -> tuple[Marker, Amounts]:
-    """Bring a directory to a version; the caller holds its lock exclusively.
+def update(
+    version: StoredVersion, root: Path, before: Marker | None, include: Sequence[str] = ()
+) -> tuple[Marker, Amounts]:
+    """Bring a directory to a version, or to its files that match a glob; the caller holds its lock exclusively.
 
     Repeating an interrupted update is harmless: files in doubt are compared by digests, and values are written.
     """
-    return _Update(version, root, before).run()
+    return _Update(version, root, before, include).run()
 
 
 class _Update:
     """One update of a directory, whose marker is `before`."""
 
-    def __init__(self, version: StoredVersion, root: Path, before: Marker | None) -> None:
+    def __init__(self, version: StoredVersion, root: Path, before: Marker | None, include: Sequence[str]) -> None:
         self._version = version
         self._document = version.document
         self._layout = version.layout
         self._root = root
         self._before = before
         self._written = 0
-        self._files = self._document.files
-        self._links = dict(self._document.links)
-        directories = (path for path, _ in self._document.directories)
-        for path in [*(entry.path for entry in self._files), *self._links, *directories]:
+        self._include = tuple(include)
+        chosen = chosen_entries(version, include)
+        self._files = {number: entry for number, entry in enumerate(self._document.files) if entry.path in chosen}
+        self._links = {path: target for path, target in self._document.links if path in chosen}
+        self._directories = [path for path, _ in self._document.directories if path in chosen]
+        for path in [*(entry.path for entry in self._files.values()), *self._links, *self._directories]:
             if path.split("/")[0] in (MARKER, LOCK):
                 raise ConflictError(
                     f"Version {version.row.number} holds {path}, since a followed directory was ingested; ingest that "
                     "directory without it."
                 )
-        version.contents.require_whole(range(len(self._files)))
-        self._changed = [number for number in range(len(self._files)) if not self._is_there(number)]
+        version.contents.require_whole(self._files)
+        self._changed = [number for number in self._files if not self._is_there(number)]
         self._in_place = {number for number in self._changed if not version.is_changed(number)}
 
     def run(self) -> tuple[Marker, Amounts]:
@@ -92,7 +96,7 @@ class _Update:
         mended = self._write_rest()
         self._write_links()
         marker = self._marker({number: self._settle(number) for number in self._changed})
-        paths = [*marker.files, *marker.links, *(path for path, _ in self._document.directories)]
+        paths = [*marker.files, *marker.links, *self._directories]
         for directory in {self._root / above for path in paths for above in Path(path).parents}:
             durable.sync_directory(directory)
         durable.checkpoint("follow-written")
@@ -130,7 +134,7 @@ class _Update:
     def _held(self, units: Sequence[int]) -> dict[int, str]:
         """Return the ids of the objects that the directory holds at the places of units, if it holds one."""
         known = self._known()
-        paths = [entry.path for entry in self._files]
+        paths = [entry.path for entry in self._document.files]
         found, unknown = {}, []
         for number in units:
             unit = self._layout.units[number]
@@ -252,7 +256,7 @@ class _Update:
         """Open the version's files by number: also for writing, and in the new size, if they change in place."""
         with ExitStack() as stack:
             files: dict[int, int] = {}
-            for number, entry in enumerate(self._files):
+            for number, entry in self._files.items():
                 if number in self._changed and number not in self._in_place:
                     continue
                 place = self._made_place(number)
@@ -331,13 +335,13 @@ class _Update:
             else HeldFile(entry.size, 0, entry.blake3)
             if settled is None
             else settled[number]
-            for number, entry in enumerate(self._files)
+            for number, entry in self._files.items()
         }
         return Marker(
             state="updating" if settled is None else "complete", id=row.uid, number=row.number, run=row.run,
             step=row.step, fidelity=self._version.fidelity, applied=None if before is None else before.applied,
             origin=origin, files={**held, **files} if settled is None else files,
-            links=tuple(sorted(links | self._links.keys())),
+            links=tuple(sorted(links | self._links.keys())), include=self._include,
         )  # fmt: skip
 
     def _remove_others(self) -> None:
@@ -345,8 +349,8 @@ class _Update:
         before = self._before
         if before is None:
             return
-        ours = {entry.path for entry in self._files}
-        kept = {path for path, _ in self._document.directories}
+        ours = {entry.path for entry in self._files.values()}
+        kept = set(self._directories)
         for path in sorted({*before.files.keys() - ours, *(set(before.links) - self._links.keys())}):
             with suppress(FileNotFoundError, NotADirectoryError, IntegrityError):
                 place = self._place(path)
@@ -359,7 +363,7 @@ class _Update:
                     directory.rmdir()
 
     def _write_links(self) -> None:
-        for path, _ in self._document.directories:
+        for path in self._directories:
             inside(self._root, path).mkdir(parents=True, exist_ok=True)
         for path, target in self._links.items():
             place = self._place(path)

@@ -147,7 +147,7 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
         ("allow_empty", "create", "delete_source", "dry_run", "force", "forgotten", "keep_tagged", "ledger", "once",
          "prune", "recursive", "replace", "restore", "shared", "swap", "verify"), FLAG
     ),
-    **dict.fromkeys(("cache_bytes", "count", "hot", "nbytes", "workers"), WHOLE),
+    **dict.fromkeys(("cache_bytes", "count", "every", "hot", "nbytes", "workers"), WHOLE),
     **dict.fromkeys(("keep_every", "keep_last"), PERIOD),
     **dict.fromkeys(("ema", "grace", "poll", "quality", "sample", "settle"), NUMBER),
     **dict.fromkeys(("format", "metric", "mode", "on_unknown", "run", "sort", "tag"), TEXT),

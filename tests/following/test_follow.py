@@ -454,6 +454,40 @@ def test_a_version_counts_as_applied_when_the_next_is_asked_for(store: ckstore.S
     assert followed(store).was_applied
 
 
+def test_some_files_are_followed(store: ckstore.Store) -> None:
+    def kept(*include: str) -> set[str]:
+        for _ in ckstore.follow(store.place, "policy", LOCAL, once=True, include=include):
+            store["policy"].checkout(CHECKOUT, force=True)
+        files = tree(LOCAL)
+        assert files.items() <= tree(CHECKOUT).items()
+        return set(files)
+
+    for step in (0, 1):
+        model = write_model(MODEL, step, **{"other.txt": b"x" * step})
+        (model / "link").symlink_to("config.json")
+        store.ingest(model, run="policy", step=step)
+        assert kept("*-00001-*") == {"model-00001-of-00002.safetensors"}
+    assert kept("*-00001-*", "link") == {"model-00001-of-00002.safetensors", "link", "config.json"}
+    assert kept() == set(tree(MODEL))
+    assert kept("other.txt") == {"other.txt"}
+    with pytest.raises(ckstore.NotFoundError, match="is chosen"):
+        kept("none")
+    assert tree(LOCAL).keys() == {"other.txt"}
+
+
+def test_some_steps_are_followed(store: ckstore.Store) -> None:
+    versions = ckstore.follow(store.place, "policy", LOCAL, every=3, poll=0.001)
+    publish(store, 0)
+    for step in range(8):
+        publish(store, step)
+        if step % 3 == 0:
+            assert next(versions).name == f"policy@{step}"
+    (last,) = ckstore.follow(store.place, "policy", LOCAL, once=True, every=3)
+    assert (last.name, last.bytes_written) == ("policy@6", 0)
+    with pytest.raises(ckstore.UsageError, match="1 or more"):
+        next(ckstore.follow(store.place, "policy", LOCAL, every=0))
+
+
 def test_a_missing_name_is_waited_for_or_refused(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ckstore.NotFoundError):
         followed(store)

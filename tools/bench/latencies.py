@@ -1,6 +1,6 @@
 """Seconds from the save of a publisher to a follower's hook, through an object store whose answers are delayed.
 
-Weights are bfloat16, of which a share moves with each step. Publisher and follower are processes of this machine.
+Weights are bfloat16; a share of them moves with each step. Publisher and follower are processes of this machine.
 """
 
 from __future__ import annotations
