@@ -19,3 +19,4 @@
 #include "codebook.c"
 #include "patches.c"
 #include "tree.c"
+#include "copy.c"

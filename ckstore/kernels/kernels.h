@@ -262,6 +262,9 @@ int64_t KERNEL(parent_values)(array children, array values);
 /* Write the digest of bytes: uint8, the last chunk, and the values of the trees before it. */
 int64_t KERNEL(root_value)(array bytes, int64_t chunk, array above, array value);
 
+/* copy.c: copy bytes, uint8 (n), to memory that this processor does not read soon, uint8 (n). */
+int64_t KERNEL(copy_past_caches)(array bytes, array out);
+
 #pragma GCC visibility pop
 
 #endif

@@ -48,3 +48,10 @@ def check(status: int) -> int:
 
 
 _MISFIT = -2
+
+_copy_past_caches = function("copy_past_caches", "pp")
+
+
+def copy_past_caches(data: Array, out: Array) -> None:
+    """Copy bytes, uint8 (n), to memory that this processor does not read soon."""
+    check(_copy_past_caches(id(data), id(out)))

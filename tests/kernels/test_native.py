@@ -50,6 +50,22 @@ def test_arrays_of_other_types_and_sizes_are_refused() -> None:
         order.to_coded_order(words, np.zeros(7, np.uint8), np.zeros((4, 256), np.int64), words.copy())
 
 
+def test_copies_past_caches_end_where_the_array_ends() -> None:
+    data = np.random.default_rng(0).integers(1, 256, 4096 + 64, np.uint8)
+    for size in (0, 1, 255, 256, 257, 4095, 4096):
+        for first in (0, 1, 63):
+            out = np.zeros(5000, np.uint8)
+            native.copy_past_caches(data[first : first + size], out[first : first + size])
+            assert np.array_equal(out[first : first + size], data[first : first + size])
+            assert not out[:first].any()
+            assert not out[first + size :].any()
+    for other in (data[:-1], data.view(np.int8), data.view(np.uint16), data[::2], data[::-1]):
+        with pytest.raises(ValueError, match="do not fit"):
+            native.copy_past_caches(other, np.zeros(data.size, np.uint8))
+    with pytest.raises(ValueError, match="do not fit"):
+        native.copy_past_caches(data[::2], np.zeros(8320, np.uint8)[::4])
+
+
 def test_payloads_without_room_are_refused() -> None:
     values = np.arange(3000, dtype=np.int32)
     plan = make_plan(values, None)

@@ -362,6 +362,19 @@ def _tree(size: int) -> Case:
     return _timed(call), lambda: repr(call()).encode()
 
 
+def _copy(size: int) -> Case:
+    from ckstore.kernels.native import copy_past_caches
+
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    out = np.empty_like(data)
+
+    def call() -> Any:
+        copy_past_caches(data, out)
+        return out
+
+    return _timed(call), lambda: call().tobytes()
+
+
 CASES: dict[str, Callable[[int], Case]] = {
     **{f"streams {dtype}": _exact(dtype, grouped=False) for dtype in ("float32", "bfloat16")},
     **{f"streams {dtype} classes": _exact(dtype, grouped=True) for dtype in ("float32", "bfloat16")},
@@ -405,6 +418,7 @@ CASES: dict[str, Callable[[int], Case]] = {
     "patch": _patching(inverse=False),
     "apply patch": _patching(inverse=True),
     "tree": _tree,
+    "copy": _copy,
 }
 
 

@@ -823,7 +823,7 @@ class _TensorMemory:
         data = self._of_all()
         if data.device.type == "cpu":
             # In this thread alone: torch's threads wait for one another, which takes long on busy cores.
-            target[:] = data.numpy()
+            _copy(data.numpy(), target)
             return None
         torch = sys.modules["torch"]
         torch.from_numpy(target).copy_(data, non_blocking=data.is_cuda)
@@ -863,7 +863,7 @@ class _ArrayMemory:
         return view
 
     def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
-        target[:] = self._of_all()
+        _copy(self._of_all(), target)
 
     def sample(self) -> Any:
         if not self._array.flags.c_contiguous:
@@ -883,6 +883,13 @@ class _ArrayMemory:
                 " into memory; store the tensor before it was broadcast."
             ) from error
         return flat
+
+
+def _copy(data: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
+    """Copy bytes that another process reads."""
+    from ckstore.kernels.native import copy_past_caches
+
+    copy_past_caches(data, target)
 
 
 def _bytes_of(tensor: Any, low: int, high: int) -> Any:
