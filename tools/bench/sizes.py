@@ -7,25 +7,30 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
 
 from tools.bench import ours as ours_of
 from tools.bench import series as all_series
 from tools.bench.chains import PeerSeries, Sizes
 from tools.bench.ours import Ours
 from tools.bench.peers import PEERS
-from tools.bench.series import Series
+from tools.bench.series import Series, load
 from tools.bench.speed_figures import table
 
 
 @dataclass(frozen=True)
 class Row:
-    """One series: ckstore, and every peer by name."""
+    """One series: ckstore, every peer by name, and moonclip's bytes, None if it cannot keep the series."""
 
     series: str
     versions: int
     original: int
     ours: Ours
     peers: dict[str, Sizes]
+    moonclip: int | None
 
     def best(self, size: Callable[[Sizes], int]) -> tuple[str, int]:
         """Return the peer that is smallest by `size`, and its bytes."""
@@ -38,7 +43,41 @@ def measure(series: Series, work: Path) -> Row:
     ours = ours_of.measure(series, work)
     peers = {peer.name: PeerSeries(peer, series, work / "restored").sizes(max(1.0, ours.factor)) for peer in PEERS}
     (work / "restored").unlink(missing_ok=True)
-    return Row(series.name, len(series.versions), series.nbytes, ours, peers)
+    return Row(series.name, len(series.versions), series.nbytes, ours, peers, _moonclip(series, work))
+
+
+class _Holder:
+    """An object with a state, as moonclip takes models and optimizers."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state_dict = lambda: state
+        self.loaded: dict[str, Any] = {}
+
+    def load_state_dict(self, state: dict[str, Any], **_: Any) -> None:
+        self.loaded = state
+
+
+def _moonclip(series: Series, work: Path) -> int | None:
+    """Return the bytes of all versions in moonclip's directory, saved as its README says."""
+    try:
+        from moonclip import CheckpointManager
+    except ImportError:
+        return None
+    with TemporaryDirectory(dir=work) as directory:
+        manager = CheckpointManager(directory, max_full_snapshots=len(series.versions))
+        for step, path in enumerate(series.versions):
+            state = load(path) if path.is_file() else None
+            if not isinstance(state, dict) or not {"model", "optimizer"} <= state.keys():
+                return None
+            others = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
+            model = _Holder(state["model"])
+            manager.save(step=step, model=model, optimizer=_Holder(state["optimizer"]), extra=others)
+            manager.flush()
+        CheckpointManager(directory).resume(model=model)
+        for name, tensor in model.state_dict().items():
+            if not torch.equal(tensor, model.loaded[name]):
+                raise AssertionError(f"moonclip does not restore {name} of {series.name}")
+        return sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file())
 
 
 def markdown(rows: list[Row]) -> str:
@@ -52,8 +91,8 @@ def markdown(rows: list[Row]) -> str:
         "Factor: time to restore the deepest version over that of a full one, measured, which bounds the chains, and "
         "predicted. Pairs have no bound.",
         table(later, map(_later_cells, rows)),
-        table(["series", "versions", "original", *(peer.name for peer in PEERS)], map(_peer_cells, rows)),
-        "Peers: pairs / chains (a full version every N versions).",
+        table(["series", "versions", "original", *(peer.name for peer in PEERS), "moonclip"], map(_peer_cells, rows)),
+        "Peers: pairs / chains (a full version every N versions). moonclip: its directory of all versions.",
         table(["series", *causes], by_cause),
     ])  # fmt: skip
 
@@ -80,7 +119,7 @@ def _peer_cells(row: Row) -> list[str]:
     for sizes in row.peers.values():
         chains = f" / {_bytes(sizes.chains, row.original)} ({sizes.period})" if sizes.chains != sizes.pairs else ""
         cells.append(_bytes(sizes.pairs, row.original) + chains)
-    return cells
+    return [*cells, "" if row.moonclip is None else _bytes(row.moonclip, row.original)]
 
 
 def _bytes(nbytes: int, original: int) -> str:
