@@ -14,7 +14,7 @@ from ckstore.formats.layout import Tensor
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.gather import Selection
 from ckstore.reading.indexing import parse_key
-from ckstore.reading.real_values import plain_numbers
+from ckstore.reading.real_values import float4_numbers, plain_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ class LazyTensor:
     def dtype(self) -> np.dtype[Any]:
         """NumPy dtype of slices: for bfloat16 and float8 that of ml_dtypes, or float32, which holds their values.
 
-        complex32 becomes complex64. The bytes of float4 have two numbers each.
+        complex32 becomes complex64. Slices of float4 are bytes of two numbers each; `numpy` returns the numbers.
         """
         return numpy_dtype(self.dtype_name)
 
@@ -118,14 +118,15 @@ class LazyTensor:
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Return all elements as a new array.
+        """Return all elements as a new array; of float4, two to a byte, the numbers: its last axis is twice as long.
 
         Examples
         --------
         >>> store["best"]["model/bias"].numpy().sum()
         np.float32(0.0)
         """
-        return self._shown(self._bits([range(size) for size in self.shape]))
+        bits = self._bits([range(size) for size in self.shape])
+        return float4_numbers(bits) if self.dtype_name == "float4_e2m1fn_x2" else self._shown(bits)
 
     def torch(self, key: Any = ...) -> torch.Tensor:
         """Return all elements, or those of a NumPy index, as a new torch tensor of the tensor's dtype.

@@ -121,6 +121,22 @@ def test_slices_of_torch_tensors_keep_their_dtype(version: Version, source: dict
     assert_same(version["cube"].torch((3, 4, 5)), source["cube"][3, 4, 5])
 
 
+def test_float4_becomes_numbers_as_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32).reshape(2, 8)
+    codes = numbers.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+    packed = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4).view(torch.float4_e2m1fn_x2)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": packed, "none": packed[:, :0], "one": packed[0, 1]})
+        version = store["latest"]
+        found = np.asarray(version["w"])
+        assert found.dtype == ml_dtypes.float4_e2m1fn
+        np.testing.assert_array_equal(found.astype(np.float32), numbers)
+        assert version["none"].numpy().shape == (2, 0)
+        assert version["one"].numpy().tolist() == [1, 1.5]
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+        np.testing.assert_array_equal(np.asarray(version["w"]), numbers, strict=True)
+
+
 @pytest.mark.parametrize("version", [0], indirect=True, ids=["encoded"])
 def test_a_slice_decodes_the_chunks_it_touches_and_no_others(version: Version) -> None:
     """The version is stored in full."""

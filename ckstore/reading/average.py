@@ -123,7 +123,6 @@ class _Average(StoredVersion):
             for version, weight in zip(self._versions, self._weights, strict=True):
                 data = version.read_extent(file, extent, first, last, keep=True)
                 values = to_float64(np.frombuffer(data, np.uint8), dtype)
-                assert values is not None
                 values *= weight
                 total = values if total is None else np.add(total, values, out=total)
             assert total is not None

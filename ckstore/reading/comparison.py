@@ -298,8 +298,6 @@ class _Sums:
             unequal = unequal.reshape(-1, self._parts).any(axis=1)
         self.changed += int(np.count_nonzero(unequal))
         one, other = to_float64(before, self._dtype), to_float64(after, self._dtype)
-        if one is None or other is None:
-            return
         with np.errstate(over="ignore", invalid="ignore"):
             difference = other - one
             squares = [np.einsum("i,i->", values, values) for values in (one, other, difference)]
@@ -321,8 +319,6 @@ class _Sums:
     def change(self, path: str, form: TensorForm) -> TensorChange:
         """Return the change of a tensor."""
         share = self.changed / prod(form.shape)
-        if to_float64(np.empty(0, np.uint8), self._dtype) is None:
-            return TensorChange(path, "values", form, form, share)
         nonfinite = self._nonfinite[0], self._nonfinite[1]
         if not all(map(isfinite, (*self._squares, self._product))):  # Squares of values near 1e200 are too large.
             return TensorChange(path, "values", form, form, share, max_abs=self._largest, nonfinite=nonfinite)

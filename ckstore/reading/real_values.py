@@ -24,14 +24,17 @@ _FLOAT8 = {
     "float8_e5m2fnuz": (2, 16, 0x80),
 }
 
+#: The numbers of the codes of float4.
+_FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
 
 def parts_of(dtype: str) -> int:
     """Return the number of real parts of an element: 2 for complex numbers."""
     return 2 if dtype in PARTS else 1
 
 
-def to_float64(bits: Bits, dtype: str) -> Reals | None:
-    """Return the elements as float64, complex ones as pairs; None for a dtype that packs several numbers in a byte.
+def to_float64(bits: Bits, dtype: str) -> Reals:
+    """Return the numbers of elements as float64: two of a complex element, and of a byte of float4.
 
     Integers beyond 2^53 are rounded.
     """
@@ -41,7 +44,24 @@ def to_float64(bits: Bits, dtype: str) -> Reals | None:
     if dtype in NATIVE:
         return bits.view(dtype).astype(np.float64)
     table = _float8(dtype)
-    return None if table is None else table[bits.view(np.uint8)]
+    codes = bits.view(np.uint8)
+    return _FLOAT4[float4_codes(codes)] if table is None else table[codes]
+
+
+def float4_codes(packed: Bits) -> Bits:
+    """Return the codes of float4 numbers, two to a byte, of which the first is the lower: the last axis is doubled."""
+    shape = packed.shape or (1,)
+    return np.stack([packed & 15, packed >> 4], -1).reshape(*shape[:-1], 2 * shape[-1])
+
+
+def float4_numbers(packed: Bits) -> Bits:
+    """Return float4 numbers, as `float4_codes`: of ml_dtypes where it is installed, else float32."""
+    codes = float4_codes(packed)
+    try:
+        import ml_dtypes
+    except ImportError:
+        return _FLOAT4[codes].astype(np.float32)
+    return codes.view(ml_dtypes.float4_e2m1fn)
 
 
 def plain_numbers(bits: Bits, dtype: str) -> Bits:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, floats
 from ckstore.dtypes import bits_dtype
-from ckstore.reading.real_values import to_float64
+from ckstore.reading.real_values import parts_of, to_float64
 from ckstore.runtime.blas import one_thread
 
 Floats = npt.NDArray[Any]
@@ -68,8 +68,7 @@ _OVERSAMPLED = 8
 def float_values(bits: Bits, dtype: str) -> Floats | None:
     """Return the values of elements as a flat float array; the parts of complex ones; None of integers and booleans.
 
-    Values are widened exactly; complex ones with a part that is not finite are NaN. Packed floats of four bits have
-    none, either.
+    Values are widened exactly; complex ones with a part that is not finite are NaN. A byte of float4 has two.
 
     Examples
     --------
@@ -87,7 +86,7 @@ def float_values(bits: Bits, dtype: str) -> Floats | None:
         return pairs.reshape(-1)
     if dtype in STEP_RANGE:
         return floats(flat, dtype)
-    return to_float64(flat, dtype) if dtype.startswith("float8") else None
+    return to_float64(flat, dtype) if dtype.startswith(("float8", "float4")) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +137,14 @@ def measure(
         found["unchanged"] = float((now.bits == before.bits).mean())
     values = now.values()
     if values is not None and values.size:
-        found["rms"], share = _sizes(values, now.bits.size)
+        found["rms"], share = _sizes(values, values.size // parts_of(now.dtype))
         found["nonfinite"] = share if nonfinite is None else nonfinite
         for key, other in (("change", before), ("distance", first)):
             if other is not None:
                 found[key] = relative_distance(values, other.values())
         if is_matrix and found["nonfinite"] == 0:
             with one_thread():
-                found["rank"], found["spectral"] = spectrum(values.reshape(now.bits.shape))
+                found["rank"], found["spectral"] = spectrum(values.reshape(len(now.bits), -1))
         if is_second_moment:
             found |= _moments(values, None if first_moments is None else first_moments.values())
         if has_histogram:
@@ -165,7 +164,7 @@ def unmoved(row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 def nonfinite(bits: Bits, dtype: str) -> float:
     """Return the share of elements that are NaN or infinite; 0 for integers."""
     values = float_values(bits, dtype)
-    return 0.0 if values is None else _sizes(values, bits.size)[1]
+    return 0.0 if values is None else _sizes(values, values.size // parts_of(dtype))[1]
 
 
 def _sizes(values: Floats, elements: int) -> tuple[float, float]:

@@ -96,7 +96,6 @@ class Gradients:
         if tensor.dtype == "float32":
             return bits.view(np.float32)
         values = to_float64(bits, tensor.dtype)
-        assert values is not None, "it is a float"
         with np.errstate(over="ignore"):
             return values.astype(np.float32)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -80,13 +81,17 @@ def test_infinities_and_nans_are_left_out(tmp_path: Path, dtype: str) -> None:
     assert change.max_abs == pytest.approx(np.abs(other - one)[finite].max())
 
 
-def test_packed_numbers_have_a_share_alone(tmp_path: Path) -> None:
+def test_packed_numbers_are_compared_as_numbers(tmp_path: Path) -> None:
     kind = getattr(torch, "float4_e2m1fn_x2", None)
     if kind is None:
         pytest.skip("torch has no float4")
     before, after = (torch.arange(64, dtype=torch.uint8) % modulus for modulus in (64, 32))
     [change] = changed(tmp_path, {"w": before.view(kind)}, {"w": after.view(kind)})
-    assert (change.share, change.drift, change.rms) == (0.5, None, None)
+    one, other = (side.numpy().repeat(2).reshape(-1, 2) >> [0, 4] & 15 for side in (before, after))
+    one, other = (codes.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(float) for codes in (one, other))
+    moved = np.linalg.norm(other - one)
+    assert (change.share, change.drift) == (0.5, pytest.approx(moved / np.linalg.norm(one)))
+    assert (change.rms, change.max_abs) == (pytest.approx(moved / 128**0.5), np.abs(other - one).max())
 
 
 def test_values_whose_squares_are_too_large_have_no_distances(tmp_path: Path) -> None:

@@ -128,6 +128,16 @@ def test_all_floats_of_eight_bits_have_the_values_of_ml_dtypes(dtype: str) -> No
     np.testing.assert_array_equal(float_values(codes, dtype), codes.view(getattr(ml_dtypes, dtype)).astype(np.float32))
 
 
+def test_a_matrix_of_float4_has_the_measures_of_its_numbers(store: Store) -> None:
+    packed = torch.randint(0, 256, (90, 70), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    ingest(store, [{"w": packed.view(torch.float4_e2m1fn_x2)}])
+    numbers = np.asarray(store["latest"]["w"]).astype(np.float64)
+    got = values_of(of(store), "w")
+    np.testing.assert_allclose(got["rms"], np.sqrt((numbers**2).mean()), rtol=1e-6)
+    np.testing.assert_allclose(got["spectral"], np.linalg.svd(numbers, compute_uv=False)[0], rtol=1e-5)
+    assert got["nonfinite"] == [0]
+
+
 def test_integers_booleans_and_empty_tensors_are_only_compared(store: Store) -> None:
     states = [
         {"n": torch.full((100,), k), "b": torch.arange(100) > 10 * k, "e": torch.zeros(0, 3), "c": torch.tensor(k)}
