@@ -50,8 +50,11 @@ class _Holder:
     """An object with a state, as moonclip takes models and optimizers."""
 
     def __init__(self, state: dict[str, Any]) -> None:
-        self.state_dict = lambda: state
+        self._state = state
         self.loaded: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
 
     def load_state_dict(self, state: dict[str, Any], **_: Any) -> None:
         self.loaded = state
