@@ -510,7 +510,7 @@ class CatalogReader:
         return set(self._connection.rows(query, schema=_BASES))
 
     def uses(self, number: int) -> dict[str, tuple[str, int]]:
-        """Return the packs of a version: the text of the slots of its objects, and whether its metadata is there."""
+        """Return the packs of a version: the text of the slots of its objects, and whether it has its metadata."""
         query = (
             "SELECT p.name, NULLIF(r.objects, ''), r.blobs FROM version_packs r JOIN packs p ON p.id = r.pack"
             " WHERE r.version = ?"
