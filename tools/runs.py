@@ -31,6 +31,7 @@ RUNS = {
     "bf16": "step*.safetensors",
     "mixed": "step*.pt",
     "compiled": "step*.pt",
+    "lora": "step*.pt",
     "policy": "step*.safetensors",
     "embedding": "step*.pt",
     "frozen": "step*.pt",
@@ -72,7 +73,7 @@ def train(name: str, out: Path, *, tier: str = "tiny", report: Callable[[str], N
     FileExistsError
         If `out/name` holds files that no run wrote.
     """
-    if name in ("bf16", "mixed", "compiled", "policy", "frozen", "finetune"):
+    if name in ("bf16", "mixed", "compiled", "lora", "policy", "frozen", "finetune"):
         train("gpt", out, tier=tier, report=report)
     out.mkdir(parents=True, exist_ok=True)
     target = out / name
@@ -116,6 +117,8 @@ def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], 
                     training.mixed(sorted((out / "gpt").glob(RUNS["gpt"])), made, report)
                 case "compiled":
                     training.compiled(sorted((out / "gpt").glob(RUNS["gpt"])), made, report)
+                case "lora":
+                    training.lora(chosen, max((out / "gpt").glob(RUNS["gpt"])), made, report)
                 case "policy":
                     training.policy(chosen, max((out / "gpt").glob(RUNS["gpt"])), made, report)
                 case "embedding":
@@ -143,6 +146,8 @@ def text_settings(name: str, tier: str) -> TextSettings:
 
     if name == "finetune":
         return replace(text_settings("gpt", tier), every=10, rate=1e-4, steps=30 if tier == "tiny" else 200)
+    if name == "lora":
+        return replace(text_settings("gpt", tier), batch=4, every=5, steps=40 if tier == "tiny" else 80)
     if name == "policy":
         return replace(text_settings("gpt", tier), batch=4, every=1, rate=1e-6, steps=12 if tier == "tiny" else 24)
     if name == "embedding":

@@ -25,6 +25,9 @@ _BEFORE_SLOW = 100
 #: Rows of the table of `embedding`, over the square of its width.
 _ROWS = 64
 
+#: Rows that `lora` adds to its adapters at a time.
+_RANK = 8
+
 #: Continuations of a text that `policy` compares, and their bytes.
 _GROUP = 4
 _SAMPLED = 8
@@ -201,6 +204,37 @@ def compiled(checkpoints: list[Path], out: Path, report: Report) -> None:
             checkpoint["model"] = {f"_orig_mod.{name}": value for name, value in checkpoint["model"].items()}
         torch.save(checkpoint, out / path.name)
         report(f"step {checkpoint['step']}: {next(iter(checkpoint['model']))}")
+
+
+def lora(settings: TextSettings, source: Path, out: Path, report: Report) -> None:
+    """Train adapters of rank 8 on the frozen weights of `source`, a checkpoint of `gpt`, and halfway new rows up to 16.
+
+    `step*.pt` hold the adapters as `model`, and their moments.
+    """
+    text = models.prose()
+    backbone = settings.model()
+    backbone.load_state_dict(torch.load(source, weights_only=True)["model"])
+    weights = {name: value.detach() for name, value in backbone.named_parameters()}
+    generator = torch.Generator().manual_seed(7)
+    adapters: dict[str, Tensor] = {}
+    for step in range(settings.steps + 1):
+        if step in (0, settings.steps // 2):
+            for name, weight in weights.items():
+                if weight.ndim == 2:
+                    rows = 0.02 * torch.randn(_RANK, weight.shape[1], generator=generator)
+                    for key, new in (f"{name}.lora_A", rows), (f"{name}.lora_B", torch.zeros(_RANK, len(weight))):
+                        grown = torch.cat([adapters[key].detach(), new]) if key in adapters else new
+                        adapters[key] = grown.requires_grad_()
+            names = [key.removesuffix(".lora_A") for key in adapters if key.endswith(".lora_A")]
+            optimizer = torch.optim.AdamW(adapters.values(), lr=settings.rate, weight_decay=0.0)
+        tokens = models.windows(text, settings.batch, settings.context + 1, generator)
+        merged = {name: weights[name] + adapters[f"{name}.lora_B"].T @ adapters[f"{name}.lora_A"] for name in names}
+        logits = torch.func.functional_call(backbone, merged, (tokens[:, :-1],))
+        loss = _step(optimizer, functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()), settings.rate)
+        if step % settings.every == 0:
+            state = {"model": adapters, "optimizer": optimizer.state_dict(), "step": step, "config": asdict(settings)}
+            torch.save(state, out / f"step{step:05d}.pt")
+            report(f"step {step}: loss {loss:.3f}")
 
 
 def policy(settings: TextSettings, source: Path, out: Path, report: Report) -> None:

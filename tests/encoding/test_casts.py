@@ -125,3 +125,23 @@ def test_casts_survive_all_that_happens_to_versions(tmp_path: Path) -> None:
         check([2, 4])
         store.ingest(states[0], run="r", step=9, hot=0)
         assert same(store["r@9"].state_dict(), states[0])
+
+
+@pytest.mark.parametrize("payload", [None, bytes(4), bytes(3)])
+def test_a_cast_that_does_not_hold_gives_no_values(
+    tmp_path: Path, payload: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(state(masters(0), torch.bfloat16), run="r", step=0, hot=0)
+    with ckstore.open(tmp_path / "store") as store:
+        stored = type(store._repository.reader.stored)
+        real = stored.payload
+
+        def crafted(self: Any, record: Any, chunk: int) -> Any:
+            return payload if record.kind == "cast" else real(self, record, chunk)
+
+        monkeypatch.setattr(stored, "payload", crafted)
+        with pytest.raises(ckstore.IntegrityError, match=r"no checksum|does not restore"):
+            store["r@0"]["model/weight"][...]
+        assert store["r@0"]["optimizer/master/weight"].shape == SHAPES["weight"]
+        assert store.verify().damaged

@@ -301,6 +301,27 @@ def test_other_objects_are_kept_as_the_bytes_of_their_pickles(tmp_path: Path) ->
     assert type(loaded["other"]) is torch.nn.Identity
 
 
+@pytest.mark.parametrize(
+    "array",
+    [np.ma.masked_array([1.5, 2], [True, False]), np.array([{}, 1], dtype=object), np.ones((2, 2)).view(np.matrix)],
+    ids=["masked", "objects", "matrix"],
+)
+def test_arrays_that_the_page_names_are_unknown_or_refused(tmp_path: Path, array: Any) -> None:
+    state = {"x": array, "w": torch.ones(3)}
+    torch.save(state, tmp_path / "a.pt")
+    found = state_dict_of(tmp_path / "a.pt", tmp_path / "file")
+    assert isinstance(found["x"], Unknown)
+    assert torch.equal(found["w"], state["w"])
+    with ckstore.init(tmp_path / "store") as store:
+        with pytest.raises(UsageError, match="The array at x is a numpy"):
+            store.ingest(state)
+        store.ingest(state, on_unknown="pickle")
+        store[1].checkout(tmp_path / "b.pt")
+    for path in "a.pt", "b.pt":
+        loaded = torch.load(tmp_path / path, weights_only=False)["x"]
+        assert (type(loaded), loaded.dtype, loaded.tolist()) == (type(array), array.dtype, array.tolist())
+
+
 def test_unpicklable_values_are_named(tmp_path: Path) -> None:
     with (
         ckstore.init(tmp_path / "store") as store,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tools import runs
 from tools.bench import ours as ours_of
 from tools.bench import series as all_series
 from tools.bench.chains import PeerSeries, Sizes
@@ -132,8 +133,10 @@ def _bytes(nbytes: int, original: int) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Print the tables for the series named on the command line."""
     parser = argparse.ArgumentParser(prog="tools/bench/size", description=__doc__)
-    names = [*all_series.TRAINED, *all_series.PUBLIC]
-    parser.add_argument("--series", action="append", default=[], choices=names, help="repeatable (default: all)")
+    names = [*runs.RUNS, *all_series.PUBLIC]
+    parser.add_argument(
+        "--series", action="append", default=[], choices=names, help="repeatable (default: published ones)"
+    )
     parser.add_argument("--data", type=Path, help="public checkpoints (default: $CKSTORE_TEST_DATA or ../shared/data)")
     parser.add_argument("--work", type=Path, default=all_series.REPOSITORY / ".cache", help="keeps the trained runs")
     parser.add_argument("--tier", default="small", choices=["tiny", "small"], help="size of the trained runs")
