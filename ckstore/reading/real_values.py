@@ -49,7 +49,7 @@ def to_float64(bits: Bits, dtype: str) -> Reals:
 
 
 def float4_codes(packed: Bits) -> Bits:
-    """Return the codes of float4 numbers, two to a byte, the lower one first: the last axis is doubled."""
+    """Return the codes of float4 numbers, lower half of each byte first: the last axis is doubled."""
     shape = packed.shape or (1,)
     return np.stack([packed & 15, packed >> 4], -1).reshape(*shape[:-1], 2 * shape[-1])
 
