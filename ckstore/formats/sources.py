@@ -124,7 +124,8 @@ class FileSource:
 class CompositeSource:
     """A file reassembled from its skeleton and extents, which are (start, number of bytes), sorted and not overlapping.
 
-    `read(extent, byte_offset, nbytes)` returns bytes of an extent; without it they are zeros.
+    `read(extent, byte_offset, nbytes)` returns bytes of an extent; without it they are zeros. If it `is_still`, they
+    are in memory and do not change, and may be used in place.
     """
 
     def __init__(
@@ -133,7 +134,10 @@ class CompositeSource:
         extents: Sequence[tuple[int, int]],
         size: int,
         read: Callable[[int, int, int], bytes | memoryview] | None = None,
+        *,
+        is_still: bool = False,
     ) -> None:
+        self.is_still = is_still
         self._skeleton = skeleton
         self._size = size
         self._read = read or (lambda index, offset, nbytes: bytes(nbytes))
@@ -173,6 +177,11 @@ class CompositeSource:
         for part in self._parts(offset, len(target)):
             target[: len(part)] = part
             target = target[len(part) :]
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Return bytes of one extent, in place."""
+        (part,) = self._parts(offset, length)
+        return memoryview(part)
 
     def check_unchanged(self) -> None:
         """Do nothing: its bytes do not change."""

@@ -21,6 +21,7 @@ from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.layout import FileLayout, opaque
 from ckstore.formats.skeleton import Checks, fill_crcs, pieces, stored_crcs
+from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.objects.continuation import Cut
 from ckstore.objects.identity import content_id
@@ -134,7 +135,7 @@ class _Reading:
     def windows(self) -> Iterator[list[int]]:
         """Yield the held units whose last byte was read, in windows."""
         for number, file in enumerate(self._version.files):
-            is_still = isinstance(file.source, StateDictSource) and file.source.is_still
+            is_still = isinstance(file.source, StateDictSource | CompositeSource) and file.source.is_still
             yield from self._read_still(number) if is_still else self._read_file(number)
         if self._held is not None:
             yield from self._held.rest()
@@ -186,7 +187,7 @@ class _Reading:
     def _read_still(self, number: int) -> Iterator[list[int]]:
         """Read a state dict that does not change while it is read: only bundles are copied."""
         held, file = self._held, self._version.files[number]
-        source = cast("StateDictSource", file.source)
+        source = cast("StateDictSource | CompositeSource", file.source)
         skeleton = bytearray()
         position = 0
         whole = blake3()

@@ -144,6 +144,6 @@ class Template:
                 extent, first = views[index]
                 return state.view(extent, first + offset, nbytes)
 
-            source = CompositeSource(head, extents, position, read)
+            source = CompositeSource(head, extents, position, read, is_still=state.is_still)
             files.append(ScannedFile(path, source, parse(source, path), 0o644))
         return ScannedVersion(files, is_directory=True)
