@@ -218,7 +218,7 @@ class _Reading:
                 self._progress(stop - position)
             position = stop
         file.blake3 = whole.hexdigest()
-        file.crcs = source.crcs()
+        file.crcs = source.crcs() if isinstance(source, StateDictSource) else stored_crcs(source, file.layout)
         file.skeleton = fill_crcs(bytes(skeleton), file.layout, [0] * len(file.crcs))
 
     def _target(self, file: int, extent: int, member: Member) -> Generator[list[int], None, memoryview | None]:
