@@ -46,6 +46,7 @@ STORE: dict[str, dict[str, Any]] = {
     "pull": {"other": None},
     "push": {"other": None},
     "retain": {},
+    "rename_run": {"run": "a", "name": "b"},
     "run": {"name": "a"},
     "set_metrics": {"version": 1, "metrics": {"x": 1}},
     "set_policy": {"policy": None},

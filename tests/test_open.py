@@ -86,6 +86,7 @@ def test_a_closed_store_refuses_calls(place: str, tmp_path: Path, monkeypatch: p
     [
         lambda store: store.ingest({"w": np.ones(4)}), lambda store: list(store.ingest_many([])),
         lambda store: list(store.watch(".")), lambda store: store.saver("a"), lambda store: store.tag("a@1", "x"),
+        lambda store: store.rename_run("a", "z"),
         lambda store: store.untag("x"), lambda store: store.set_policy(None),
         lambda store: store.set_metrics("a@1", {"loss": 1.0}), lambda store: store.forget("a@1"),
         lambda store: store.encode(), lambda store: store.thin("a@1"), lambda store: store.rebase("a@1"),
