@@ -22,12 +22,14 @@ from ckstore.storage.opening import create_store, ensure_store
 
 if TYPE_CHECKING:
     import threading
+    from concurrent.futures import Future
 
     from ckstore.checking.verify import VerifyReport
     from ckstore.following.follow import Followed
     from ckstore.formats.torch.live_state import OnUnknown
     from ckstore.gc.collect import GcReport
     from ckstore.intake.intake import Ingested, Intake
+    from ckstore.intake.tier import Tier
     from ckstore.reading.average import AverageReport
     from ckstore.reading.comparison import DiffReport, Sort
     from ckstore.reading.stored_version import StoredVersion
@@ -60,6 +62,9 @@ Result = TypeVar("Result")
 #: whose chunks fit is not decoded again when the next version is stored after it.
 _MEMORY_SHARE = 1 / 16
 _LARGEST_CACHE = 4 << 30
+
+#: Versions of a run in front of a bucket stay unencoded: the bucket's are encoded.
+_UNENCODED = 1 << 16
 
 
 def _name_of(version: Any) -> Any:
@@ -116,6 +121,7 @@ class Store(Mapping[str | int, "Version"]):
     ) -> None:
         self._repository = Repository(place, mode, cache_bytes, options=options, cache=cache)
         self._intake: Intake | None = None
+        self._tier: Tier | None = None
 
     def __getstate__(self) -> tuple[Address, Mode, int]:
         return self._repository.address, self.mode, self._repository.cache_bytes
@@ -124,7 +130,7 @@ class Store(Mapping[str | int, "Version"]):
         """Open the store in another process."""
         address, mode, cache_bytes = state
         self._repository = address.open(mode, cache_bytes)
-        self._intake = None
+        self._intake = self._tier = None
 
     def __repr__(self) -> str:
         return f"<ckstore.Store {str(self.place)!r}>"
@@ -140,12 +146,16 @@ class Store(Mapping[str | int, "Version"]):
     def close(self) -> None:
         """Close the store, after a running background encoding; later calls raise `ClosedError`.
 
+        In front of a bucket it first waits for the versions that the bucket lacks, unless that is out of reach.
+
         Examples
         --------
         >>> store.close()
         """
         if self._intake is not None:
             self._intake.close()
+        if self._tier is not None:
+            self._tier.close()
         self._repository.close()
 
     @property
@@ -177,11 +187,16 @@ class Store(Mapping[str | int, "Version"]):
         """Return the version of a name; raise `NotFoundError` with near matches."""
         from ckstore.version import Version
 
-        return Version(self._stored(self._catalog.resolve(_name_of(name))))
+        return Version(self._stored(self._resolve(_name_of(name))))
+
+    def _resolve(self, name: str | int) -> VersionRow:
+        if self._tier is not None and isinstance(name, str):
+            name = self._tier.find(name)
+        return self._catalog.resolve(name)
 
     def __contains__(self, name: object) -> bool:
         try:
-            self._catalog.resolve(plain("name", name, NAME))
+            self._resolve(plain("name", name, NAME))
         except (NotFoundError, UsageError):
             return False
         return True
@@ -1034,6 +1049,21 @@ class Store(Mapping[str | int, "Version"]):
         """
         return other.push(self, versions, run=run, dry_run=dry_run, verify=verify, restore=restore, progress=progress)
 
+    @checked(version=NAME)
+    def pushed(self, version: str | int | Version) -> Future[VersionRow]:
+        """Return the second stage of a save in front of a bucket: done once that has the version.
+
+        The result is the version's row in the bucket. If the run went on there without it, a `ConflictError` says so.
+
+        Raises
+        ------
+        UsageError
+            The store was opened without `local`.
+        """
+        if self._tier is None:
+            raise UsageError("This store is in front of no bucket; open the bucket with `local`.")
+        return self._tier.pushed(self._catalog.resolve(_name_of(version)))
+
     @checked()
     def encode(
         self,
@@ -1589,7 +1619,7 @@ def init(
     return open(place, options=options, cache=cache)
 
 
-@checked(path=PATH)
+@checked(path=PATH, local=PATH)
 def open(
     path: str | os.PathLike[str] | None = None,
     mode: Mode = "a",
@@ -1598,6 +1628,7 @@ def open(
     create: bool = False,
     options: Mapping[str, str] | None = None,
     cache: str | os.PathLike[str] | None = None,
+    local: str | os.PathLike[str] | None = None,
 ) -> Store:
     """Open a store: by default `$CKSTORE`, or the nearest `.ckstore` upwards.
 
@@ -1617,6 +1648,9 @@ def open(
         Credentials come from the environment.
     cache
         Directory for mirrors of remote stores; by default `$CKSTORE_CACHE`, or ``~/.cache/ckstore``.
+    local
+        Directory of a store on a local disk, made if needed: versions are durable there first, and sent to `path` in
+        the background; `Store.pushed` tells when. It keeps versions that `path` lacks, and the latest two of each run.
 
     Raises
     ------
@@ -1644,7 +1678,27 @@ def open(
             raise UsageError("`create` makes a store to write to; give its path, and leave `mode` out.")
         ensure_store(root.place(path), options, None if cache is None else Path(cache))
     place = root.find_store() if path is None else root.place(path)
+    if local is not None:
+        return _in_front(
+            Path(local), mode, limit, Repository(place, options=options, cache=None if cache is None else Path(cache))
+        )
     return Store(place, mode, limit, options=options, cache=None if cache is None else Path(cache))
+
+
+def _in_front(path: Path, mode: Mode, limit: int, remote: Repository) -> Store:
+    """Open a local store in front of another one."""
+    from ckstore.intake.tier import Tier
+
+    if mode == "r":
+        raise UsageError("A local store takes versions for another one; leave `mode` out.")
+    with remote:
+        if not (path / root.CATALOG).is_file():
+            ensure_store(path)
+    store = Store(path, mode, limit)
+    if not store.policies():
+        store.set_policy(Policy(hot=_UNENCODED))
+    store._tier = Tier(store._repository, remote.address)
+    return store
 
 
 def _cache_of_a_program() -> int:

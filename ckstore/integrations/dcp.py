@@ -290,6 +290,12 @@ class StoreWriter(StorageWriter):
         parts = [one.storage_data for rank in results for one in rank]
         try:
             written = dataclasses.replace(begun.written, parts=parts)
+            packs = begun.store._repository.packs
+            unseen = [pack.name for pack, _ in written.packs if begun.store._tier and not packs.is_intact(pack.name)]
+            if unseen:
+                raise UsageError(
+                    "Ranks of several machines wrote into several local stores; open the bucket without `local`."
+                )
             self.report = begun.store._taking().ingest_parts(written, begun.options)
             lineage_of(begun.store).follow(self.report)
         finally:

@@ -131,7 +131,7 @@ def transfer(
     compared with its digests before it becomes visible. `progress` gets bytes of processed versions, as in
     `original_bytes`. After a `DiskFullError` or `LockedError`, the next transfer sends the rest.
     """
-    work = _Transfer(source, target, verify=verify, restore=restore, progress=progress)
+    work = Transfer(source, target, verify=verify, restore=restore, progress=progress)
     if dry_run:
         return work.run(rows, dry_run=True)
     target.require_writable()
@@ -141,9 +141,17 @@ def transfer(
         return work.run(rows, dry_run=False)
 
 
-class _Transfer:
+class Transfer:
+    """Copies versions; the source may get further ones between two runs."""
+
     def __init__(
-        self, source: Repository, target: Repository, *, verify: bool, restore: bool, progress: Progress | None
+        self,
+        source: Repository,
+        target: Repository,
+        *,
+        verify: bool = False,
+        restore: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         self._source = source
         self._target = target
@@ -167,7 +175,9 @@ class _Transfer:
             if row.step is not None:
                 self._steps.setdefault((row.run, row.step), []).append(row)
 
-    def run(self, rows: Sequence[VersionRow], *, dry_run: bool) -> TransferReport:
+    def run(self, rows: Sequence[VersionRow], *, dry_run: bool = False) -> TransferReport:
+        """Copy versions of the source."""
+        self._rows |= {row.number: row for row in rows}
         report = TransferReport()
         planned: set[str] = set()
         for row in rows:

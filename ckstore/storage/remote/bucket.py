@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -50,10 +52,14 @@ _ENDPOINTS = {
 }
 
 #: Options without secrets; credentials come from the environment, as each kind of client expects them.
-OPTIONS = ("endpoint", "region", "skip_signature", "virtual_hosted_style_request", "account_name", "allow_http")
+OPTIONS = (
+    "endpoint", "region", "skip_signature", "virtual_hosted_style_request", "account_name", "allow_http", "bandwidth",
+)  # fmt: skip
 
 #: The price of a byte that is read over a link: a saving of one stored byte justifies reading three more.
 READ_PRICE = 1 / 3
+#: Bytes of a file that are sent at once, if the bandwidth is limited.
+_PIECE = 1 << 18
 #: Seconds of retries by the client itself, for a request or one part of a pack.
 _CLIENT_PATIENCE = 10
 
@@ -98,6 +104,8 @@ class ObstoreBucket:
         # An http address allows http.
         plain = any(address.lower().startswith("http:") for address in _endpoints(url[:2], options))
         allowed = given.pop("allow_http", "true" if plain else None)
+        rate = given.pop("bandwidth", None)
+        self._pace = None if rate is None else _Pace(float(rate))
         with self._explained(url):
             made: Any = from_url
             self._store: Any = made(
@@ -112,8 +120,9 @@ class ObstoreBucket:
         """Write an object; overwrite an existing one."""
         import obstore
 
+        paced = data if self._pace is None or not isinstance(data, Path) else self._pace.pieces(data)
         with self._explained(name):
-            obstore.put(self._store, name, data)
+            obstore.put(self._store, name, paced)
 
     def put_absent(self, name: str, data: bytes) -> bool:
         """Write an object if absent."""
@@ -242,6 +251,25 @@ class ObstoreBucket:
         return None
 
 
+class _Pace:
+    """Limits the bytes a second of all files that are sent."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._free = 0.0
+
+    def pieces(self, path: Path) -> Iterator[bytes]:
+        """Yield the bytes of a file, each piece when it is due."""
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                with self._lock:
+                    begin = max(time.monotonic(), self._free)
+                    self._free = begin + len(piece) / self._rate
+                time.sleep(max(begin - time.monotonic(), 0.0))
+                yield piece
+
+
 def _said(error: BaseException) -> str:
     """Return the first line of the client's message, without headers and tokens, and the server's code."""
     text = _QUERY.sub("", str(error).partition("\n")[0].split(" - Server returned")[0]).rstrip(". ")
@@ -268,6 +296,9 @@ def check_options(options: Mapping[str, str]) -> dict[str, str]:
     allowed = options.get("allow_http", "true")
     if allowed not in ("true", "false"):
         raise UsageError(f"The option allow_http must be true or false, not {allowed}.")
+    rate = options.get("bandwidth", "1")
+    if re.fullmatch("[0-9]{1,15}", rate) is None or int(rate) == 0:
+        raise UsageError(f"The option bandwidth is a number of bytes a second, not {rate}.")
     return dict(options)
 
 

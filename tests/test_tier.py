@@ -1,0 +1,129 @@
+"""A local store in front of a bucket: saves are durable in one, then in the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore.errors import ConflictError, UnreachableError, UsageError
+from ckstore.storage.remote import retries
+from ckstore.storage.remote.bucket import ObstoreBucket, _Pace
+from tests.object_store import object_store
+
+pytestmark = pytest.mark.local
+
+#: Seconds after which a push is lost.
+LONG = 60
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.chdir(tmp_path)
+    with object_store() as server:
+        for variable, value in server.anywhere.items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("CKSTORE_CACHE", str(tmp_path / "cache"))
+        ckstore.init(f"{server.url}/gpt").close()
+        yield f"{server.url}/gpt"
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"weight": np.random.default_rng(step).standard_normal(100_000).astype(np.float32), "step": step}
+
+
+def steps(place: str) -> list[int | None]:
+    with ckstore.open(place, "r") as store:
+        return [version.step for version in store.versions()]
+
+
+def test_versions_reach_the_bucket_and_old_ones_leave_the_disk(url: str) -> None:
+    with ckstore.open(url, local="disk") as store, store.saver("gpt") as saver:
+        for step in range(1, 6):
+            row = saver.save(state(step), step=step).result().version
+            assert store.pushed(row.number).result(LONG).step == step
+    assert steps(url) == [1, 2, 3, 4, 5]
+    assert steps("disk") == [4, 5]
+    assert sum(path.stat().st_size for path in Path("disk").rglob("*.zip")) < 3 * 400_000
+    with ckstore.open("disk") as store, pytest.raises(UsageError, match="in front of no bucket"):
+        store.pushed("gpt")
+
+
+def test_a_death_between_the_stages_loses_nothing(url: str) -> None:
+    """The next program sends the version of the killed one."""
+    program = f"""
+import ckstore, os, signal
+from tests.test_tier import state
+store = ckstore.open({url!r}, local="disk", options={{"bandwidth": "1000"}})
+store.ingest(state(7), run="gpt", step=7)
+store.pushed("gpt@7")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    assert (steps(url), steps("disk")) == ([], [7])
+    with ckstore.open(url, local="disk", options={"bandwidth": "100000000"}) as store:
+        assert store.pushed("gpt").result(LONG).step == 7
+        assert store["gpt@latest"].step == 7
+    assert steps(url) == [7]
+
+
+def test_saves_go_on_while_the_bucket_is_away(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ckstore.open(url, local="disk") as store:
+        store.ingest(state(1), run="gpt", step=1)
+        store.pushed("gpt@1").result(LONG)
+        with monkeypatch.context() as patch:
+            patch.setattr(retries, "PATIENCE", 0.1)
+            for name in ("put", "put_absent", "read"):
+                patch.setattr(ObstoreBucket, name, away)
+            store.ingest(state(2), run="gpt", step=2)
+            assert store["gpt@latest"].step == 2
+            store.close()  # Does not wait for the bucket.
+    assert steps(url) == [1]
+    ckstore.open(url, local="disk").close()
+    assert steps(url) == [1, 2]
+
+
+def away(*_: Any, **__: Any) -> Any:
+    raise UnreachableError("The bucket is away.")
+
+
+def test_another_machine_goes_on_from_the_bucket_and_a_lost_version_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.open(url, local="disk") as store:
+        store.ingest(state(1), run="gpt", step=1)
+    with ckstore.open("disk") as store:
+        store.ingest(state(2), run="gpt", step=2)  # Only on a machine that is lost.
+    with ckstore.open(url, local="other") as store:
+        found = store["gpt@latest"].state_dict()
+        assert found["step"] == 1
+        assert np.array_equal(found["weight"], state(1)["weight"])
+        store.ingest(state(9) | {"step": 2}, run="gpt", step=2)
+        store.ingest(state(3), run="gpt", step=3)
+        assert "gpt@3" in store
+    with ckstore.open(url, local="disk") as store:
+        lost = store._catalog.resolve("gpt@2")
+        with pytest.raises(ConflictError, match="went on without"):
+            store.pushed(lost.number).result(LONG)
+        assert store["gpt@latest"].step == 3
+        assert np.array_equal(store["gpt@2"].state_dict()["weight"], state(9)["weight"])
+    assert steps(url) == [1, 2, 3]
+
+
+def test_files_are_sent_at_a_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("ckstore.storage.remote.bucket.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("ckstore.storage.remote.bucket.time.sleep", waits.append)
+    data = bytes(range(256)) * 4096
+    (tmp_path / "file").write_bytes(data)
+    pace = _Pace(1 << 18)
+    assert b"".join(pace.pieces(tmp_path / "file")) == data
+    assert waits == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(UsageError, match="bytes a second"):
+        ObstoreBucket("s3://a/b", {"bandwidth": "fast"})
