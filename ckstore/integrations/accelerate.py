@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from ckstore.integrations.lineage import ingest_next, lineage_of
 from ckstore.integrations.names import found, read_sound
+from ckstore.integrations.torch import check_files
 
 if TYPE_CHECKING:
     from ckstore.store import Store
@@ -90,7 +91,8 @@ def save_state(
 def load_state(accelerator: Any, store: Store, name: str, **options: Any) -> int | None:
     """Load a version as `Accelerator.load_state` loads a directory; all ranks call this.
 
-    If the latest version is damaged, a warning says so, and the newest sound one before it is loaded.
+    If the latest version is damaged, a warning says so, and the newest sound one before it is loaded. A single process
+    compares models and optimisers with the version, and warns if they differ.
 
     Parameters
     ----------
@@ -128,9 +130,21 @@ def load_state(accelerator: Any, store: Store, name: str, **options: Any) -> int
         accelerator.wait_for_everyone()
         accelerator.load_state(os.fspath(place), **options)
         lineage_of(store).note(store, version)
+        if accelerator.num_processes == 1:
+            check_files(version, _parts(accelerator))
         accelerator.wait_for_everyone()
     finally:
         if accelerator.is_local_main_process:
             shutil.rmtree(place, ignore_errors=True)
     (step,) = broadcast_object_list([version.step])
     return step  # type: ignore[no-any-return]
+
+
+def _parts(accelerator: Any) -> dict[str, Any]:
+    """Return models and optimizers by their files."""
+    found: dict[str, Any] = {}
+    for number, model in enumerate(accelerator._models):
+        found[f"model{f'_{number}' if number else ''}.safetensors"] = accelerator.unwrap_model(model)
+    for number, optimizer in enumerate(accelerator._optimizers):
+        found[f"optimizer{f'_{number}' if number else ''}.bin"] = optimizer.optimizer
+    return found

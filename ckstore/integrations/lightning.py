@@ -17,7 +17,7 @@ from ckstore.formats.facts import facts_of_mapping
 from ckstore.integrations.apart import runs_for, store_apart
 from ckstore.integrations.lineage import Lineage
 from ckstore.integrations.names import PREFIX, read_sound, version_name
-from ckstore.integrations.torch import load, save
+from ckstore.integrations.torch import check_resumed, load, save
 from ckstore.integrations.torch_reading import read
 from ckstore.runtime.provenance import fitting, plain_config
 from ckstore.store import Store
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Modules of `lightning` and `pytorch_lightning` with the base class of the Trainer's plug-ins.
 _PARENTS = ("lightning.fabric", "lightning_fabric")
+
+_TRAINERS = ("lightning.pytorch", "pytorch_lightning")
 
 #: The run, below that of the training, of checkpoints without optimizer states.
 WEIGHTS = "weights"
@@ -91,6 +93,20 @@ class StoreIO:
     def latest(self) -> str | None:
         """Return the name of the run's latest version for `ckpt_path`; None if the run has no versions."""
         return None if self.store._catalog.latest(self.run) is None else f"{PREFIX}{self.run}@latest"
+
+    def check_resumed(self) -> Any:
+        """Return a callback for the Trainer: a resumed training is compared with its version when it starts.
+
+        It warns where they differ; see `ckstore.integrations.torch.check_resumed`.
+        """
+        name = next((name for name in _TRAINERS if sys.modules.get(name)), _TRAINERS[0])
+        parent: type = import_module(name).Callback
+
+        def on_train_start(_: Any, trainer: Any, module: Any) -> None:
+            if (row := self._lineage.position) is not None:
+                check_resumed(self.store[row.number], {"state_dict": module, "optimizer_states": [*trainer.optimizers]})
+
+        return type("ResumeCheck", (parent,), {"on_train_start": on_train_start})()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None

@@ -122,6 +122,14 @@ def load(
         return state
 
 
+def check_files(version: Version, parts: Mapping[str, Any]) -> None:
+    """Check the parts of a state whose files a version has; see `check_resumed`."""
+    files = {entry.path for entry in version._stored.document.files}
+    state = {file: part for file, part in parts.items() if file in files and part is not None}
+    if state:
+        check_resumed(version, state)
+
+
 def check_resumed(version: Version, state: Mapping[str, Any]) -> StateReport:
     """Compare the parts of a resumed training's state with a version; warn where they differ.
 

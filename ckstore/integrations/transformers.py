@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,13 @@ from ckstore.errors import ConflictError, UsageError
 from ckstore.integrations.apart import runs_for, store_apart
 from ckstore.integrations.lineage import Lineage, lineage_of
 from ckstore.integrations.names import found, read_sound
-from ckstore.integrations.torch import check_resumed
+from ckstore.integrations.torch import check_files
 from ckstore.runtime.provenance import fitting, plain_config
 
 if TYPE_CHECKING:
     from ckstore.integrations.torch import GradientAccumulator
     from ckstore.storage.rows import VersionRow
     from ckstore.store import Store
-    from ckstore.version import Version
     from ckstore.writing.ingest import IngestReport
     from ckstore.writing.tuning import Search
 
@@ -100,7 +98,7 @@ class StoreCallback:
             self._lineage.note(self.store, self.store[row.number])
             if _distributed() is None:  # Otherwise, ranks may have parts, which they would gather.
                 parts = {"model.safetensors": "model", "optimizer.pt": "optimizer"}
-                _check(self.store[row.number], {file: given.get(name) for file, name in parts.items()})
+                check_files(self.store[row.number], {file: given.get(name) for file, name in parts.items()})
         elif row is None and is_other:
             raise ConflictError(
                 f"Run {self.run} has versions of another training; resume it with `resume_path`, or give"
@@ -209,14 +207,6 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
 
 def _directory(output_dir: str | os.PathLike[str], step: int | None) -> Path:
     return Path(output_dir, f"checkpoint-{step}")
-
-
-def _check(version: Version, parts: Mapping[str, Any]) -> None:
-    """Check the parts of a state whose files a version has."""
-    files = {entry.path for entry in version._stored.document.files}
-    state = {file: part for file, part in parts.items() if file in files and part is not None}
-    if state:
-        check_resumed(version, state)
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:

@@ -176,3 +176,25 @@ def test_a_loop_gathers_gradients_for_its_states(tmp_path: Path) -> None:
 
 def test_all_ranks_go_on_where_they_were(tmp_path: Path) -> None:
     run_with("accelerate", HEAD + RANKS, tmp_path, of_ranks(2))
+
+
+#: A training whose optimizer starts empty.
+CHECKED = """
+    accelerator, model, optimizer = prepared()
+    store = ckstore.init("store")
+    train(accelerator, model, optimizer)
+    save_state(accelerator, store, run="acc", step=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_state(accelerator, store, "acc@latest")
+        assert not [one for one in caught if "The training is not as" in str(one.message)]
+        optimizer.optimizer.state.clear()
+        optimizer.load_state_dict = lambda state: None
+        load_state(accelerator, store, "acc@latest")
+    [said] = [str(one.message) for one in caught if "The training is not as" in str(one.message)]
+    assert "optimizer.bin" in said, said
+    """
+
+
+def test_an_optimizer_that_starts_empty_is_told(tmp_path: Path) -> None:
+    run_with("accelerate", HEAD + CHECKED, tmp_path)

@@ -657,3 +657,54 @@ GRADIENTS = (
 
 def test_a_module_gathers_gradients_for_its_checkpoints(tmp_path: Path) -> None:
     run_with("lightning", GRADIENTS, tmp_path)
+
+
+#: A training that is resumed twice: as it was saved, and with an empty optimizer.
+CHECKED = """
+    import logging, warnings
+    import lightning.pytorch as lightning, torch
+    import ckstore
+    from ckstore.integrations.lightning import StoreIO
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Module(lightning.LightningModule):
+        def __init__(self, forgets=False):
+            super().__init__()
+            self.layer, self.forgets = torch.nn.Linear(30, 30), forgets
+
+        def training_step(self, batch, _):
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+        def on_load_checkpoint(self, checkpoint):
+            for state in checkpoint["optimizer_states"] if self.forgets else ():
+                state["state"] = {}
+
+    def train(steps, path=None, forgets=False):
+        io = StoreIO(store, run="lit")
+        trainer = lightning.Trainer(
+            max_steps=steps, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            plugins=[io], callbacks=[io.check_resumed(), ModelCheckpoint("run", "{step}", every_n_train_steps=2)],
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.fit(Module(forgets), torch.utils.data.DataLoader(torch.randn(64, 30), batch_size=8), ckpt_path=path)
+        return [str(one.message) for one in caught if "The training is not as" in str(one.message)]
+
+    store = ckstore.init("store")
+    told = []
+    logging.getLogger("ckstore").setLevel(logging.INFO)
+    logging.getLogger("ckstore").addHandler(logging.Handler())
+    logging.getLogger("ckstore").handlers[-1].emit = lambda record: told.append(record.getMessage())
+    assert train(2) == [] and not told
+    assert train(4, "run/step=2.ckpt") == []
+    assert any("Resumed from lit@2: All " in one for one in told), told
+    [said] = train(6, "ckstore:lit@latest", forgets=True)
+    assert "lit@4" in said and "optimizer_states" in said, said
+    """
+
+
+def test_a_resumed_training_is_compared_with_its_version(tmp_path: Path) -> None:
+    run_with("lightning", CHECKED, tmp_path)
