@@ -1059,6 +1059,12 @@ class Store(Mapping[str | int, "Version"]):
         ------
         UsageError
             The store was opened without `local`.
+
+        Examples
+        --------
+        >>> store.pushed("gpt@600")
+        Traceback (most recent call last):
+        ckstore.errors.UsageError: This store is in front of no bucket; open the bucket with `local`.
         """
         if self._tier is None:
             raise UsageError("This store is in front of no bucket; open the bucket with `local`.")
