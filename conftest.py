@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ckstore
+
+#: Modules that only their hosts can import.
+collect_ignore = [] if find_spec("vllm") else ["ckstore/integrations/vllm.py"]
 
 
 def example_store(directory: Path) -> ckstore.Store:

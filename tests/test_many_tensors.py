@@ -6,6 +6,8 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,26 +34,28 @@ MOST = {
 }
 
 
+#: Python functions that each thread has called.
+_counts: dict[int, int] = {}
+
+
+def _note(_frame: FrameType, event: str, _argument: Any) -> None:
+    if event == "call":
+        thread = threading.get_ident()
+        _counts[thread] = _counts.get(thread, 0) + 1
+
+
+def _count() -> None:
+    """Begin to count, before any thread starts: those of pools stay for later operations."""
+    gc.disable()
+    threading.setprofile(_note)
+    sys.setprofile(_note)
+
+
 def calls(operation: Callable[[], object]) -> int:
-    """Return the number of Python functions that an operation calls, in all its threads."""
-    counts: dict[int, int] = {}
-
-    def note(_frame: FrameType, event: str, _argument: Any) -> None:
-        if event == "call":
-            thread = threading.get_ident()
-            counts[thread] = counts.get(thread, 0) + 1
-
-    gc.collect()
-    gc.disable()  # Finalisers of other tests' objects do not count.
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        operation()
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-        gc.enable()
-    return sum(counts.values())
+    """Return the number of Python functions that an operation calls, in all threads."""
+    before = sum(_counts.values())
+    operation()
+    return sum(_counts.values()) - before
 
 
 def state(tensors: int, seed: int) -> dict[str, torch.Tensor]:
@@ -82,7 +86,8 @@ def measured(place: Path, tensors: int) -> dict[str, int]:
 
 
 def test_calls_for_each_tensor(tmp_path: Path) -> None:
-    few, many = measured(tmp_path / "few", FEW), measured(tmp_path / "many", MANY)
+    with ProcessPoolExecutor(1, get_context("spawn"), _count) as pool:
+        few, many = [pool.submit(measured, tmp_path / str(tensors), tensors).result(300) for tensors in (FEW, MANY)]
     each = {name: (many[name] - few[name]) / (MANY - FEW) for name in MOST}
     for name, most in MOST.items():
         assert each[name] <= most, (name, each)

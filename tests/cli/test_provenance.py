@@ -125,14 +125,14 @@ def test_a_configuration_is_found_and_compared(store: library.Store) -> None:
 
 
 def test_the_command_line(ckstore: Ckstore, place: Path) -> None:
-    Path("a.json").write_text('{"lr": 0.001, "seed": 1, "api_key": "abc"}')
+    Path("a.json").write_text('{"lr": 0.001, "seed": 1, "api_key": "secret"}')
     Path("b.yaml").write_text("lr: 0.002\nseed: 1\n")
     ckstore("ingest", "in/step0.pt", "--run", "gpt", "--config", "a.json")
     ckstore("ingest", "in/step10.pt", "--run", "gpt", "--config", "b.yaml", "--metric", "loss=2")
     said = ckstore("show", "gpt@0").out
     assert "config lr" in said
     assert "made host" in said
-    assert "abc" not in said
+    assert "secret" not in said
     table = ckstore("log", "--columns", "step,config.lr").out.splitlines()
     assert [line.split() for line in table] == [["STEP", "CONFIG.LR"], ["0", "0.001"], ["10", "0.002"]]
     assert [row["step"] for row in ckstore("log", "--where", "config.lr>=0.002 and loss<3", "--json").json] == [10]
