@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
+from itertools import count
 from typing import NamedTuple, Protocol, TypeVar
 
 from ckstore.errors import IntegrityError
@@ -88,25 +89,31 @@ class Chains:
             return [], []
         chain = self.records(wanted)
         undone, most = self._undone(held), sum(one.nbytes for one in chain)
-        ways: list[tuple[int, int, str, list[Record]]] = [(0, 0, wanted, [])]
+        numbers = count()
+        ways: list[tuple[int, int, str, list[Record]]] = [(0, next(numbers), wanted, [])]
         seen: set[str] = set()
         while ways:
             nbytes, _, identity, applied = heappop(ways)
-            if identity in undone or nbytes >= most:
+            if nbytes >= most:
                 break
             if identity in seen:
                 continue
-            seen.add(identity)
             record = self._resolver.find(identity)
+            if record is not None and applied:
+                try:
+                    _check_fit(record, applied[-1])
+                except IntegrityError:  # Of a shortcut that is not sound.
+                    continue
+            if identity in undone:
+                return undone[identity], applied
+            seen.add(identity)
             if record is None:  # Of a shortcut, which needs no object.
                 continue
             for level in (record, self._resolver.shortcut(record)):
                 if level is not None and level.base is not None:
                     cost = nbytes + level.nbytes + sum(one.nbytes for one in undone.get(level.base, ()))
-                    heappush(ways, (cost, len(seen) + len(ways), level.base, [*applied, level]))
-        else:
-            return [], chain
-        return (undone[identity], applied) if identity in undone and nbytes < most else ([], chain)
+                    heappush(ways, (cost, next(numbers), level.base, [*applied, level]))
+        return [], chain
 
     def _undone(self, held: str) -> dict[str, list[Patches]]:
         """Return the patches to undo by the object to which that leads, from one that may be lost or empty."""
@@ -154,7 +161,12 @@ class Chains:
         if record.base is None:
             return None
         base = self._resolver.record(record.base)
-        check_cut(base, record, record.base_dtype)
-        if not record.fits_on(base):
-            raise IntegrityError(f"Object {record.id} cannot be a delta against {base.id}; run `ckstore recover`.")
+        _check_fit(base, record)
         return base
+
+
+def _check_fit(base: Record, record: Record) -> None:
+    """Raise `IntegrityError` unless a record can be stored against another one."""
+    check_cut(base, record, record.base_dtype)
+    if not record.fits_on(base):
+        raise IntegrityError(f"Object {record.id} cannot be a delta against {base.id}; run `ckstore recover`.")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work
 from ckstore.objects.chains import Chains
-from ckstore.objects.records import Cast, Delta, Full, Linear, Record
+from ckstore.objects.records import Cast, Delta, Full, Linear, Patches, Record
 
 T = TypeVar("T")
 
@@ -27,6 +27,7 @@ class Records:
         self.by_id = {record.id: record for record in records}
         self.generation = 0
         self.asked = 0
+        self.shortcuts: dict[str, Patches] = {}
 
     def settled(self, look: Callable[[], T]) -> T:
         return look()
@@ -34,6 +35,12 @@ class Records:
     def record(self, identity: str) -> Record:
         self.asked += 1
         return self.by_id[identity]
+
+    def find(self, identity: str) -> Record | None:
+        return self.by_id.get(identity)
+
+    def shortcut(self, record: Record) -> Patches | None:
+        return self.shortcuts.get(record.id)
 
 
 def fields(number: int) -> dict[str, Any]:
@@ -104,3 +111,16 @@ def test_a_cycle_is_refused() -> None:
     records[0] = Delta(**fields(1), base=name(5))
     with pytest.raises(IntegrityError, match="cycle"):
         Chains(Records(records)).depth(records[3])
+
+
+@pytest.mark.parametrize("wrong", [{}, {"dtype": "int64"}, {"count": 2}, {"chunk": 2}])
+@pytest.mark.parametrize("held", [1, 2])
+def test_a_shortcut_to_an_object_of_another_cut_is_not_taken(held: int, wrong: dict[str, Any]) -> None:
+    below = {**fields(1), **wrong}
+    middle = Patches(**{**fields(2), **wrong, "base": name(1), "sizes": (1,), "at": (0, 1)})
+    wanted = Full(**{**fields(3), "at": (0, 100)})
+    resolver = Records([Full(**below), middle, wanted])
+    shortcut = Patches(**{**fields(3), "base": name(2), "sizes": (1,), "at": (0, 1)})
+    resolver.shortcuts[wanted.id] = shortcut
+    applied = [shortcut] if held == 2 else [shortcut, middle]
+    assert Chains(resolver).between(name(held), wanted.id) == ([], [wanted] if wrong else applied)
