@@ -27,6 +27,9 @@ _FILLED_NAMES = {METADATA, "latest", "manifest.ocdbt"}
 #: Bytes at which the parsers of all formats recognise a file.
 _SHORTEST = 64
 
+#: Endings that only one format has.
+_KNOWN_BY_NAME = {".gguf", ".safetensors"}
+
 _INDEX = ".index.json"
 
 #: Number and count of a part, as in `model-00001-of-00003.safetensors`.
@@ -59,7 +62,7 @@ def _faults(version: ScannedVersion) -> Iterator[str]:
     for file in version.files:
         # A rank that has nothing to save writes an empty shard: the metadata tells.
         is_described = file.path.endswith(".distcp") and f"{directory_of(file.path)}{METADATA}" in there
-        if not is_described and (fault := _fault(file)):
+        if not is_described and (fault := fault_of(file)):
             yield f"{file.path} {fault}"
     missing: dict[str, str] = {}
     for name, why in [*_named_by_indexes(version, there), *_named_by_pointers(version, there), *_parts(version)]:
@@ -70,7 +73,7 @@ def _faults(version: ScannedVersion) -> Iterator[str]:
             yield f"{directory}{METADATA} is missing, which is written last"
 
 
-def _fault(file: ScannedFile) -> str:
+def fault_of(file: ScannedFile) -> str:
     """Return a fault of a file that its parser does not see; empty for none."""
     name = PurePosixPath(file.path)
     is_of_tensors = is_named_as_tensors(name.name)
@@ -85,7 +88,9 @@ def _fault(file: ScannedFile) -> str:
         return "is a Git LFS pointer (`git lfs pull` fetches the file)"
     if size < _SHORTEST:
         return "is cut off"
-    return "" if any(file.source.pread(0, _SHORTEST)) or name.suffix == ".bin" else "holds only zeros"
+    if not any(file.source.pread(0, _SHORTEST)):
+        return "" if name.suffix == ".bin" else "holds only zeros"
+    return f"does not begin as a {name.suffix} file does" if name.suffix in _KNOWN_BY_NAME else ""
 
 
 def _named_by_indexes(version: ScannedVersion, there: set[str]) -> Iterator[tuple[str, str]]:

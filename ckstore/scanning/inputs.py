@@ -20,7 +20,7 @@ from ckstore.formats.sources import FileSource, check_identity, file_identity
 from ckstore.formats.torch.live_state import OnUnknown, StateDictSource
 from ckstore.runtime.local_path import local_path
 from ckstore.runtime.lru import Lru
-from ckstore.scanning.completeness import require_complete
+from ckstore.scanning.completeness import fault_of, require_complete
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 from ckstore.steps import named_step, natural, step_of_name, without_numbers
 
@@ -161,6 +161,8 @@ def open_path(
         scanned = _open_directory(path, force=force, is_one=is_one, blobs=blobs)
     else:
         scanned = _open_file(path, force=force, may_be_empty=may_be_empty)
+        if not force and not may_be_empty and path.suffix != ".bin" and (fault := fault_of(scanned.files[0])):
+            raise InputError(f"{path} {fault}; save or copy it again, or store it as it is with `force`.")
         if not force and not any_kind:
             _require_tensors_in(path, scanned.files[0].layout)
     scanned.name = str(path).encode("utf-8", "backslashreplace").decode()
@@ -237,7 +239,8 @@ def _open_directory(path: Path, *, force: bool, is_one: bool, blobs: bool) -> Sc
                 continue
             version.files.append(ScannedFile(entry.path, source, layout, source.mode, source.mtime_ns))
     if damaged:
-        raise _error_of(damaged)
+        faults = ((file.path, fault_of(file)) for file in version.files)
+        raise _error_of([*damaged, *(InputError(f"{path} {fault}") for path, fault in faults if fault)])
     if not force:
         require_complete(path, version)
     _name_shards(version, force=force)

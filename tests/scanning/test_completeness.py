@@ -123,6 +123,7 @@ FAULTS: dict[str, tuple[Make, list[str]]] = {
     "a pointer": (with_name("optimizer.pt", POINTER), ["optimizer.pt is a Git LFS pointer"]),
     "a first block": (with_name("optimizer.pt", b"PK\3\4\0\0"), ["optimizer.pt is cut off"]),
     "zeros": (with_name("optimizer.pt", bytes(5000)), ["optimizer.pt holds only zeros"]),
+    "another file": (with_name("adapter.safetensors", b"\xff" * 99), ["does not begin as a .safetensors file does"]),
 }
 
 
@@ -190,7 +191,26 @@ def test_all_damaged_files_are_named(store: ckstore.Store, tmp_path: Path) -> No
         torch.save({"w": torch.ones(300)}, place / name)
     for name in ("a.pt", "c.pt"):
         (place / name).write_bytes((place / name).read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"^2 files are damaged: a\.pt is .*; c\.pt is .*; `force` stores") as said:
+    (place / "d.pt").write_bytes(bytes(500))
+    with pytest.raises(
+        InputError, match=r"^3 files are damaged: a\.pt is .*; c\.pt is .*; d\.pt holds only zeros; `force` stores"
+    ) as said:
         store.ingest(place, run="a")
     assert str(said.value).count("`force`") == 1
     assert store.ingest(place, run="a", force=True).is_new
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [("step3.pt", bytes(500), "holds only zeros"), ("w.gguf", b"GG" * 50, "does not begin as a .gguf file does")],
+)
+def test_a_damaged_file_is_refused_in_a_folder_and_alone(
+    store: ckstore.Store, tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / "tokens.bin").write_bytes(bytes(500))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"{name} {said}; save or copy it again"):
+        store.ingest(tmp_path / name, run="a")
+    refused = {Path(item.path).name: item.refused for item in store.plan(tmp_path, recursive=True)}
+    assert refused == {name: True, "tokens.bin": False}
+    store.ingest(tmp_path / name, run="a", force=True)
