@@ -13,7 +13,7 @@ import click
 from ckstore.cli.options import named_options
 from ckstore.cli.output import counted, error_text, print_failure, print_line, size_text, speed_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import exit_for_failures, open_store, option, verb, version_of, with_options
+from ckstore.cli.verb import exit_for_failures, note_runs, open_store, option, verb, version_of, with_options
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.storage.names import BETWEEN
 
@@ -129,7 +129,7 @@ def command(
                 found.write(sys.stdout.buffer, include=include, exclude=exclude)
             else:
                 _write(found, output, form, include, exclude, strip=strip, force=force)
-                _note_run(store, version, found)
+                note_runs(store, [version], "writes")
         except IntegrityError as error:
             sound = found.fallback()
             if sound is None:
@@ -147,12 +147,6 @@ def _single(store: Store, versions: Sequence[str], run: str | None) -> str | Non
     if run is not None or len(versions) != 1:
         return None
     return None if BETWEEN in versions[0] and versions[0] not in store else versions[0]
-
-
-def _note_run(store: Store, name: str, version: Version) -> None:
-    """Say that the name of a run means its last version."""
-    if name == version.run and name not in version.tags and (count := len(store.versions(name))) > 1:
-        print_line(f"ckstore: {name} is its last version, {version.name}; --run {name} writes all {count}.", err=True)
 
 
 def _restore(

@@ -8,7 +8,7 @@ import click
 
 from ckstore.cli.options import DAYS, selection_options
 from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, size_text
-from ckstore.cli.verb import open_store, option, verb
+from ckstore.cli.verb import note_runs, open_store, option, verb
 
 if TYPE_CHECKING:
     from ckstore.retention.forget import ForgetReport
@@ -45,6 +45,7 @@ def command(
 
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
+        note_runs(store, versions, "selects")
         report = store.forget(versions or None, **selection, prune=prune, dry_run=dry_run)
     rows = report.versions
     if as_json:

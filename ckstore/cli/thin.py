@@ -9,7 +9,7 @@ import click
 from ckstore.cli.options import DAYS, selection_options
 from ckstore.cli.output import counted, error_text, json_option, name_of, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import open_store, option, verb
+from ckstore.cli.verb import note_runs, open_store, option, verb
 from ckstore.policy import QUALITY
 
 
@@ -53,6 +53,7 @@ def command(
 
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
+        note_runs(store, versions, "selects")
         chosen = store.select(versions or None, **selection) if versions or selection["run"] else None
         total = sum(version.original_bytes for version in chosen or ())
         with progress_bar("thin", total, shown=not as_json) as progress:

@@ -187,6 +187,17 @@ def version_of(store: Store, name: str) -> Version:
     return version
 
 
+def note_runs(store: Store, names: Iterable[str], does: str) -> None:
+    """Say of each name of a run that it means the last version."""
+    for name in names:
+        if name in store and (version := store[name]).run == name and name not in version.tags:
+            count = len(store.versions(name))
+            if count > 1:
+                print_line(
+                    f"ckstore: {name} is its last version, {version.name}; --run {name} {does} all {count}.", err=True
+                )
+
+
 class _Name(StringParamType):
     """A name in the store; the shell completes it."""
 

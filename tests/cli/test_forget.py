@@ -28,6 +28,13 @@ def test_versions_and_ranges(ckstore, filled: Path) -> None:
     assert "(near: gpt@20)" in ckstore("forget", "gpt@10", code=13).sentence
 
 
+@pytest.mark.parametrize("verb", ["forget", "thin"])
+def test_the_name_of_a_run_says_that_it_is_one_version(ckstore, filled: Path, verb: str) -> None:
+    said = "gpt is its last version, gpt@20; --run gpt selects all 3."
+    assert said in ckstore(verb, "gpt", "--keep-last", 1).err
+    assert said not in ckstore(verb, "--run", "gpt", "--keep-last", 1, "--keep-tagged", "--dry-run").err
+
+
 def test_a_dry_run(ckstore, filled: Path) -> None:
     before = listing(filled / ".ckstore")
     assert "Would forget 1 version; `ckstore undo` " in ckstore("forget", "gpt@0", "--dry-run").out
