@@ -70,13 +70,13 @@ _LEFT = ("graph", "run", "kind", "tags", "created", "superseded", "fidelity", "d
 @verb(
     ("ckstore log", "list all versions, by run and step"),
     ("ckstore log gpt -n 5", "list the last five versions of a run"),
-    ("ckstore log --sort best:val_loss -n 3", "list the three best versions"),
+    ("ckstore log gpt wide --sort best:val_loss -n 3", "list the three best versions of two runs"),
     ("ckstore log --where 'val_loss<2.5 and config.lr<1e-3 and age<2d'", "filter"),
     ("ckstore log --columns version,step,val_loss --format csv", "choose columns"),
     ("ckstore log --graph", "draw forks and runs, newest first"),
     exit_codes=[13],
 )
-@click.argument("run", required=False, type=RunName())
+@click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunName())
 @option("--run RUN", "Same as RUN.", name="run_option", type=RunName())
 @click.option(
     "-n",
@@ -97,7 +97,7 @@ _LEFT = ("graph", "run", "kind", "tags", "created", "superseded", "fidelity", "d
 @click.pass_context
 def command(
     ctx: click.Context,
-    run: str | None,
+    runs: tuple[str, ...],
     run_option: str | None,
     limit: int | None,
     where: tuple[str, ...],
@@ -118,18 +118,19 @@ def command(
     A CONDITION compares a column or metric by =, !=, <, <=, > or >=; `and` joins several. Columns are those of --json,
     and the values inside `config` and `made`, such as config.lr and made.commit.
     """
-    if run is not None and run_option is not None and run != run_option:
+    if runs and run_option is not None and set(runs) != {run_option}:
         raise UsageError("RUN is given twice; name one run.")
     _check_forms(form, sort, graph=graph, as_json=as_json)
     with open_store(ctx) as store:
-        if limit is None or where or sort is not None or forgotten:
-            records = store.log(run or run_option, forgotten=forgotten).where(*where)
+        chosen: list[str | None] = list(dict.fromkeys(runs)) or [run_option]
+        if limit is None or where or sort is not None or forgotten or len(chosen) > 1:
+            records = _joined([store.log(run, forgotten=forgotten) for run in chosen]).where(*where)
         else:
-            records = store._table(store._catalog.last_versions(limit, run or run_option))
+            records = store._table(store._catalog.last_versions(limit, chosen[0]))
         if sort is not None:
             records = records.sorted_by(sort)
         garbage = 0 if forgotten else _garbage(store._repository.catalog)
-        runs = list(dict.fromkeys([*(found.name for found in store._catalog.runs()), *records.values("run")]))
+        names_of_runs = list(dict.fromkeys([*(found.name for found in store._catalog.runs()), *records.values("run")]))
     if limit is not None and sort is not None:
         del records[limit:]
     elif limit is not None:
@@ -140,7 +141,7 @@ def command(
         return
     records.columns(*(name for name in names if name not in _TEXTS and name not in _SIZES))  # Raises for unknown ones.
     if sort is None:
-        records = _by_run(records, runs)
+        records = _by_run(records, names_of_runs)
     if not records:
         if forgotten or not where:
             print_line(_NO_FORGOTTEN if forgotten else _NO_VERSIONS, err=True)
@@ -161,6 +162,14 @@ def command(
             "many of them `ckstore gc` would free.",
             err=True,
         )
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    """Return the versions of several runs by number, as those of one are."""
+    joined = tables[0]
+    for table in tables[1:]:
+        joined.extend(table)
+    return joined if len(tables) == 1 else joined.sorted_by("version")
 
 
 def _check_forms(form: str | None, sort: str | None, *, graph: bool, as_json: bool) -> None:

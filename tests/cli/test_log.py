@@ -53,6 +53,16 @@ def test_one_run_and_the_last(ckstore, filled: Path) -> None:
     ckstore("log", "gpt", "--run", "other", code=2)
 
 
+def test_several_runs(ckstore, filled: Path) -> None:
+    for number, loss in enumerate((3, 1, 2)):
+        ckstore("ingest", f"in/step{number * 10}.pt", "--run", "abc"[number], "--metric", f"loss={loss}")
+    best = ckstore("log", "a", "c", "--sort", "best:loss", "-n", 1, "--json").json
+    assert [row["run"] for row in best] == ["c"]
+    assert [row["run"] for row in ckstore("log", "c", "gpt", "c", "--json").json] == ["gpt", "gpt", "gpt", "c"]
+    assert [row["run"] for row in ckstore("log", "c", "gpt", "-n", 2, "--json").json] == ["gpt", "c"]
+    ckstore("log", "gpt", "none", code=13)
+
+
 def test_a_graph_of_forks(ckstore, filled: Path) -> None:
     """A fork from another run, a run of its own, and a version whose parent was forgotten."""
     ckstore("ingest", "in/step10.pt", "--run", "fork", "--step", 30, "--parent", "gpt@10")
