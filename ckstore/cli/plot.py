@@ -51,7 +51,10 @@ def command(
     if as_json:
         print_json(table)
     elif not lines:
-        raise NotFoundError(f"No tensor has {measure} there; `ckstore ls {run}` lists the tensors.")
+        match = f"that matches {' or '.join(globs)} " if globs else ""
+        raise NotFoundError(
+            f"No tensor of {run} {match}has the measure {measure}; `ckstore ls {run}` lists the tensors."
+        )
     elif output is not None:
         _draw(lines, measure, run, output)
         print_line(f"{output}: {measure} of {len(lines)} tensors")

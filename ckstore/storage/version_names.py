@@ -144,6 +144,8 @@ def _near(catalog: Versions, text: str) -> str:
 
     run, separator, step = text.rpartition(AT)
     names = [*catalog.tags(), *(row.name for row in catalog.runs())]
+    if separator and catalog.tagged(step) is not None:
+        return f" (near: {step})"
     if separator and run in names:
         steps = [version.step for version in catalog.versions(run) if version.step is not None]
         # A longer sequence of digits is no step, but has near ones.

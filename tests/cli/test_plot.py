@@ -38,7 +38,7 @@ def test_a_picture(ckstore, filled: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["gpt", "--measure", "norm"], 2, "choose from change, ratio, rms"),
-        (["gpt", "nothing/*"], 13, "ckstore ls gpt"),
+        (["gpt", "nothing/*"], 13, "No tensor of gpt that matches nothing/* has the measure rms; `ckstore ls gpt`"),
         (["nowhere"], 13, "nowhere"),
         (["gpt", "--json", "-o", "x.png"], 2, "leave -o out"),
     ],

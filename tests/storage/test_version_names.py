@@ -52,6 +52,7 @@ def test_names_that_look_alike(filled, store):
         ("gtp@100", "(near: gpt@100)"),
         ("gtp@150", "(near: gpt)"),
         ("bst@100", "(near: best)"),
+        ("gpt@best", "(near: best)"),
         ("gpt@lates", ""),
         ("99", ""),
         ("abc", ""),
