@@ -159,6 +159,18 @@ def save(place: str, store: str, step: int = 1, seed: int = 1, **options: Any) -
     return {"read": read[0], **sent}
 
 
+def save_apart(place: str, in_front: bool) -> dict[str, Any]:
+    """Save a small state into stores that only one rank each reaches; return the error."""
+    own = Path(os.environ["OWN"], "store")
+    with ckstore.open(f"{place}/shared", local=own) if in_front else ckstore.init(own) as store:
+        state = {f"weights{dist.get_rank()}": torch.arange(100_000.0) + dist.get_rank()}
+        try:
+            dcp.save(state, storage_writer=StoreWriter(store, "a", 1))
+        except CheckpointException as error:
+            return {"error": str(error)}
+    return {}
+
+
 def save_without_cpu(place: str, store: str) -> dict[str, Any]:
     """Save twice with a default group that says that it is for GPUs alone; then with such a group of its own."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

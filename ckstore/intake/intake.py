@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.checking.verify import check_restores
 from ckstore.commit.change import remove_uncommitted
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, check_tag_is_no_run, policy_of, tag
-from ckstore.errors import CkstoreError, ConflictError, InputError, NotFoundError, UsageError
+from ckstore.errors import CkstoreError, ConflictError, InputError, IntegrityError, NotFoundError, UsageError
 from ckstore.formats.directory import is_part
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
@@ -36,6 +36,7 @@ from ckstore.writing.request import AUTO, IngestOptions
 if TYPE_CHECKING:
     from ckstore.retention.compactor import Compactor
     from ckstore.runtime.threads import Executor
+    from ckstore.storage.pack import PackInfo
     from ckstore.storage.rows import VersionRow
     from ckstore.writing.ranks import Written
 
@@ -180,6 +181,7 @@ class Intake:
         """Store a version that ranks have written; remove the packs that it does not need."""
         repository, packs = self.repository, [pack for pack, _ in written.packs]
         try:
+            _check_all_there(repository, packs)
             with repository.resolver.under_way() as hold:
                 hold(record for _, records in written.packs for record in records)
                 try:
@@ -408,6 +410,19 @@ def _store_part(part: tuple[Address, Sequence[Planned], Batch]) -> tuple[list[In
         except CkstoreError as error:
             return outcomes, error
     return outcomes, None
+
+
+def _check_all_there(repository: Repository, packs: Sequence[PackInfo]) -> None:
+    """Raise `UsageError` unless the packs of all ranks are in a store's directory."""
+    for pack in packs if repository.catalog.is_only else ():  # A bucket has confirmed them.
+        found = 0
+        with suppress(IntegrityError):
+            found = repository.packs.size(pack.name)
+        if found != pack.bytes:
+            raise UsageError(
+                f"A rank wrote its pack elsewhere: not all ranks reach {repository.place}; open the bucket without"
+                " `local`, or give a directory that they share."
+            )
 
 
 def _check_name(path: Path) -> None:

@@ -113,7 +113,7 @@ class StoreWriter(StorageWriter):
     ------
     UsageError
         An option is invalid, the save uses no collectives or another process group, that group has no backend for the
-        CPU, the planner caches plans, or a `checkpoint_id` is given.
+        CPU, the planner caches plans, a `checkpoint_id` is given, or a rank has another store of the same path.
     CkstoreError
         Another rank did not answer in time; the message names it.
     """
@@ -290,12 +290,6 @@ class StoreWriter(StorageWriter):
         parts = [one.storage_data for rank in results for one in rank]
         try:
             written = dataclasses.replace(begun.written, parts=parts)
-            packs = begun.store._repository.packs
-            unseen = [pack.name for pack, _ in written.packs if begun.store._tier and not packs.is_intact(pack.name)]
-            if unseen:
-                raise UsageError(
-                    "Ranks of several machines wrote into several local stores; open the bucket without `local`."
-                )
             self.report = begun.store._taking().ingest_parts(written, begun.options)
             lineage_of(begun.store).follow(self.report)
         finally:

@@ -159,6 +159,18 @@ def test_a_rank_that_dies_at_any_moment_hangs_and_loses_nothing(tmp_path: Path, 
         assert bool(packs_of(store)) == bool(len(store))
 
 
+@pytest.mark.parametrize("in_front", [True, False])
+def test_ranks_without_a_common_store_are_refused(tmp_path: Path, in_front: bool) -> None:
+    """As those of several machines with `local`: the coordinator lacks a pack."""
+    ckstore.init(tmp_path / "shared").close()
+    found = all_succeed(run_ranks(2, "save_apart", tmp_path, in_front=in_front))
+    assert all("not all ranks reach" in one["error"] for one in found), found
+    for place in ("shared", "node-0/store", "node-1/store"):
+        with ckstore.open(tmp_path / place) as store:
+            assert store._catalog.versions() == []
+            assert len(packs_of(store)) == (place == "node-1/store")
+
+
 @pytest.mark.parametrize("seeds", [(1, 1), (1, 2)])
 def test_two_jobs_save_the_same_steps(tmp_path: Path, seeds: tuple[int, int]) -> None:
     """One wins each step, and the other one is told; of equal content, both succeed."""
