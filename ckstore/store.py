@@ -1053,7 +1053,8 @@ class Store(Mapping[str | int, "Version"]):
     def pushed(self, version: str | int | Version) -> Future[VersionRow]:
         """Return the second stage of a save in front of a bucket: done once that has the version.
 
-        The result is the version's row in the bucket. If the run went on there without it, a `ConflictError` says so.
+        The result is the version's row in the bucket. A `ConflictError` says that the run went on there without it, a
+        `NotFoundError` that it was forgotten here first.
 
         Raises
         ------
@@ -1068,7 +1069,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         if self._tier is None:
             raise UsageError("This store is in front of no bucket; open the bucket with `local`.")
-        return self._tier.pushed(self._catalog.resolve(_name_of(version)))
+        return self._tier.pushed(_name_of(version))
 
     @checked()
     def encode(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore.errors import ConflictError, UnreachableError, UsageError
+from ckstore.errors import ConflictError, NotFoundError, UnreachableError, UsageError
 from ckstore.storage.remote import retries
 from ckstore.storage.remote.bucket import ObstoreBucket, _Pace
+from ckstore.transfer.transfer import Transfer
 from tests.object_store import object_store
 
 pytestmark = pytest.mark.local
@@ -48,8 +50,16 @@ def test_versions_reach_the_bucket_and_old_ones_leave_the_disk(url: str) -> None
         for step in range(1, 6):
             row = saver.save(state(step), step=step).result().version
             assert store.pushed(row.number).result(LONG).step == step
+        for number in range(1, 6):  # Some have left the disk.
+            assert store.pushed(number).result(LONG).step == number
+        with pytest.raises(NotFoundError):
+            store.pushed(6)
     assert steps(url) == [1, 2, 3, 4, 5]
     assert steps("disk") == [4, 5]
+    with ckstore.open(url, local="disk") as store:
+        assert store.pushed("gpt@1").result(LONG).step == 1
+        with pytest.raises(NotFoundError):
+            store.pushed("gpt@6")
     assert sum(path.stat().st_size for path in Path("disk").rglob("*.zip")) < 3 * 400_000
     with ckstore.open("disk") as store, pytest.raises(UsageError, match="in front of no bucket"):
         store.pushed("gpt")
@@ -87,6 +97,53 @@ def test_saves_go_on_while_the_bucket_is_away(url: str, monkeypatch: pytest.Monk
     assert steps(url) == [1]
     ckstore.open(url, local="disk").close()
     assert steps(url) == [1, 2]
+
+
+def test_a_version_that_is_forgotten_before_it_is_sent(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it, and later ones are sent."""
+    monkeypatch.setattr("ckstore.intake.tier._AGAIN", 0.1)
+    with ckstore.open(url, local="disk") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(retries, "PATIENCE", 0.1)
+            for name in ("put", "put_absent", "read"):
+                patch.setattr(ObstoreBucket, name, away)
+            for step in (1, 2):
+                store.ingest(state(step), run="gpt", step=step)
+            first, second = (store.pushed(f"gpt@{step}") for step in (1, 2))
+            store.forget("gpt@1")
+        assert second.result(LONG).step == 2
+        with pytest.raises(NotFoundError):
+            first.result(LONG)
+    assert steps(url) == [2]
+
+
+def test_versions_stay_whose_packs_the_bucket_has_lost(url: str) -> None:
+    with ckstore.open(url) as store:
+        store.set_policy(ckstore.Policy(hot=9))  # Encoding it would write another pack.
+    with ckstore.open(url, local="disk") as store:
+        store.ingest(state(1), run="gpt", step=1)
+        store.pushed("gpt").result(LONG)
+    bucket = ObstoreBucket(url, {})
+    bucket.delete([item.name for item in bucket.list("packs/") if ".raw" in item.name])
+    with ckstore.open(url, local="disk") as store:
+        for step in (2, 3, 4):
+            store.ingest(state(step), run="gpt", step=step)
+            store.pushed("gpt").result(LONG)
+    assert steps("disk") == [1, 3, 4]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_has_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(Transfer, "run", fail)
+    with ckstore.open(url, local="disk") as store:
+        for step in (1, 2):
+            store.ingest(state(step), run="gpt", step=step)
+            with pytest.raises(CancelledError):
+                store.pushed("gpt").result(LONG)
+    monkeypatch.undo()
 
 
 def away(*_: Any, **__: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.checking.verify import check_restores
 from ckstore.commit.change import remove_uncommitted
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, check_tag_is_no_run, policy_of, tag
-from ckstore.errors import CkstoreError, ConflictError, InputError, IntegrityError, NotFoundError, UsageError
+from ckstore.errors import CkstoreError, ConflictError, InputError, NotFoundError, UsageError
 from ckstore.formats.directory import is_part
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
@@ -415,10 +415,7 @@ def _store_part(part: tuple[Address, Sequence[Planned], Batch]) -> tuple[list[In
 def _check_all_there(repository: Repository, packs: Sequence[PackInfo]) -> None:
     """Raise `UsageError` unless the packs of all ranks are in a store's directory."""
     for pack in packs if repository.catalog.is_only else ():  # A bucket has confirmed them.
-        found = 0
-        with suppress(IntegrityError):
-            found = repository.packs.size(pack.name)
-        if found != pack.bytes:
+        if not repository.packs.is_there(pack.name, pack.bytes):
             raise UsageError(
                 f"A rank wrote its pack elsewhere: not all ranks reach {repository.place}; open the bucket without"
                 " `local`, or give a directory that they share."

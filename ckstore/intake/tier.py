@@ -1,7 +1,7 @@
 """A store on a local disk in front of a bucket: versions are durable here first, then in the bucket.
 
 tier.find(name)      # a name's version, fetched from the bucket if that has a newer one
-tier.pushed(row)     # the second stage of a save: done once the bucket has the version
+tier.pushed(name)    # the second stage of a save: done once the bucket has the version
 """
 
 from __future__ import annotations
@@ -44,17 +44,29 @@ class Tier:
         self._local = local
         self._address = remote
         self._changed = threading.Condition()
+        #: Rows in the bucket by id, and the ids by the number here.
         self._futures: dict[str, Future[VersionRow]] = {}
-        self._is_closed = False
+        self._uids: dict[int, str] = {}
+        self._is_closed = self._has_ended = False
         self._remote = remote.open("r")
         self._thread = threading.Thread(target=self._work, name="ckstore-tier", daemon=True)
         self._thread.start()
 
-    def pushed(self, row: VersionRow) -> Future[VersionRow]:
-        """Return a future of a version's row in the bucket."""
+    def pushed(self, name: str | int) -> Future[VersionRow]:
+        """Return a future of the row in the bucket of a version that is here, or has left since."""
         with self._changed:
             self._changed.notify_all()
-            return self._future(row.uid)
+            try:
+                return self._future(self._local.catalog.resolve(name))
+            except NotFoundError:
+                if isinstance(name, int):
+                    if name in self._uids:
+                        return self._futures[self._uids[name]]
+                    raise
+        self._remote.catalog.refresh(within=RECENT)
+        future: Future[VersionRow] = Future()
+        future.set_result(self._remote.catalog.resolve(name))
+        return future
 
     def find(self, name: str) -> str:
         """Return the id of the version of a name, or the name itself if the bucket has no newer one than this store."""
@@ -67,10 +79,10 @@ class Tier:
                 if here.uid == row.uid or here.created >= row.created:
                     return name
             if not local.catalog.with_uid(row.uid):
-                for other in local.catalog.versions():
-                    if row.step is not None and (other.run, other.step) == (row.run, row.step):
-                        _log.warning("%s is another version in the bucket, which is newer.", other.name)
-                        forget(local, [other])
+                other = None if row.step is None else local.catalog.at_step(row.run, row.step)
+                if other is not None and not row.superseded:
+                    _log.warning("%s is another version in the bucket, which is newer.", other.name)
+                    forget(local, [other])
                 report = Transfer(remote, local, restore=True).run([row])
                 for failed in report.failed:
                     raise failed.error
@@ -84,13 +96,25 @@ class Tier:
             self._changed.notify_all()
         self._thread.join()
         self._remote.close()
-        for future in self._futures.values():
-            future.cancel()
 
-    def _future(self, uid: str) -> Future[VersionRow]:
-        return self._futures.setdefault(uid, Future())
+    def _future(self, row: VersionRow) -> Future[VersionRow]:
+        self._uids[row.number] = row.uid
+        future = self._futures.setdefault(row.uid, Future())
+        if self._has_ended:
+            future.cancel()
+        return future
 
     def _work(self) -> None:
+        try:
+            self._try()
+        finally:  # Nobody waits for a thread that has ended, for whatever reason.
+            with self._changed:
+                self._has_ended = True
+                for future in self._futures.values():
+                    future.cancel()
+
+    def _try(self) -> None:
+        """Send versions, again after errors."""
         pause, said = 0.0, ""
         with self._local.reopened("a") as local:
             while True:
@@ -126,6 +150,7 @@ class Tier:
                             known.add(row.uid)
                     number = latest.number
                     _free(local, remote)
+                self._note_forgotten(local, remote)
                 if is_last:
                     return
                 with self._changed:
@@ -149,7 +174,7 @@ class Tier:
                 raise error
         arrived = remote.catalog.with_uid(row.uid)
         with self._changed:
-            future = self._future(row.uid)
+            future = self._future(row)
         if future.done():
             return
         if arrived:
@@ -160,13 +185,35 @@ class Tier:
         _log.warning("%s", error)
         future.set_exception(error)
 
+    def _note_forgotten(self, local: Repository, remote: Repository) -> None:
+        """End the futures of versions that left this store before this thread sent them."""
+        with self._changed:
+            waiting = [(uid, future) for uid, future in self._futures.items() if not future.done()]
+        for uid, future in waiting:
+            if local.catalog.with_uid(uid):
+                continue
+            remote.catalog.refresh(within=RECENT)
+            if arrived := remote.catalog.with_uid(uid):  # Another process has sent it.
+                future.set_result(arrived[0])
+            else:
+                future.set_exception(NotFoundError(f"Version {uid} was forgotten before {remote.place} had it."))
+
 
 def _free(local: Repository, remote: Repository) -> None:
-    """Forget versions that the bucket has, but for the latest of each run and tagged ones."""
+    """Forget versions that are whole in the bucket, but for the latest of each run and tagged ones."""
     tagged = set(local.catalog.tags().values())
     for run in local.catalog.runs():
         rows = local.catalog.versions(run.name)
-        gone = [row for row in rows[:-_KEPT] if row.number not in tagged and remote.catalog.with_uid(row.uid)]
+        gone = [row for row in rows[:-_KEPT] if row.number not in tagged and _is_whole(remote, row.uid)]
         if gone:
             forget(local, gone, for_good=True)
             gc(local)
+
+
+def _is_whole(remote: Repository, uid: str) -> bool:
+    """Return whether the bucket has a version and its packs, which others may have deleted."""
+    catalog, packs = remote.catalog, remote.packs
+    return any(
+        all(packs.is_there(pack, catalog.pack_bytes(pack) or 0) for pack in catalog.uses(row.number))
+        for row in catalog.with_uid(uid)
+    )

@@ -221,6 +221,13 @@ class PackReader:
         """Return the size of a pack in bytes; raise `IntegrityError` if it is missing."""
         return self._opened(pack).size
 
+    def is_there(self, pack: str, size: int) -> bool:
+        """Return whether a pack of a size is in the store."""
+        self.forget(pack)
+        with suppress(IntegrityError):
+            return self.size(pack) == size
+        return False
+
     def digest(self, pack: str) -> str:
         """Return the digest of a pack's bytes, which its name should contain, in hexadecimal. Reads the whole file."""
         # Opened again, since the file may have been replaced.

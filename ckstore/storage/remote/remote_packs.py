@@ -115,6 +115,12 @@ class RemotePacks(PackReader):
                 wanted.append((name, size, offset, length))
         self._cache.prefetch(wanted)
 
+    def is_there(self, pack: str, size: int) -> bool:
+        """As for a local pack, but in the object store; ignores the local cache."""
+        with suppress(IntegrityError):
+            return bool(self._fetch(pack, size - 1, 1))
+        return False
+
     def digest(self, pack: str) -> str:
         """As for a local pack, but of the bytes in the object store; ignores the local cache."""
         self.forget(pack)
