@@ -11,7 +11,7 @@ from msgspec import structs
 
 from ckstore.objects.documents import VersionDocument
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.change_log import gaps, renamed
+from ckstore.storage.change_log import gaps
 from ckstore.storage.scan_packs import ScannedPack
 
 
@@ -57,11 +57,12 @@ class FoundVersions:
     time lacked.
 
     `found` has all versions in packs, in the order in which they were written; `present` the rows of the current
-    catalog by id, None if it is damaged or older than the log; `marks` the ids of the superseded versions; `is_whole`
-    tells whether a version has all its objects. `gone` has the numbers of replaced or forgotten versions, each with its
-    parent's if that is known; `renumbered` the versions that this recovery renumbered; `dropped` the numbers of
-    versions that it leaves out without a reason in the log; `marked` the versions that it marks as superseded or
-    present, by the id of the version that goes back: its commit was interrupted, or its record is lost.
+    catalog by id, None if it is damaged or older than the log; `marks` the ids of the superseded versions; `runs` the
+    names of renamed runs by the ids of versions; `is_whole` tells whether a version has all its objects. `gone` has the
+    numbers of replaced or forgotten versions, each with its parent's if that is known; `renumbered` the
+    versions that this recovery renumbered; `dropped` the numbers of versions that it leaves out without a reason in the
+    log; `marked` the versions that it marks as superseded or present, by the id of the version that goes back: its
+    commit was interrupted, or its record is lost.
     """
 
     found: Sequence[FoundVersion]
@@ -69,6 +70,7 @@ class FoundVersions:
     present: Mapping[str, VersionRow] | None
     last_number: int
     marks: Collection[str]
+    runs: Mapping[str, str]
     is_whole: Callable[[FoundVersion], bool]
     versions: dict[int, FoundVersion] = field(default_factory=dict)
     gone: dict[int, int | None] = field(default_factory=dict)
@@ -83,9 +85,8 @@ class FoundVersions:
     _by_number: dict[int, list[FoundVersion]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        runs = renamed(self.records)
         for version in self.found:
-            version.run = runs.get(version.uid, version.run)
+            version.run = self.runs.get(version.uid, version.run)
         self._number()
         for version in self.found:
             for number in {version.written_as, version.number}:

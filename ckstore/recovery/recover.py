@@ -206,8 +206,10 @@ class _Builder:
             self.report.problems += lost
         if self.present is not None:
             self.last_number = max(self.last_number, _last_number(self.present))
-        marks = self._marks(records, rows, is_whole=not problems)
-        versions = FoundVersions(self.found, records, rows, self.last_number, marks, self._is_whole)
+        before, later = self._since(records, rows, is_whole=not problems)
+        marks = change_log.superseded(later, [uid for uid, row in before.items() if row.superseded])
+        runs = {uid: row.run for uid, row in before.items()} | change_log.renamed(later)
+        versions = FoundVersions(self.found, records, rows, self.last_number, marks, runs, self._is_whole)
         self.report.problems += versions.problems
         if rows is None and any(pack.kind == "encoded" for pack in self.damaged):
             self.report.problems += [
@@ -217,6 +219,13 @@ class _Builder:
         for version in versions.renumbered:
             change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
             self._log(change)
+        renames: dict[str, list[str]] = {}
+        logged = change_log.renamed(records)
+        for version in versions.versions.values():
+            if version.run != logged.get(version.uid, version.document.run):
+                renames.setdefault(version.run, []).append(version.uid)
+        for run, uids in renames.items():  # Their record is lost.
+            self._log({"change": "rename", "run": run, "uids": uids})
         for uid, (superseded, present) in versions.marked.items():
             self._log({"change": "supersede", "by": uid, "superseded": superseded, "present": present})
         if versions.dropped:
@@ -243,17 +252,16 @@ class _Builder:
         if collected:
             self.catalog.note_collected(collected[-1])
 
-    def _marks(
+    def _since(
         self, records: Sequence[Mapping[str, Any]], rows: Mapping[str, VersionRow] | None, *, is_whole: bool
-    ) -> set[str]:
-        """Return the ids of the superseded versions: by the log, or by the current catalog and later records."""
+    ) -> tuple[Mapping[str, VersionRow], Sequence[Mapping[str, Any]]]:
+        """Return the source of marks and names of runs: the log, or the current catalog's rows and later records."""
         if rows is None or self.present is None:
-            return change_log.superseded(records)
+            return {}, records
         last, names = self.present.logged(), [log_files.name_of(record) for record in records]
         if is_whole and (not last or last in names):
-            return change_log.superseded(records)
-        later = [record for record, name in zip(records, names, strict=True) if name > last]
-        return change_log.superseded(later, [uid for uid, row in rows.items() if row.superseded])
+            return {}, records
+        return rows, [record for record, name in zip(records, names, strict=True) if name > last]
 
     def _log(self, record: Mapping[str, Any]) -> None:
         """Add a record to the log; all of them belong to one change."""

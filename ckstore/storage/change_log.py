@@ -16,7 +16,7 @@ from ckstore.storage.rows import plain_row, row_of
 #: Changes that take something away: they count only if they were committed.
 _TAKING = ("forget", "gc", "metrics", "policy", "rename", "supersede", "undo", "untag")
 #: Possible losses with a damaged or missing log.
-LOSS = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
+LOSS = "a tag may be missing or mean an older version, a run have its former name, and a forgotten version be back"
 
 
 def append(storage: Storage, record: Mapping[str, Any], follows: str = "", part: int = 0) -> str:

@@ -103,6 +103,27 @@ def test_a_recovery_keeps_the_name(store: ckstore.Store) -> None:
     store.close()
 
 
+@pytest.mark.local
+def test_a_recovery_keeps_the_name_though_its_record_is_lost(store: ckstore.Store) -> None:
+    """The current catalog has it; then the log has it again."""
+    store.rename_run("a", "b")
+    for step in range(3):
+        store.ingest({"w": values(step + 5)}, run="a", step=step)
+    settled(store)
+    path = store.path
+    store.close()
+    (lost,) = (file for file in (path / "log").iterdir() if '"rename"' in file.read_text())
+    lost.unlink()
+    for catalog in (True, False):
+        if not catalog:
+            (path / "catalog.sqlite").unlink()
+        recover(path)
+        with ckstore.open(path) as opened:
+            assert opened.run("b").steps == [0, 1, 2]
+            assert opened.run("a").steps == [0, 1, 2]
+            assert not [problem for problem in opened.verify().problems if "log" not in problem.lower()]
+
+
 def test_forgotten_versions_come_back_under_the_name(store: ckstore.Store) -> None:
     store.forget("a@0")
     store.thin("a@1")
