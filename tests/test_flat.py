@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha1
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ import torch
 import ckstore
 from ckstore.cli.program import run
 from ckstore.objects.resolver import CatalogResolver
+from ckstore.storage.connection import Connection
+from ckstore.storage.segments import COUNT, size_of
 from ckstore.writing.drop import drop
 from tests.catalog_edits import edit, sign, without_triggers
 
@@ -110,14 +113,14 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
         yield counter
 
 
-def grown(place: Path, versions: int) -> None:
+def grown(place: Path, versions: int, hot: int = 9) -> None:
     """Make a store with four real versions at the end of this many others, whose packs are missing."""
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(8000, generator=generator), torch.randn(70000, generator=generator)
     with ckstore.init(place) as store:
         for step in range(4):
             weight = weight + 1e-4 * torch.randn(8000, generator=generator)
-            store.ingest({"w": weight, "bias": bias + step}, run="r0", step=10**6 + step, hot=9)
+            store.ingest({"w": weight, "bias": bias + step}, run="r0", step=10**6 + step, hot=hot)
         store.tag(f"r0@{10**6 + 1}", "best")
         store.encode(f"r0@{10**6 + 2}")
         bands = store[f"r0@{10**6}"]._stored.document.bands
@@ -260,6 +263,41 @@ def test_verify_compares_the_packs_that_versions_depend_on(statement: str, tmp_p
     assert ckstore.recover(tmp_path / "store").problems == []
     with ckstore.open(tmp_path / "store") as store:
         assert store.verify().problems == []
+
+
+def test_a_gc_with_nothing_to_do_reads_a_row_for_each_segment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found: dict[int, int] = {}
+    for versions in (100, 1000):
+        place = tmp_path / str(versions)
+        grown(place, versions, hot=0)
+        edit(
+            place / "catalog.sqlite",
+            f"UPDATE packs SET segment = CAST(printf('%020d', id / {COUNT}) AS BLOB) WHERE segment IS NOT NULL",
+        )
+        with ckstore.open(place) as store:
+            for segment, (packs, size) in store._catalog.joined().items():
+                with open(place / "packs" / segment, "wb") as file:
+                    file.truncate(size_of(packs, size))
+            store._catalog.note_clean(0)
+            found[versions] = rows_read(store.gc, monkeypatch)
+    assert found[1000] - found[100] < 7 * 1000 / COUNT
+
+
+def rows_read(operation: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the number of rows of the catalog that an operation reads."""
+    read = 0
+    fetched = Connection._fetched
+
+    def counted(self: Connection, *asked: Any) -> list[Any]:
+        nonlocal read
+        found = fetched(self, *asked)
+        read += len(found)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Connection, "_fetched", counted)
+        operation()
+    return read
 
 
 def test_tags_do_not_read_all_versions(counter: Counter, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ckstore.codecs.integer_header import overhead_bytes
@@ -38,9 +37,7 @@ def ledger(repository: Repository) -> dict[str, int]:
     causes = dict.fromkeys(CAUSES, 0)
     known = {pack.name: pack.bytes for pack in repository.catalog.packs()}
     doubled, garbage_in = repository.packs.doubled(), garbage(repository)
-    joined = Counter[str]()
-    for held in repository.catalog.in_segments().values():
-        joined[held.segment] += held.size
+    joined = repository.catalog.joined()
     for place, name, size in repository.packs.files():
         if place == "." and name in (CATALOG, CLAIMS):
             causes["catalog"] += size
@@ -48,7 +45,7 @@ def ledger(repository: Repository) -> dict[str, int]:
             causes["log"] += size
         elif name in garbage_in:
             causes["unreferenced packs"] += garbage_in[name]
-            causes["zip and Zarr metadata"] += size - garbage_in[name] - joined[name]
+            causes["zip and Zarr metadata"] += size - garbage_in[name] - joined.get(name, (0, 0))[1]
         elif name not in known or name in doubled:
             causes["unreferenced packs" if place == "packs" else "other files"] += size
     documents = map(repository.resolver.document, repository.catalog.versions())

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import IntegrityError
-from ckstore.runtime.zip_records import END
 from ckstore.storage import durable, root, segments
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.segments import COUNT, Place
@@ -58,11 +57,9 @@ def join(repository: Repository, names: Iterable[str]) -> bool:
 
 def garbage(repository: Repository) -> dict[str, int]:
     """Return the bytes of each segment that no pack of the catalog takes, by name."""
-    left = {name: size - END.size for name, size in repository.packs.segments().items()}
-    for name, place in repository.catalog.in_segments().items() if left else ():
-        if place.segment in left:
-            left[place.segment] -= segments.member_size(name, place.size)
-    return left
+    sizes = repository.packs.segments()
+    joined = repository.catalog.joined() if sizes else {}
+    return {name: size - segments.size_of(*joined.get(name, (0, 0))) for name, size in sizes.items()}
 
 
 def _intact(packs: PackReader, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:

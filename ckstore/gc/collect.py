@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def overhead(repository: Repository) -> int:
     """Return the bytes of segments beyond those of the packs that the catalog has in them."""
     sizes = repository.packs.segments()
-    places = repository.catalog.in_segments().values() if sizes else ()
-    return sum(sizes.values()) - sum(place.size for place in places if place.segment in sizes)
+    joined = repository.catalog.joined() if sizes else {}
+    return sum(sizes.values()) - sum(size for name, (_, size) in joined.items() if name in sizes)
 
 
 def tidy(repository: Repository) -> None:
@@ -59,8 +59,7 @@ def _join(repository: Repository) -> None:
         pass
     unneeded, sizes = garbage(repository), repository.packs.segments()
     due = {name for name, size in sizes.items() if unneeded.get(name, 0) >= min(GARBAGE_BYTES, GARBAGE_SHARE * size)}
-    places = repository.catalog.in_segments() if due else {}
-    names = [name for name, place in places.items() if place.segment in due]
+    names = repository.packs.placed_in(due) if due else []
     for start in range(0, len(names), COUNT):
         join(repository, names[start : start + COUNT])
 
@@ -80,8 +79,11 @@ def held_since(repository: Repository) -> int | None:
         return None
     if not all(_is_needed(repository, name) for name in catalog.raw_packs()):
         return None
-    names = [info.name for info in repository.packs.list_packs()]
-    return held if len(catalog.known_packs(names)) == len(names) == catalog.totals().packs else None
+    packs, segments, joined = repository.packs, repository.packs.segments(), catalog.joined()
+    names, inside = packs.apart(), sum(count for name, (count, _) in joined.items() if name in segments)
+    if len(catalog.known_packs(names)) < len(names) or (segments and packs.doubled()):
+        return None
+    return held if len(names) + inside == catalog.totals().packs else None
 
 
 def _is_needed(repository: Repository, raw: str) -> bool:

@@ -49,7 +49,7 @@ def unused_segments(repository: Repository, records: Callable[[], Iterable[Mappi
     """
     catalog, packs = repository.catalog, repository.packs
     segments = packs.segments().keys()
-    used = {place.segment for place in catalog.in_segments().values()} if segments else set()
+    used = catalog.joined().keys() if segments else set()
     removed = removed_packs(records()) if segments - used else set()
     found = []
     for segment in segments - used:

@@ -76,7 +76,7 @@ _OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 
 _PACK = "p.id, p.name, p.bytes, p.seal"
 _PLACE = "p.name, lower(hex(p.segment)), p.place, p.bytes"
-_PLACES = rows(PackName, Id, Whole, Whole)
+_PLACES, _JOINED = rows(PackName, Id, Whole, Whole), rows(Id, Positive, Whole)
 #: The condition of the index of packs with files of their own that are small or raw.
 _LOOSE = "segment IS NULL AND (bytes < 262144 OR name LIKE '%.raw.zip')"
 _STEPS = rows(Positive, Integer | None)
@@ -357,10 +357,17 @@ class CatalogReader:
         query = f"SELECT {_PLACE} FROM packs p WHERE name = ? AND segment IS NOT NULL"
         return next((_place(row)[1] for row in self._connection.rows(query, [pack], _PLACES)), None)
 
-    def in_segments(self) -> dict[str, Place]:
-        """Return the places of all packs in segments, by name, in order of commit."""
-        query = f"SELECT {_PLACE} FROM packs p WHERE segment IS NOT NULL ORDER BY id"
-        return dict(map(_place, self._connection.rows(query, schema=_PLACES)))
+    def in_segments(self, names: Collection[str] | None = None) -> dict[str, Place]:
+        """Return the places of packs in segments, by name; None asks for all, in order of commit."""
+        query = f"SELECT {_PLACE} FROM packs p WHERE segment IS NOT NULL"
+        if names is None:
+            return dict(map(_place, self._connection.rows(f"{query} ORDER BY id", schema=_PLACES)))
+        return dict(map(_place, self._connection.rows_of(f"{query} AND name", names, _PLACES)))
+
+    def joined(self) -> dict[str, tuple[int, int]]:
+        """Return the number of packs in each segment, and their bytes, by the segment's name."""
+        query = "SELECT lower(hex(segment)), COUNT(*), SUM(bytes) FROM packs WHERE segment IS NOT NULL GROUP BY segment"
+        return {digest + SUFFIX: (count, size) for digest, count, size in self._connection.rows(query, schema=_JOINED)}
 
     def small_packs(self, count: int) -> list[str]:
         """Return the first small packs, in order of commit, that are encoded and not in a segment.

@@ -9,7 +9,7 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from ckstore.errors import AccessError, CkstoreError, IntegrityError
 from ckstore.runtime import forks
+from ckstore.runtime.access import access_explained
 from ckstore.runtime.checksum import crc32c
 from ckstore.runtime.lru import Lru
 from ckstore.runtime.zip_records import (
@@ -319,8 +320,20 @@ class PackReader:
 
     def segments(self) -> dict[str, int]:
         """Return the sizes of all segments, by name."""
-        names = ((item.name.removeprefix(PREFIX), item.size) for item in self._storage.list(PREFIX))
-        return {name: size for name, size in names if is_segment(name)}
+        found = {}
+        for name in filter(is_segment, self._names()):
+            with suppress(FileNotFoundError):  # Another process has removed it.
+                found[name] = self.path_of(name).stat().st_size
+        return found
+
+    def apart(self) -> list[str]:
+        """Return the packs with files of their own, whether the catalog has them or not."""
+        return [name for name in self._names() if parse_pack_name(name) is not None]
+
+    def _names(self) -> list[str]:
+        with access_explained(self._directory), suppress(FileNotFoundError):
+            return sorted(os.listdir(self._directory))
+        return []
 
     def place_of(self, pack: str) -> Place | None:
         """Return the place of a pack in a segment; None if it has none."""
@@ -328,8 +341,7 @@ class PackReader:
 
     def doubled(self) -> list[str]:
         """Return the packs in segments that have files of their own as well, left by a killed process."""
-        placed = self._places.in_segments()
-        return [name for item in self._storage.list(PREFIX) if (name := item.name.removeprefix(PREFIX)) in placed]
+        return list(self._places.in_segments(self.apart()))
 
     def is_intact_at(self, pack: str, path: Path, place: Place) -> bool:
         """Return whether a pack's bytes at a place in a segment match its name."""
@@ -352,6 +364,10 @@ class PackReader:
     def names_in(self, segment: str) -> list[str]:
         """Return the names of the packs in a segment, whether the catalog has them or not."""
         return [name for name, _ in members(self.path_of(segment))]
+
+    def placed_in(self, segments: Collection[str]) -> list[str]:
+        """Return the names of the catalog's packs in some segments, in order of commit."""
+        return [name for name, place in self._places.in_segments().items() if place.segment in segments]
 
     def path_of(self, segment: str) -> Path:
         """Return the path of a segment."""

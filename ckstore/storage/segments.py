@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import mmap
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ckstore.errors import IntegrityError
-from ckstore.runtime.zip_records import CENTRAL, CENTRAL_MAGIC, LOCAL, LOCAL_MAGIC, STORED, read_local
+from ckstore.runtime.zip_records import CENTRAL, CENTRAL_MAGIC, END, LOCAL, LOCAL_MAGIC, STORED, read_local
 from ckstore.storage import durable, root
 from ckstore.storage.zip_stream import ZipStream, digest_file
 
@@ -20,6 +20,8 @@ SUFFIX = ".segment.zip"
 SMALL, COUNT = 1 << 18, 128
 
 _NAME = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}")
+#: Length of the name of a pack in a segment: a digest and `.zip`.
+_NAME_LENGTH = 44
 #: A member's header with the name of a pack, wherever it is: the directory may be damaged.
 _HEADER = re.compile(rb"(?s)PK\x03\x04.{26}([0-9a-f]{40}\.zip)")
 
@@ -38,8 +40,8 @@ class Places(Protocol):
     def segment_of(self, pack: str) -> Place | None:
         """Return the place of a pack in a segment; None if it has none."""
 
-    def in_segments(self) -> Mapping[str, Place]:
-        """Return the places of all packs in segments, by name."""
+    def in_segments(self, names: Collection[str] | None = None) -> Mapping[str, Place]:
+        """Return the places of packs in segments, by name; None asks for all."""
 
 
 class FoundPlaces:
@@ -53,8 +55,8 @@ class FoundPlaces:
         """Return the place of a pack in a segment; None if it has none."""
         return self._places.get(pack) or self.in_segments().get(pack)
 
-    def in_segments(self) -> Mapping[str, Place]:
-        """Return the places of all packs in segments, by name; of several places an intact one. Reads every segment."""
+    def in_segments(self, names: Collection[str] | None = None) -> Mapping[str, Place]:
+        """Return the places of packs in segments, by name; of several places an intact one. Reads every segment."""
         self._places = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
             # It may be damaged, or another process has joined its packs again.
@@ -63,7 +65,7 @@ class FoundPlaces:
                     for name, place in members(path):
                         if name not in self._places or _holds(path, name, *place):
                             self._places[name] = Place(path.name, *place)
-        return self._places
+        return {name: place for name, place in self._places.items() if names is None or name in names}
 
 
 def is_segment(name: str) -> bool:
@@ -125,9 +127,9 @@ def is_pack(name: str, data: bytes) -> bool:
     return name.startswith(digest_file(io.BytesIO(data)) or "-")
 
 
-def member_size(pack: str, size: int) -> int:
-    """Return the bytes that a pack takes in a segment, with its header and its entry of the directory."""
-    return LOCAL.size + CENTRAL.size + 2 * len(pack) + size
+def size_of(packs: int, size: int) -> int:
+    """Return the bytes of a segment with a number of packs that have this size in all."""
+    return END.size + packs * (LOCAL.size + CENTRAL.size + 2 * _NAME_LENGTH) + size
 
 
 def header_size(pack: str) -> int:
