@@ -219,9 +219,12 @@ class _Follower:
     def _newest(self) -> VersionRow:
         self._repository.catalog.refresh()
         row = self._repository.catalog.resolve(self._name)
-        if row.step is None or not row.step % self._every:
-            return row
-        return self._repository.catalog.resolve(f"{row.run}@{row.step - row.step % self._every}")
+        found: VersionRow | None = row
+        if self._every > 1 and (row.step is None or row.step % self._every):
+            found = None if row.step is None else self._repository.catalog.below(row.run, row.step, self._every)
+        if found is None:
+            raise NotFoundError(f"No step up to that of {self._name} is a multiple of {self._every}; give another one.")
+        return found
 
     def _present(self, directory: Path, row: VersionRow) -> Marker | None:
         """Return the marker if a directory holds the version, and its files are as the update left them."""

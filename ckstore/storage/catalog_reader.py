@@ -248,11 +248,15 @@ class CatalogReader:
         )  # fmt: skip
         return self._meant(found, lambda row: (row.run, row.step, row.superseded) == (run, step, superseded))
 
-    def below(self, run: str, step: int) -> VersionRow | None:
-        """Return the version of a run with the highest step below one, or None; without superseded versions."""
+    def below(self, run: str, step: int, every: int = 1) -> VersionRow | None:
+        """Return the version of a run with the highest step below one, or None; without superseded versions.
+
+        Steps are multiples of `every`.
+        """
         found = self._select(
-            "WHERE r.name = ? AND v.step < ? AND v.superseded = 0 ORDER BY v.step DESC LIMIT 1", run, step
-        )
+            "WHERE r.name = ? AND v.step < ? AND v.step % ? = 0 AND v.superseded = 0 ORDER BY v.step DESC LIMIT 1",
+            run, step, every,
+        )  # fmt: skip
         return self._meant(found, lambda row: (row.run, row.superseded) == (run, False) and (row.step or 0) < step)
 
     def after(self, run: str, number: int) -> list[VersionRow]:

@@ -484,6 +484,19 @@ def test_some_steps_are_followed(store: ckstore.Store) -> None:
             assert next(versions).name == f"policy@{step}"
     (last,) = ckstore.follow(store.place, "policy", LOCAL, once=True, every=3)
     assert (last.name, last.bytes_written) == ("policy@6", 0)
+    versions.close()  # type: ignore[attr-defined]
+    # Multiples may be missing: the one before them stays the newest.
+    (last,) = ckstore.follow(store.place, "policy", LOCAL, once=True, every=4)
+    assert last.name == "policy@4"
+    for step in (9, 10, 14):
+        publish(store, step)
+    (last,) = ckstore.follow(store.place, "policy", LOCAL, once=True, every=4)
+    assert last.name == "policy@4"
+    publish(store, 3, run="other")
+    store.ingest(MODEL, run="unnumbered", hot=0)
+    for run in ("other", "unnumbered"):
+        with pytest.raises(ckstore.NotFoundError, match="multiple of 2"):
+            next(ckstore.follow(store.place, run, LOCAL, once=True, every=2))
     with pytest.raises(ckstore.UsageError, match="1 or more"):
         next(ckstore.follow(store.place, "policy", LOCAL, every=0))
 
