@@ -146,7 +146,7 @@ class _Update:
                 unknown.append((number, stretches))
         with ExitStack() as stack:
             readable: dict[int, tuple[int, int]] = {}
-            for file in {file for _, stretches in unknown for file, _, _ in stretches}:
+            for file in {file for _, stretches in unknown for file, _, _ in stretches} & self._files.keys():
                 with suppress(OSError, IntegrityError):
                     readable[file] = durable.open_file(inside(self._root, paths[file]))
                     stack.callback(os.close, readable[file][0])

@@ -15,6 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+#: Memory of an ingest in addition to the state: its buffers, and the process itself.
+INGEST_BYTES = 256 << 20
+
 #: Linux: use large pages.
 _MADV_HUGEPAGE = 14
 #: Linux 5.14 and later: map all pages now, without changing their contents.

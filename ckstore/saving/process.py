@@ -20,10 +20,14 @@ from typing import Any
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.runtime.background import settle
+from ckstore.runtime.memory import INGEST_BYTES
 from ckstore.runtime.threads import limit_workers
 
 #: Increase of the process's niceness, chosen with `tools/bench/speed --only saver`.
 NICE = 10
+
+#: Areas of a saver: one save in flight, and one staged.
+AREAS = 2
 
 #: Seconds between checks that the program is alive, on systems that do not end the process with its parent.
 _LOOK = 1.0
@@ -35,7 +39,7 @@ class Settings:
 
     `parent` is the id of the program's process; `connection` and `areas` are file descriptors. `workers` counts
     encoding threads, `nice` is the increase of the process's niceness. `like` are the directory and the dtype of a
-    publisher, whose versions are encoded at once.
+    publisher, whose versions are encoded at once, `memory` the free bytes before its first save, None if unknown.
     """
 
     parent: int
@@ -46,6 +50,7 @@ class Settings:
     workers: int
     nice: int = NICE
     like: tuple[str, str | None] | None = None
+    memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,8 @@ def serve(settings: Settings, connection: Connection) -> None:
     place, options, mirrors = settings.store
     address = Address(place, tuple((name, value) for name, value in options), mirrors)
     template = None if settings.like is None else Template(Path(settings.like[0]), settings.like[1])
-    with address.open("a", cache_bytes(0 if template is None else template.nbytes)) as repository:
+    nbytes = 0 if template is None else template.nbytes
+    with address.open("a", cache_bytes(nbytes, settings.memory)) as repository:
         compactor = Compactor(repository)
         saved = None
         try:
@@ -140,12 +146,17 @@ def serve(settings: Settings, connection: Connection) -> None:
             compactor.close(finish=False)
 
 
-def cache_bytes(nbytes: int) -> int:
-    """Return the limit of a cache that keeps the values of a version, against which the next is encoded."""
+def cache_bytes(nbytes: int, memory: int | None) -> int:
+    """Return the limit of a cache that keeps the values of a version, against which the next is encoded.
+
+    If memory is too short for these and two staged states, chunks are decoded again for each version.
+    """
     from ckstore.encoding.estimator import KEPT
     from ckstore.repository import CACHE_BYTES
 
-    return CACHE_BYTES + ceil(KEPT * nbytes)
+    kept = ceil(KEPT * nbytes)
+    is_short = memory is not None and memory < kept + AREAS * nbytes + INGEST_BYTES
+    return CACHE_BYTES + (0 if is_short else kept)
 
 
 def _unpickled(search: bytes) -> Any:

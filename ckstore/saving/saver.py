@@ -18,8 +18,9 @@ from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.torch.live_state import LiveState, OnUnknown, describe_state_dict
 from ckstore.runtime.arguments import checked
 from ckstore.runtime.collector import collection_seldom
+from ckstore.runtime.memory import available
 from ckstore.saving import termination
-from ckstore.saving.process import Save, Settings, start
+from ckstore.saving.process import AREAS, Save, Settings, start
 from ckstore.saving.staging import Area, Packed
 from ckstore.scanning.inputs import require_tensors
 from ckstore.writing.gradients import check_tree
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from ckstore.repository import Address
     from ckstore.writing.ingest import IngestReport
     from ckstore.writing.tuning import Search
-
-#: One save in flight, and one staged.
-_AREAS = 2
 
 #: Seconds for the process to stop compacting; it may be killed at any moment.
 _PATIENCE = 3.0
@@ -91,7 +89,7 @@ class Saver:
     ) -> None:
         self.run = run
         self._process_id = os.getpid()
-        self._areas = [Area() for _ in range(_AREAS)]
+        self._areas = [Area() for _ in range(AREAS)]
         self._free = list(self._areas)
         self._under_way: dict[int, tuple[_Report, Area]] = {}
         self._failed: list[_Report] = []
@@ -109,7 +107,8 @@ class Saver:
             raise
         self._connection, other = Pipe()
         areas = tuple(area.descriptor for area in self._areas)
-        settings = Settings(os.getpid(), other.fileno(), areas, store, run, workers, like=like)
+        memory = None if like is None else available()
+        settings = Settings(os.getpid(), other.fileno(), areas, store, run, workers, like=like, memory=memory)
         self._receiver = threading.Thread(
             target=self._receive, args=(settings, other), name="ckstore-saver", daemon=True
         )
@@ -306,7 +305,7 @@ class Saver:
                     try:
                         area.reserve(nbytes)
                     except UsageError:
-                        if len(self._free) == _AREAS:
+                        if len(self._free) == AREAS:
                             raise
                         continue
                     self._free.remove(area)

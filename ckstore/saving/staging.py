@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ckstore.errors import UsageError
 from ckstore.formats.layout import Extent, Tensor
 from ckstore.formats.torch.live_state import LiveState, Memory
-from ckstore.runtime.memory import available, nameless_file, populate
+from ckstore.runtime.memory import INGEST_BYTES, available, nameless_file, populate
 from ckstore.runtime.threads import shared, worker_count
 
 #: Alignment of extents in bytes: copies are faster at cache lines.
@@ -34,9 +34,6 @@ _COPIERS = 4
 
 #: Bytes that are written at once.
 _PIECE = 8 << 20
-
-#: Memory of an ingest in addition to the state: its buffers, and the process itself.
-INGEST_BYTES = 256 << 20
 
 
 class Packed:

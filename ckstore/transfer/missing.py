@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,7 @@ from ckstore.errors import IntegrityError
 from ckstore.objects.documents import BlobRef, VersionDocument
 from ckstore.objects.identity import MemberHasher
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Codebook, Raw, Record
+from ckstore.objects.records import Codebook, Patches, Raw, Record
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.objects.units import Unit
 from ckstore.reading.stored_version import StoredVersion
@@ -48,6 +49,8 @@ class Missing:
         Missing records by id: the version's own, and their chains'.
     bases
         Ids of the missing records that are not the version's own objects.
+    shortcuts
+        Patches of objects of the target that lead to missing ones, by id.
     full
         Number and unit of the objects to encode again, by id: in full, or against an object that is in `near`.
     near
@@ -61,6 +64,7 @@ class Missing:
     version: StoredVersion
     records: dict[str, Record] = field(default_factory=dict)
     bases: set[str] = field(default_factory=set)
+    shortcuts: dict[str, Patches] = field(default_factory=dict)
     full: dict[str, tuple[int, Unit]] = field(default_factory=dict)
     near: set[str] = field(default_factory=set)
     raw: dict[str, tuple[int, Unit]] = field(default_factory=dict)
@@ -90,7 +94,11 @@ class Missing:
             trusted.add(name)
         report = progress or (lambda count: None)
         for record in self.records.values():
-            writer.put(_stored(reader, record))
+            encoded, shortcut = _stored(reader, record), self.shortcuts.get(record.id)
+            if shortcut is not None:
+                with suppress(IntegrityError):  # Only followers need it.
+                    encoded.shortcut = _stored(reader, shortcut)
+            writer.put(encoded)
             report(record.nbytes)
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             for encoded in in_order(pool, self._encoded, self.full, worker_count() + 1):
@@ -190,6 +198,9 @@ def find_missing(
         missing.records |= {record.id: record for record in records}
     for identity in missing.full:
         missing.records.pop(identity, None)
+    shortcuts = [found for record in missing.records.values() if (found := chains.shortcut(record)) is not None]
+    near = target.resolver.known(shortcut.base for shortcut in shortcuts)
+    missing.shortcuts = {shortcut.id: shortcut for shortcut in shortcuts if shortcut.base in near}
     if planned is not None:
         planned |= {*missing.records, *missing.raw, *missing.full}
     return missing
@@ -228,6 +239,10 @@ class _Chains:
             found[identity] = self._records[identity]
             identity = found[identity].base
         return list(found.values()), set()
+
+    def shortcut(self, record: Record) -> Patches | None:
+        """Return patches that lead to the object of a record from another one, if there are any."""
+        return self._source.shortcut(record)
 
     def is_sum(self, identity: str) -> bool:
         """Return whether an object is a sum of deltas, which cannot be stored in full."""

@@ -140,6 +140,22 @@ def test_the_end_of_a_chain_costs_followers_nothing(store: ckstore.Store) -> Non
     check(store)
 
 
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_pushed_version_has_its_shortcuts(store: ckstore.Store, tmp_path: Path, verify: bool) -> None:
+    with ckstore.open(tmp_path / "copy", create=True) as copy:
+        for step in range(12):
+            store.ingest(write_model(MODEL, step), run="policy", step=step, hot=0, max_restore_cost=1.3)
+            pushed = store.push(copy, "policy", verify=verify)
+            manifest = store._repository.resolver.manifest(store["policy"]._stored.row.pack).document
+            found = followed(copy)
+            check(copy)
+            if manifest.shortcuts:
+                assert found.bytes_read < 3000 * 14 / 8
+                assert sum(one.nbytes for one in manifest.shortcuts) < pushed.bytes
+                break
+        assert manifest.shortcuts
+
+
 def test_updates_where_a_tenth_changes_read_less_than_a_bit_an_element(store: ckstore.Store) -> None:
     rng = np.random.default_rng(0)
     values = weights(0)

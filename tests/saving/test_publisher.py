@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import ckstore
 from ckstore.encoding.estimator import Estimator
+from ckstore.saving import saver
 from ckstore.saving.process import cache_bytes
 
 State = dict[str, torch.Tensor]
@@ -122,7 +123,18 @@ def test_a_directory_without_safetensors_is_refused(store: ckstore.Store, tmp_pa
 
 
 @pytest.mark.parametrize("nbytes", [0, 1 << 20, 1 << 34])
-def test_the_cache_keeps_a_version_of_any_size(store: ckstore.Store, nbytes: int) -> None:
+def test_the_cache_keeps_a_version_of_any_size_that_memory_holds(store: ckstore.Store, nbytes: int) -> None:
     reader, values = store._repository.reader, Mock(size=nbytes, layouts=[], units=[])
-    reader.cache.limit = cache_bytes(nbytes)
-    assert Estimator(reader, values, ckstore.Policy(), {})._exact._keep
+    for memory, is_kept in ((None, True), (4 * nbytes + (1 << 28), True), (3 * nbytes, nbytes < 1 << 30)):
+        reader.cache.limit = cache_bytes(nbytes, memory)
+        assert Estimator(reader, values, ckstore.Policy(), {})._exact._keep == is_kept
+    assert cache_bytes(nbytes, 3 * nbytes) == 64 << 20
+
+
+def test_the_process_knows_the_free_memory(store: ckstore.Store, like: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, started = [], saver.start
+    monkeypatch.setattr(saver, "start", lambda settings: made.append(settings) or started(settings))
+    monkeypatch.setattr(saver, "available", lambda: 1 << 29)
+    with store.publish("policy", like=like) as publisher, store.saver("policy"):
+        publisher.save(state(0), step=1).result()
+    assert [settings.memory for settings in made] == [1 << 29, None]
