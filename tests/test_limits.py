@@ -59,7 +59,10 @@ def stated() -> dict[str, Fraction]:
 def constants(module: str) -> dict[str, Any]:
     """Return the constants of a module, or a header, whose source says their number; tests alter some of them."""
     path = LIBRARY / f"{module.replace('.', '/')}.py"
-    if not path.exists():
+    package = path.with_suffix("") / "__init__.py"
+    if package.exists():
+        path = package
+    elif not path.exists():
         return {name: int(number) for name, number in ENUMERATED.findall(path.with_suffix(".h").read_text())}
     tree = ast.parse(path.read_text())
     found: dict[str, Any] = {}
@@ -73,7 +76,7 @@ def constants(module: str) -> dict[str, Any]:
 def bounds() -> Iterator[str]:
     """Yield the constants of the library whose names are those of bounds."""
     for path in sorted(LIBRARY.rglob("*.py")):
-        module = ".".join(path.relative_to(LIBRARY).with_suffix("").parts)
+        module = ".".join(path.relative_to(LIBRARY).with_suffix("").parts).removesuffix(".__init__")
         yield from (f"{module}.{name}" for name in constants(module) if BOUND.fullmatch(name))
 
 

@@ -23,14 +23,14 @@ class Workspace:
     """The kernels, imported at first use, and the arrays that they share; `ckstore.kernels.entropy` describes these."""
 
     def __init__(self) -> None:
-        from ckstore.kernels.entropy import order, payload_directory, read
+        from ckstore.kernels import entropy
 
-        self.directory, self.order, self.read = payload_directory, order, read
-        most = payload_directory.CLASSES
-        self.groups = np.zeros(most, payload_directory.GROUP)
-        self.lowers = np.empty((most, payload_directory.TABLE), np.int64)
-        self.raws = np.empty((most, payload_directory.TABLE), np.uint8)
-        self.lengths = np.empty((most, payload_directory.SYMBOLS), np.uint8)
+        self.kernels = entropy
+        most = entropy.CLASSES
+        self.groups = np.zeros(most, entropy.GROUP)
+        self.lowers = np.empty((most, entropy.TABLE), np.int64)
+        self.raws = np.empty((most, entropy.TABLE), np.uint8)
+        self.lengths = np.empty((most, entropy.SYMBOLS), np.uint8)
         self.ends = np.empty(4, np.int64)
         self._tables = (
             self.groups,
@@ -38,11 +38,11 @@ class Workspace:
             self.raws,
             self.lengths,
             self.ends,
-            np.empty(read.READER >> 3, np.int64),
+            np.empty(entropy.READER >> 3, np.int64),
         )
         self._addresses = np.array([array.ctypes.data for array in self._tables], np.uint64)
         self.tables = self._addresses.ctypes.data
-        self.cursors = np.empty((order.QUARTERS, 256), np.int64)
+        self.cursors = np.empty((entropy.QUARTERS, 256), np.int64)
         self.costs = np.empty((most, 2))
         self._capacity = 0
 
@@ -50,22 +50,20 @@ class Workspace:
         """Get the encoder's kernels, and arrays for a payload of `size` elements."""
         if self._capacity > 0 and size <= self._capacity <= max(size, _KEPT):
             return
-        from ckstore.kernels.entropy import encode
-
-        self.encode = encode
+        kernels = self.kernels
         self._capacity = capacity = 1 << size.bit_length()
         self._encoder: tuple[Array, ...] = (
             *(np.empty(capacity, np.uint16) for _ in range(3)),
             *(np.empty(capacity, np.int64) for _ in range(3)),
-            np.empty(encode.CELLS, np.int64),
-            np.empty(2 * encode.CELLS, np.uint8),
+            np.empty(kernels.CELLS, np.int64),
+            np.empty(2 * kernels.CELLS, np.uint8),
             self.costs,
-            np.empty(encode.PLANE_BYTES * capacity, np.uint8),
-            np.empty(encode.STREAM_BYTES * capacity + encode.STREAM_SPARE, np.uint8),
-            np.empty(encode.DIRECTORY_BYTES, np.uint8),
+            np.empty(kernels.PLANE_BYTES * capacity, np.uint8),
+            np.empty(kernels.STREAM_BYTES * capacity + kernels.STREAM_SPARE, np.uint8),
+            np.empty(kernels.DIRECTORY_BYTES, np.uint8),
         )
-        arrays = np.array([*(array.ctypes.data for array in self._encoder), capacity, *[0] * encode.FACTS], np.int64)
-        self.facts = arrays[-encode.FACTS :]
+        arrays = np.array([*(array.ctypes.data for array in self._encoder), capacity, *[0] * kernels.FACTS], np.int64)
+        self.facts = arrays[-kernels.FACTS :]
         self.encoder = arrays.ctypes.data
 
 
@@ -125,7 +123,7 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
         groups["count"][0] = signed.size
     else:
         coded, number = sort_elements(signed, classes, room)
-    size = room.encode.plan_payload(coded, classes is not None, number, room.tables, room.encoder)
+    size = room.kernels.plan_payload(coded, classes is not None, number, room.tables, room.encoder)
     narrow, differs, *_ = room.facts.tolist()
     return Plan(coded, number, size, narrow, differs != 0, room)
 
@@ -133,9 +131,9 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
 def sort_elements(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:
     """Return the elements sorted by class, and the number of their groups."""
     classes = aligned(classes)
-    number = room.order.group_classes(classes, room.cursors, room.tables)
+    number = room.kernels.group_classes(classes, room.cursors, room.tables)
     if number < 0:
         raise UsageError("Classes must lie between 0 and 63.")
     coded = empty(signed.size, signed.dtype)
-    room.order.to_coded_order(signed, classes, room.cursors, coded)
+    room.kernels.to_coded_order(signed, classes, room.cursors, coded)
     return aligned(coded), number

@@ -56,10 +56,10 @@ def _payload(plan: Plan, classes: Array | None) -> Array:
     room, coded = plan.room, plan.coded
     payload = empty(plan.size, np.uint8)
     classes_check = 0 if classes is None else crc32(aligned(classes))
-    room.encode.write_payload(coded, classes is not None, classes_check, room.tables, room.encoder, payload)
+    room.kernels.write_payload(coded, classes is not None, classes_check, room.tables, room.encoder, payload)
     if plan.narrow < coded.itemsize:
         coded = empty(coded.size, f"i{plan.narrow}")
-        room.encode.narrow(plan.coded, coded)
+        room.kernels.narrow(plan.coded, coded)
     check = crc32(payload[6:], crc32(payload[:2], crc32(coded)))
     payload[2:6] = np.frombuffer(check.to_bytes(4, "little"), np.uint8)
     return payload
@@ -93,7 +93,7 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
         return
     narrow = _decode(payload, out.size, out.itemsize, classes, signed)
     if narrow is not signed:
-        workspace().read.widen(narrow, signed)
+        workspace().kernels.widen(narrow, signed)
 
 
 def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: int = 0) -> None:
@@ -103,7 +103,7 @@ def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: in
     is unchanged then.
     """
     narrow = _decode(payload, sums.size, sums.itemsize, None, None)
-    workspace().read.accumulate(narrow, sums, shift)
+    workspace().kernels.accumulate(narrow, sums, shift)
 
 
 def _decode(
@@ -126,7 +126,7 @@ def _decode(
     number = _read_elements(header, view, room, coded)
     damaged = crc32(view[6:], crc32(view[:2], crc32(coded))) != header.check
     if not damaged and classes is not None:
-        damaged = room.order.to_natural_order(coded, classes, room.tables, number, target) != 0
+        damaged = room.kernels.to_natural_order(coded, classes, room.tables, number, target) != 0
     if damaged:
         raise IntegrityError(DAMAGED)
     return target
@@ -148,12 +148,12 @@ def _check_header(header: Header, count: int, width: int, classes: Array | None)
 def _read_elements(header: Header, view: memoryview, room: Workspace, coded: Array) -> int:
     """Decode the elements in coded order. Return the number of groups; `room.groups` has the groups."""
     payload = np.frombuffer(view, np.uint8)
-    number: int = room.directory.read_directory(
+    number: int = room.kernels.read_directory(
         payload, header.directory, header.planes, header.grouped, header.count, room.tables
     )
     room.ends[:3] = header.streams
     planes = header.planes if header.streamed else 0
-    if number < 0 or room.read.read_streams(payload, planes, room.tables, number, coded):
+    if number < 0 or room.kernels.read_streams(payload, planes, room.tables, number, coded):
         raise IntegrityError(DAMAGED)
     return number
 
@@ -174,7 +174,7 @@ def payload_bits(
     larger tables, because it has more symbols, but less than proportionally: by the square root, as measured.
     """
     check_arrays(values, classes)
-    from ckstore.kernels.entropy.histogram import ROWS, estimate_bits
+    from ckstore.kernels.entropy import ROWS, estimate_bits
 
     found = np.empty((2, 2))
     counts = scratch("histogram", (1 if classes is None else ROWS) * (16 * values.itemsize << fine), np.int32)

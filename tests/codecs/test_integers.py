@@ -22,8 +22,8 @@ from ckstore.codecs.integers import (
     payload_bits,
 )
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
-from ckstore.kernels.entropy import payload_directory as entropy_directory
-from ckstore.kernels.entropy.payload_directory import SYMBOLS
+from ckstore.kernels import entropy
+from ckstore.kernels.entropy import SYMBOLS
 from ckstore.varint import varint
 from tests import payload_reader
 from tests.kernels.inner import code_lengths
@@ -567,7 +567,7 @@ def test_estimates_and_payloads_in_turn():
 
 
 def payloads_of_every_path():
-    """Values and classes that take the decoder along each of its ways: see `ckstore.kernels.entropy.read`."""
+    """Values and classes that take the decoder along each of its ways: see `kernels/entropy/read.c`."""
     rng = np.random.default_rng(12)
 
     def normal(scale, size, dtype=np.int32):
@@ -673,9 +673,9 @@ def draw_bins(rng, top, alphabet):
 
 def crafted_directory(rng, items, tops, plane=0):
     """A directory of one group of `items` elements or pairs, with bins and codes that no encoder would choose."""
-    groups = np.zeros(1, entropy_directory.GROUP)
-    lowers = np.zeros((1, entropy_directory.TABLE), np.int64)
-    raws = np.zeros((1, entropy_directory.TABLE), np.uint8)
+    groups = np.zeros(1, entropy.GROUP)
+    lowers = np.zeros((1, entropy.TABLE), np.int64)
+    raws = np.zeros((1, entropy.TABLE), np.uint8)
     lengths = np.zeros((1, SYMBOLS), np.uint8)
     paired = len(tops) > 1
     values = draw_bins(rng, tops[0], 500 if paired else 4096)
@@ -693,7 +693,7 @@ def crafted_directory(rng, items, tops, plane=0):
     counts[occurring] = (1.0 + rng.random() * 3) ** rng.integers(0, 12, occurring.size) + 1
     groups["single"][0], _ = code_lengths(counts, symbols, lengths[0])
     groups["count"][0] = 1 << 40
-    groups["kind"][0] = entropy_directory.SPARSE if paired else entropy_directory.DENSE
+    groups["kind"][0] = entropy.SPARSE if paired else entropy.DENSE
     groups["pairs"][0] = items
     groups["plane"][0] = plane
     groups["top"][0] = tops[0]
@@ -702,7 +702,7 @@ def crafted_directory(rng, items, tops, plane=0):
     groups["run_bins"][0] = len(runs)
     buffer = np.zeros(1 << 20, np.uint8)
     addresses = np.array([*(array.ctypes.data for array in (groups, lowers, raws, lengths)), 0, 0], np.uint64)
-    size = entropy_directory.write_directory(buffer, False, 1 << 40, 1, addresses.ctypes.data)
+    size = entropy.write_directory(buffer, False, 1 << 40, 1, addresses.ctypes.data)
     return buffer[:size].tobytes()
 
 

@@ -26,7 +26,7 @@ EXTREMES = [-(2**63), -(2**40), -1, 0, 1, 2, 3, 8, 44, 45, 62, 63, 64, 255, 4096
 def read(payload: np.ndarray, header: integer_header.Header, number: int, coded: np.ndarray) -> int:
     room = workspace()
     planes = header.planes if header.streamed else 0
-    return room.read.read_streams(payload, planes, room.tables, number, coded)
+    return room.kernels.read_streams(payload, planes, room.tables, number, coded)
 
 
 @pytest.mark.parametrize("path", PAYLOADS, ids=[path.stem for path in PAYLOADS])
@@ -37,7 +37,7 @@ def test_damage_stays_inside(path: Path) -> None:
     room = workspace()
     outcomes = set()
     for turn in range(TURNS):
-        number = room.directory.read_directory(
+        number = room.kernels.read_directory(
             np.frombuffer(original, np.uint8), header.directory, header.planes, header.grouped, header.count,
             room.tables,
         )  # fmt: skip

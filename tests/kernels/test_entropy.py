@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.kernels.entropy import order as entropy_order
-from ckstore.kernels.entropy import payload_directory as entropy_directory
-from ckstore.kernels.entropy.payload_directory import SYMBOLS
+from ckstore.kernels import entropy
+from ckstore.kernels.entropy import SYMBOLS
 from ckstore.kernels.native import check, function
 from tests import payload_reader
 from tests.kernels.inner import (
@@ -269,12 +268,12 @@ def pointers(groups):
 def natural_order(coded, kinds, counts, back):
     """Return elements in natural order from coded order, for a table of groups with these counts by class."""
     present = np.flatnonzero(counts)
-    groups = np.zeros(64, entropy_directory.GROUP)
+    groups = np.zeros(64, entropy.GROUP)
     groups["label"][: present.size] = present
     groups["count"][: present.size] = counts[present]
     groups["start"][: present.size] = np.cumsum(counts[present]) - counts[present]
     directory = pointers(groups)
-    return entropy_order.to_natural_order(coded, kinds, directory.ctypes.data, present.size, back)
+    return entropy.to_natural_order(coded, kinds, directory.ctypes.data, present.size, back)
 
 
 @given(
@@ -293,16 +292,16 @@ def test_coded_order_is_a_stable_sort(size, classes, common, dtype, seed):
     chosen = rng.random(size) < common
     kinds[chosen] = few[(np.arange(size) // rng.choice([1, 50, 500]))[chosen] % few.size]
     cursors = np.empty((4, 256), np.int64)
-    groups = np.zeros(64, entropy_directory.GROUP)
+    groups = np.zeros(64, entropy.GROUP)
     directory = pointers(groups)
-    number = entropy_order.group_classes(kinds, cursors, directory.ctypes.data)
+    number = entropy.group_classes(kinds, cursors, directory.ctypes.data)
     counts = np.bincount(kinds, minlength=64)
     assert groups["label"][:number].tolist() == np.flatnonzero(counts).tolist()
     assert groups["count"][:number].tolist() == counts[counts > 0].tolist()
     assert not groups[number:].view(np.int64).any()
     around = np.full(size + 200, 77, dtype)
     coded = around[100 : 100 + size]
-    entropy_order.to_coded_order(values, kinds, cursors, coded)
+    entropy.to_coded_order(values, kinds, cursors, coded)
     assert (coded == values[np.argsort(kinds, kind="stable")]).all()
     assert (around[:100] == 77).all()
     assert (around[100 + size :] == 77).all()
@@ -329,9 +328,9 @@ def test_classes_that_do_not_fit_the_groups_are_reported(size, seed, few):
 def test_a_class_out_of_range_is_reported(position):
     kinds = np.zeros(7, np.uint8)
     kinds[position] = 64
-    groups = np.empty(64, entropy_directory.GROUP)
+    groups = np.empty(64, entropy.GROUP)
     directory = pointers(groups)
-    assert entropy_order.group_classes(kinds, np.empty((4, 256), np.int64), directory.ctypes.data) == -1
+    assert entropy.group_classes(kinds, np.empty((4, 256), np.int64), directory.ctypes.data) == -1
 
 
 #: As in `tables.h`: a symbol, kinds of entries, and an entry that is unresolved.

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from ckstore.codecs.integer_plan import make_plan
-from ckstore.kernels import coarse, lattice, native
-from ckstore.kernels.entropy import encode, order, read
+from ckstore.kernels import coarse, entropy, lattice, native
 
 DIGESTS = """
 import sys
@@ -45,9 +44,9 @@ def test_arrays_of_other_types_and_sizes_are_refused() -> None:
         with pytest.raises(ValueError, match="do not fit"):
             lattice.ordinal_difference(bits, None, False, words)
     with pytest.raises(ValueError, match="do not fit"):
-        read.widen(np.zeros(3, np.int32), np.zeros(3, np.int16))
+        entropy.widen(np.zeros(3, np.int32), np.zeros(3, np.int16))
     with pytest.raises(ValueError, match="do not fit"):
-        order.to_coded_order(words, np.zeros(7, np.uint8), np.zeros((4, 256), np.int64), words.copy())
+        entropy.to_coded_order(words, np.zeros(7, np.uint8), np.zeros((4, 256), np.int64), words.copy())
 
 
 def test_copies_past_caches_end_where_the_array_ends() -> None:
@@ -72,17 +71,17 @@ def test_payloads_without_room_are_refused() -> None:
     room = plan.room
     room.groups["count"][0] += 1
     with pytest.raises(ValueError, match="do not fit"):
-        encode.plan_payload(values, False, 1, room.tables, room.encoder)
+        entropy.plan_payload(values, False, 1, room.tables, room.encoder)
     longer = np.zeros(1 << 20, np.int8)
     room.groups["count"][0] = longer.size
     with pytest.raises(ValueError, match="do not fit"):
-        encode.plan_payload(longer, False, 1, room.tables, room.encoder)
+        entropy.plan_payload(longer, False, 1, room.tables, room.encoder)
     plan = make_plan(values, None)
     for size in (plan.size - 1, plan.size + 1):
         with pytest.raises(ValueError, match="do not fit"):
-            encode.write_payload(plan.coded, False, 0, room.tables, room.encoder, np.empty(size, np.uint8))
+            entropy.write_payload(plan.coded, False, 0, room.tables, room.encoder, np.empty(size, np.uint8))
     with pytest.raises(ValueError, match="do not fit"):
-        encode.narrow(np.zeros(3, np.int16), np.zeros(3, np.int32))
+        entropy.narrow(np.zeros(3, np.int16), np.zeros(3, np.int32))
 
 
 def test_exponents_beyond_any_float_are_refused() -> None:

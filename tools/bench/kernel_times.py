@@ -124,7 +124,7 @@ def _reading(values: Array, classes: Array | None) -> Case:
 
     payload = integers.encode_integers(values, classes)
     out = np.empty_like(values)
-    read: Any = workspace().read
+    read: Any = workspace().kernels
     original = getattr(read, "untimed", read.read_streams)
     read.untimed = original
     taken = 0
