@@ -215,6 +215,8 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
     "a tensor of another extent": (layout(tensor(4, 99)), "tensors verify"),
     "a tensor of a path that is none": (layout(tensor(0, "a%")), "tensors verify"),
     "a member of another file": (layout(unit(members=[[7, 0, 0, 240]])), "checkout verify"),
+    "a member behind its tensor": (layout(unit(members=[[0, 0, 1, 240]])), "checkout tensors verify"),
+    "a member before its tensor": (layout(unit(members=[[0, 0, -1, 240]])), "checkout tensors verify"),
     "overlapping members": (layout(unit(members=[[0, 0, 0, 120], [0, 0, 60, 120]])), "checkout verify"),
     "a checksum before the file": (layout(checksum(3, [-4])), "checkout"),
     "a checksum behind the file": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,11 @@ import torch
 
 import ckstore
 from ckstore.codecs.short_floats import narrowed
+from ckstore.objects.stored_chunks import StoredChunks
 from ckstore.writing.drop import drop
+from tests.crafted import CraftedStore
+
+Records = dict[str, dict[str, Any]]
 
 SHAPES = {"weight": (300, 256), "other.weight": (256, 300), "bias": (500,)}
 DTYPES = [torch.bfloat16, torch.float16]
@@ -144,4 +150,60 @@ def test_a_cast_that_does_not_hold_gives_no_values(
         with pytest.raises(ckstore.IntegrityError, match=r"no checksum|does not restore"):
             store["r@0"]["model/weight"][...]
         assert store["r@0"]["optimizer/master/weight"].shape == SHAPES["weight"]
+        assert store.verify().damaged
+
+
+def on(name: str, base: str, kind: str = "cast") -> Callable[[Records], Any]:
+    """Give an object another base, that of a name or an id."""
+    return lambda records: records[name].update(kind=kind, base=base if len(base) == 40 else records[base]["id"])
+
+
+#: Records with bases in a circle, or that a cast cannot have.
+CIRCLES: dict[str, Callable[[Records], Any]] = {
+    "a cast of itself": on("model/weight", "model/weight"),
+    "a cast of a cast": on("model/weight", "model/other.weight"),
+    "a cast of another cut": on("model/weight", "master/longer"),
+    "a cast of nothing": on("model/weight", "ab" * 20),
+    "a master on its cast": on("master/weight", "model/weight", "delta"),
+    "a master on itself": on("master/weight", "master/weight", "delta"),
+    "masters on each other": lambda records: [
+        on(f"master/{one}weight", f"master/{other}weight", "delta")(records)
+        for one, other in (("", "other."), ("other.", ""))
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def crafted(tmp_path_factory: pytest.TempPathFactory) -> tuple[CraftedStore, str, dict[str, str]]:
+    """Return a store of one version with masters, its pack, and the ids of its large tensors."""
+    place = tmp_path_factory.mktemp("crafted") / "store"
+    with ckstore.init(place) as store:
+        model, master = (state(masters(0), torch.bfloat16)[name] for name in ("model", "optimizer"))
+        longer = {"longer": torch.randn(80_000)}
+        stored = store.ingest({"model": model, "master": master["master"] | longer}, run="r", step=0, hot=0)
+        version = store["r@0"]._stored
+        ids = zip((unit.key for unit in version.layout.units), version.document.objects, strict=True)
+        return CraftedStore(place), stored.version.pack, dict(ids)
+
+
+@pytest.mark.parametrize("case", CIRCLES)
+def test_bases_in_a_circle_are_refused_before_they_are_decoded(
+    tmp_path: Path, crafted: tuple[CraftedStore, str, dict[str, str]], case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(crafted[0].path, tmp_path / "store")
+
+    def change(document: dict[str, Any]) -> None:
+        records = {record["id"]: record for record in document["records"]}
+        CIRCLES[case]({name: records[identity] for name, identity in crafted[2].items()})
+
+    CraftedStore(tmp_path / "store").change(crafted[1], change)
+    decoded: list[str] = []
+    payload = StoredChunks.payload
+    monkeypatch.setattr(StoredChunks, "payload", lambda *given: [decoded.append(given[1].id), payload(*given)][1])
+    with ckstore.open(tmp_path / "store") as store:
+        with pytest.raises(ckstore.IntegrityError, match=r"cut into other chunks|is a cycle|lost object"):
+            store["r@0"]["model/weight"][...]
+        assert not decoded
+        store["r@0"]["master/longer"][...]
+        assert decoded == [crafted[2]["master/longer"]]
         assert store.verify().damaged

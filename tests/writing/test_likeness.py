@@ -10,10 +10,12 @@ import torch
 
 import ckstore
 from ckstore.errors import IntegrityError
+from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.objects.likeness import BANDS, bands_in, bands_of, text_of
 from ckstore.reading.values import StoredValues
 from ckstore.scanning.inputs import open_source
-from ckstore.writing import parents
+from ckstore.storage.catalog import Catalog
+from ckstore.writing import ingest, parents
 from tests.catalog_edits import edit
 
 State = dict[str, torch.Tensor]
@@ -133,6 +135,27 @@ def test_others_take_no_bytes_and_have_no_parent(tmp_path: Path) -> None:
             report = place.ingest(drawn(1), run="b", step=0, hot=0)
             assert report.version.parent is None
         assert abs(store["b"].stored_bytes - alone["b"].stored_bytes) < 20
+
+
+def test_later_versions_look_for_no_relatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bands cost them a few short reads, and no values are decoded or compared for them."""
+    read: list[tuple[int, int]] = []
+    decoded: dict[bool, list[int]] = {True: [], False: []}
+    pread = StateDictSource.pread
+    for has_bands in (True, False):
+        with ckstore.init(tmp_path / str(has_bands)) as store:
+            if not has_bands:
+                monkeypatch.setattr(ingest, "bands_of", lambda files: ())
+            for step in range(3):
+                store.ingest(tuned(drawn(0), step), run="a", step=step, hot=0)
+                decoded[has_bands].append(store._repository.reader.decoded_chunks)
+                monkeypatch.setattr(Catalog, "alike", None)  # Only the first version asks for it.
+        monkeypatch.undo()
+    assert decoded[True] == decoded[False] != [0, 0, 0]
+    with closing(open_source(drawn(0), tmp_path, force=False)) as scanned:
+        monkeypatch.setattr(StateDictSource, "pread", lambda self, *place: [read.append(place), pread(self, *place)][1])
+        assert len(bands_of((file.source, file.layout) for file in scanned.files)) == BANDS
+    assert [size for _, size in read] == [24] * BANDS
 
 
 def test_later_versions_and_named_parents_stay_as_they_were(tmp_path: Path) -> None:
