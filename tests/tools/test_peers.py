@@ -31,7 +31,7 @@ def test_lossless(peer: Peer) -> None:
 
 @pytest.fixture
 def walk(monkeypatch: pytest.MonkeyPatch) -> Series:
-    """Four versions of a weight that hardly moves and a small one that comes and goes."""
+    """Four versions of a weight that hardly moves and a small one that comes, grows and goes."""
     rng = np.random.default_rng(0)
     weight = rng.normal(size=40_000).astype(np.float32)
     versions = []
@@ -39,8 +39,9 @@ def walk(monkeypatch: pytest.MonkeyPatch) -> Series:
         weight = weight + rng.normal(size=weight.size).astype(np.float32) * np.float32(1e-6)
         large = Piece("float32", (("w", weight.nbytes),), weight.view(np.uint8))
         names = ["a", "b"] if index != 1 else ["b"]
-        small = rng.normal(size=8 * len(names)).astype(np.float32).view(np.uint8)
-        bundle = Piece("float32", tuple((name, 32) for name in names), small)
+        sizes = [64 if index == 2 and name == "a" else 32 for name in names]
+        small = rng.normal(size=sum(sizes) // 4).astype(np.float32).view(np.uint8)
+        bundle = Piece("float32", tuple(zip(names, sizes, strict=True)), small)
         versions.append([large, bundle, Piece("opaque", (("", 7),), np.full(7, index, np.uint8))])
     monkeypatch.setattr(pieces, "tensors", lambda series, index: versions[index])
     return Series("walk", tuple(Path(str(index)) for index in range(4)))

@@ -72,14 +72,14 @@ class PeerSeries:
         self.peer = peer
         self.scratch = scratch
         self.versions: list[list[_Stored]] = []
-        self.places: list[dict[str, tuple[int, int]]] = []
+        self.places: list[dict[str, tuple[int, int, int]]] = []
         split = pieces.whole if peer.whole_files else pieces.tensors
         previous: dict[str, Bytes] = {}
         for index in range(len(series.versions)):
             current = split(series, index)
             self.versions.append([self._encode(piece, previous) for piece in current])
             self.places.append(
-                {key: (i, start) for i, piece in enumerate(current) for key, start, _ in _cut(piece.members)}
+                {key: (i, start, stop) for i, piece in enumerate(current) for key, start, stop in _cut(piece.members)}
             )
             previous = {key: piece.data[start:stop] for piece in current for key, start, stop in _cut(piece.members)}
             self._check(current, index)
@@ -114,11 +114,11 @@ class PeerSeries:
             data = self.peer.decode(stored.full, stored.dtype)
         else:
             previous = {}
-            for key, size in stored.members:
+            for key, _ in stored.members:
                 place = self.places[version - 1].get(key)
                 if place is not None:
-                    before, start = place
-                    previous[key] = self._piece(version - 1, before, first, memo)[start : start + size]
+                    before, start, stop = place
+                    previous[key] = self._piece(version - 1, before, first, memo)[start:stop]
             base = _gather(stored.members, previous)
             assert base is not None
             assert stored.delta is not None
