@@ -1301,6 +1301,7 @@ class Store(Mapping[str | int, "Version"]):
         """
         from ckstore.commit.naming import DEFAULT_RUN
         from ckstore.intake.intake import Batch
+        from ckstore.runtime.provenance import CONFIG
         from ckstore.scanning.steps import Planned
         from ckstore.writing.request import IngestOptions
 
@@ -1318,7 +1319,7 @@ class Store(Mapping[str | int, "Version"]):
                 planned = self.plan(paths, run=run, step_from=step_from, force=options.force)
             else:  # The ingest reads the step of a single input itself.
                 planned = [Planned(path, options.step, run=run) for path in paths]
-        single = options.step is not None or options.metrics or options.gradients is not None
+        single = options.step is not None or options.metrics.keys() - {CONFIG} or options.gradients is not None
         if single and len(planned) > 1:
             raise UsageError("`step`, `metrics` and `gradients` are for a single checkpoint; leave them out.")
         if options.hot is None and (follows or len(planned) > 1):

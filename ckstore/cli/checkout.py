@@ -176,9 +176,8 @@ def _restore(
             written += version.original_bytes
             print_line(f"{version.name} (version {version.number}) -> {target}  {size_text(version.original_bytes)}")
     there = f", {left} there already" if left else ""
-    speed = speed_text(written, time.perf_counter() - start)
-    done = len(versions) - left - len(errors)
-    print_line(f"{counted(done, 'version')} written{there}, {size_text(written)}  {speed}")
+    size = f", {size_text(written)}  {speed_text(written, time.perf_counter() - start)}" if written else ""
+    print_line(f"{counted(len(versions) - left - len(errors), 'version')} written{there}{size}")
     exit_for_failures(ctx, errors, len(versions), "versions", "written")
 
 

@@ -32,12 +32,15 @@ _LIGHT = ("init", "log", "runs", "tag", "metric", "forget", "undo", "completion"
 
 #: Names that other tools give to verbs.
 _SYNONYMS = {
-    "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "compact": "encode", "delete": "forget",
-    "expire": "forget", "export": "checkout", "fsck": "verify", "history": "log", "info": "show", "list": "log",
-    "metrics": "metric", "rename": "runs RUN --rename NAME", "snapshots": "log",
-    "load": "checkout", "reflog": "log --forgotten", "revert": "undo", "unforget": "undo",
-    "undelete": "undo", "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget",
-    "save": "ingest", "soup": "average", "status": "stats", "versions": "log",
+    "add": "ingest", "cat": "checkout", "check": "verify", "clone": "pull", "commit": "ingest", "compact": "encode",
+    "compare": "diff", "create": "init", "delete": "forget", "download": "pull", "du": "stats", "expire": "forget",
+    "export": "checkout", "fetch": "pull", "find": "log --where CONDITION", "fork": "ingest PATH --parent VERSION",
+    "fsck": "verify", "get": "checkout", "history": "log", "import": "ingest", "info": "show", "list": "log",
+    "load": "checkout", "metrics": "metric", "prune": "gc", "put": "ingest", "reflog": "log --forgotten",
+    "remove": "forget", "rename": "runs RUN --rename NAME", "repair": "recover", "restore": "checkout",
+    "retain": "policy", "retention": "policy", "revert": "undo", "rm": "forget",
+    "run": "runs, runs RUN --rename NAME or forget --run RUN", "save": "ingest", "snapshots": "log", "soup": "average",
+    "status": "stats", "store": "ingest", "undelete": "undo", "unforget": "undo", "upload": "push", "versions": "log",
 }  # fmt: skip
 
 #: Options of other tools, and the same in ours.

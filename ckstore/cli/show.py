@@ -60,7 +60,7 @@ def _print(version: Version, shown: dict[str, Any], digest: str) -> None:
     row = version._stored.row
     storage = shown["storage"]
     kind = "hot" if row.hot else "base" if row.base else f"delta, {row.depth} deep"
-    against = storage["stored_against_others"]
+    against, shared = storage["stored_against_others"], storage["objects"] - storage["here"]
     exact = sum(storage[kind] for kind in ("raw", "full", "delta", "patches", "cast"))
     coarse = storage["objects"] - exact
     print_facts([
@@ -78,7 +78,8 @@ def _print(version: Version, shown: dict[str, Any], digest: str) -> None:
         ("dropped", _dropped_text(version)),
         ("coarse", None if shown["coarse"] is None else ", ".join(f"{k} {v}" for k, v in shown["coarse"].items())),
         ("restore cost", f"{row.cost:.2f}x of a full version"),
-        ("objects", f"{storage['objects']}, {storage['here']} of them added by this version, {against} against others"),
+        ("objects", f"{storage['objects']}: {storage['here']} new, {shared} shared with other versions"),
+        ("as differences", f"{against} of {storage['objects']}"),
         ("exact objects", f"{exact}, {size_text(storage['exact_bytes'])}"),
         ("coarse objects", f"{coarse}, {size_text(storage['coarse_bytes'])}" if coarse else None),
         *((f"metric {name}", _metric(shown, name, value)) for name, value in version.metrics.items()),

@@ -12,7 +12,8 @@ from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
 from ckstore.cli.output import print_line
-from ckstore.errors import CkstoreError, PartialError
+from ckstore.errors import CkstoreError, PartialError, UsageError
+from ckstore.storage.names import BETWEEN
 
 if TYPE_CHECKING:
     from ckstore.repository import Mode
@@ -118,7 +119,7 @@ def with_options(text: str) -> str:
         if isinstance(parameter, click.Argument) and parameter.name is not None:
             names[parameter.name] = parameter.make_metavar(click.Context(command)).strip("[].")
         for option in parameter.opts if isinstance(parameter, click.Option) else ():
-            names[option.lstrip("-").replace("-", "_")] = option
+            names[option.lstrip("-").replace("-", "_")] = names[str(parameter.name)] = option
     if "fidelity" in names:
         names["policy"] = names["fidelity"]
     return re.sub(r"`(\w+)`", lambda found: names.get(found[1], found[0]), re.sub(r" \(`\w+`\)", "", text))
@@ -218,6 +219,15 @@ class VersionName(_Name):
     """The name of a version: a tag, a run, or a step of a run."""
 
     name = "version"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name; raise `UsageError` for a range where a verb takes two versions."""
+        ends = str(value).partition(BETWEEN)
+        if ctx is not None and param is not None and all(ends) and param.nargs == 1:
+            verb = ctx.command
+            if sum(isinstance(other.type, VersionName) and other.required for other in verb.params) == 2:
+                raise UsageError(f"{value} is a range; write `ckstore {verb.name} {ends[0]} {ends[2]}`.")
+        return value
 
     def _known(self, versions: Table) -> dict[str, str]:
         names = {"latest": "ingested last"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from ckstore.errors import NotFoundError, UsageError
@@ -15,6 +14,7 @@ from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.names import check_name
 from ckstore.storage.rows import row_of
+from ckstore.storage.version_names import near_names
 
 _log = logging.getLogger("ckstore")
 
@@ -140,6 +140,6 @@ def set_policy(repository: Repository, policy: Policy | None, run: str | None) -
 
     catalog.commit(change)
     if run is not None and text is not None and catalog.latest(run) is None:
-        near = get_close_matches(run, [known.name for known in catalog.runs()], 3)
+        near = near_names(run, [known.name for known in catalog.runs()])
         hint = f" (near: {', '.join(near)})" if near else ""
         _log.warning("Run %s has no version yet%s; its policy counts from the first one.", run, hint)

@@ -6,7 +6,6 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, NamedTuple, Self
@@ -50,7 +49,7 @@ from ckstore.storage.schema import (
 )
 from ckstore.storage.segments import SUFFIX, Place
 from ckstore.storage.slots import Slots, among
-from ckstore.storage.version_names import resolve
+from ckstore.storage.version_names import near_names, resolve
 
 #: Row of `meta` with the highest number of any committed version.
 LAST = "versions:last"
@@ -167,7 +166,7 @@ class CatalogReader:
         return self._versions(self._whole(found, _OF_RUN, run))
 
     def _unknown_run(self, run: str) -> NotFoundError:
-        near = get_close_matches(run, [found.name for found in self.runs()], 3)
+        near = near_names(run, [found.name for found in self.runs()])
         hint = f" (near: {', '.join(near)})" if near else ""
         return NotFoundError(f"Unknown run {run}{hint}; `ckstore runs` lists the runs.")
 

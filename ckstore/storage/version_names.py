@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from math import isfinite
 from typing import Protocol
 
 from ckstore.errors import NotFoundError
 from ckstore.runtime.provenance import RESERVED
 from ckstore.steps import step_of_text
-from ckstore.storage.names import AT, BY_METRIC, ID_PREFIX, LATEST
+from ckstore.storage.names import AT, BETWEEN, BY_METRIC, ID_PREFIX, LATEST
 from ckstore.storage.rows import RunRow, VersionRow
 
 #: Names of metrics whose lower values are better.
@@ -139,9 +140,18 @@ def _by_uid(catalog: Versions, prefix: str) -> VersionRow | None:
     return found[0] if found else None
 
 
-def _near(catalog: Versions, text: str) -> str:
+def near_names(text: str, names: Iterable[str]) -> list[str]:
+    """Return the names that are most like a text; a name that ends with it after a slash comes first."""
     from difflib import get_close_matches
 
+    known = list(names)
+    ends = [name for name in known if name.endswith(f"/{text}")]
+    return list(dict.fromkeys([*ends, *get_close_matches(text, known, n=_SUGGESTIONS)]))[:_SUGGESTIONS]
+
+
+def _near(catalog: Versions, text: str) -> str:
+    if BETWEEN in text:
+        return ": a range, in place of one version"
     run, separator, step = text.rpartition(AT)
     names = [*catalog.tags(), *(row.name for row in catalog.runs())]
     if separator and catalog.tagged(step) is not None:
@@ -156,8 +166,8 @@ def _near(catalog: Versions, text: str) -> str:
             return f" (near: {', '.join(names)})" if names else ""
         names = [f"{run}@{other}" for other in steps]
     elif separator:  # If the run exists without that step, suggest the run.
-        runs = get_close_matches(run, names, n=_SUGGESTIONS)
+        runs = near_names(run, names)
         matches = [name if _of_run(catalog, f"{name}@{step}") is None else f"{name}@{step}" for name in runs]
         return f" (near: {', '.join(matches)})" if matches else ""
-    matches = get_close_matches(text, names, n=_SUGGESTIONS)
+    matches = near_names(text, names)
     return f" (near: {', '.join(matches)})" if matches else ""

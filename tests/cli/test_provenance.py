@@ -144,3 +144,14 @@ def test_the_command_line(ckstore: Ckstore, place: Path) -> None:
         "c.json cannot be read as a configuration"
         in ckstore("ingest", "in/step20.pt", "--config", "c.json", code=2).sentence
     )
+
+
+def test_a_configuration_is_for_all_inputs(ckstore: Ckstore, place: Path) -> None:
+    """Metrics differ between the checkpoints of a training; its configuration does not."""
+    Path("a.json").write_text('{"lr": 0.001}')
+    paths = ["in/step0.pt", "in/step10.pt"]
+    refused = ckstore("ingest", *paths, "--run", "gpt", "--metric", "loss=2", code=2).sentence
+    assert refused == "--step, --metric and --gradients are for a single checkpoint; leave them out."
+    ckstore("ingest", *paths, "--run", "gpt", "--config", "a.json")
+    ckstore("ingest", "in", "--recursive", "--config", "a.json")
+    assert {row["config"]["lr"] for row in ckstore("log", "--json").json} == {0.001}

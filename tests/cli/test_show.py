@@ -47,6 +47,9 @@ def test_text(ckstore, filled: Path) -> None:
     assert shown["contents"][0]["blake3"] in out
     assert shown["id"] in out
     assert "best" in out
+    here, objects, against = (shown["storage"][name] for name in ("here", "objects", "stored_against_others"))
+    assert re.search(rf"objects +{objects}: {here} new, {objects - here} shared with other versions\n", out)
+    assert re.search(rf"as differences +{against} of {objects}\n", out)
     assert ckstore("show", shown["id"][:8]).out == out
 
 

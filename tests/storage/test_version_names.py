@@ -54,6 +54,10 @@ def test_names_that_look_alike(filled, store):
         ("bst@100", "(near: best)"),
         ("gpt@best", "(near: best)"),
         ("gpt@lates", ""),
+        ("on@5", "(near: vis/on@5)"),
+        ("on@6", "(near: vis/on)"),
+        ("on", "(near: vis/on)"),
+        ("gpt@100..gpt@200", ": a range, in place of one version; see `ckstore log`."),
         ("99", ""),
         ("abc", ""),
         ("", ""),
@@ -64,8 +68,9 @@ def test_names_that_look_alike(filled, store):
         ("gpt@-1", ""),
     ],
 )
-def test_unknown_names_suggest_near_ones(filled, name, near):
+def test_unknown_names_suggest_near_ones(filled, store, name, near):
     filled.set_tag("best", 1)
+    write_version(filled, store, "vis/on", 5)
     with pytest.raises(NotFoundError) as caught:
         filled.resolve(name)
     assert f"Unknown version {name}" in str(caught.value)
