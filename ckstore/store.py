@@ -468,6 +468,7 @@ class Store(Mapping[str | int, "Version"]):
         run: str | None = None,
         sample: float | None = None,
         progress: Callable[[int], None] | None = None,
+        signed_by: str | os.PathLike[str] | None = None,
     ) -> VerifyReport:
         """Compare packs with their names and objects with their ids; damage is reported, not raised.
 
@@ -479,6 +480,8 @@ class Store(Mapping[str | int, "Version"]):
             Fraction of the packs and objects to check, drawn at random; by default all.
         progress
             Called with numbers of processed bytes.
+        signed_by
+            Also report versions that were not signed with a key; see `Version.require_signed`.
 
         Examples
         --------
@@ -489,7 +492,12 @@ class Store(Mapping[str | int, "Version"]):
 
         self._catalog.refresh()
         chosen = self._chosen(versions, run)
-        return verify(self._repository, chosen, sample=sample, progress=progress)
+        report = verify(self._repository, chosen, sample=sample, progress=progress)
+        if signed_by is not None:
+            from ckstore.reading.signature import unsigned
+
+            report.problems += unsigned(chosen, Path(signed_by))
+        return report
 
     @checked()
     def map(
@@ -814,6 +822,39 @@ class Store(Mapping[str | int, "Version"]):
         self._repository.require_writable()
         row = self._followed().catalog.resolve(_name_of(version))
         set_metrics(self._repository, row, plain_metrics(metrics or {}), remove)
+
+    @checked()
+    def sign(self, version: str | int | Version, key: str | os.PathLike[str]) -> None:
+        """Sign the files of a version; `Version.require_signed` and followers check it.
+
+        The signature is a Sigstore bundle as of OpenSSF model signing, which needs the extra `sign` and no network. It
+        covers the files' names and their BLAKE3, which the version has: no file is read.
+
+        Parameters
+        ----------
+        key
+            PEM file with an elliptic private key, perhaps with its certificate and those that issued it.
+
+        Raises
+        ------
+        UsageError
+            The key cannot sign, or the version is coarse or has links.
+
+        Examples
+        --------
+        >>> store.sign("best", "private.pem")
+        Traceback (most recent call last):
+        ...
+        ckstore.errors.UsageError: The key private.pem cannot be read ...
+        """
+        from ckstore.commit.naming import set_metrics
+        from ckstore.reading.signature import sign
+        from ckstore.reading.stored_version import StoredVersion
+        from ckstore.runtime.provenance import SIGNATURE
+
+        self._repository.require_writable()
+        stored = StoredVersion(self._repository, self._followed().catalog.resolve(_name_of(version)))
+        set_metrics(self._repository, stored.row, {SIGNATURE: sign(stored, Path(key))}, ())
 
     @checked()
     def forget(
@@ -1409,6 +1450,7 @@ class Store(Mapping[str | int, "Version"]):
         swap: bool = False,
         include: Sequence[str] = (),
         every: int = 1,
+        signed_by: str | os.PathLike[str] | None = None,
     ) -> Iterator[Followed]:
         """Keep a directory at the newest version of a name; yield each version once the directory holds it.
 
@@ -1436,6 +1478,8 @@ class Store(Mapping[str | int, "Version"]):
             Globs of files, as for `Version.checkout`; all by default.
         every
             Follow steps that are multiples of this number alone.
+        signed_by
+            Wait for a version that was signed with a key, before anything is written; see `Version.require_signed`.
 
         Raises
         ------
@@ -1457,7 +1501,7 @@ class Store(Mapping[str | int, "Version"]):
             raise UsageError(f"`every` must be 1 or more, not {every}.")
         yield from follow(
             self._repository, name, Path(directory), once=once, poll=poll, stop=stop, swap=swap, include=include,
-            every=every,
+            every=every, signed_by=None if signed_by is None else Path(signed_by),
         )  # fmt: skip
 
     def _taking(self) -> Intake:
@@ -1577,6 +1621,7 @@ def follow(
     swap: bool = False,
     include: Sequence[str] = (),
     every: int = 1,
+    signed_by: str | os.PathLike[str] | None = None,
 ) -> Iterator[Followed]:
     """Open a store for reading, and keep a directory at the newest version of a name; see `Store.follow`.
 
@@ -1587,8 +1632,9 @@ def follow(
     """
     with open(path, "r") as store:
         yield from store.follow(
-            name, directory, once=once, poll=poll, stop=stop, swap=swap, include=include, every=every
-        )
+            name, directory, once=once, poll=poll, stop=stop, swap=swap, include=include, every=every,
+            signed_by=signed_by,
+        )  # fmt: skip
 
 
 @checked(path=PATH)

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
-from ckstore.errors import IntegrityError, NotFoundError
+from ckstore.errors import IntegrityError, NotFoundError, UsageError
 from ckstore.objects.documents import Deviation
 from ckstore.policy import Fidelity
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion, stored_version
@@ -18,7 +18,7 @@ from ckstore.repository import Address
 from ckstore.runtime.arguments import FLAG, NAME, TEXT, checked
 from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
-from ckstore.runtime.provenance import CONFIG, MADE, RESERVED
+from ckstore.runtime.provenance import CONFIG, HIDDEN, MADE
 from ckstore.steps import by_step
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Version(Mapping[str, "LazyTensor"]):
     @property
     def metrics(self) -> Mapping[str, Any]:
         """Metrics by name, as given at ingest."""
-        return {name: value for name, value in self._stored.row.metrics.items() if name not in RESERVED}
+        return {name: value for name, value in self._stored.row.metrics.items() if name not in HIDDEN}
 
     @property
     def made(self) -> Mapping[str, Any]:
@@ -548,6 +548,7 @@ class Version(Mapping[str, "LazyTensor"]):
         strip: bool = False,
         force: bool = False,
         progress: Callable[[int], None] | None = None,
+        signed_by: str | os.PathLike[str] | None = None,
     ) -> list[str]:
         """Write the version's files as they were ingested, or its tensors in another format.
 
@@ -567,6 +568,9 @@ class Version(Mapping[str, "LazyTensor"]):
             Overwrite an existing target; an existing directory is replaced as a whole.
         progress
             Called with numbers of processed bytes.
+        signed_by
+            File with a public key, or certificates of authorities: write nothing but the original files of a version
+            that was signed with it.
 
         Returns
         -------
@@ -580,7 +584,10 @@ class Version(Mapping[str, "LazyTensor"]):
         NotFoundError
             No tensor or file matches.
         UsageError
-            The format of chosen tensors is unknown; or `strip` finds several subtrees, or two tensors of one name.
+            The format of chosen tensors is unknown; or `strip` finds several subtrees, or two tensors of one name; or
+            tensors of a signed version are asked for.
+        IntegrityError
+            The version is damaged, or not signed as it must be.
 
         Examples
         --------
@@ -594,14 +601,39 @@ class Version(Mapping[str, "LazyTensor"]):
         if form == "original":
             from ckstore.reading.checkout import checkout
 
-            return self._unchanged(
-                lambda: checkout(self._stored, place, include, exclude, force=force, progress=progress)
-            )
+            def restored() -> list[str]:
+                if signed_by is not None:
+                    self.require_signed(signed_by)
+                return checkout(self._stored, place, include, exclude, force=force, progress=progress)
+
+            return self._unchanged(restored)
+        if signed_by is not None:
+            raise UsageError("A signature covers files, not tensors; leave the format out.")
         from ckstore.reading.export import export
 
         return self._unchanged(
             lambda: export(self._stored, place, form, include, exclude, strip=strip, force=force, progress=progress)
         )
+
+    @checked()
+    def require_signed(self, key: str | os.PathLike[str]) -> None:
+        """Raise `IntegrityError` unless the files of the version were signed with a key; see `Store.sign`.
+
+        Parameters
+        ----------
+        key
+            PEM file with the public key, or with certificates of authorities, one of which issued the signer's.
+
+        Examples
+        --------
+        >>> store["best"].require_signed("public.pem")
+        Traceback (most recent call last):
+        ...
+        ckstore.errors.UsageError: The key public.pem cannot be read ...
+        """
+        from ckstore.reading.signature import require_signed
+
+        require_signed(self._stored, pathlib.Path(key))
 
     @checked()
     def write(self, out: BinaryIO, *, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:

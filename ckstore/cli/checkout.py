@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from ckstore.cli.options import named_options
+from ckstore.cli.options import named_options, signed_option
 from ckstore.cli.output import counted, error_text, print_failure, print_line, size_text, speed_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import exit_for_failures, note_runs, open_store, option, verb, version_of, with_options
@@ -61,6 +61,7 @@ _STDOUT = "-"
 @option("--fallback", "If the version is damaged, write the newest sound one before it in the run.")
 @option("--salvage", "Recover a damaged version; exit code 4 if parts are lost.")
 @option("--require-exact", "Fail with exit code 4 if the version is coarse.")
+@signed_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -75,6 +76,7 @@ def command(
     require_exact: bool,
     fallback: bool,
     salvage: bool,
+    signed_by: Path | None,
 ) -> None:
     """Write the files of a version, or of several into a directory.
 
@@ -107,7 +109,7 @@ def command(
         raise UsageError("A checkpoint cannot be written to a terminal; redirect stdout, or name a file with -o.")
     if to_stdout and fallback:
         raise UsageError("--fallback needs a file, since stdout may have taken part of the version; name one with -o.")
-    if salvage and (to_stdout or form or include or exclude or strip or fallback):
+    if salvage and (to_stdout or form or include or exclude or strip or fallback or signed_by):
         raise UsageError("--salvage writes all intact parts, and chooses the format; leave the other options out.")
     with open_store(ctx) as store:
         version = _single(store, versions, run)
@@ -117,7 +119,7 @@ def command(
             if form not in (None, _ORIGINAL) or include or exclude or strip or fallback or salvage:
                 raise UsageError("Several versions are written as they were ingested; leave the other options out.")
             chosen = store.select(list(versions) or None, run=run)
-            _restore(ctx, chosen, output, force=force, require_exact=require_exact)
+            _restore(ctx, chosen, output, force=force, require_exact=require_exact, signed_by=signed_by)
             return
         found = version_of(store, version) if to_stdout else store[version]
         _check_fidelity(found, require_exact=require_exact)
@@ -126,9 +128,11 @@ def command(
             return
         try:
             if to_stdout:
+                if signed_by is not None:
+                    found.require_signed(signed_by)
                 found.write(sys.stdout.buffer, include=include, exclude=exclude)
             else:
-                _write(found, output, form, include, exclude, strip=strip, force=force)
+                _write(found, output, form, include, exclude, strip=strip, force=force, signed_by=signed_by)
                 note_runs(store, [version], "writes")
         except IntegrityError as error:
             sound = found.fallback()
@@ -139,7 +143,7 @@ def command(
                 raise IntegrityError(f"{error} {name}; --fallback writes it.") from error
             print_line(f"ckstore: {error} {name}.", err=True)
             _check_fidelity(sound, require_exact=require_exact)
-            _write(sound, output, form, include, exclude, strip=strip, force=force)
+            _write(sound, output, form, include, exclude, strip=strip, force=force, signed_by=signed_by)
 
 
 def _single(store: Store, versions: Sequence[str], run: str | None) -> str | None:
@@ -150,7 +154,13 @@ def _single(store: Store, versions: Sequence[str], run: str | None) -> str | Non
 
 
 def _restore(
-    ctx: click.Context, versions: Sequence[Version], folder: Path, *, force: bool, require_exact: bool
+    ctx: click.Context,
+    versions: Sequence[Version],
+    folder: Path,
+    *,
+    force: bool,
+    require_exact: bool,
+    signed_by: Path | None,
 ) -> None:
     """Write several versions into a directory; a failure does not stop the others."""
     from ckstore.reading.restore import is_there, places
@@ -162,13 +172,15 @@ def _restore(
         for version, target in targets:
             try:
                 _check_fidelity(version, require_exact=require_exact)
+                if signed_by is not None:
+                    version.require_signed(signed_by)
                 if is_there(version._stored, target, force=force):
                     if progress is not None:
                         progress(version.original_bytes)
                     left += 1
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
-                version.checkout(target, format=_ORIGINAL, force=force, progress=progress)
+                version.checkout(target, format=_ORIGINAL, force=force, progress=progress, signed_by=signed_by)
             except (ConflictError, IntegrityError, NotFoundError) as error:
                 print_failure(with_options(str(error)))
                 errors.append(error)
@@ -202,6 +214,7 @@ def _write(
     *,
     strip: bool,
     force: bool,
+    signed_by: Path | None,
 ) -> None:
     """Write a version to a file or directory, and print the result."""
     from ckstore.reading.checkout import place_of_file
@@ -219,15 +232,17 @@ def _write(
         size = sum(entry.size for entry in entries)
         with progress_bar(name, size) as progress:
             left_out = found.checkout(
-                target, format=form, include=include, exclude=exclude, force=force, progress=progress
-            )
+                target, format=form, include=include, exclude=exclude, force=force, progress=progress,
+                signed_by=signed_by,
+            )  # fmt: skip
         result = f"{_proof(found, entries)}  {speed_text(size, time.perf_counter() - start)}"
         total, noun = len(found._stored.document.files) + len(found._stored.document.links), "file"
     else:
         with progress_bar(name, found.original_bytes) as progress:
             left_out = found.checkout(
-                target, format=form, include=include, exclude=exclude, strip=strip, force=force, progress=progress
-            )
+                target, format=form, include=include, exclude=exclude, strip=strip, force=force, progress=progress,
+                signed_by=signed_by,
+            )  # fmt: skip
         total, noun = len(found), "tensor"
         result = f"{size_text(target.stat().st_size)}  {counted(total - len(left_out), noun)}"
     if was_exact and found.fidelity != "exact":  # Thinned, or encoded as coarse, by another process.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.cli.options import signed_option
 from ckstore.cli.outcomes import warnings_printed
 from ckstore.cli.output import print_json, print_line, size_text
 from ckstore.cli.verb import VersionName, open_store, option, verb
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @option("--swap", "Make DIRECTORY a link, and update two directories in turn: for engines that map the files.")
 @option("--include GLOB", "Keep only matching files.", multiple=True)
 @option("--every N", "Follow steps that are multiples of N alone.", type=click.IntRange(1), default=1)
+@signed_option
 @option(
     "--exec COMMAND",
     "Run a command of the shell after each update, with the version as JSON on stdin, until it succeeds.",
@@ -64,6 +66,7 @@ def command(
     swap: bool,
     include: tuple[str, ...],
     every: int,
+    signed_by: Path | None,
     command: str | None,
     post: str | None,
     metrics_port: int | None,
@@ -119,7 +122,7 @@ def command(
         ):
             for _ in follow(
                 store._repository, name, directory, once=once, poll=poll, stop=stop, apply=apply, swap=swap,
-                include=include, every=every,
+                include=include, every=every, signed_by=signed_by,
             ):  # fmt: skip
                 pass
     finally:

@@ -137,6 +137,13 @@ named_options = with_all(
     option("--run RUN", "Select all versions of this run.", type=RunName()),
 )
 
+#: The option `signed_by`.
+signed_option = option(
+    "--signed-by KEY",
+    "Refuse versions that are not signed with this public key, or by a certificate of these authorities, in PEM.",
+    type=click.Path(path_type=Path),
+)
+
 #: The argument and options of a selection, under the names of the parameters of `Store.select`.
 #: Days for which `gc` keeps forgotten versions, and the exact values of thinned ones.
 DAYS = 7

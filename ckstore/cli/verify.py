@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import click
 
+from ckstore.cli.options import signed_option
 from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, option, verb, version_of
@@ -24,9 +26,12 @@ from ckstore.errors import IntegrityError
     "Check this fraction of the packs and objects, drawn at random.",
     type=click.FloatRange(0, 1, min_open=True),
 )
+@signed_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, versions: tuple[str, ...], sample: float | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context, versions: tuple[str, ...], sample: float | None, signed_by: Path | None, as_json: bool
+) -> None:
     """Check the integrity of the store.
 
     Compares every pack with the digest in its name, and the decoded objects of all versions (or of each VERSION) with
@@ -39,7 +44,7 @@ def command(ctx: click.Context, versions: tuple[str, ...], sample: float | None,
         chosen = [version_of(store, name) for name in versions] if versions else store.versions()
         total = bytes_to_check(store._repository, [version._stored for version in chosen], sample)
         with progress_bar("verify", total, shown=not as_json) as progress:
-            report = store.verify(chosen if versions else None, sample=sample, progress=progress)
+            report = store.verify(chosen if versions else None, sample=sample, progress=progress, signed_by=signed_by)
     seconds = time.perf_counter() - start
     if as_json:
         counts = {name: getattr(report, name) for name in ("versions", "packs", "objects", "chunks", "bytes")}

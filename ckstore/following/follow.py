@@ -102,6 +102,7 @@ def follow(
     swap: bool = False,
     include: Sequence[str] = (),
     every: int = 1,
+    signed_by: Path | None = None,
 ) -> Iterator[Followed]:
     """Yield each newest version once the directory holds it; see `Store.follow`.
 
@@ -109,8 +110,9 @@ def follow(
     with a newer version if there is one by then. A version counts as applied once the caller asks for the next.
     """
     follower = _Follower(
-        repository, name, root, poll, stop or Event(), apply, swap=swap, include=tuple(include), every=every
-    )
+        repository, name, root, poll, stop or Event(), apply, swap=swap, include=tuple(include), every=every,
+        signed_by=signed_by,
+    )  # fmt: skip
     return follower.run(once=once)
 
 
@@ -129,6 +131,7 @@ class _Follower:
         swap: bool,
         include: tuple[str, ...],
         every: int,
+        signed_by: Path | None,
     ) -> None:
         self._repository = repository
         self._name = name
@@ -139,6 +142,8 @@ class _Follower:
         self._swap = swap
         self._include = include
         self._every = every
+        self._signed_by = signed_by
+        self._trusted: str | None = None
         self._last: str | None = None
         self._said = ""
 
@@ -204,11 +209,21 @@ class _Follower:
             row = self._newest()
             if self._present(here, row) is not None and (not self._swap or self._root.is_symlink()):
                 return None
-            version = StoredVersion(self._repository, row)
+            version = self._stored(row)
             _, amounts = update(version, target, read_marker(target), self._include)
             if self._swap:
                 point(self._root, target)
             return row, amounts
+
+    def _stored(self, row: VersionRow) -> StoredVersion:
+        """Return a version; raise `IntegrityError` unless it is signed by whom the caller named."""
+        version = StoredVersion(self._repository, row)
+        if self._signed_by is not None:
+            from ckstore.reading.signature import require_signed
+
+            require_signed(version, self._signed_by)
+            self._trusted = row.uid
+        return version
 
     def _item(self, row: VersionRow, marker: Marker, amounts: Amounts, seconds: float) -> Followed:
         lag = (datetime.now(UTC) - datetime.fromisoformat(row.created)).total_seconds()
@@ -224,6 +239,8 @@ class _Follower:
             found = None if row.step is None else self._repository.catalog.below(row.run, row.step, self._every)
         if found is None:
             raise NotFoundError(f"No step up to that of {self._name} is a multiple of {self._every}; give another one.")
+        if self._trusted != found.uid:
+            self._stored(found)
         return found
 
     def _present(self, directory: Path, row: VersionRow) -> Marker | None:

@@ -14,6 +14,10 @@ from typing import Any
 #: Names among the metrics of a version that hold its origin and its configuration.
 MADE, CONFIG = "made", "config"
 RESERVED = (MADE, CONFIG)
+#: The name of a version's signature.
+SIGNATURE = "signature"
+#: Names that are no metrics of the user.
+HIDDEN = (*RESERVED, SIGNATURE)
 #: Setting this environment variable to 0 leaves the origin out.
 VARIABLE = "CKSTORE_MADE"
 

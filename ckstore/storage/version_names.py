@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Protocol
 
 from ckstore.errors import NotFoundError
-from ckstore.runtime.provenance import RESERVED
+from ckstore.runtime.provenance import HIDDEN
 from ckstore.steps import step_of_text
 from ckstore.storage.names import AT, BETWEEN, BY_METRIC, ID_PREFIX, LATEST
 from ckstore.storage.rows import RunRow, VersionRow
@@ -116,7 +116,7 @@ def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
         if numbers:
             break
     if not numbers:
-        known = sorted({name for row in rows for name in row.metrics if name not in RESERVED})
+        known = sorted({name for row in rows for name in row.metrics if name not in HIDDEN})
         hint = f"there are {', '.join(known)}" if known else "`ckstore metric` adds one"
         raise NotFoundError(f"No version has a number as metric {metric}; {hint}.")
     lowest = sense == "least" or (sense == "best" and is_better_low(metric))

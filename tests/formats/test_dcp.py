@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 import warnings
@@ -298,20 +297,6 @@ def test_sharded_safetensors(saved: Path, store: ckstore.Store, tmp_path: Path) 
     assert [shard.shape for shard in shards] == [(129, 300), (128, 300)]
     store["a@1"].checkout(tmp_path / "back")
     assert_same_files(saved / "hf-2", tmp_path / "back")
-
-
-def test_a_follower_of_one_shard_leaves_others_alone(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
-    """A unit is a tensor's shards in two files; the second file was copied by hand."""
-    source = shutil.copytree(saved / "hf-2", tmp_path / "source")
-    first, second = sorted(source.glob("*.safetensors"))
-    for step in (1, 2):
-        store.ingest(source, run="a", step=step, hot=0)
-        list(store.follow("a", tmp_path / "local", once=True, include=[first.name]))
-        assert (tmp_path / "local" / first.name).read_bytes() == first.read_bytes()
-        shutil.copy(second, tmp_path / "local")
-        with first.open("r+b") as file:
-            file.seek(-8, os.SEEK_END)
-            file.write(bytes(8))
 
 
 def test_dtensors_in_a_file_are_the_ranks_parts(saved: Path) -> None:

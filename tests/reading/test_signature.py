@@ -1,0 +1,190 @@
+"""Signatures of versions: whoever wants them writes nothing that another key signed, or none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import ckstore
+from ckstore.cli import program
+from ckstore.runtime.provenance import SIGNATURE
+from tests.checkpoints import write_safetensors
+
+signing = pytest.importorskip("model_signing.signing")
+verifying = pytest.importorskip("model_signing.verifying")
+
+from cryptography import x509  # noqa: E402
+from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+
+pytestmark = pytest.mark.encoded
+
+PEM = serialization.Encoding.PEM
+
+
+def private(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Write a private key and, next to it, the public one."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    plain = serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, plain))
+    public = key.public_key().public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    path.with_suffix(".pub").write_bytes(public)
+    return key
+
+
+def certificate(name: str, key: Any, issuer: str, issuer_key: Any, *, is_authority: bool) -> bytes:
+    """Return a certificate of a key."""
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(1))
+        .not_valid_after(now + timedelta(1))
+        .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+        .add_extension(
+            x509.KeyUsage(not is_authority, False, False, False, False, is_authority, False, False, False), True
+        )
+        .sign(issuer_key, hashes.SHA256())
+    )
+    return made.public_bytes(PEM)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ckstore.Store]:
+    """A store with two versions of a directory, and the keys `own` and `other`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("own", "other"):
+        private(Path(f"{name}.pem"))
+    with ckstore.open("store", create=True) as made:
+        Path("model").mkdir()
+        for step in (1, 2):
+            write_safetensors(Path("model/model.safetensors"), {"w": ("float32", (5,), np.full(5, step, np.float32))})
+            Path("model/config.json").write_text("{}")
+            made.ingest("model", run="policy", step=step)
+        yield made
+
+
+def test_only_what_the_named_key_signed_is_written(store: ckstore.Store) -> None:
+    version = store["policy@1"]
+    for key in ("own.pub", "other.pub"):
+        with pytest.raises(ckstore.IntegrityError, match="is not signed"):
+            version.checkout("out", signed_by=key)
+    store.sign("policy@1", "own.pem")
+    signed = store["policy@1"]
+    assert SIGNATURE not in signed.metrics
+    with pytest.raises(ckstore.IntegrityError, match=r"not signed by other\.pub"):
+        signed.checkout("out", signed_by="other.pub")
+    assert not Path("out").exists()
+    signed.checkout("out", signed_by="own.pub")
+    assert (Path("out") / "config.json").exists()
+    with pytest.raises(ckstore.UsageError, match="files, not tensors"):
+        signed.checkout("out.npz", signed_by="own.pub")
+    # Verify reports the other version, which is not signed.
+    (problem,) = store.verify(signed_by="own.pub").problems
+    assert problem == "Version 2 is not signed; sign it with `ckstore metric --sign`."
+
+
+def test_a_follower_waits_for_a_signature(store: ckstore.Store) -> None:
+    def followed() -> ckstore.Followed:
+        (found,) = store.follow("policy", "local", once=True, signed_by="own.pub")
+        return found
+
+    for key in (None, "other.pem"):
+        if key is not None:
+            store.sign("policy", key)
+        with pytest.raises(ckstore.IntegrityError, match="not signed"):
+            followed()
+        assert not any(Path("local").iterdir())
+    store.sign("policy", "own.pem")
+    assert followed().version.step == 2
+    # A version that another follower wrote is not used, either.
+    store.sign("policy", "other.pem")
+    with pytest.raises(ckstore.IntegrityError, match="not signed by"):
+        followed()
+
+
+@pytest.mark.parametrize("change", ["digest", "name", "further", "fewer", "link", "other version", "garbage"])
+def test_other_files_than_the_signed_ones_are_refused(store: ckstore.Store, change: str) -> None:
+    for step in (1, 2):
+        store.sign(f"policy@{step}", "own.pem")
+    version = store["policy@2"]
+    stored = version._stored
+    document, row = stored.document, stored.row
+    first, second = document.files
+    files = {
+        "digest": (replace(first, blake3=second.blake3), second),
+        "name": (replace(first, path="run.py"), second),
+        "further": (first, second, replace(first, path="run.py")),
+        "fewer": (first,),
+    }.get(change, document.files)
+    signature = {
+        "other version": store["policy@1"]._stored.row.metrics[SIGNATURE],
+        "garbage": {"dsseEnvelope": {"payload": "e30="}},
+    }.get(change, row.metrics[SIGNATURE])
+    links = (("run.py", "config.json"),) if change == "link" else ()
+    vars(stored)["document"] = replace(document, files=files, links=links)
+    stored.row = dataclasses.replace(row, metrics={SIGNATURE: signature})
+    with pytest.raises(ckstore.IntegrityError):
+        version.require_signed("own.pub")
+
+
+def test_the_package_reads_signatures_and_the_store_reads_its(store: ckstore.Store) -> None:
+    """A signature goes with a restored directory; one of a directory, of SHA-256, goes with its version."""
+    store.sign("policy", "own.pem")
+    version = store["policy"]
+    version.checkout("out")
+    Path("model.sig").write_text(json.dumps(version._stored.row.metrics[SIGNATURE]))
+    config = verifying.Config().use_elliptic_key_verifier(public_key="own.pub")
+    config.verify(Path("out"), "model.sig")
+    signing.Config().use_elliptic_key_signer(private_key="other.pem").sign(Path("out"), "other.sig")
+    store.set_metrics("policy", {SIGNATURE: json.loads(Path("other.sig").read_text())})
+    store["policy"].require_signed("other.pub")
+    with pytest.raises(ckstore.IntegrityError):
+        store["policy"].require_signed("own.pub")
+
+
+def test_certificates_of_an_authority(store: ckstore.Store) -> None:
+    for name in ("root", "stranger"):
+        key = private(Path(f"{name}.pem"))
+        Path(f"{name}.crt").write_bytes(certificate(name, key, name, key, is_authority=True))
+        own = private(Path("leaf.pem"))
+        if name == "root":
+            with Path("leaf.pem").open("ab") as file:
+                file.write(certificate("leaf", own, name, key, is_authority=False))
+            store.sign("policy", "leaf.pem")
+    store["policy"].require_signed("root.crt")
+    with pytest.raises(ckstore.IntegrityError):
+        store["policy"].require_signed("stranger.crt")
+
+
+@pytest.mark.parametrize("key", ["missing.pem", "own.pub", "config"])
+def test_keys_that_cannot_sign_are_refused(store: ckstore.Store, key: str) -> None:
+    Path("config").write_text("{}")
+    with pytest.raises(ckstore.UsageError):
+        store.sign("policy", key)
+
+
+def test_the_command_line_signs_and_refuses(store: ckstore.Store) -> None:
+    def run(*arguments: str) -> int:
+        return program.run(["--store", "store", *arguments])
+
+    assert run("metric", "policy", "--sign", "own.pem") == 0
+    for key, code in (("own.pub", 0), ("other.pub", 4)):
+        shutil.rmtree("out", ignore_errors=True)
+        assert run("checkout", "policy", "-o", "out", "--signed-by", key) == code
+        assert Path("out").exists() == (not code)
+        assert run("verify", "policy", "--signed-by", key) == code
+        assert run("follow", "policy", f"local-{key}", "--once", "--signed-by", key) == code
+        assert run("checkout", "policy", "-o", "-", "--include", "*.json", "--signed-by", key) == code
