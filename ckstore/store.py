@@ -833,7 +833,7 @@ class Store(Mapping[str | int, "Version"]):
         Parameters
         ----------
         key
-            PEM file with an elliptic private key, perhaps with its certificate and those that issued it.
+            PEM file with an elliptic private key, perhaps with its certificate and its issuers'.
 
         Raises
         ------

@@ -622,7 +622,7 @@ class Version(Mapping[str, "LazyTensor"]):
         Parameters
         ----------
         key
-            PEM file with the public key, or with certificates of authorities, one of which issued the signer's.
+            PEM file with the public key, or with certificates of authorities; one of them issued the signer's.
 
         Examples
         --------

@@ -21,7 +21,7 @@ _OWN, _USUAL = "blake3", "sha256"
 
 
 class _Digests:
-    """The digests of a version's files, in place of those that the package would compute from a directory."""
+    """The digests of a version's files, in place of hashes of a directory."""
 
     def __init__(self, version: StoredVersion, algorithm: str) -> None:
         self._version = version

@@ -1,4 +1,4 @@
-"""Signatures of versions: whoever wants them writes nothing that another key signed, or none."""
+"""Signatures of versions: a reader who names a key writes nothing that was not signed with it."""
 
 from __future__ import annotations
 
