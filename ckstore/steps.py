@@ -183,10 +183,11 @@ def periods_of(value: int | str) -> list[Every]:
     for part in str(value).split(","):
         text, separator, number = part.strip().partition(":")
         count = step_of_text(number) if separator else None
-        size = step_of_text(text)
-        if (separator and (count is None or count < 1)) or size == 0:
+        steps = step_of_text(text)
+        size = seconds_of(text) if steps is None else steps
+        if (separator and (count is None or count < 1)) or size <= 0:
             raise UsageError(f"{part!r} keeps nothing; give steps or a duration, as in 200, 1d or 1d:7.")
-        found.append(Every(seconds_of(text), True, count) if size is None else Every(size, False, count))
+        found.append(Every(size, steps is None, count))
     return found
 
 

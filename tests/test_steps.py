@@ -20,7 +20,9 @@ from ckstore.errors import UsageError
 from ckstore.scanning.inputs import open_path
 from ckstore.scanning.steps import plan_steps
 from ckstore.steps import (
+    Every,
     natural,
+    periods_of,
     plain_number,
     seconds_of,
     step_of_name,
@@ -205,6 +207,22 @@ def test_floats_are_numbers_of_python_up_to_the_bounds() -> None:
 def test_durations() -> None:
     texts = ("1.5s", "2m", "36h", "2d", "1w")
     assert [seconds_of(text) for text in texts] == [1.5, 120, 129_600, 172_800, 604_800]
+
+
+def test_periods() -> None:
+    assert periods_of(200) == periods_of("200") == [Every(200, False)]
+    assert periods_of("1h:24, 7d:1") == [Every(3600, True, 24), Every(7 * 86_400, True, 1)]
+    for text in (0, -5, "0", "0d", "0s:3", "1d:0", "1d:x", "1d:-1", "3:1d"):
+        with pytest.raises(UsageError, match="keeps nothing"):
+            periods_of(text)
+    for text in ("", ":3", "v1"):
+        with pytest.raises(UsageError, match="not a duration"):
+            periods_of(text)
+
+
+def test_a_step_as_text_has_at_most_40_characters() -> None:
+    assert (step_of_text("0" * 39 + "5"), step_of_text("0" * 40 + "5")) == (5, None)
+    assert steps_of_names(["w_" + "0" * 39 + "5", "w_" + "0" * 40 + "5"])[1].step is None
 
 
 def test_arguments_take_the_same_steps(store: ckstore.Store) -> None:

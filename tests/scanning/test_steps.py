@@ -72,6 +72,14 @@ def test_of_inputs(
 ) -> None:
     found = plan_steps(saved(tmp_path, inside), source, first=40)
     assert [(item.path.name, item.step) for item in found] == planned
+    assert not any(item.refused for item in found)
+
+
+def test_steps_have_sources_and_are_in_order(tmp_path: Path) -> None:
+    found = plan_steps(saved(tmp_path, {"a.pt": 3, "step30.pt": None, "c.pt": 20, "last.pt": None}))
+    assert [(item.path.name, item.step, item.step_from) for item in found] == [
+        ("a.pt", 3, "content"), ("c.pt", 20, "content"), ("step30.pt", 30, "name"), ("last.pt", None, None),
+    ]  # fmt: skip
 
 
 def test_directories_with_equal_contents(tmp_path: Path) -> None:
