@@ -9,7 +9,7 @@ from ckstore.commit.join import garbage
 from ckstore.objects.records import Patches, Raw
 from ckstore.storage import manifest
 from ckstore.storage.root import CATALOG, CLAIMS, LOG
-from ckstore.storage.rows import key
+from ckstore.storage.rows import keys
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -49,7 +49,7 @@ def ledger(repository: Repository) -> dict[str, int]:
         elif name not in known or name in doubled:
             causes["unreferenced packs" if place == "packs" else "other files"] += size
     documents = map(repository.resolver.document, repository.catalog.versions())
-    own = {key(identity) for document in documents for identity in document.objects}
+    own = {*keys(identity for document in documents for identity in document.objects).values()}
     for name, size in known.items():
         rest = size - _manifest(repository, name, causes)
         placed = repository.catalog.objects_in(name)

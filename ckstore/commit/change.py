@@ -28,6 +28,7 @@ from ckstore.storage import root
 from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.pack_reader import is_named
+from ckstore.storage.rows import keys
 from ckstore.storage.zip_stream import digest_file
 
 T = TypeVar("T")
@@ -362,4 +363,4 @@ def remove_uncommitted(repository: Repository, packs: Iterable[PackInfo]) -> Non
 
 def _keys(identities: Iterable[str], placed: Iterable[Placement]) -> list[int]:
     """Return the sorted keys of ids, without objects of the same commit."""
-    return sorted({key(identity) for identity in identities} - {place[0] for place in placed})
+    return sorted({*keys(identities).values()} - {place[0] for place in placed})

@@ -152,14 +152,15 @@ class Sample:
     @classmethod
     def of(cls, unit: Unit, read: ReadUnit) -> Sample:
         """Return the middle of the middle chunk of `unit`."""
-        chunks = -(-unit.count // unit.chunk)
+        count, of_chunk = unit.count, unit.chunk
+        chunks = -(-count // of_chunk)
         chunk = chunks // 2
-        start = chunk * unit.chunk
-        length = min(unit.chunk, unit.count - start)
-        taken = min(length, SAMPLE, max(unit.count // _SAMPLED, _LEAST_SAMPLE))
+        start = chunk * of_chunk
+        length = min(of_chunk, count - start)
+        taken = min(length, SAMPLE, max(count // _SAMPLED, _LEAST_SAMPLE))
         first = (length - taken) // 2
         bits = read(start + first, start + first + taken)
-        return cls(chunk, first, start + first, bits, unit.count / max(taken, 1), chunks)
+        return cls(chunk, first, start + first, bits, count / max(taken, 1), chunks)
 
     def part(self) -> Sample:
         """Return the middle of the sample, which is enough for values that do not change in few places only."""

@@ -115,8 +115,9 @@ class ObjectEncoder:
                 before = narrowed(one.source.read(start, start + bits.size), unit.dtype)
             return encode_values(unit, bits, before, one)
 
-        for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
-            bits = read(start, min(start + unit.chunk, unit.count))
+        count, length = unit.count, unit.chunk
+        for chunk, start in enumerate(range(0, count, length)):
+            bits = read(start, min(start + length, count))
             payloads.append(payload(way, chunk, bits))
             if aside is not None:
                 others.append(payload(aside, chunk, bits))
@@ -144,42 +145,42 @@ class ObjectEncoder:
 
     def _against(self, unit: Unit, read: ReadUnit, sample: Sample, record: Record | None) -> Estimate:
         """Return the options of a unit against an object and its ancestors."""
-        chunks = -(-unit.count // unit.chunk)
+        count, chunks, read_price = unit.count, sample.chunks, self.reader.blocks.read_price
         levels = () if record is None else self.reader.chains.levels(record)
         ancestors = nearby_ancestors(level for level in levels if level.dtype == unit.dtype)
         before = [self._sampled(ancestor, sample) for _, ancestor in ancestors]
         is_sparse = bool(before) and _is_sparse(sample.bits, before[-1])
         taken = sample if is_sparse else sample.part()
         base = taken.nbytes(ordinal_difference(taken.bits, None, unit.dtype))
-        full = layer(chunks, unit.count, int(base), grouped=False)
-        options = [Option("base", base, cost(full), is_base=True)]
+        full = layer(chunks, count, int(base), grouped=False)
+        alone = cost(full)
+        options = [Option("base", base, alone, is_base=True)]
         ways = {"base": Way(None)}
+        mirrored = is_mirrored(unit.dtype, count, unit.chunk)
 
         def offer(name: str, way: Way, stored: float, work: Work) -> None:
-            assert way.base is not None
-            work = work.plus(self.reader.chains.work(way.base))
-            paid = price(work, stored, full, self.reader.blocks.read_price)
-            options.append(Option(name, stored, paid, is_base=False))
+            options.append(Option(name, stored, price(work, stored, full, read_price), is_base=False))
             ways[name] = way
 
         of_parent, share, known = 0.0, 1.0, dict[int, bytes | None]()
         if is_sparse:
             of_parent, share = self._patch_bytes(unit, read, sample, before[-1], ancestors[-1][1], known)
         for (place, ancestor), values in zip(ancestors, before, strict=True):
-            sizes = _differences(taken, values[taken.first - sample.first :][: taken.bits.size], unit)
+            below = self.reader.chains.work(ancestor)
+            sizes = _differences(taken, values[taken.first - sample.first :][: taken.bits.size], unit.dtype, mirrored)
             if is_sparse:
                 sizes = {context: share * stored for context, stored in sizes.items()}
                 changes = find_changes(sample.bits, values, is_float=unit.dtype in FLOATS)
                 patch = share * sample.nbytes_of(changes) if place else of_parent
-                offer(f"patched-{place}", Way(ancestor, patched=True), patch, patches(chunks, int(patch)))
+                offer(f"patched-{place}", Way(ancestor, patched=True), patch, patches(chunks, int(patch)).plus(below))
                 if patch <= PATCH_WORTH * min(sizes.values()):
                     continue
             for context, stored in sizes.items():
-                work = layer(chunks, unit.count, int(stored), grouped=context, delta=True)
+                work = layer(chunks, count, int(stored), grouped=context, delta=True).plus(below)
                 offer(f"{'context' if context else 'natural'}-{place}", Way(ancestor, context=context), stored, work)
         candidates = Candidates(tuple(options), 0.0 if record is None else record.debt)
         parent = record if is_sparse else None
-        return Estimate(unit, candidates, ways, cost(full), int(base), parent=parent, patches=known)
+        return Estimate(unit, candidates, ways, alone, int(base), parent=parent, patches=known)
 
     def _sampled(self, record: Record, sample: Sample) -> Bits:
         """Return the same elements of another object as those of a sample."""
@@ -241,13 +242,12 @@ def encode_values(of: Unit | Record, bits: Bits, before: Bits | None, way: Way) 
     return encode_changes(ordinal_difference(bits, before, of.dtype, mirrored=mirrored), classes)
 
 
-def _differences(sample: Sample, before: Bits, unit: Unit) -> dict[bool, float]:
+def _differences(sample: Sample, before: Bits, dtype: str, mirrored: bool) -> dict[bool, float]:
     """Return the bytes of a delta against `before` in natural (False) and context order (True).
 
     Natural order decodes faster; context order is offered only if it saves `CONTEXT_GAIN`.
     """
-    mirrored = is_mirrored(unit.dtype, unit.count, unit.chunk)
-    natural, context = sample.nbytes_of_delta(before, unit.dtype, mirrored=mirrored)
+    natural, context = sample.nbytes_of_delta(before, dtype, mirrored=mirrored)
     return {False: natural, True: context} if context < (1 - CONTEXT_GAIN) * natural else {False: natural}
 
 

@@ -33,8 +33,8 @@ def facts_of_mapping(mapping: Any) -> dict[str, Any]:
         return facts
     wrong = ""
     for fact, keys in _FACTS.items():
-        for key in keys:
-            value = plain(mapping.get(key))
+        for key in filter(mapping.__contains__, keys):
+            value = plain(mapping[key])
             step = step_of_value(value)
             if step is not None and step >= 0:
                 facts[fact] = step

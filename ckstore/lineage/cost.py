@@ -7,6 +7,7 @@ as well, which takes the same time for a version in full, so its factor is small
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import add, mul
 from typing import NamedTuple
 
@@ -52,6 +53,11 @@ class Work(NamedTuple):
     def plus(self, other: Work) -> Work:
         """Return the sum of both."""
         return Work._make(map(add, self, other))
+
+    @classmethod
+    def total(cls, works: Iterable[Work]) -> Work:
+        """Return the sum of all."""
+        return cls._make(map(sum, zip(*works, strict=True)))
 
     @property
     def stored(self) -> int:

@@ -18,8 +18,9 @@ from ckstore.objects.records import Patches, Raw, Record, check_cut
 from ckstore.runtime.forks import Lock, in_child
 from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
-from ckstore.storage.catalog import Catalog, VersionRow, key
+from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.pack_reader import MissingPackError, PackReader
+from ckstore.storage.rows import keys
 
 #: Decoded manifests and layouts in the cache: most versions of a run share one layout.
 _MANIFESTS = 128
@@ -323,7 +324,7 @@ class CatalogResolver:
         with self._lock:
             held = {record.id for records in self._under_way.values() for record in records}
         if late := held & found.keys():
-            placed = self._placed({identity: key(identity) for identity in late})
+            placed = self._placed(keys(late))
             found = {identity: record for identity, record in found.items() if identity not in late} | placed
         raw = {identity for identity, record in found.items() if isinstance(record, Raw)}
         return found.keys() - raw, raw
@@ -353,7 +354,7 @@ class CatalogResolver:
         with self._lock:
             forgotten = self._forgotten
             found = {identity: self._records[identity] for identity in wanted if identity in self._records}
-        placed = self._placed({identity: key(identity) for identity in wanted if identity not in found})
+        placed = self._placed(keys(identity for identity in wanted if identity not in found))
         with self._lock:
             if forgotten == self._forgotten:
                 # Records that an ingest added during the lookup are newer.

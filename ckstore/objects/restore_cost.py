@@ -24,14 +24,11 @@ def assembly_work(layouts: Sequence[FileLayout]) -> Work:
 
 def restore_work(reader: ObjectReader, objects: Iterable[str], layouts: Sequence[FileLayout]) -> tuple[Work, Work]:
     """Return the work of restoring files from objects, given by id, and of a full restore."""
-    work = full = assembly_work(layouts)
-    depth = 0
-    for identity in objects:
-        record = reader.resolver.record(identity)
-        work = work.plus(reader.chains.work(record))
-        full = full.plus(record.full_work)
-        depth = max(depth, reader.chains.depth(record))
-    return work.plus(Work(levels=depth)), full
+    assembly = assembly_work(layouts)
+    records = list(map(reader.resolver.record, objects))
+    deepest = Work(levels=max(map(reader.chains.depth, records), default=0))
+    work = Work.total([assembly, deepest, *map(reader.chains.work, records)])
+    return work, Work.total([assembly, *(record.full_work for record in records)])
 
 
 def relative_cost(reader: ObjectReader, objects: Iterable[str], layouts: Sequence[FileLayout]) -> tuple[float, int]:

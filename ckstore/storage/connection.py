@@ -173,13 +173,15 @@ class Connection:
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement inside the present transaction."""
         with self._lock, explained(self.path):
-            forks.check()
+            if self._is_inherited:
+                forks.check()
             return self._database.execute(statement, parameters)
 
     def execute_many(self, statement: str, parameters: Iterable[Sequence[Any]]) -> None:
         """Run a statement for each row of parameters."""
         with self._lock, explained(self.path):
-            forks.check()
+            if self._is_inherited:
+                forks.check()
             self._database.executemany(statement, parameters)
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -26,6 +26,11 @@ def key(identifier: str) -> int:
     Two ids may share a key: a reader must compare the full id in the record.
     """
     return int(identifier[:16], 16) >> 1
+
+
+def keys(identifiers: Iterable[str]) -> dict[str, int]:
+    """Return the keys of many ids, by id."""
+    return {identifier: int(identifier[:16], 16) >> 1 for identifier in identifiers}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
