@@ -63,21 +63,6 @@ def part_dtype(dtype: str) -> str:
     return PARTS.get(dtype, dtype)
 
 
-def chunk_length(shape: tuple[int, ...]) -> int:
-    """Return the elements of a chunk of an array of `shape`: about 2^18, whole rows of the last axes where they fit.
-
-    A chunk covers whole slices of as many trailing axes as possible, so that a row of a matrix lies in one chunk.
-    """
-    inner = 1
-    for size in reversed(shape):
-        if inner * size > CHUNK:
-            break
-        inner *= size
-    if inner == 0:
-        return 1
-    return inner * max(1, CHUNK // inner)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearLattice:
     """Integers n with values ``n * 2 ** (step + rows[i] + cols[j])``.

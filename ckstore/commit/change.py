@@ -60,8 +60,8 @@ class Change:
     def __enter__(self) -> Self:
         resolver = self.repository.resolver
         self._hold = self._left.enter_context(resolver.under_way())
-        known = resolver.known(record.id for record in self.writer.encoded_records)
-        self._hold(record for record in self.writer.records if record.id not in known)
+        known = resolver.known([record.id for record in self.writer.encoded_records])
+        self._hold([record for record in self.writer.records if record.id not in known])
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -80,7 +80,7 @@ class Change:
         """
         catalog = self.repository.catalog
         raw = set(catalog.raw_packs())
-        objects = catalog.find_objects(key(record.id) for record in self.writer.encoded_records)
+        objects = catalog.find_objects(keys([record.id for record in self.writer.encoded_records]).values())
         if any(pack not in raw for pack, _ in objects.values()):
             raise ConflictError("Another process has encoded some of these objects; try again.")
 

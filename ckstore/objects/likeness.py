@@ -37,8 +37,9 @@ def bands_of(files: Iterable[tuple[Source, FileLayout]]) -> tuple[int, ...]:
     forms: dict[tuple[bool, int], list[tuple[Source, Extent]]] = {}
     for source, layout in files:
         for extent in layout.extents:
-            if extent.count >= SMALL and extent.dtype in FLOATS:
-                forms.setdefault((role_of(extent.path) != "", -extent.count), []).append((source, extent))
+            count = extent.count
+            if count >= SMALL and extent.dtype in FLOATS:
+                forms.setdefault((role_of(extent.path) != "", -count), []).append((source, extent))
     of_states = min(forms, default=(False, 0))[0]  # Those of an optimiser only if there are no weights.
     turns = zip_longest(*(_spread(forms[form]) for form in sorted(forms) if form[0] == of_states))
     chosen = [item for turn in turns for item in turn if item is not None][:BANDS]

@@ -354,7 +354,7 @@ class CatalogResolver:
         with self._lock:
             forgotten = self._forgotten
             found = {identity: self._records[identity] for identity in wanted if identity in self._records}
-        placed = self._placed(keys(identity for identity in wanted if identity not in found))
+        placed = self._placed(keys([identity for identity in wanted if identity not in found]))
         with self._lock:
             if forgotten == self._forgotten:
                 # Records that an ingest added during the lookup are newer.

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ckstore.codecs.lattice import PARTS, chunk_length, part_dtype
+from ckstore.codecs.lattice import CHUNK, PARTS, part_dtype
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.formats.layout import FileLayout, Path, Tensor
 from ckstore.formats.paths import path_to_text, texts_of
@@ -91,8 +91,13 @@ class Unit(Struct, frozen=True):
 
     @property
     def chunk(self) -> int:
-        """Elements of each chunk."""
-        return chunk_length(self.shape)
+        """Elements of each chunk: about 2^18, whole slices of as many trailing axes as fit, so that rows stay whole."""
+        inner = 1
+        for size in reversed(self.shape):
+            if inner * size > CHUNK:
+                break
+            inner *= size
+        return inner * max(1, CHUNK // inner) if inner else 1
 
     @property
     def member_counts(self) -> list[int]:

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckstore
-from ckstore.codecs.lattice import CHUNK, chunk_length
+from ckstore.codecs.lattice import CHUNK
 from ckstore.formats.layout import Tensor
+from ckstore.objects.units import Unit
 from ckstore.version import Version
 from ckstore.views.groups import chunk_shape, version_store
 from tests.equality import bits_of
@@ -170,7 +171,7 @@ def test_chunks_of_contiguous_tensors_equal_those_of_objects(shape: tuple[int, .
     assert all(1 <= length <= max(size, 1) for length, size in zip(chunk, shape, strict=True))
     assert prod(chunk) <= CHUNK
     if len(shape) == 2 and 0 not in shape:
-        assert prod(chunk) == min(prod(shape), chunk_length(shape))
+        assert prod(chunk) == min(prod(shape), Unit("", "", "uint8", shape, "", ()).chunk)
 
 
 def test_every_tensor_of_real_files_is_its_bytes_in_the_file(shared_data: Path, store: ckstore.Store) -> None:
