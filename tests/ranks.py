@@ -33,9 +33,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import ckstore
 from ckstore.dtypes import ITEM_SIZES
+from ckstore.errors import UnreachableError
 from ckstore.formats.paths import path_to_text
 from ckstore.integrations import dcp as integration
-from ckstore.integrations.dcp import StopSignal, StoreReader, StoreWriter
+from ckstore.integrations.dcp import Staging, StopSignal, StoreReader, StoreWriter
 from ckstore.storage import durable
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.remote.remote_packs import RemotePacks
@@ -169,6 +170,44 @@ def save_apart(place: str, in_front: bool) -> dict[str, Any]:
         except CheckpointException as error:
             return {"error": str(error)}
     return {}
+
+
+def small_state(mesh: DeviceMesh, seed: int) -> dict[str, Any]:
+    """Return tensors of a megabyte that are cut in two ways."""
+    torch.manual_seed(seed)
+    shards = {"rows": Shard(0), "columns": Shard(1)}
+    return {name: distribute_tensor(torch.randn(500, 600), mesh, [shard]) for name, shard in shards.items()}
+
+
+def stage(place: str, store: str, steps: list[int], seed: int, away: bool) -> dict[str, Any]:
+    """Save steps with `Staging`; with a bucket that is `away`, then die. Return versions before, and warnings."""
+    words: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ckstore").addHandler(handler)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    there, pushed, equal = [], [], ""
+    with ckstore.open(store) as opened, Staging(opened) as staging:
+        there = [row.step for row in opened._catalog.versions()]
+        if there:
+            found = small_state(mesh, 99)
+            dcp.load(found, storage_reader=StoreReader(opened, "a@latest"))
+            equal = str(opened["a@latest"].compare(found))
+        if away:
+            RemotePacks.publish = lambda *given: unreachable()  # type: ignore[method-assign, assignment]
+        for step in steps:
+            writer = StoreWriter(opened, "a", step, staging=staging)
+            dcp.save(small_state(mesh, seed + step), storage_writer=writer)
+            if writer.pushed is not None and not away:
+                pushed.append(writer.pushed.result(60).step)
+        if away:
+            dist.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return {"there": there, "equal": equal, "pushed": pushed, "words": words}
+
+
+def unreachable() -> None:
+    raise UnreachableError("The bucket is away.")
 
 
 def save_without_cpu(place: str, store: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ change.finish(document, blobs)    # the packs are durable and named, and this pr
 change.commit_version(...)        # a new version; without a commit the packs are removed
 change.commit_again(...)          # or objects of existing versions, stored again
 change.commit_encoded(...)        # or the encoded form of a hot version
+change.keep(...)                  # or the version is left to a later `Change.of_packs`
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ckstore.commit.going_back import Marks, marks_of
 from ckstore.commit.naming import check_run_is_no_tag
 from ckstore.encoding.object_writer import ObjectWriter, version_row
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError
-from ckstore.objects.documents import VersionDocument
+from ckstore.objects.documents import ManifestDocument, VersionDocument
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
-from ckstore.storage import root
+from ckstore.storage import manifest, root
 from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.pack_reader import is_named
@@ -56,6 +57,21 @@ class Change:
         self._document: VersionDocument | None = None
         self._is_committed = self._is_new = False
         self._left = ExitStack()
+
+    @classmethod
+    def of_packs(cls, repository: Repository, found: Sequence[tuple[PackInfo, ManifestDocument]]) -> Self:
+        """Return the change of a version that was kept: its packs and their documents, the last one with the version.
+
+        Raise `IntegrityError` if that is none.
+        """
+        packs = [pack for pack, _ in found]
+        pack, last = found[-1]
+        change = cls(repository, ObjectWriter.of_packs(found))
+        change.packs, change._document = packs, last.described()
+        if change._document is None:
+            raise IntegrityError(f"Pack {pack.name} describes no version.")
+        change._entry = repository.packs.find_entry(pack.name, manifest.MEMBER)
+        return change
 
     def __enter__(self) -> Self:
         resolver = self.repository.resolver
@@ -117,6 +133,35 @@ class Change:
         with self.repository.reopened("r") as uncommitted, uncommitted.resolver.under_way() as hold:
             hold(self.writer.placed(self.packs))
             yield StoredVersion(uncommitted, row, is_committed=False)
+
+    def keep(self, promise: Callable[[VersionRow, Sequence[PackInfo]], None]) -> VersionRow:
+        """Leave a new version to a later `of_packs` once its packs are promised; return the row that it would have."""
+        assert self._document is not None
+        row = version_row(self._document, self.packs, self._entry)
+        promise(row, self.packs)
+        self._is_committed = True
+        return row
+
+    def commit_kept(self, lease: int) -> int:
+        """Commit a version that was kept, unless it was committed already, and end the lease; return its number.
+
+        Its parent perhaps was kept, too, and committed under another number. Raise `ConflictError` if the run went on
+        without it.
+        """
+        catalog, document = self.repository.catalog, self._document
+        assert document is not None
+        for row in catalog.with_uid(document.uid):
+            self._is_committed = True
+            return row.number
+        latest = catalog.latest(document.run)
+        if latest is not None and latest.created > document.created:
+            raise ConflictError(f"Run {document.run} in {self.repository.place} went on without step {document.step}.")
+        if latest is not None and document.parent == self.repository.resolver.number_of(latest.pack):
+            self._document = structs.replace(document, parent=latest.number)
+        elif document.parent is not None and catalog.version(document.parent).run != document.run:
+            raise ConflictError(f"The version before step {document.step} of run {document.run} was left out.")
+        bases = {record.base for record in self.writer.encoded_records if record.base is not None}
+        return self.commit_version(bases | set(document.objects), lease)
 
     def commit_version(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 from msgspec import UNSET
@@ -76,6 +76,16 @@ class ObjectWriter:
         self._shortcuts: list[Patches] = []
         self.finished: list[PackInfo] = []
         self._ids: set[str] = set()
+
+    @classmethod
+    def of_packs(cls, found: Sequence[tuple[PackInfo, ManifestDocument]]) -> Self:
+        """Return a writer whose packs are finished, by these and their documents; the last one is the encoded one."""
+        *others, (_, last) = found
+        writer = cls(cast("PackWriter", None))
+        writer.encoded_records = last.records
+        for pack, document in others:
+            writer.adopt(pack, [replace(cast("Raw", record), pack=pack.name) for record in document.records])
+        return writer
 
     def put(self, encoded: Encoded) -> None:
         """Write one object, once, and keep its record."""

@@ -417,8 +417,8 @@ def _check_all_there(repository: Repository, packs: Sequence[PackInfo]) -> None:
     for pack in packs if repository.catalog.is_only else ():  # A bucket has confirmed them.
         if not repository.packs.is_there(pack.name, pack.bytes):
             raise UsageError(
-                f"A rank wrote its pack elsewhere: not all ranks reach {repository.place}; open the bucket without"
-                " `local`, or give a directory that they share."
+                f"A rank wrote its pack elsewhere: not all ranks reach {repository.place}; give a directory that they"
+                " share, or the bucket without `local` and with a `Staging`."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import io
 import logging
@@ -48,6 +49,7 @@ from ckstore.dtypes import ITEM_SIZES, torch_dtype
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.dcp import nested
 from ckstore.formats.torch.live_state import Absent, LiveState, OnUnknown, describe_state_dict
+from ckstore.intake.unsent import Unsent
 from ckstore.integrations.lineage import has_loaded, lineage_of
 from ckstore.integrations.names import opened
 from ckstore.reading.buffers import prefetch_parts
@@ -61,6 +63,7 @@ from ckstore.writing.ranks import Bytes, Outline, Part, PartPlan, Shard, Written
 from ckstore.writing.request import IngestOptions, named_parent, request_of
 
 if TYPE_CHECKING:
+    from ckstore.storage.catalog import VersionRow
     from ckstore.tensor import LazyTensor
     from ckstore.version import Version
     from ckstore.writing.ingest import IngestReport
@@ -101,6 +104,9 @@ class StoreWriter(StorageWriter):
     process_group
         The process group of the save, with a backend for the CPU, such as gloo; by default the default group, or all
         its ranks with gloo if it is for GPUs alone. Its timeout limits each wait for another rank.
+    staging
+        A `Staging` of the store: the version is durable on the ranks' machines when the save returns, and in the bucket
+        later.
     **options
         Other options of `Store.ingest`, such as `metrics`.
 
@@ -108,6 +114,8 @@ class StoreWriter(StorageWriter):
     ----------
     report
         The `IngestReport`, on the coordinator after a save; otherwise None.
+    pushed
+        With `staging`, a future of the version's row in the bucket, on the coordinator after a save.
 
     Raises
     ------
@@ -125,10 +133,12 @@ class StoreWriter(StorageWriter):
         step: int | None = None,
         *,
         process_group: dist.ProcessGroup | None = None,
+        staging: Staging | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self._store = store if isinstance(store, Store) else place(store)
+        self._unsent = None if staging is None else staging._unsent_of(store)
         if isinstance(store, Store):
             store._checked_run(run)
         self._group = process_group
@@ -143,8 +153,11 @@ class StoreWriter(StorageWriter):
         self._begun: Any = None
         self._end: Any = None
         self.report: IngestReport | None = None
+        self.pushed: concurrent.futures.Future[VersionRow] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._unsent is not None:
+            raise UsageError("A save with `staging` stays in its process; leave the process of `async_save` out.")
         # Another process has a default group of its own.
         return self.__dict__ | {"_store": _place_of(self._store), "_group": None, "_begun": None, "_end": None}
 
@@ -212,7 +225,8 @@ class StoreWriter(StorageWriter):
                     exchange.send_object(job.coordinator, None if error else objects)
                     own = exchange.receive_object(job.coordinator)
                 if own is not None:
-                    part = write_part(store._repository, own, self._held(values), exchange)
+                    publish = None if self._unsent is None else self._unsent.keep
+                    part = write_part(store._repository, own, self._held(values), exchange, publish)
             except Exception as raised:
                 error = error or raised
             exchange.check_all(job.coordinator)
@@ -273,6 +287,8 @@ class StoreWriter(StorageWriter):
         repository = store._repository
         repository.require_writable()
         request = request_of(repository.catalog, options)
+        if self._unsent is not None and (not request.is_hot or request.verify):
+            raise UsageError("A save with `staging` is not encoded at once; leave hot=0, `verify` and searches out.")
         state, shards = _outlined(self._plans, objects, options.on_unknown)
         parent = named_parent(repository.catalog, options.parent, request.run, request.step)
         continued = None if parent is None else partial(units_after, repository, parent)
@@ -290,7 +306,12 @@ class StoreWriter(StorageWriter):
         parts = [one.storage_data for rank in results for one in rank]
         try:
             written = dataclasses.replace(begun.written, parts=parts)
-            self.report = begun.store._taking().ingest_parts(written, begun.options)
+            if self._unsent is None:
+                self.report = begun.store._taking().ingest_parts(written, begun.options)
+            else:
+                self.report = self._unsent.keep_version(written, begun.options)
+                if self.report.is_new:
+                    self.pushed = self._unsent.pushed(self.report.version.pack)
             lineage_of(begun.store).follow(self.report)
         finally:
             self._discard()
@@ -328,13 +349,7 @@ class _Exchange:
             return
         if (dist.get_rank(group), dist.get_world_size(group)) != (rank, world):
             raise UsageError("The save has another process group than StoreWriter; give both the same `process_group`.")
-        if "cpu:" not in dist.get_backend_config(group):
-            if group is not None:
-                raise UsageError(
-                    "StoreWriter needs a process group with a backend for the CPU; give `process_group` of"
-                    " dist.new_group(backend='gloo') to it and to the save."
-                )
-            self._group = _default_cpu_group()
+        self._group = _cpu_group(group)
 
     def send(self, rank: int, data: Bytes) -> None:
         """Send bytes in the background."""
@@ -424,6 +439,93 @@ class _Exchange:
         )
         _log.error("%s", self._lost[rank])
         return self._lost[rank]
+
+
+class Staging:
+    """Saves into a bucket that are durable on the disks of the ranks' machines first, and sent in the background.
+
+    All ranks make one, before they look for a version to resume from: it finishes the saves of an earlier job. A
+    version becomes visible in the bucket when the packs of all ranks are there. One that lacks a pack, which only a
+    lost machine had, is refused with a warning.
+
+    Parameters
+    ----------
+    store
+        A store in a bucket; its `cache` is on the machine's disk.
+    process_group
+        As for `StoreWriter`.
+
+    Raises
+    ------
+    UsageError
+        The store is in a directory.
+    CkstoreError
+        A rank cannot reach the bucket, or did not answer in time.
+
+    Examples
+    --------
+    >>> from ckstore.integrations.dcp import Staging, StoreWriter
+    >>> with Staging(store) as staging:
+    ...     StoreWriter(store, "gpt", 100, staging=staging)
+    Traceback (most recent call last):
+    ckstore.errors.UsageError: ... is a directory; only saves into a bucket are durable elsewhere first.
+    """
+
+    def __init__(self, store: Store, *, process_group: dist.ProcessGroup | None = None) -> None:
+        self._store = store
+        self._group = _cpu_group(process_group) if dist.is_initialized() else None
+        self._unsent = Unsent(store._repository)
+        try:
+            self._together(self._unsent.send)
+            self._together(self._unsent.finish)
+        except BaseException:
+            self._unsent.close()
+            raise
+        store._catalog.refresh()
+        self._unsent.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._unsent.close()
+
+    def close(self) -> None:
+        """Send the rest, on all ranks; packs that cannot be sent stay on the disks for the next job."""
+        self._unsent.stop()
+        try:
+            self._together(self._unsent.send)
+            self._together(self._unsent.commit)
+        except CkstoreError as error:
+            _log.warning("%s The next job sends the rest.", error)
+        finally:
+            self._unsent.close()
+
+    def _unsent_of(self, store: Store | str | os.PathLike[str]) -> Unsent:
+        if store is not self._store:
+            raise UsageError("`staging` is of another store; give the open store that it was made with.")
+        return self._unsent
+
+    def _together(self, action: Callable[[], None]) -> None:
+        """Do the same on all ranks, and wait for the others; raise `CkstoreError` on all of them if one fails."""
+        error: Exception | None = None
+        try:
+            action()
+        except (CkstoreError, OSError) as raised:
+            error = raised
+        found = [None if error is None else str(error)]
+        if dist.is_initialized():
+            found *= dist.get_world_size(self._group)
+            try:
+                dist.all_gather_object(found, found[0], self._group)
+            except RuntimeError as raised:
+                raise CkstoreError(f"A rank died, or did not answer in time ({raised}).") from raised
+        for rank, text in enumerate(found):
+            if text is not None:
+                raise CkstoreError(f"Rank {rank}: {text}") from error
 
 
 class StoreReader(StorageReader):
@@ -643,6 +745,18 @@ def _windows(items: Sequence[ReadItem], flat: Mapping[str, Any]) -> Iterator[lis
         window.append(item)
         nbytes += size
     yield window
+
+
+def _cpu_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Return a group that has a backend for the CPU; for the default one, another one if needed."""
+    if "cpu:" in dist.get_backend_config(group):
+        return group
+    if group is not None:
+        raise UsageError(
+            "StoreWriter needs a process group with a backend for the CPU; give `process_group` of"
+            " dist.new_group(backend='gloo') to it and to the save."
+        )
+    return _default_cpu_group()
 
 
 def _default_cpu_group() -> dist.ProcessGroup:

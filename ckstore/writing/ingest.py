@@ -115,7 +115,8 @@ def ingest(
 ) -> IngestReport:
     """Store a checkpoint as the next version of a run; see `Store.ingest`. Once its files are open, call `opened`.
 
-    With `written`, ranks have hashed the checkpoint and written its objects into packs, which a hot version adopts.
+    With `written`, ranks have hashed the checkpoint and written its objects into packs, which a hot version adopts; it
+    is perhaps kept instead of committed.
     """
     repository.require_writable()
     repository.catalog.refresh()
@@ -146,7 +147,8 @@ def ingest(
             hash_version(scanned, force=request.force, progress=progress)
         step = scanned.step if request.step is None else request.step
         bands = () if written is not None else bands_of((file.source, file.layout) for file in scanned.files)
-        parent = _parent(repository, options.parent, request.run, step, scanned)
+        kept = None if written is None else written.after
+        parent = kept or _parent(repository, options.parent, request.run, step, scanned)
         like = None
         if options.parent is None and parent is None and bands:
             alike = repository.catalog.alike(bands)
@@ -164,7 +166,7 @@ def ingest(
             bands=bands,
         )
         report = _ingest(repository, scanned, request, progress, written)
-    if report.is_new:
+    if report.is_new and (written is None or written.keep is None):
         report = IngestReport(within_budget(repository, report.version, request.budget), is_new=True)
     subject = scanned.name or f"Run {request.run}"
     notes = [note for note in (scanned.unused, _exact_note(repository, report, request)) if note]
@@ -289,6 +291,8 @@ def _ingest(
             else:
                 number, lease = written.number, written.lease
             committed = _Ingestion(repository, number, scanned, lease, progress, written).commit(request, windows)
+    except _KeptError as kept:
+        return IngestReport(kept.row, is_new=True)
     except _UnchangedError as unchanged:
         catalog.release_number(number)
         repository.resolver.forget()
@@ -347,6 +351,13 @@ class _UnchangedError(Exception):
 
     def __init__(self, existing: VersionRow) -> None:
         self.existing = existing
+
+
+class _KeptError(Exception):
+    """A version is not committed now, but later."""
+
+    def __init__(self, row: VersionRow) -> None:
+        self.row = row
 
 
 class _Ingestion:
@@ -417,6 +428,8 @@ class _Ingestion:
                 if self._written is not None:
                     document = structs.replace(document, created=self._written.created)
                 change.finish(document, blobs)
+                if self._written is not None and self._written.keep is not None:
+                    raise _KeptError(change.keep(self._written.keep))
                 return self._commit(change, request, stored)
 
     def store_best(self, request: Request, wanted: Search) -> int:

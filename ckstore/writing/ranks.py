@@ -37,6 +37,7 @@ from ckstore.repository import Repository
 from ckstore.runtime.checksum import crc32, crc32_combine
 from ckstore.scanning.inputs import scan_state_dict
 from ckstore.scanning.scanned import ScannedVersion
+from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackInfo, PackWriter
 
 Bytes = npt.NDArray[np.uint8]
@@ -218,13 +219,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A version that ranks have written: its outline, its parts, and its number, time and lease."""
+    """A version that ranks have written: its outline, its parts, and its number, time and lease.
+
+    With `keep`, it is not committed: the function gets the row that it would have, and its packs. `after` is the
+    version before it if that was kept, too.
+    """
 
     outline: Outline
     parts: Sequence[Part]
     number: int
     created: str
     lease: int
+    keep: Callable[[VersionRow, Sequence[PackInfo]], None] | None = None
+    after: VersionRow | None = None
 
     @property
     def packs(self) -> list[tuple[PackInfo, Sequence[Raw]]]:
@@ -405,7 +412,13 @@ class _Stored:
         return np.empty(0, np.uint8)  # Packs do not change.
 
 
-def write_part(repository: Repository, plan: PartPlan, held: Callable[[int], Bytes], exchange: Exchange) -> Part:
+def write_part(
+    repository: Repository,
+    plan: PartPlan,
+    held: Callable[[int], Bytes],
+    exchange: Exchange,
+    publish: Callable[[Sequence[str]], None] | None = None,
+) -> Part:
     """Write the objects of a rank; send the pieces of others' objects.
 
     After an error, the rank sends zeros and receives the messages of others, which need not wait for a limit then. At
@@ -415,6 +428,8 @@ def write_part(repository: Repository, plan: PartPlan, held: Callable[[int], Byt
     ----------
     held
         Returns the bytes of a shard of this rank by its number.
+    publish
+        Called with the names of finished packs; by default, the store has them afterwards.
     """
     error: Exception | None = None
     with ExitStack() as stack:
@@ -439,7 +454,8 @@ def write_part(repository: Repository, plan: PartPlan, held: Callable[[int], Byt
             error = error or raised
         if error is not None:
             raise error
-        return objects.finish(partial(ManifestDocument, number=plan.number, created=plan.created))
+        manifest = partial(ManifestDocument, number=plan.number, created=plan.created)
+        return objects.finish(manifest, publish or repository.packs.publish)
 
 
 def _sent(task: Task, rank: int, held: Callable[[int], Bytes] | None) -> Bytes:
@@ -523,14 +539,14 @@ class _Objects:
                 self._raw.put(content, task.dtype, task.chunk, bits, digest)
         self._batch.clear()
 
-    def finish(self, manifest: Callable[..., ManifestDocument]) -> Part:
+    def finish(self, manifest: Callable[..., ManifestDocument], publish: Callable[[Sequence[str]], None]) -> Part:
         """Make the pack durable, with a manifest that lacks its kind and records."""
         self._write()
         if not self._raw.records:
             return Part(None, (), self._contents, self._members)
         self._raw.add_manifest(manifest)
         pack = self._raw.pack.finish()
-        self._repository.packs.publish([pack.name])
+        publish([pack.name])
         records = tuple(replace(record, pack=pack.name) for record in self._raw.records)
         return Part(pack, records, self._contents, self._members)
 

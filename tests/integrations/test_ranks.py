@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -248,3 +249,42 @@ def test_ranks_save_into_a_bucket(tmp_path: Path) -> None:
             assert len(set(fetched)) == len(fetched)
             assert sum(length for _, _, length in fetched) < 1.1 * sum(length for _, _, length in needed)
             assert len(fetched) < 40
+
+
+def test_ranks_save_on_their_own_disks_first(tmp_path: Path) -> None:
+    """The next job finishes the saves of a killed one; a version that only a lost machine had is refused."""
+    with object_store() as server, pytest.MonkeyPatch.context() as patched:
+        for name, value in server.anywhere.items():
+            patched.setenv(name, value)
+        patched.setenv("CKSTORE_CACHE", str(tmp_path / "mine"))
+        url = f"{server.url}/ranks"
+        ckstore.init(url).close()
+
+        def stage(*steps: int, seed: int = 0, away: bool = False) -> list[Any]:
+            told = {"store": url, "steps": steps, "seed": seed, "away": away}
+            return run_ranks(2, "stage", tmp_path, environment=server.anywhere, **told)
+
+        def saved() -> list[int | None]:
+            with ckstore.open(url) as store:
+                assert store.verify().problems == []
+                return [row.step for row in store._catalog.versions()]
+
+        unsent = [tmp_path / f"node-{rank}" for rank in range(2)]
+        assert [code for code, _, _ in stage(1, 2, away=True)] == [-9, -9]
+        assert saved() == []
+        assert [len([*node.rglob("unsent/*.zip")]) for node in unsent] == [4, 2]
+        found = all_succeed(stage(3))
+        assert [rank["there"] for rank in found] == [[1, 2]] * 2
+        assert all(rank["equal"].startswith("All ") for rank in found), found
+        assert [rank["pushed"] for rank in found] == [[3], []]
+        assert saved() == [1, 2, 3]
+        stage(4, away=True)
+        shutil.rmtree(unsent[1])
+        found = all_succeed(stage(4, seed=10))
+        assert [rank["there"] for rank in found] == [[1, 2, 3]] * 2
+        assert any("lacks 1 of its 3 packs" in word for word in found[0]["words"]), found
+        assert saved() == [1, 2, 3, 4]
+        with ckstore.open(url) as store:
+            parents = [row.parent for row in store._catalog.versions()]
+            assert parents == [None, *(row.number for row in store._catalog.versions()[:-1])]
+        assert not [path for node in unsent for path in node.rglob("unsent/*")]  # Nor locks of dead processes.

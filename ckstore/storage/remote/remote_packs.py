@@ -116,9 +116,12 @@ class RemotePacks(PackReader):
         self._cache.prefetch(wanted)
 
     def is_there(self, pack: str, size: int) -> bool:
-        """As for a local pack, but in the object store; ignores the local cache."""
+        """As for a local pack, but in the object store; ignores the local cache. Its size is known afterwards."""
         with suppress(IntegrityError):
-            return bool(self._fetch(pack, size - 1, 1))
+            self._fetch(pack, size - 1, 1)
+            if self._open.get(pack) is None and not self._path(pack).exists():
+                self._open.put(pack, self._remote(pack, size))
+            return True
         return False
 
     def digest(self, pack: str) -> str:
