@@ -1,4 +1,4 @@
-"""Signatures of versions: a reader who names a key writes nothing that was not signed with it."""
+"""Signatures of versions: readers that name a key write nothing that was not signed with it."""
 
 from __future__ import annotations
 
