@@ -57,9 +57,8 @@ class _Digests:
 
 def sign(version: StoredVersion, key: Path) -> dict[str, Any]:
     """Return the signature of a version's files, a Sigstore bundle, with a private key; see `Store.sign`."""
-    signing = _library("signing")
+    text, signing = _text(key), _library("signing")
     _require_plain(version, UsageError)
-    text = _text(key)
     config = signing.Config().set_hashing_config(_Digests(version, _OWN))
     with TemporaryDirectory() as place:
         target = Path(place) / "model.sig"
@@ -80,7 +79,7 @@ def require_signed(version: StoredVersion, key: Path) -> None:
 
     The file may have certificates of authorities in its place: then one of theirs signed it.
     """
-    verifying, text = _library("verifying"), _text(key)
+    text, verifying = _text(key), _library("verifying")
     config = verifying.Config()
     try:
         if "BEGIN CERTIFICATE" in text:

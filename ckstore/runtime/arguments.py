@@ -154,7 +154,7 @@ KINDS: Mapping[str, tuple[Kind, str]] = {
     **dict.fromkeys(("exclude", "globs", "include", "measures", "remove"), TEXTS),
     **dict.fromkeys(("each", "function", "progress"), FUNCTION),
     **dict.fromkeys(("after", "before", "parent", "version"), NAME),
-    **dict.fromkeys(("cache", "target"), PATH),
+    **dict.fromkeys(("cache", "key", "signed_by", "target"), PATH),
     **dict.fromkeys(("folders", "paths"), PATHS),
     "allow": (_classes, "a list of classes"),
     "executor": (_with("submit"), "an executor"),
