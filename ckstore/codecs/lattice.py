@@ -100,12 +100,15 @@ class LinearLattice:
             and self.step + sum(int(axis.max()) for axis in axes) <= highest
         )
 
-    def quantise(self, bits: Bits, start: int) -> Integers:
-        """Return the nearest integers (int32) of a chunk of values that begins at element `start`."""
+    def quantise(self, bits: Bits, start: int, *, doubled: bool = False) -> Integers:
+        """Return the nearest integers (int32) of a chunk of values that begins at element `start`.
+
+        If `doubled`, return those on half the step, halved and rounded away from 0.
+        """
         from ckstore.kernels import lattice as kernels
 
         out = empty(bits.size, np.int32)
-        kernels.linear_quantise(floats(bits, self.dtype), self.step, *self._exponents, self.width, start, out)
+        kernels.linear_quantise(floats(bits, self.dtype), self.step, *self._exponents, self.width, start, doubled, out)
         return out
 
     def dithered(self, bits: Bits, start: int) -> Integers:

@@ -67,6 +67,15 @@ class RoundedLattice:
         )  # fmt: skip
         return out
 
+    def is_above_zero(self, bits: Bits) -> bool:
+        """Return whether no magnitude but 0 is below a step, so that positive values stay positive.
+
+        Integers that are not clamped decode to at most three eighths of a step less, and to 0 within five eighths.
+        """
+        from ckstore.kernels import lattice as kernels
+
+        return not kernels.magnitude_top(aligned(bits), 0, 1 << self.shift)
+
 
 def quarter_octave(dtype: str) -> int:
     """Return a quarter of an octave in ordinals of a float dtype."""

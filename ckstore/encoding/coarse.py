@@ -37,6 +37,7 @@ from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import Linear, Rounded, check_cut, common_fields, exact_work
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
+from ckstore.runtime.blocks import empty
 
 Grid = LinearLattice | RoundedLattice
 
@@ -183,7 +184,9 @@ class CoarseEncoder:
                 below.append(bytes.fromhex(digest(rounded.view(np.uint8))))
                 integers = np.where(narrowed(words, unit.dtype) == bits, rounded, integers)
                 predicted = None if plan.source is None else rounded
-            delta = integers if predicted is None else integers - predicted
+            delta = integers
+            if predicted is not None:
+                delta = np.subtract(integers, predicted, out=empty(integers.size, np.int32))
             payloads.append(encode_changes(delta))
             comparison.add(
                 bits, lattice.values(integers, start), lattice if isinstance(lattice, LinearLattice) else None
@@ -415,6 +418,8 @@ def _loses(estimate: Estimate, bits: Bits) -> bool:
     assert isinstance(lattice, LinearLattice | RoundedLattice)
     if not may_lose(unit, bits):
         return False
+    if isinstance(lattice, RoundedLattice) and lattice.is_above_zero(bits):
+        return False
     integers = _integers(estimate, bits, 0)
     return loses_positives(unit, bits, lattice.values(integers, 0))
 
@@ -448,13 +453,7 @@ def _integers(estimate: Estimate, bits: Bits, start: int) -> Integers:
 
 
 def _quantised(lattice: Grid, bits: Bits, start: int, *, dithered: bool, doubled: bool) -> Integers:
-    """Return the integers of a chunk: if `doubled`, those on half the step, halved and rounded away from 0."""
+    """Return the integers of a chunk."""
     if not isinstance(lattice, LinearLattice):
         return lattice.quantise(bits, start)
-    if dithered:
-        return lattice.dithered(bits, start)
-    if not doubled:
-        return lattice.quantise(bits, start)
-    halves = replace(lattice, step=lattice.step - 1).quantise(bits, start)
-    result: Integers = (halves + (halves > 0)) >> 1
-    return result
+    return lattice.dithered(bits, start) if dithered else lattice.quantise(bits, start, doubled=doubled)

@@ -233,7 +233,7 @@ class Estimator:
         unit = estimate.unit
         way, debt = estimate.plans[choice.option.name], round(choice.debt)
         with self._turn(unit):
-            read = self._values.checked(unit)
+            read = self._values.checked(unit, rounded=estimate.is_coarse)
             if self._codebooks is not None and way.lattice is not None:
                 return self._codebooks.encode(estimate, way, read, lambda: self._layer(unit), debt)
             if estimate.is_coarse:

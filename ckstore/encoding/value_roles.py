@@ -58,8 +58,11 @@ class Values(Protocol):
     def read(self, unit: Unit, first: int, last: int) -> Bits:
         """Return the bits of the elements from `first` to before `last` of a unit."""
 
-    def checked(self, unit: Unit) -> ReadUnit:
-        """Compare a unit with its hash and return its reader; raise `InputError` if its bytes changed."""
+    def checked(self, unit: Unit, *, rounded: bool = False) -> ReadUnit:
+        """Compare a unit with its hash and return its reader; raise `InputError` if its bytes changed.
+
+        Of values that are `rounded`, a CRC-32 is enough.
+        """
 
 
 class JudgedValues:
@@ -97,9 +100,12 @@ class JudgedValues:
         """Return the bits of the elements from `first` to before `last` of a unit."""
         return self._values.read(self._given(unit), first, last)
 
-    def checked(self, unit: Unit) -> ReadUnit:
-        """Compare a unit with its hash and return its reader; raise `InputError` if its bytes changed."""
-        return self._values.checked(self._given(unit))
+    def checked(self, unit: Unit, *, rounded: bool = False) -> ReadUnit:
+        """Compare a unit with its hash and return its reader; raise `InputError` if its bytes changed.
+
+        Of values that are `rounded`, a CRC-32 is enough.
+        """
+        return self._values.checked(self._given(unit), rounded=rounded)
 
     def _given(self, unit: Unit) -> Unit:
         given = self._judged[2]

@@ -43,9 +43,10 @@ int64_t start_kernels(int64_t head);
 /* Fill found, float64 (2), with the sum of squares and the largest magnitude of finite values. Return their number. */
 int64_t KERNEL(statistics)(array values, array found);
 
-/* Write the integers nearest to values; 0 for values that are not finite. */
+/* Write the integers nearest to values; 0 for values that are not finite. If `doubled`, write those on half the step,
+ * halved and rounded away from 0. */
 int64_t KERNEL(linear_quantise)(
-    array values, int64_t step, array rows, array cols, int64_t width, int64_t start, array out);
+    array values, int64_t step, array rows, array cols, int64_t width, int64_t start, int64_t doubled, array out);
 
 /* Write the integers of a base on a lattice whose exponents are larger by `shift` and those of rows and cols. */
 int64_t KERNEL(linear_project)(

@@ -138,13 +138,17 @@ INLINE void quantise(const uint8_t *restrict values, int64_t count, struct grid 
 }
 
 int64_t KERNEL(linear_quantise)(
-    array values, int64_t step, array rows, array cols, int64_t width, int64_t start, array out) {
+    array values, int64_t step, array rows, array cols, int64_t width, int64_t start, int64_t doubled, array out) {
     struct view from = input(values), to = output(out);
     struct grid grid;
-    if (!is_float(&from) || !is_of(&to, I4, from.count) || !make_grid(&grid, step, rows, cols, width, start, from.count))
+    if (!is_float(&from) || !is_of(&to, I4, from.count) ||
+        !make_grid(&grid, step - (doubled != 0), rows, cols, width, start, from.count))
         return MISFIT;
-#define QUANTISE(size) quantise(from.data, from.count, grid, (int32_t *)to.data, size)
+    int32_t *restrict integers = (int32_t *)to.data;
+#define QUANTISE(size) quantise(from.data, from.count, grid, integers, size)
     WITH_FLOAT(from.size, QUANTISE);
+    for (int64_t i = 0; doubled && i < from.count; i++)
+        integers[i] = (integers[i] + (integers[i] > 0)) >> 1;
     return 0;
 }
 

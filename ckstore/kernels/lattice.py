@@ -15,7 +15,7 @@ import numpy as np
 from ckstore.kernels.native import Array, check, function
 
 _statistics = function("statistics", "pp")
-_linear_quantise = function("linear_quantise", "pippiip")
+_linear_quantise = function("linear_quantise", "pippiiip")
 _linear_project = function("linear_project", "pippiip")
 _ordinal_difference = function("ordinal_difference", "ppip")
 _ordinal_correct = function("ordinal_correct", "ppi")
@@ -34,9 +34,14 @@ def statistics(values: Array) -> tuple[float, float, int]:
     return squares, largest, finite
 
 
-def linear_quantise(values: Array, step: int, rows: Array, cols: Array, width: int, start: int, out: Array) -> None:
-    """Write the integers nearest to `values`; 0 for values that are not finite."""
-    check(_linear_quantise(id(values), step, id(rows), id(cols), width, start, id(out)))
+def linear_quantise(
+    values: Array, step: int, rows: Array, cols: Array, width: int, start: int, doubled: bool, out: Array
+) -> None:
+    """Write the integers nearest to `values`; 0 for values that are not finite.
+
+    If `doubled`, write those on half the step, halved and rounded away from 0.
+    """
+    check(_linear_quantise(id(values), step, id(rows), id(cols), width, start, doubled, id(out)))
 
 
 def linear_project(integers: Array, shift: int, rows: Array, cols: Array, width: int, start: int, out: Array) -> None:

@@ -49,6 +49,6 @@ class StoredValues:
             parts.append(bits[max(first - start, 0) : last - start])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
+    def checked(self, unit: Unit, *, rounded: bool = False) -> Callable[[int, int], Bits]:
         """Return a reader of a unit that compares each chunk with its checksum on every read."""
         return partial(self.read, unit)

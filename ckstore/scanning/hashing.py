@@ -2,8 +2,8 @@
 
 An exact ingest codes objects while their bytes are in memory. Other objects are read a second time: all of a coarse
 version, which is planned as a whole, and bundles of distant members. Their bytes are compared with the digests of the
-first pass, so that a file that changes in between is refused and never stored as a mixture. Memory stays bounded for
-any order and number of tensors in a file.
+first pass, or with its CRC-32 if they are rounded, so that a file that changes in between is refused and never stored
+as a mixture. Memory stays bounded for any order and number of tensors in a file.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.objects.continuation import Cut
 from ckstore.objects.identity import content_id
 from ckstore.objects.units import Member, plan_units
+from ckstore.runtime.checksum import crc32
 from ckstore.scanning.content_cuts import plan_cuts
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
@@ -65,6 +66,7 @@ def hash_version(version: ScannedVersion, *, force: bool, progress: Progress | N
                 raise mismatch.refusal() from None
             mismatch.file.layout = opaque(mismatch.file.source)
             mismatch.file.digests.clear()
+            mismatch.file.checksums.clear()
             progress = None
             continue
         return
@@ -150,7 +152,7 @@ class _Reading:
         large = [layout.size, *([] if held is None else _large(cuts))]
         following = iter(cuts)
         extent, member, stop = next(following, (-1, None, layout.size))
-        hasher = blake3()
+        hasher, checksum = blake3(), 0
         target = None if member is None else (yield from self._target(number, extent, member))
         start = 0
         while start < layout.size:
@@ -165,6 +167,8 @@ class _Reading:
                     skeleton += part
                 else:
                     hasher.update(part)
+                    if held is None:
+                        checksum = crc32(part, checksum)
                 if target is not None:
                     if not in_place:
                         target[: len(part)] = part
@@ -174,7 +178,9 @@ class _Reading:
                 if start == stop:
                     if member is not None:
                         file.digests[extent, member.first] = hasher.digest()
-                        hasher = blake3()
+                        if held is None:
+                            file.checksums[extent, member.first] = checksum
+                        hasher, checksum = blake3(), 0
                         arrived = self._arrived(number, member)
                         if held is not None and arrived is not None:
                             held.arrived(arrived)

@@ -15,6 +15,7 @@ from ckstore.errors import InputError
 from ckstore.formats.layout import FileLayout, Path, Source
 from ckstore.objects.continuation import Cut
 from ckstore.objects.units import Member, Unit
+from ckstore.runtime.checksum import crc32
 
 
 class Readable(Source, Protocol):
@@ -36,7 +37,8 @@ class ScannedFile:
 
     `mode` and `mtime_ns` are None for a version without files. Once the file is hashed, `blake3` is that of the whole
     file; `skeleton` has the bytes outside of extents, with stored CRCs as zeros; `crcs` those of `layout.checked`;
-    `digests` those of the stretches of units, by extent and first element.
+    `digests` those of the stretches of units, by extent and first element; so are `checksums`, of a file in which no
+    object was held.
     """
 
     path: str
@@ -48,6 +50,7 @@ class ScannedFile:
     skeleton: bytes = b""
     crcs: list[int] = field(default_factory=list)
     digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    checksums: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -129,14 +132,14 @@ class ScannedVersion:
         first, *others = unit.members
         return None if others else self.files[first.file].digests[first.extent, first.first]
 
-    def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
-        """Return a reader of a unit; raise `InputError` unless its bytes are the hashed ones."""
+    def checked(self, unit: Unit, *, rounded: bool = False) -> Callable[[int, int], Bits]:
+        """Return a reader of a unit; raise `InputError` as `check` does."""
         whole = self.read(unit, 0, unit.count)
-        self.check(unit, whole)
+        self.check(unit, whole, rounded=rounded)
         return lambda first, last: whole[first:last]
 
-    def check(self, unit: Unit, bits: Bits) -> None:
-        """Raise `InputError` unless the unit's bytes are the hashed ones."""
+    def check(self, unit: Unit, bits: Bits, *, rounded: bool = False) -> None:
+        """Raise `InputError` unless the unit's bytes are the hashed ones, by CRC-32 if they are `rounded`."""
         if unit.members[0] in self.held:
             return  # These very bytes were hashed.
         data = memoryview(bits).cast("B")
@@ -144,6 +147,8 @@ class ScannedVersion:
         for member in unit.members:
             file = self.files[member.file]
             nbytes = member.count * ITEM_SIZES[file.layout.extents[member.extent].dtype]
-            if blake3(data[position : position + nbytes]).digest() != file.digests[member.extent, member.first]:
+            part, key = data[position : position + nbytes], (member.extent, member.first)
+            known = file.checksums.get(key) if rounded else None
+            if blake3(part).digest() != file.digests[key] if known is None else crc32(part) != known:
                 raise InputError(f"{file.path} changed while it was read; ingest it again when nothing writes to it.")
             position += nbytes

@@ -251,6 +251,7 @@ def _cut_again(repository: Repository, scanned: ScannedVersion, parent: VersionR
         scanned.is_hashed = False
         for file in scanned.files:
             file.digests.clear()
+            file.checksums.clear()
 
 
 def _ingest(

@@ -104,7 +104,7 @@ def store_objects(
             # An exact version encodes no object that the store knows. A second record of another one could name itself
             # as its base.
             done = [job.encoded.record.id for job in batch if request.policy.is_coarse]
-            known = resolver.known(done) if done else set()
+            known = resolver.stored(done)[0] if done else set()
             for job in batch:
                 if job.encoded.record.id not in known:
                     writer.put(job.encoded)

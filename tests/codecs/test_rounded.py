@@ -75,6 +75,18 @@ def test_zero_stays_plus_zero_and_nothing_changes_its_sign(dtype: str, data) -> 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @given(st.data())
+def test_values_of_at_least_a_step_stay_positive(dtype: str, data) -> None:
+    lattice, rng, count = data.draw(rounded_lattices(dtype))
+    bits = any_finite(rng, dtype, count, signed=False)
+    bits[bits < (1 << lattice.shift)] = 0
+    assert lattice.is_above_zero(bits)
+    assert (orders(lattice.values(lattice.quantise(bits, 0), 0))[bits > 0] > 0).all()
+    bits[rng.integers(count)] = rng.integers(1, 1 << lattice.shift)
+    assert not lattice.is_above_zero(bits)
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@given(st.data())
 def test_decoded_ordinals_are_their_own_values(dtype: str, data) -> None:
     lattice, rng, count = data.draw(rounded_lattices(dtype))
     integers = lattice.quantise(any_finite(rng, dtype, count), 0)

@@ -65,6 +65,8 @@ def test_integers_and_values_equal_the_reference(case):
     exponent = reference.exponents(bits.size, lattice.step, lattice.rows, lattice.cols, lattice.width, start)
     before = lattice.quantise(parent, start)
     assert np.array_equal(before, reference.linear_quantise(parent.view(dtype), exponent))
+    halves = reference.linear_quantise(parent.view(dtype), exponent - 1)
+    assert np.array_equal(lattice.quantise(parent, start, doubled=True), (halves + (halves > 0)) >> 1)
     coarser = LinearLattice(dtype, lattice.step + 2, lattice.width, lattice.rows, lattice.cols)
     finer = LinearLattice(dtype, lattice.step - 3, lattice.width, lattice.rows, lattice.cols)
     for other in (coarser, finer):

@@ -86,14 +86,16 @@ def test_memory_is_read_once_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(lengths) <= 4 << 20
 
 
-def test_a_state_that_changes_while_it_is_read_is_refused() -> None:
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_state_that_changes_while_it_is_read_is_refused(rounded: bool) -> None:
     state = {"w": torch.randn(70_000)}
     scanned = scan_state_dict(state)
     hash_version(scanned, force=False)
     unit = scanned.units[0]
+    scanned.checked(unit, rounded=rounded)
     state["w"][7] += 1
     with pytest.raises(InputError, match="changed while it was read"):
-        scanned.check(unit, scanned.read(unit, 0, unit.count))
+        scanned.checked(unit, rounded=rounded)
 
 
 def test_copies_of_non_contiguous_tensors_do_not_accumulate() -> None:
