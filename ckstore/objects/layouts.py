@@ -78,12 +78,13 @@ class ColumnReader:
         if kind.itemsize == 8 and size and int(stored.max()) >= 1 << 63:
             raise ValueError("an integer takes more than 63 bits")
         column = stored.astype(np.int64)
-        if code >= _DIFFERENCES and size:
-            np.cumsum(column, out=column)
-            # A sum that wraps once is negative.
-            if float(stored.sum(dtype=np.float64)) >= 1.5 * 2.0**63 or int(column.min()) < 0:
+        if code >= _DIFFERENCES:
+            column.cumsum(out=column)
+            # Fewer than 2^31 numbers of 32 bits do not wrap; a sum that wraps once is negative.
+            wraps = kind.itemsize == 8 or size >> 31
+            if wraps and size and (float(stored.sum(dtype=np.float64)) >= 1.5 * 2.0**63 or int(column.min()) < 0):
                 raise ValueError("an integer takes more than 63 bits")
-        if size and int(column.max()) >= limit:
+        if size and int(column[-1] if code >= _DIFFERENCES else column.max()) >= limit:
             raise ValueError("an integer is too large")
         return column
 

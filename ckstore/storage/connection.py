@@ -59,6 +59,7 @@ class Connection:
 
     def __init__(self, path: Path, mode: Mode, timeout: float = BUSY_TIMEOUT) -> None:
         self.path = path
+        self._directory, self._claims_path = path.parent, path.with_name(root.CLAIMS)
         self.mode = mode
         self._timeout = timeout
         self._lock = forks.Lock()
@@ -101,20 +102,27 @@ class Connection:
 
     def rows(self, statement: str, parameters: Sequence[Any] = (), schema: type[Struct] | None = None) -> list[Any]:
         """Return all rows of a query as tuples of the schema; raise `IntegrityError` for an invalid row."""
-        with self._lock, explained(self.path):
-            found = self._found(statement, parameters)
-            with believed(self.path):
-                if schema is not None:
-                    check([found], schema)
-            return found
+        try:
+            with self._lock:
+                found = self._found(statement, parameters)
+        except (sqlite3.Error, UnicodeDecodeError):
+            with explained(self.path):  # Here, as entering it takes as many calls as a query.
+                raise
+        return found if schema is None else self._checked(found, schema)
+
+    def _checked(self, found: list[Any], schema: type[Struct]) -> list[Any]:
+        """Return rows of a schema; raise `IntegrityError` for an invalid one."""
+        with believed(self.path):
+            check([found], schema)
+        return found
 
     def claims(self, query: str, schema: type[Struct]) -> list[Any]:
         """Return rows of the claims; of a store that is open for reading none if they cannot be read."""
         if self.mode == "a":
             return self.rows(query, schema=schema)
-        path = self.path.with_name(root.CLAIMS)
+        path = self._claims_path.absolute()
         with suppress(sqlite3.Error, ValueError), self._lock:
-            with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as database:
+            with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
                 found = database.execute(query).fetchall()
             check([found], schema)
             return found
@@ -134,10 +142,7 @@ class Connection:
             if catalog_tables.seal(*values) != checksum:
                 raise damaged(self.path, f"the row of {values[0]!r} does not match its checksum")
             contents.append(tuple(values))
-        with believed(self.path):
-            if schema is not None:
-                check([contents], schema)
-        return contents
+        return contents if schema is None else self._checked(contents, schema)
 
     def rows_of(self, query: str, values: Iterable[Any], schema: type[Struct] | None = None) -> list[Any]:
         """Return the rows of a query, which ends with a column's name, for many values of that column, in any order."""
@@ -152,7 +157,7 @@ class Connection:
     def _found(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
         if self._depth:
             return self._fetched(statement, parameters)
-        with place_lock(self.path.parent):
+        with place_lock(self._directory):
             if self._is_inherited or (not self._same_file() and self.path.is_file()):
                 self._reopen()
             return self._fetched(statement, parameters)
@@ -244,7 +249,7 @@ class Connection:
         while True:
             # SQLite would take the journal of another catalog at this path for one that a killed writer of this file
             # left, and delete it. So it must not wait for the lock of a file that may be replaced during the wait.
-            with explained(self.path), place_lock(self.path.parent):
+            with explained(self.path), place_lock(self._directory):
                 if self._is_inherited or not self._same_file():
                     self._reopen()
                 self._database.execute("PRAGMA busy_timeout = 0")
@@ -280,13 +285,13 @@ class Connection:
             status = os.stat(self.path)
             self._size = status.st_size
             is_same = status.st_ino == self._inode
-            return is_same and (self.mode == "r" or _inode(self.path.with_name(root.CLAIMS)) == self._claims)
+            return is_same and (self.mode == "r" or _inode(self._claims_path) == self._claims)
         except FileNotFoundError:
             return False
 
     def _connect(self) -> sqlite3.Connection:
         forks.check()
-        with explained(self.path), place_lock(self.path.parent):
+        with explained(self.path), place_lock(self._directory):
             # Taken before opening: a replacement in between is then detected at the next check.
             inode = os.stat(self.path).st_ino
             database = self._connect_to_write() if self.mode == "a" else self._connect_read_only()
@@ -305,7 +310,7 @@ class Connection:
         # written and synced twice: before the commit, and with it.
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         database.execute("PRAGMA temp_store = MEMORY")
-        path = self.path.with_name(root.CLAIMS)
+        path = self._claims_path
         if not self._attach_claims(database, path) and not self._attach_claims(database, path):
             raise damaged(path, "it changes while it is opened")
         return database
