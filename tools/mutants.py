@@ -1,6 +1,6 @@
 """Changes one place at a time in code that decides which versions are kept; prints changes that no test notices.
 
-usage: python -m tools.mutants ROOM... [--sample N] [--seed N]
+usage: python -m tools.mutants ROOM... [--sample N] [--seed N] [--minutes N]
 
 A mutant is a module with one comparison, condition, number or statement changed. A room's tests run on each in a
 process that is forked after the imports of libraries, until one fails.
@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("rooms", nargs="+", choices=ROOMS)
     parser.add_argument("--sample", type=int, default=40, help="mutants of a room")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=1e6, help="time for a room, after which the rest is left out")
     options = parser.parse_args()
     os.chdir(REPOSITORY)
     import numpy  # noqa: F401, ICN001
@@ -161,8 +162,11 @@ def main() -> None:
             raise SystemExit(f"tests of {room} fail without a change")
         sites = [site for module in modules for site in _sites(module)]
         chosen = random.Random(options.seed).sample(sites, min(options.sample, len(sites)))
-        survivors = []
-        for path, at, line in sorted(chosen):
+        survivors, tried, until = [], 0, time.monotonic() + 60 * options.minutes
+        for path, at, line in chosen:
+            if time.monotonic() > until:
+                break
+            tried += 1
             if not _run(tests, path, at, 5 * took + 10)[0]:
                 survivors.append(f"{path}:{line}")
                 before = ast.unparse(changed(path.read_text(), -1)).splitlines()
@@ -170,7 +174,7 @@ def main() -> None:
                 found = [f"  {one.strip()}  ->  {two.strip()}" for one, two in zip(before, after, strict=False)
                          if one != two]  # fmt: skip
                 print(survivors[-1], *found[:1], flush=True)
-        print(f"{room}: {len(chosen) - len(survivors)} of {len(chosen)} mutants are noticed ({len(sites)} places)")
+        print(f"{room}: {tried - len(survivors)} of {tried} mutants are noticed ({len(sites)} places)", flush=True)
 
 
 def _sites(module: str) -> Iterator[tuple[Path, int, int]]:
