@@ -71,6 +71,8 @@ class _Change(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, ast.arg) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "dataclass"):
             return node  # Neither a type nor the form of a class changes a result.
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            return node  # An assertion.
         if isinstance(node, ast.AnnAssign):
             node.value = node.value and self.visit(node.value)  # type: ignore[assignment]
             return node

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count, takewhile
@@ -154,6 +154,16 @@ class GcReport:
         self.held, self.kept, self.until = held, kept, until
 
 
+@dataclass(frozen=True, slots=True)
+class _Freed:
+    """A committed plan: its report, the packs that it removed or copied, those copied, and the names in its record."""
+
+    report: GcReport
+    packs: tuple[str, ...] = ()
+    copied: Set[str] = frozenset()
+    removals: Set[str] = frozenset()
+
+
 def gc(
     repository: Repository, *, grace: float | None = None, dry_run: bool = False, patience: float | None = None
 ) -> GcReport:
@@ -184,7 +194,7 @@ class _Collection:
         # The copy of each pack, and the contents that it was made for.
         self._copies: dict[str, tuple[Copy, tuple[Any, ...]]] = {}
         # Packs that a gc has already counted as freed: a remote store deletes them later.
-        self._told: set[str] = set()
+        self._removals: Set[str] = set()
         # Objects that were stored in full, and their bytes.
         self._in_full = self._added = 0
         self._may_store_in_full = True
@@ -222,7 +232,7 @@ class _Collection:
             update_costs(self._repository)
         report.add(GcReport(-self._added, in_full=self._in_full))
         swept = self._repository.packs.sweep(self._grace)
-        _add_files(report, [nbytes for name, nbytes in swept.items() if name not in self._told])
+        _add_files(report, [nbytes for name, nbytes in swept.items() if name not in self._removals])
         self._sweep(report)
         return report
 
@@ -326,64 +336,64 @@ class _Collection:
     def _commit(self, plan: GcPlan) -> GcReport | None:
         """Commit the plan; return None if a new version needs a part that it removes, or if another process writes."""
         catalog = self._repository.catalog
-        copies: dict[str, Copy] = {}
         written = {copy.pack.name for copy, _ in self._copies.values()}
-        going: list[str] = []
-        self._told = plan.told
         tries = count()
 
-        def change() -> GcReport | None:
+        def change() -> _Freed | None:
             # Nobody can begin to write while this holds the lock; a process that has begun holds a lease.
             late = next(tries) and time.monotonic() > self._deadline
             self._met_writer = bool(self._writer())
-            if late or self._met_writer or not plan.holds(written):
-                return None
-            # Skip packs that others have freed since.
-            known = {pack.name for pack in catalog.packs()}
-            # After a crash a pack may exist together with its copy: it stays.
-            copies.clear()
-            copies.update(
-                (name, copy) for name, (copy, _) in self._copies.items() if name in known and name not in written
-            )
-            removed = [pack.name for pack in plan.removed if pack.name in known and pack.name not in written]
-            files = [info for info in plan.files if info.name not in written and info.name not in known]
-            report = self._report(plan, removed, files, copies)
-            if plan.is_empty and catalog.is_only and not plan.kept.until:
-                catalog.note_clean(plan.survey.held)
-            if plan.kept.until or catalog.kept()[1]:
-                catalog.note_kept(plan.survey.kept, plan.kept.until or durable.timestamp())
-            if plan.is_empty:
-                return report
-            going[:] = [name for name in (*removed, *copies) if name not in written]
-            record = {
-                "written": sorted(copy.pack.name for copy in copies.values()),
-                "removed": sorted({*going, *(info.name for info in files)}),
-            }
-            expired = {"expired": plan.expired} if plan.expired else {}
-            catalog.note({"change": "gc", **record, "versions": plan.gone(known), **expired})
-            # Before the commit: otherwise `recover` could restore a version from them that lacks objects.
-            self._unlink(info.name for info in files)
-            catalog.remove_objects(plan.survey.dead)
-            rows = catalog.versions() if going else []  # Otherwise their sizes do not change.
-            for name, copy in copies.items():
-                self._move(plan.survey.packs[name], copy)
-            catalog.remove_packs(going)
-            self._write_sizes(rows, plan, copies)
-            catalog.note_gone(record["removed"])
-            self._told = {*plan.told, *record["removed"]}
-            catalog.note_collected(durable.timestamp())
-            return report
+            is_valid = not (late or self._met_writer) and plan.holds(written)
+            return self._free(plan, written) if is_valid else None
 
-        report = catalog.commit(change)
-        if report is None or plan.is_empty:
-            return report
-        self._drop([name for name in self._copies if name not in copies])
+        freed = catalog.commit(change)
+        if freed is None:
+            return None
+        self._removals = plan.removals | freed.removals
+        if plan.is_empty:
+            return freed.report
+        self._drop([name for name in self._copies if name not in freed.copied])
         self._copies.clear()
         # Under the lock again: a `recover` may have re-added packs in between.
         with catalog.transaction():
-            known = catalog.known_packs(going)
-            self._unlink(name for name in going if name not in known)
-        return report
+            known = catalog.known_packs(freed.packs)
+            self._unlink(name for name in freed.packs if name not in known)
+        return freed.report
+
+    def _free(self, plan: GcPlan, written: Set[str]) -> _Freed:
+        """Carry out the plan within a transaction; the packs `written` are the copies."""
+        catalog = self._repository.catalog
+        # Skip packs that others have freed since.
+        known = {pack.name for pack in catalog.packs()}
+        # After a crash a pack may exist together with its copy: it stays.
+        copies = {name: copy for name, (copy, _) in self._copies.items() if name in known and name not in written}
+        removed = [pack.name for pack in plan.removed if pack.name in known and pack.name not in written]
+        files = [info for info in plan.files if info.name not in written and info.name not in known]
+        report = self._report(plan, removed, files, copies)
+        if plan.is_empty and catalog.is_only and not plan.kept.until:
+            catalog.note_clean(plan.survey.held)
+        if plan.kept.until or catalog.kept()[1]:
+            catalog.note_kept(plan.survey.kept, plan.kept.until or durable.timestamp())
+        if plan.is_empty:
+            return _Freed(report)
+        packs = [name for name in (*removed, *copies) if name not in written]
+        record = {
+            "written": sorted(copy.pack.name for copy in copies.values()),
+            "removed": sorted({*packs, *(info.name for info in files)}),
+        }
+        expired = {"expired": plan.expired} if plan.expired else {}
+        catalog.note({"change": "gc", **record, "versions": plan.origins_to_log(known), **expired})
+        # Before the commit: otherwise `recover` could restore a version from them that lacks objects.
+        self._unlink(info.name for info in files)
+        catalog.remove_objects(plan.survey.dead)
+        rows = catalog.versions() if packs else []  # Otherwise their sizes do not change.
+        for name, copy in copies.items():
+            self._move(plan.survey.packs[name], copy)
+        catalog.remove_packs(packs)
+        self._write_sizes(rows, plan, copies)
+        catalog.note_gone(record["removed"])
+        catalog.note_collected(durable.timestamp())
+        return _Freed(report, tuple(packs), frozenset(copies), frozenset(record["removed"]))
 
     def _move(self, contents: PackContents, copy: Copy) -> None:
         """Point the catalog's entries for a pack at its copy."""
@@ -452,7 +462,7 @@ def expected(repository: Repository, grace: float | None = None, without: Collec
     report = GcReport(freed - plan.survey.added, len(plan.removed), len(plan.rewritten), in_full)
     report.files, report.versions = len(plan.files) + len(temporaries), len(plan.lost)
     report.held, report.kept, report.until = plan.survey.held, plan.survey.kept, plan.kept.until
-    gone = repository.catalog.gone().keys() - plan.told
+    gone = repository.catalog.gone().keys() - plan.removals
     _add_files(report, [info.bytes for info in repository.packs.list_packs() if info.name in gone] if gone else [])
     return report
 

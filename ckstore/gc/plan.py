@@ -106,9 +106,9 @@ class GcPlan:
         scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
         # Of each commit, the time of its last file: a commit is one leftover.
         self._ended = _ends(scanned, repository.packs.written()) if scanned else {}
-        self._going = [pack for pack in scanned if self._is_left_over(pack)]
-        self.files = [pack.info for pack in self._going]
-        staying = [pack for pack in scanned if pack not in self._going]
+        self._leftovers = [pack for pack in scanned if self._is_left_over(pack)]
+        self.files = [pack.info for pack in self._leftovers]
+        staying = [pack for pack in scanned if pack not in self._leftovers]
         self.kept = kept(repository, grace)
         self.survey: Survey = survey(repository, self.state, staying, ahead=ahead, forgotten=self.kept.rows)
         if self.survey.lost and State.of(repository) != self.state:
@@ -125,7 +125,7 @@ class GcPlan:
         return not (self.removed or self.rewritten or self.files or self.survey.dead)
 
     @property
-    def told(self) -> set[str]:
+    def removals(self) -> set[str]:
         """Packs that earlier collections recorded as removed."""
         return removed_packs(self._collections)
 
@@ -161,8 +161,8 @@ class GcPlan:
     @cached_property
     def lost(self) -> list[Origin]:
         """The versions whose manifests are removed."""
-        going = [*self.removed, *(pack for pack in self.rewritten if not pack.is_present)]
-        return [origin for origin in gone_versions(going, self.survey.present) if not self._is_present(origin)]
+        without = [*self.removed, *(pack for pack in self.rewritten if not pack.is_present)]
+        return [origin for origin in gone_versions(without, self.survey.present) if not self._is_present(origin)]
 
     @cached_property
     def _now(self) -> float:
@@ -197,7 +197,7 @@ class GcPlan:
         """
         catalog, resolver = self._repository.catalog, self._repository.resolver
         packs = {pack.name for pack in catalog.packs()}
-        going = {pack.name: pack for pack in (*self.removed, *self.rewritten)}
+        outgoing = {pack.name: pack for pack in (*self.removed, *self.rewritten)}
         if catalog.identity() != self.state.catalog:
             return False
         # Where others' packs are always on their way, a commit checks its bases itself.
@@ -206,11 +206,11 @@ class GcPlan:
             if any(info.name not in known for info in self._repository.packs.list_packs()):
                 return False
         dead = set(self.survey.dead)
-        came = packs - self._sound_packs
+        arrivals = packs - self._sound_packs
         unread = set()
-        for name in came:
+        for name in arrivals:
             named = catalog.named_with(name)
-            if named is None or not going.keys().isdisjoint(named[1]):
+            if named is None or not outgoing.keys().isdisjoint(named[1]):
                 unread.add(name)
             elif not dead.isdisjoint(named[0]):
                 return False
@@ -220,28 +220,28 @@ class GcPlan:
                 ids = (record.id, record.base, record.origin)
                 if not dead.isdisjoint(key(identity) for identity in ids if identity is not None):
                     return False
-        self._sound_packs |= came
+        self._sound_packs |= arrivals
         fresh = [described for described in catalog.described() if described not in self._sound_rows]
-        for row in [catalog.version(number) for number, _, pack, _ in fresh if pack in unread or pack not in came]:
+        for row in [catalog.version(number) for number, _, pack, _ in fresh if pack in unread or pack not in arrivals]:
             document = resolver.document(row)
             if not dead.isdisjoint(map(key, document.objects)):
                 return False
-            if row.pack in going and not going[row.pack].is_present:
+            if row.pack in outgoing and not outgoing[row.pack].is_present:
                 return False
             for ref in document.blobs():
-                holder = going.get(ref.pack or row.pack)
+                holder = outgoing.get(ref.pack or row.pack)
                 if holder is not None and ref.name not in holder.wanted:
                     return False
         self._sound_rows.update(fresh)
         return True
 
-    def gone(self, committed: Collection[str]) -> list[Origin]:
+    def origins_to_log(self, committed: Collection[str]) -> list[Origin]:
         """Return versions to log as gone: formerly present or never committed, and not in the log yet.
 
         They have their last numbers. Entries of `files` that were committed since the plan do not count.
         """
         found = gone_versions(self.survey.packs.values(), self.survey.present)
-        files = [pack for pack in self._going if pack.info.name not in committed]
+        files = [pack for pack in self._leftovers if pack.info.name not in committed]
         documents = [described_version(pack.document) for pack in files]
         found += [
             version_origin(document)

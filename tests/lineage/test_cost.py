@@ -45,3 +45,22 @@ def test_small_objects_are_priced_by_their_work() -> None:
     small = layer(4, 1 << 20, 1 << 10, grouped=True)
     assert remote(small, small.stored) == cost(small)
     assert price(small, 0.0, layer(4, 1 << 20, 0, grouped=True), READ_PRICE) >= cost(small)
+
+
+def test_no_work_costs_nothing() -> None:
+    assert Work() == Work(*[0] * len(Work._fields))
+    assert cost(Work()) == 0
+
+
+def test_works_add_up() -> None:
+    works = [layer(1, 10, 20, grouped=False), layer(2, 10, 5, grouped=True), Work(levels=3)]
+    assert Work.total(works) == works[0].plus(works[1]).plus(works[2])
+    assert Work.total(works).levels == 3
+
+
+def test_low_bytes_of_numbers_in_full_are_raw() -> None:
+    found = [layer(1, 1000, stored, grouped=False) for stored in (900, 1500, 2500, 4500)]
+    assert [(one.plain_coded, one.plain_raw) for one in found] == [(900, 0), (500, 1000), (500, 2000), (1000, 3500)]
+    assert layer(1, 1, 1, grouped=False) == Work(plain_chunks=1, plain_elements=1, plain_raw=1, records=1)
+    difference = layer(1, 1000, 1500, grouped=False, delta=True)
+    assert (difference.plain_coded, difference.plain_raw) == (1000, 500)

@@ -80,3 +80,36 @@ def test_where_nothing_fits_the_cheapest_is_taken(allowed):
     options = (Option("a", 1.0, 100.0, is_base=False), Option("b", 50.0, 20.0, is_base=True))
     (choice,) = plan([Candidates(options)], allowed)
     assert choice.option.name == "b"
+
+
+def exact(name: str, stored: float, cost: float) -> Option:
+    return Option(name, stored, cost, is_base=name == "base")
+
+
+def test_the_exchange_that_costs_the_fewest_bytes_for_its_savings_comes_first():
+    table = [
+        Candidates((exact("small", 0.0, 100.0), exact("quick", 10.0, 90.0))),
+        Candidates((exact("small", 0.0, 10.0), exact("quick", 8.0, 0.0))),
+    ]
+    assert [choice.option.name for choice in plan(table, 100.0)] == ["small", "quick"]
+
+
+def test_an_option_above_the_line_between_two_others_is_left_out():
+    options = exact("small", 0.0, 100.0), exact("middle", 30.0, 50.0), exact("quick", 40.0, 0.0)
+    assert plan([Candidates(options)], 60.0)[0].option.name == "quick"
+
+
+@pytest.mark.parametrize(
+    ("debt", "far", "name"),
+    [(50.0, 140.0, "far"), (50.0, 150.0, "base"), (0.0, 101.0, "far"), (99.0, 101.0, "base")],
+)
+def test_an_object_becomes_a_base_when_its_debt_reaches_the_extra_bytes(debt: float, far: float, name: str):
+    options = exact("base", 200.0, 1.0), exact("near", 100.0, 9.0), exact("far", far, 2.0)
+    (choice,) = plan([Candidates(options, debt)], 2.0)
+    assert choice.option.name == name
+    assert choice.debt == (0.0 if name == "base" else debt + far - 100.0)
+
+
+def test_a_debt_of_one_byte_is_one():
+    options = exact("base", 101.0, 5.0), exact("delta", 100.0, 2.0)
+    assert [plan([Candidates(options, debt)], 9.0)[0].option.name for debt in (0.0, 1.0)] == ["delta", "base"]
