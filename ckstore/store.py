@@ -1650,7 +1650,7 @@ def init(
     Parameters
     ----------
     path
-        A directory, or a URL: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
+        A directory, or a URL: ``s3://bucket/prefix``, ``gs://…``, ``az://…`` or ``hf://owner/name``.
     shared
         Let the directory's group write to the store, whatever the umask of its members is.
     options, cache

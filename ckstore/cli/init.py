@@ -16,7 +16,7 @@ from ckstore.errors import UsageError
     ("ckstore init", "create .ckstore in the working directory; directories below find it"),
     ("ckstore init /data/checkpoints", "create a store elsewhere, for --store or $CKSTORE"),
     ("ckstore init --shared", "let the directory's group write to it"),
-    ("ckstore init s3://models/team-a", "create a store in a bucket; also gs:// and az://"),
+    ("ckstore init s3://models/team-a", "create a store in a bucket; also gs://, az:// and hf://"),
     exit_codes=[12, 15],
     opens_store=False,
 )

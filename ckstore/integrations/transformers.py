@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import ConflictError, UsageError
 from ckstore.integrations.apart import runs_for, store_apart
 from ckstore.integrations.lineage import Lineage, lineage_of
-from ckstore.integrations.names import found, read_sound
+from ckstore.integrations.names import found, opened, read_sound
 from ckstore.integrations.torch import check_files
 from ckstore.runtime.provenance import fitting, plain_config
 
@@ -158,7 +158,7 @@ class StoreCallback:
                     shutil.rmtree(stored, ignore_errors=True)
 
 
-def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> str | None:
+def resume_path(store: Store | str | os.PathLike[str], name: str, output_dir: str | os.PathLike[str]) -> str | None:
     """Restore a version's checkpoint directory and return its path, for `resume_from_checkpoint`.
 
     All ranks call this; rank 0 writes. If the latest version is damaged, a warning says so, and the newest sound one
@@ -167,7 +167,7 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
     Parameters
     ----------
     store
-        The store.
+        The store, or its path or URL, such as ``hf://owner/name``.
     name
         The version, such as `hf@latest` or `hf@500`.
     output_dir
@@ -185,6 +185,11 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
     UsageError
         Several ranks run, but `torch.distributed` is not initialised yet: create `TrainingArguments` first.
     """
+    with opened(store) as usable:
+        return _restored(usable, name, output_dir)
+
+
+def _restored(store: Store, name: str, output_dir: str | os.PathLike[str]) -> str | None:
     version = found(store, name)
     if version is None:
         return None

@@ -24,10 +24,10 @@ MIRROR = durable.MIRROR
 #: Name of the directory that is searched upwards.
 DEFAULT_NAME = ".ckstore"
 #: Prefixes of URLs of object stores.
-REMOTE = ("s3://", "gs://", "az://")
+REMOTE = ("s3://", "gs://", "az://", "hf://")
 #: The environment variable that names a store.
 VARIABLE = "CKSTORE"
-_RULE = "a store is a path, or a URL that begins with s3://, gs:// or az://"
+_RULE = "a store is a path, or a URL that begins with s3://, gs://, az:// or hf://"
 
 
 def place(given: str | os.PathLike[str]) -> Path | str:

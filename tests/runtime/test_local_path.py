@@ -48,7 +48,7 @@ def test_from_python(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_url_is_no_path() -> None:
-    with pytest.raises(UsageError, match=r"begins with s3://, gs:// or az://; a URL is given as a string"):
+    with pytest.raises(UsageError, match=r"begins with s3://, gs://, az:// or hf://; a URL is given as a string"):
         ckstore.open(Path("s3://models/team-a"))
 
 

@@ -23,6 +23,7 @@ from ckstore.storage import durable, root, zstd
 from ckstore.storage.connection import create_file
 from ckstore.storage.interface import Storage
 from ckstore.storage.remote.bucket import ObstoreBucket
+from ckstore.storage.remote.hub import SCHEME, HubRepository
 from ckstore.storage.remote.remote_log import RemoteLog, StoreId
 from ckstore.storage.remote.retries import RetryingStorage, patiently, prove, put_own
 from ckstore.storage.schema import Positive, canonical_json, decode, expanded_limit, fields
@@ -77,7 +78,7 @@ def create(url: str, options: Mapping[str, str] | None = None, cache: Path | Non
         The server ignores conditions or ranges.
     """
     url = url.rstrip("/")
-    bucket = ObstoreBucket(url, options or {})
+    bucket = _place(url, options or {})
     _check_alone(bucket, url)
     prove(bucket, url)
     with _usable(cache) as directory:
@@ -103,7 +104,7 @@ def find(
         _check_closed(directory, _note(url, cache).parent)
     remembered = _remembered(url, cache)
     options = {**(remembered[1] if remembered else {}), **(options or {})}
-    storage = RetryingStorage(ObstoreBucket(url, options))
+    storage = RetryingStorage(_place(url, options))
     if not from_log and remembered is not None and _is_followed(_directory(url, remembered[0], cache)):
         return _mirror(url, options, storage, remembered[0], cache, None)
     try:
@@ -188,7 +189,11 @@ def _number(snapshot: str) -> int:
     return int(snapshot.rpartition("/")[2].partition("-")[0])
 
 
-def _check_alone(bucket: ObstoreBucket, url: str) -> None:
+def _place(url: str, options: Mapping[str, str]) -> ObstoreBucket | HubRepository:
+    return (HubRepository if url.startswith(SCHEME) else ObstoreBucket)(url, options)
+
+
+def _check_alone(bucket: ObstoreBucket | HubRepository, url: str) -> None:
     """Raise `ConflictError` if a store lies above or below: each would take the other's objects for its own.
 
     The search below covers the names in one response to a list; a store that it misses is rare.
