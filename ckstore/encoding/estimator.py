@@ -125,7 +125,8 @@ class Estimator:
         self._masters: dict[Unit, Estimate | None] = {}
         self._axes = {} if not gradients else _orders(values, gradients.shapes)
         self._gradients = gradients
-        self._values = JudgedValues(values, self._masters_by_unit)
+        # Exact versions need no roles, and judging them reads values.
+        self._values = JudgedValues(values, self._masters_by_unit) if policy.is_coarse else values
         self._given = values
         self._policy = policy
         self._parents = parents
@@ -256,7 +257,7 @@ class Estimator:
     def _judged(self, unit: Unit) -> Unit:
         """Return a unit of a coarse version with its role."""
         with self._judging:
-            return self._values.judged(unit)
+            return self._values.judged(unit) if isinstance(self._values, JudgedValues) else unit
 
     def _size(self, unit: Unit) -> float:
         """Return the root mean square of the finite values of a unit's tensor."""

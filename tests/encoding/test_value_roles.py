@@ -15,6 +15,7 @@ import torch
 
 import ckstore
 from ckstore.codecs.rounded import RoundedLattice
+from ckstore.encoding import value_roles
 from ckstore.policy import Policy
 from tests.checkpoints import draw, scratch
 from tests.coarse_checks import kinds_of, loaded, tensors_of, wide
@@ -280,3 +281,13 @@ def test_renamed_real_checkpoints_lose_no_positive_value(store: ckstore.Store, s
         assert version.fidelity == "coarse"
         back = flat(version.state_dict())
         assert sum(zeroed(tensor, back[names[path]]) for path, tensor in tensors.items() if "state" in path) == 0
+
+
+def test_exact_versions_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Roles matter to coarse versions alone, and judging them reads values."""
+    monkeypatch.setattr(value_roles, "_Judgement", None)
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(2):
+            store.ingest({"state": {"sum": torch.full((300, 300), 1.0 + step)}}, run="r", step=step, hot=0)
+        with pytest.raises(TypeError):
+            store.ingest({"state": {"sum": torch.ones(300, 300)}}, run="r", step=2, policy="coarse", hot=0)
