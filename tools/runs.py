@@ -151,8 +151,8 @@ def text_settings(name: str, tier: str) -> TextSettings:
     if name == "policy":
         return replace(text_settings("gpt", tier), batch=4, every=1, rate=1e-6, steps=12 if tier == "tiny" else 24)
     if name == "embedding":
-        few = replace(text_settings("gpt", tier), context=5, every=1, rate=0.05, steps=24)
-        return replace(few, width=16, batch=240) if tier == "tiny" else replace(few, width=32, batch=2400, steps=48)
+        batch, steps = {"tiny": (1000, 12), "small": (5700, 16), "full": (28_600, 8)}[tier]
+        return replace(text_settings("gpt", tier), context=5, every=1, rate=0.05, width=32, batch=batch, steps=steps)
     if name == "slow":
         slow = replace(text_settings("gpt", tier), batch=4, every=20, rate=2e-5)
         if tier == "tiny":

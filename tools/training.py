@@ -22,8 +22,8 @@ Report = Callable[[str], None]
 #: Steps of the run that `slow` continues, at most as many as its own.
 _BEFORE_SLOW = 100
 
-#: Rows of the table of `embedding`, over the square of its width.
-_ROWS = 64
+#: First rows of the table of `embedding`, over the contexts of a step.
+_TABLE = 35
 
 #: Rows that `lora` adds to its adapters at a time.
 _RANK = 8
@@ -273,23 +273,33 @@ def policy(settings: TextSettings, source: Path, out: Path, report: Report) -> N
 
 
 def embedding(settings: TextSettings, out: Path, report: Report) -> None:
-    """Train a table of hashed contexts to predict the next byte; about 2 % of its rows change at a step of Adagrad."""
+    """Train a growing table of hashed contexts to predict the next byte.
+
+    About 2 % of its rows change at a step of Adagrad, and 0.5 % more are there at the next: contexts with a larger hash
+    come later.
+    """
     text = torch.cat(models.sources()).long()
     windows = text.unfold(0, settings.context, 1)
-    hashed = (windows[:, :-1] * torch.tensor([3, 59, 1009, 17_393])).sum(1) * 40_503 % (_ROWS * settings.width**2)
-    table = nn.Embedding(_ROWS * settings.width**2, settings.width, sparse=True)
+    rows = [round(_TABLE * settings.batch * 1.005**step) for step in range(settings.steps + 1)]
+    hashed = (windows[:, :-1] * torch.tensor([3, 59, 1009, 17_393])).sum(1) * 40_503 % rows[-1]
+    hashed, order = hashed.sort(stable=True)
+    table = nn.Embedding(rows[-1], settings.width, sparse=True)
     model = nn.ModuleDict({"table": table, "head": nn.Linear(settings.width, 256)})
     optimizer = torch.optim.Adagrad(model.parameters(), lr=settings.rate)
     generator = torch.Generator().manual_seed(6)
-    for step in range(settings.steps + 1):
-        _save(out, step, model, optimizer, settings)
-        chosen = torch.randint(len(hashed), (settings.batch,), generator=generator)
-        loss = functional.cross_entropy(model["head"](table(hashed[chosen])), windows[chosen, -1])
+    for step, present in enumerate(rows):
+        states = optimizer.state_dict()
+        states["state"] = {n: {**item, "sum": item["sum"][:present].clone()} for n, item in states["state"].items()}
+        weights = model.state_dict() | {"table.weight": table.weight.detach()[:present].clone()}
+        state = {"model": weights, "optimizer": states, "step": step, "config": asdict(settings)}
+        torch.save(state, out / f"step{step:05d}.pt")
+        chosen = torch.randint(int(torch.searchsorted(hashed, present)), (settings.batch,), generator=generator)
+        loss = functional.cross_entropy(model["head"](table(hashed[chosen])), windows[order[chosen], -1])
         optimizer.zero_grad()
         with torch.sparse.check_sparse_tensor_invariants(enable=True):  # type: ignore[no-untyped-call]
             torch.autograd.backward(loss)
             optimizer.step()
-        report(f"step {step}: loss {loss.item():.3f}")
+        report(f"step {step}: {present:,} rows, loss {loss.item():.3f}")
 
 
 def cnn(settings: ImageSettings, out: Path, report: Report) -> None:
