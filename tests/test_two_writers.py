@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
+import pytest
 import torch
 
 import ckstore
@@ -139,3 +141,29 @@ def test_readers_while_another_process_ingests_and_rebases(directory: Path) -> N
         reader.join()
     assert failures == []
     assert store.verify().problems == []
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        lambda store, other: store.thin("a@2", dry_run=True),
+        lambda store, other: store.thin("a@2"),
+        lambda store, other: store.push(other, "a@2", dry_run=True),
+        lambda store, other: store.push(other, "a@2"),
+    ],
+)
+def test_a_version_that_another_process_has_encoded(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, does: Callable[[ckstore.Store, ckstore.Store], object]
+) -> None:
+    """Its raw packs, which the process knows, are gone."""
+    monkeypatch.chdir(directory)
+    weight = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
+    with ckstore.init("stale") as store, ckstore.init("copy") as copy:
+        store.ingest({"w": weight}, run="a", step=1, hot=0)
+        store.ingest({"w": weight + 1e-3}, run="a", step=2, hot=9)
+        with ckstore.open("stale") as other:
+            other.encode()
+            other.gc(grace=0)
+        report = does(store, copy)
+        assert not getattr(report, "failed", None)
+        assert store.verify().problems == []

@@ -133,6 +133,8 @@ def transfer(
     """
     work = Transfer(source, target, verify=verify, restore=restore, progress=progress)
     if dry_run:
+        for repository in (source, target):
+            repository.resolver.forget()  # Another process may have encoded raw objects since.
         return work.run(rows, dry_run=True)
     target.require_writable()
     with suppress(OSError):  # Files that a killed transfer left only take space.

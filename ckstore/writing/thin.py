@@ -243,6 +243,7 @@ def _thin(
     repository.catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
     lease = nullcontext() if dry_run else repository.catalog.lease("thin")
     with lease, scratch_packs(repository, dry_run=dry_run) as blocks:
+        repository.resolver.forget()  # Another process may have encoded raw objects since.
         left = sorted({row.number for row in rows})
         try:
             while left:
