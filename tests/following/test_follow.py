@@ -19,6 +19,9 @@ import ckstore
 from ckstore.following import follow as following
 from ckstore.following import update as updating
 from ckstore.following.marker import LOCK, MARKER, read_marker
+from ckstore.gc import plan
+from ckstore.objects.records import Patches
+from ckstore.objects.resolver import Manifest
 from ckstore.storage import durable
 from tests.checkpoints import write_safetensors
 
@@ -138,6 +141,59 @@ def test_the_end_of_a_chain_costs_followers_nothing(store: ckstore.Store) -> Non
     store.gc(grace=0)
     followed(store)
     check(store)
+
+
+@pytest.fixture
+def shortened(store: ckstore.Store) -> list[Patches]:
+    """Publish versions until one has shortcuts, with a follower one version behind; return these."""
+    for step in range(12):
+        store.ingest(write_model(MODEL, step), run="policy", step=step, hot=0, max_restore_cost=1.3)
+        found = store._repository.resolver.manifest(store["policy"]._stored.row.pack).document.shortcuts
+        if found:
+            return found
+        followed(store)
+    raise AssertionError
+
+
+def test_shortcuts_are_recovered_and_a_rewritten_pack_needs_none(
+    store: ckstore.Store, shortened: list[Patches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shortened
+    assert store.verify().problems == []
+    behind = Path(shutil.copytree(LOCAL, "behind"))
+    store.close()
+    ckstore.recover(store.path)
+    with ckstore.open(store.path) as again:
+        assert followed(again).bytes_read < 3000 * 14 / 8
+        check(again)
+        monkeypatch.setattr(plan, "GARBAGE_BYTES", 0)
+        before = again["policy"]._stored.row.pack
+        again.gc(grace=0)
+        assert again["policy"]._stored.row.pack != before
+        shutil.rmtree(LOCAL)
+        behind.rename(LOCAL)
+        assert not followed(again).is_mended
+        check(again)
+        assert again.verify().problems == []
+
+
+def test_shortcuts_of_hostile_packs_cost_reads_alone(
+    store: ckstore.Store, shortened: list[Patches], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patches outside the pack, across its end, of other bytes and without changes."""
+    size = store._repository.packs.size(store["policy"]._stored.row.pack)
+    shutil.copytree(LOCAL, "behind")
+    for start, is_empty in ((1 << 40, False), (size - 5, False), (100, False), (0, True)):
+        made = {}
+        for one in shortened:
+            sizes = (0,) * len(one.sizes) if is_empty else one.sizes
+            made[one.id] = replace(one, at=(start, sum(sizes)), sizes=sizes)
+        with monkeypatch.context() as patch:
+            patch.setattr(Manifest, "shortcut", lambda pack, identity, made=made: made[identity].placed(pack.pack))
+            shutil.rmtree(LOCAL)
+            shutil.copytree("behind", LOCAL)
+            assert followed(store).is_mended == is_empty
+            check(store)
 
 
 @pytest.mark.parametrize("verify", [False, True])
