@@ -16,6 +16,7 @@ from tools import runs
 from tools.bench import ours as ours_of
 from tools.bench import series as all_series
 from tools.bench.chains import PeerSeries, Sizes
+from tools.bench.moonclips import Moonclip
 from tools.bench.ours import Ours
 from tools.bench.peers import PEERS
 from tools.bench.series import Series, load
@@ -47,41 +48,21 @@ def measure(series: Series, work: Path) -> Row:
     return Row(series.name, len(series.versions), series.nbytes, ours, peers, _moonclip(series, work))
 
 
-class _Holder:
-    """An object with a state, as moonclip takes models and optimizers."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        self._state = state
-        self.loaded: dict[str, Any] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._state
-
-    def load_state_dict(self, state: dict[str, Any], **_: Any) -> None:
-        self.loaded = state
-
-
 def _moonclip(series: Series, work: Path) -> int | None:
-    """Return the bytes of all versions in moonclip's directory, saved as its README says."""
-    try:
-        from moonclip import CheckpointManager
-    except ImportError:
+    """Return the bytes of all versions in moonclip's directory."""
+    first = series.versions[0]
+    if not (first.is_file() and Moonclip.takes(load(first))):
         return None
     with TemporaryDirectory(dir=work) as directory:
-        manager = CheckpointManager(directory, max_full_snapshots=len(series.versions))
+        kept = Moonclip(Path(directory), len(series.versions))
         for step, path in enumerate(series.versions):
-            state = load(path) if path.is_file() else None
-            if not isinstance(state, dict) or not {"model", "optimizer"} <= state.keys():
-                return None
-            others = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
-            model = _Holder(state["model"])
-            manager.save(step=step, model=model, optimizer=_Holder(state["optimizer"]), extra=others)
-            manager.flush()
-        CheckpointManager(directory).resume(model=model)
-        for name, tensor in model.state_dict().items():
-            if not torch.equal(tensor, model.loaded[name]):
+            state: dict[str, Any] = load(path)
+            kept.save(state, step)
+        model, _ = Moonclip(Path(directory), len(series.versions)).resume(state["model"], state["optimizer"])
+        for name, tensor in state["model"].items():
+            if not torch.equal(tensor, model[name]):
                 raise AssertionError(f"moonclip does not restore {name} of {series.name}")
-        return sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file())
+        return kept.nbytes
 
 
 def markdown(rows: list[Row]) -> str:

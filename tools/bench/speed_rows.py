@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import ckstore
 from ckstore.policy import FIDELITIES, Fidelity
 from tools.bench.keepers import COPY, KEEPERS, LOAD, SAVE, Keeper, Source
+from tools.bench.moonclips import Moonclip
+from tools.bench.series import load
 from tools.bench.speed_figures import COMPARED, Section, Spread, compared
 from tools.bench.speed_frame import Bench, Contender, deepest, race
 
@@ -20,6 +23,7 @@ INGEST, LIVE, COARSE_INGEST = "ingest", "live ingest", "coarse ingest"
 HOT_CHECKOUT, HOT_STATE_DICT = "checkout, hot version", "state_dict, hot version"
 CHECKOUT, STATE_DICT = "checkout", "state_dict"
 COARSE = "state_dict, coarse version"
+MOONCLIP, MOONCLIP_RESUME = "moonclip, live", "moonclip"
 
 #: Names of the processes of ckstore and torch.load.
 _OURS, _THEIRS = "ckstore", "torch"
@@ -61,9 +65,16 @@ def storing(bench: Bench) -> Section:
         Contender(LIVE, lambda number: stores[LIVE].ingest(source.state, run="run", step=number, hot=0)),
         *(Contender(keeper.stores, partial(keep, keeper), remove) for keeper in KEEPERS),
     ]
+    moonclip = None
+    if Moonclip.takes(load(paths[0])):
+        moonclip = Moonclip(bench.work / "moonclip", len(paths))
+        contenders.append(Contender(MOONCLIP, partial(_save_by, moonclip, source)))
     # Every round has another version: an ingest of a version that the store already holds takes no time.
     timings = race(contenders, range(len(paths)), warm=False)
     saves = timings[SAVE]
+    if moonclip is not None:
+        sizes[MOONCLIP] = moonclip.nbytes // len(paths)
+        shutil.rmtree(bench.work / "moonclip")
     rows = [COMPARED]
     for name, found in timings.items():
         shrinks = size / sizes[name] if name in sizes else _shrinks(stores[HOT if name == COMPACT else name])
@@ -85,6 +96,12 @@ def storing(bench: Bench) -> Section:
     )
 
 
+def _save_by(moonclip: Moonclip, source: Source, number: int) -> None:
+    """Save the version after those before it, and sync the file system."""
+    moonclip.save(source.state, number)
+    os.sync()
+
+
 def _shrinks(store: ckstore.Store) -> float:
     """Return original over stored bytes of the versions after the first."""
     rows = store.versions()[1:]
@@ -104,7 +121,6 @@ def restoring(bench: Bench) -> Section:
     source.take(original)
     for keeper in KEEPERS:
         keeper.store(source, packed[keeper.restores])
-    source.state = None
 
     def remove(_: int) -> None:
         out.unlink(missing_ok=True)
@@ -116,6 +132,13 @@ def restoring(bench: Bench) -> Section:
     if not filecmp.cmp(out, original, shallow=False):
         raise AssertionError(f"version {number} is not restored byte for byte")
     latest = len(bench.series())
+    resumed = []
+    if Moonclip.takes(source.state):
+        moonclip = Moonclip(bench.work / "moonclip", 1)
+        moonclip.save(source.state, number)
+        parts = source.state["model"], source.state["optimizer"]
+        resumed.append(Contender(MOONCLIP_RESUME, lambda _: moonclip.resume(*parts)))
+    source.state = None
     contenders = [
         Contender(HOT_CHECKOUT, partial(check_out, hot, latest, out), remove, _OURS),
         Contender(HOT_STATE_DICT, partial(state_dict, hot, latest), apart=_OURS),
@@ -123,6 +146,7 @@ def restoring(bench: Bench) -> Section:
         Contender(STATE_DICT, partial(state_dict, root, number), apart=_OURS),
         Contender(COARSE, partial(state_dict, coarse, deepest(coarse)), apart=_OURS),
         *map(contender, packed),
+        *resumed,
     ]
     timings = race(contenders, range(bench.repeat))
     for path in (out, source.path, *packed.values()):

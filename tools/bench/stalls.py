@@ -38,6 +38,13 @@ def _ckstore(work: Path, model: torch.nn.Module, optimizer: torch.optim.Optimize
 
 
 @contextmanager
+def _prepared(work: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Save]:
+    nbytes = 3 * sum(parameter.nbytes for parameter in model.parameters())
+    with ckstore.init(work / "store") as store, store.saver("run", nbytes=nbytes) as saver:
+        yield lambda step: saver.save(_state(model, optimizer), step=step).result
+
+
+@contextmanager
 def _moonclip(work: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Save]:
     from moonclip import CheckpointManager
 
@@ -63,7 +70,7 @@ def _torch(work: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer)
     yield save
 
 
-CONTENDERS = {"ckstore": _ckstore, "moonclip": _moonclip, "torch async_save": _torch}
+CONTENDERS = {"ckstore": _ckstore, "ckstore with nbytes": _prepared, "moonclip": _moonclip, "torch async_save": _torch}
 
 
 def main() -> None:
