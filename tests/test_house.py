@@ -110,6 +110,23 @@ def test_no_statement_numbers_its_parameters() -> None:
     assert [path for path in ROOT.rglob("*.py") if re.search(r"\?\d", path.read_text())] == []
 
 
+def test_no_function_has_a_body_of_more_than_50_lines() -> None:
+    """Without docstring, comments and blanks. ruff limits the branches."""
+    long = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        source = path.read_text()
+        lines = source.splitlines()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[ast.get_docstring(node, clean=False) is not None :]
+                last = node.end_lineno or 0
+                found = [line.strip() for line in lines[body[0].lineno - 1 : last]] if body else []
+                length = sum(line != "" and not line.startswith("#") for line in found)
+                if length > 50:
+                    long[f"{path.relative_to(ROOT)}: {node.name}"] = length
+    assert not long
+
+
 def test_type_checkers_see_every_public_name() -> None:
     body = ast.parse((ROOT / "__init__.py").read_text()).body
     [checked] = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]

@@ -201,10 +201,7 @@ class Change:
             )
 
         def change() -> int:
-            row = self._under_free_number(document)
-            if run is not None and run != row.run:
-                row = replace(row, run=run)
-                catalog.note({"change": "rename", "run": run, "uids": [row.uid]})
+            row = self._under_free_number(document, document.run if run is None else run)
             if self._is_found(row):
                 if marks is not None and marks(row)[0]:
                     self._mark(row, Marks([row]), replaces=False)
@@ -213,12 +210,7 @@ class Change:
                 return row.number
             if catalog.latest(row.run) is None:
                 check_run_is_no_tag(catalog, row.run)  # Another process may have set the tag since.
-            tags = []
-            if heals:
-                self._check_unhealed(row, document.replaces)
-                tags = [] if document.replaces is None else catalog.tags_of(document.replaces)
-            for tag in tags:
-                catalog.delete_tag(tag)
+            tags = self._tags_of_healed(row, document.replaces) if heals else []
             is_own = heals and not document.goes_back  # It takes the place of another.
             is_superseded, changed = (False, Marks()) if is_own else (marks or self._marks)(row)
             row = replace(row, superseded=is_superseded)
@@ -324,13 +316,26 @@ class Change:
         bases = {record.base for record in self.writer.encoded_records if record.base is not None}
         return set(self.repository.catalog.places_of(_keys(bases, placed)))
 
-    def _under_free_number(self, document: VersionDocument) -> VersionRow:
-        """Return the row of a new version, renumbered if another mirror has taken its number."""
+    def _tags_of_healed(self, row: VersionRow, replaced: int | None) -> list[str]:
+        """Return the tags of the version that is healed, and delete them."""
+        catalog = self.repository.catalog
+        self._check_unhealed(row, replaced)
+        tags = [] if replaced is None else catalog.tags_of(replaced)
+        for tag in tags:
+            catalog.delete_tag(tag)
+        return tags
+
+    def _under_free_number(self, document: VersionDocument, run: str) -> VersionRow:
+        """Return the row of a new version, renumbered if another mirror has taken its number, in its present run."""
         catalog = self.repository.catalog
         number = catalog.free_number(document.number)
         if number != document.number:
             catalog.note({"change": "renumber", "uid": document.uid, "from": document.number, "version": number})
-        return version_row(structs.replace(document, number=number), self.packs, self._entry)
+        row = version_row(structs.replace(document, number=number), self.packs, self._entry)
+        if run == row.run:
+            return row
+        catalog.note({"change": "rename", "run": run, "uids": [row.uid]})
+        return replace(row, run=run)
 
     def _is_found(self, row: VersionRow) -> bool:
         """Return whether a `recover` has found the version, and committed it, since its packs were written."""

@@ -145,26 +145,12 @@ def ingest(
             written.note(scanned)
         if options.parent == AUTO and not scanned.is_hashed:
             hash_version(scanned, force=request.force, progress=progress)
-        step = scanned.step if request.step is None else request.step
         bands = () if written is not None else bands_of((file.source, file.layout) for file in scanned.files)
-        kept = None if written is None else written.after
-        parent = kept or _parent(repository, options.parent, request.run, step, scanned)
-        like = None
-        if options.parent is None and parent is None and bands:
-            alike = repository.catalog.alike(bands)
-            parent = like = nearest_version(repository, scanned, alike, _WORTH) if alike else None
-        if options.parent == AUTO and parent is not None and written is None:
-            _cut_again(repository, scanned, parent)
-        is_named = options.parent not in (None, AUTO) or (parent is not None and parent.superseded)
-        request = replace(
-            request,
-            step=step,
-            parent=parent,
-            goes_back=is_named and goes_back(repository.catalog, request.run, parent),
-            source=scanned.name,
-            gradients=gradients,
-            bands=bands,
-        )
+        request = replace(request, bands=bands, parent=None if written is None else written.after)
+        request, like = _with_parent(repository, options.parent, request, scanned)
+        if options.parent == AUTO and request.parent is not None and written is None:
+            _cut_again(repository, scanned, request.parent)
+        request = replace(request, source=scanned.name, gradients=gradients)
         report = _ingest(repository, scanned, request, progress, written)
     if report.is_new and (written is None or written.keep is None):
         report = IngestReport(within_budget(repository, report.version, request.budget), is_new=True)
@@ -176,6 +162,21 @@ def ingest(
         notes.append(f"Against {like.name}, by likeness.")
         _log.info("%s: %s", subject, notes[-1])
     return replace(report, note=" ".join(notes))
+
+
+def _with_parent(
+    repository: Repository, named: int | str | None, request: Request, scanned: ScannedVersion
+) -> tuple[Request, VersionRow | None]:
+    """Return a request with step and parent, unless it has one; and the parent again if it was found by likeness."""
+    step = scanned.step if request.step is None else request.step
+    parent = request.parent or _parent(repository, named, request.run, step, scanned)
+    like = None
+    if named is None and parent is None and request.bands:
+        alike = repository.catalog.alike(request.bands)
+        parent = like = nearest_version(repository, scanned, alike, _WORTH) if alike else None
+    is_named = named not in (None, AUTO) or (parent is not None and parent.superseded)
+    back = is_named and goes_back(repository.catalog, request.run, parent)
+    return replace(request, step=step, parent=parent, goes_back=back), like
 
 
 def tuned(repository: Repository, policy: Policy, run: str, wanted: Search) -> Policy:
