@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from ckstore.tensor import LazyTensor
     from ckstore.transfer.transfer import TransferReport
     from ckstore.version import Version
-    from ckstore.writing.compact import EncodeReport
+    from ckstore.writing.encode import EncodeReport
     from ckstore.writing.ingest import IngestReport
     from ckstore.writing.rebase import RebaseReport
     from ckstore.writing.request import IngestOptions
@@ -145,7 +145,7 @@ _HOMES = {
     "AverageReport": "reading.average",
     "Deviation": "objects.documents",
     "DiffReport": "reading.comparison",
-    "EncodeReport": "writing.compact",
+    "EncodeReport": "writing.encode",
     "Finding": "report.findings",
     "Followed": "following.follow",
     "ForgetReport": "retention.forget",

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ckstore.table import Table
     from ckstore.transfer.transfer import TransferReport
     from ckstore.version import Version
-    from ckstore.writing.compact import EncodeReport
+    from ckstore.writing.encode import EncodeReport
     from ckstore.writing.ingest import IngestReport
     from ckstore.writing.rebase import RebaseReport
     from ckstore.writing.request import IngestOptions
@@ -1008,7 +1008,7 @@ class Store(Mapping[str | int, "Version"]):
         >>> store["gpt@100"].fidelity, round(report.versions[0].relative, 2)
         ('coarse', 0.04)
         """
-        from ckstore.writing.compact import compact
+        from ckstore.writing.encode import encode
         from ckstore.writing.thin import thin
 
         if not dry_run:
@@ -1016,7 +1016,7 @@ class Store(Mapping[str | int, "Version"]):
         rows = self._rows(versions, run, keep_last, keep_every, keep_tagged, required=True)
         self._catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
         if not dry_run:
-            compact(self._repository, [row for row in rows if row.hot])
+            encode(self._repository, [row for row in rows if row.hot])
         coarse = Policy("coarse", quality=quality)
         report = thin(self._repository, rows, coarse, dry_run=dry_run, may_return=not prune, progress=progress)
         if prune and not dry_run:
@@ -1134,14 +1134,14 @@ class Store(Mapping[str | int, "Version"]):
         >>> store.ingest({"weight": np.ones(8)}, run="toy").version.hot, store.encode(run="toy").versions
         (True, [4])
         """
-        from ckstore.writing.compact import compact
+        from ckstore.writing.encode import encode
 
         self._repository.require_writable()
         if versions is None:
             rows = self._followed().catalog.hot(run)
         else:
             rows = [row for row in self._rows(versions, run) if row.hot]
-        return compact(self._repository, rows, progress=progress)
+        return encode(self._repository, rows, progress=progress)
 
     @checked()
     def ingest(

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError
-from ckstore.writing import compact
+from ckstore.writing import encode
 from tests.checkpoints import scratch
 from tests.fault_proxy import RATES, counts, fault_proxy, set_rates
 from tests.object_store import object_store
@@ -100,7 +100,7 @@ class Worker:
         """Repeat the worker's task until killed; report an error as a fault."""
         role: Callable[[ckstore.Store], None] = getattr(self, self.name.rstrip("0123456789"))
         logging.getLogger("ckstore").addHandler(_Warnings(self))
-        compact.GRACE = compact._PAUSE = 0.0  # Compactions free bytes at once, even under readers.
+        encode.GRACE = encode._PAUSE = 0.0  # Encodings free bytes at once, even under readers.
         while True:
             try:
                 with ckstore.open(URL, cache=self.cache) as store:

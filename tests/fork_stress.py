@@ -1,8 +1,8 @@
-"""Children that are forked while threads store, compact, save and watch, and the invariants of their store.
+"""Children that are forked while threads store, encode, save and watch, and the invariants of their store.
 
     python -m tests.fork_stress [FORKS] [SEED] [SECONDS]
 
-One process has a thread that stores hot versions, the thread that compacts them, a saver, and a thread that moves two
+One process has a thread that stores hot versions, the thread that encodes them, a saver, and a thread that moves two
 tags in one transaction; a separate process watches a directory. It forks children at the same time, some of them
 workers of a `DataLoader`. Each opens the store or uses the inherited one, reads the two tags, slices a version and sets
 a tag.
@@ -69,7 +69,7 @@ class Outcome:
             [
                 f"{sum(self.forks.values())} forks in {self.seconds:.0f} s: {dict(self.forks)}",
                 f"versions stored in between: {dict(self.versions)}; tags read {self.reads} times;"
-                f" {self.warned} warnings of the compaction",
+                f" {self.warned} warnings of the encoding",
                 f"longest fork {self.longest_fork:.2f} s, longest child {self.longest_child:.1f} s",
                 ", ".join(f"{self.kinds.get(kind, 0)} {kind}s" for kind in kinds),
                 f"{len(self.faults)} faults",
@@ -79,7 +79,7 @@ class Outcome:
 
 
 class _Warnings(logging.Handler):
-    """Counts what the compaction could not do and does later: many write here, and its thread takes what they leave."""
+    """Counts what the encoding could not do and does later: many write here, and its thread takes what they leave."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(logging.WARNING)
@@ -207,7 +207,7 @@ def _load(child: Child, journal: Journal) -> int:
 
 @contextmanager
 def _at_work(store: ckstore.Store, journal: Journal, done: list[Name]) -> Iterator[None]:
-    """Threads and processes that store, compact, save, tag and watch while the block runs."""
+    """Threads and processes that store, encode, save, tag and watch while the block runs."""
     is_over = threading.Event()
     watched = store.path.parent / "watched"
     watched.mkdir()

@@ -156,7 +156,7 @@ def test_an_ingest_that_is_killed_at_random_times(store: ckstore.Store, paths: l
         for row in store._catalog.versions():
             assert set(store[row.number].sha256().values()) <= {sha256(path) for path in paths}
     assert store.ingest(paths[3], run="a").is_new
-    settled(store)  # Background compaction of this process holds a lease too.
+    settled(store)  # Background encoding of this process holds a lease too.
     assert store._catalog.leases() == [], "leases of processes that are gone do not count"
     assert recover(store.place).problems == []
 

@@ -1,4 +1,4 @@
-"""Children that are forked while threads store, compact, save and watch: a few seconds of it."""
+"""Children that are forked while threads store, encode, save and watch: a few seconds of it."""
 
 from __future__ import annotations
 

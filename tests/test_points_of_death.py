@@ -72,7 +72,7 @@ OPERATIONS: dict[str, Callable[[Path], None]] = {
     "live ingest": opened(lambda store: store.ingest(weights(4), run="a", step=4, hot=0)),
     "hot ingest": opened(lambda store: store.ingest(weights(32), run="h", step=2, hot=9)),
     "hot ingest of hot content": opened(lambda store: store.ingest(weights(31), run="t", step=0, hot=9)),
-    "compact": opened(lambda store: store.encode(["h@1"])),
+    "encode": opened(lambda store: store.encode(["h@1"])),
     "replace": opened(lambda store: store.ingest(weights(7), run="a", step=2, replace=True, hot=0)),
     "thin": opened(lambda store: store.thin(["a@1"])),
     "forget": opened(lambda store: store.forget(["a@2"])),

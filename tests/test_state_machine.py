@@ -27,7 +27,7 @@ from tests.checkpoints import listing, scratch, sha256
 RUNS = ["a", "b", "c"]
 TAGS = ["best", "last", "x"]
 CHANGES = ["noise", "little", "nothing", "some", "fresh", "another shape"]
-# As users have it, encoded at once, and as it was written until it is compacted.
+# As users have it, encoded at once, and as it was written until it is encoded.
 HOT = [None, 0, 9]
 
 
@@ -119,7 +119,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.digests)
     @rule(data=st.data())
-    def compact(self, data: st.DataObject) -> None:
+    def encode(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.digests)))
         self.store.encode([number])
         assert not self.store[number].hot
@@ -235,7 +235,7 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(ConflictError, match="remove the tag first"):
                 self.store.thin(numbers)
             return
-        self.store.encode(numbers)  # Hot versions are compacted before they are thinned; a dry run does not.
+        self.store.encode(numbers)  # Hot versions are encoded before they are thinned; a dry run does not.
         before = self._files()
         expected = self.store.thin(numbers, dry_run=True)
         assert self._files() == before
@@ -482,7 +482,7 @@ class StoreMachine(RuleBasedStateMachine):
         weights = self._next(self._latest(run), change, 10)
         self.steps += 1
         with suppress(NotFoundError):  # A run without versions.
-            self.store.encode(run=run)  # Compactions on the way would have commits of their own.
+            self.store.encode(run=run)  # Encodings on the way would have commits of their own.
         path = self._file(weights, self.steps)
         seen: list[str] = []
 

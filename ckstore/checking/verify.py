@@ -89,7 +89,7 @@ def verify(
     def chosen() -> bool:
         return sample is None or draw.random() < sample
 
-    repository.resolver.forget()  # Another process may have compacted versions since.
+    repository.resolver.forget()  # Another process may have encoded versions since.
     report.problems += repository.catalog.check()
     if report.problems:
         return report  # A damaged catalog would only cause misleading problems below.

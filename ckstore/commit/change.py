@@ -266,7 +266,7 @@ class Change:
         def change() -> list[str]:
             self._check_unchanged(before)
             self.check_unencoded()
-            if not self._move({"change": "compact", "version": before.number}).isdisjoint(catalog.raw_packs()):
+            if not self._move({"change": "encode", "version": before.number}).isdisjoint(catalog.raw_packs()):
                 raise ConflictError("Objects of this version are only stored unencoded; try again.")
             raw = frees()
             freed = [gone for name, keys in raw.packs.items() for gone in catalog.free_packs([name], keys, raw.needed)]

@@ -133,7 +133,7 @@ class ObjectEncoder:
     def _base(self, parent: Parent, unit: Unit) -> Record | None:
         """Return the record of the parent's object, or else of the nearest ancestor's that is exact.
 
-        A raw one belongs to a hot version, whose compaction removes it, and perhaps encodes it against this object.
+        A raw one belongs to a hot version, whose encoding removes it, and perhaps encodes it against this object.
         """
         for identity in (parent.id, parent.other):
             if identity is not None:

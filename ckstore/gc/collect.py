@@ -64,8 +64,8 @@ def _join(repository: Repository) -> None:
         join(repository, names[start : start + COUNT])
 
 
-#: Changes that leave no garbage: the raw packs of a `compact`, and the packs of no version, are looked at.
-_HARMLESS = frozenset({"compact", "metrics", "policy", "rename", "supersede", "tag", "untag"})
+#: Changes that leave no garbage: the raw packs of an `encode`, and the packs of no version, are looked at.
+_HARMLESS = frozenset({"encode", "metrics", "policy", "rename", "supersede", "tag", "untag"})
 
 
 def held_since(repository: Repository) -> int | None:
@@ -468,7 +468,7 @@ def expected(repository: Repository, grace: float | None = None, without: Collec
 
 
 def _add_files(report: GcReport, sizes: Sequence[int]) -> None:
-    """Count raw packs that compactions freed and that the remote store still holds."""
+    """Count raw packs that encodings freed and that the remote store still holds."""
     report.bytes += sum(sizes)
     report.files += len(sizes)
 

@@ -151,7 +151,7 @@ class Intake:
         self._compactor: Compactor | None = None
 
     def close(self) -> None:
-        """Wait for a running background compaction."""
+        """Wait for a running background encoding."""
         if self._compactor is not None:
             self._compactor.close()
 

@@ -145,7 +145,7 @@ class CoarseFacts(Struct, frozen=True):
 
 
 class HotFacts(Struct, frozen=True):
-    """How a compaction encodes a hot version: the policy (`Policy.to_text`), and the budget of the encoded version."""
+    """How to encode a hot version: the policy (`Policy.to_text`), and the budget of the encoded version."""
 
     policy: Text
     budget: Annotated[float, Meta(ge=1, le=LARGEST)]
@@ -193,7 +193,7 @@ class VersionDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replaces
         Number of the version that this one replaced at its run and step, or None.
     hot
-        How a compaction encodes the version; None once its objects are encoded.
+        How to encode the version; None once its objects are encoded.
     dropped
         Globs over the paths of dropped tensors. No unit of the layout holds these tensors.
     goes_back

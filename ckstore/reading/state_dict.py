@@ -97,7 +97,7 @@ def _mapped(version: StoredVersion, file: int, *, checked: bool) -> dict[int, me
         try:
             if record.pack not in packs:
                 packs[record.pack] = repository.packs.mapped(record.pack)
-        except MissingPackError:  # Another process compacts the version: read it as it is then.
+        except MissingPackError:  # Another process encodes the version: read it as it is then.
             repository.resolver.forget()
             return {}
         start = record.offset + position * ITEM_SIZES[record.dtype]

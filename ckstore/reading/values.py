@@ -14,7 +14,7 @@ from ckstore.reading.stored_version import StoredVersion
 
 
 class StoredValues:
-    """The units of an exact version, their values and content ids, for its compaction or thinning."""
+    """The units of an exact version, their values and content ids, for its encoding or thinning."""
 
     def __init__(self, version: StoredVersion) -> None:
         self._version = version

@@ -16,7 +16,7 @@ from ckstore.errors import CkstoreError
 from ckstore.repository import Repository
 from ckstore.retention.retain import Changed, note_changes, retain
 from ckstore.runtime import forks
-from ckstore.writing.compact import compact, due
+from ckstore.writing.encode import due, encode
 
 if TYPE_CHECKING:
     from ckstore.storage.catalog import VersionRow
@@ -43,7 +43,7 @@ def _leave() -> None:
         compactor.close(finish=False)
 
 
-class _GivenUp(Exception):  # noqa: N818 - ends a compaction, and is no error
+class _GivenUp(Exception):  # noqa: N818 - ends an encoding, and is no error
     pass
 
 
@@ -178,7 +178,7 @@ class Compactor:
                 for row in rows[:1]:
                     self._held = max(self._held, _LEAST_CACHE + _CACHED * row.original_bytes)
                     self._opened.reader.limit_caches(self._held)
-                compact(self._opened, rows[:1], progress=self._step)
+                encode(self._opened, rows[:1], progress=self._step)
                 with self._retaining:
                     retained = retain(self._opened, run, progress=self._step)
                     note_changes(self._changed.setdefault(run, {}), retained)

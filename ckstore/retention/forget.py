@@ -18,7 +18,7 @@ from ckstore.gc.collect import expected
 from ckstore.gc.kept import present_form
 from ckstore.storage import reserve
 from ckstore.storage.rows import key, plain_row, row_of
-from ckstore.writing.compact import compact
+from ckstore.writing.encode import encode
 from ckstore.writing.thin import make_exact
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def forget(
         may_return = not for_good and len(numbers) <= _MOST
         if may_return:
             with suppress(CkstoreError, OSError):  # The others leave for good, perhaps since the disk is full.
-                compact(repository, [row for row in versions if row.hot])
+                encode(repository, [row for row in versions if row.hot])
 
         def change() -> None:
             # As they are now: other processes may have encoded one since.

@@ -28,8 +28,8 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.retention.forget import forget
 from ckstore.retention.selection import by_run, first_of_every, last_of
 from ckstore.storage import durable, reserve
-from ckstore.writing.compact import compact
 from ckstore.writing.drop import drop, going, with_globs
+from ckstore.writing.encode import encode
 from ckstore.writing.thin import may_have_any, thin
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ def _encoded(
     rows = [row for row in rows if (row.uid, *globs) not in had_nothing]
     if rows:
         _check_parents(repository)
-        compact(repository, [row for row in rows if row.hot], progress=progress)
+        encode(repository, [row for row in rows if row.hot], progress=progress)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The saver's process: stores staged states, and compacts older versions of the run while idle.
+"""The saver's process: stores staged states, and encodes older versions of the run while idle.
 
 `python -m ckstore.saving SETTINGS` inherits the connection and the areas. It imports neither torch nor the program's
 modules.

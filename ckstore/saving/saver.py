@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckstore.writing.ingest import IngestReport
     from ckstore.writing.tuning import Search
 
-#: Seconds for the process to stop compacting; it may be killed at any moment.
+#: Seconds for the process to stop encoding; it may be killed at any moment.
 _PATIENCE = 3.0
 
 #: Seconds between checks that the process is alive: other processes may hold the connection open.

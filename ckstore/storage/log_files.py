@@ -38,7 +38,7 @@ RECORDS: Mapping[str, Any] = {
     "undo": fields({"versions": _Versions, "uids": _Ids, "undone": Positive}, {"packs": _Packs}),
     "thin": fields({"packs": _Packs, "version": Positive}, {"before": PLAIN_ROW, "began": Time}),
     "drop": fields({"packs": _Packs, "version": Positive}),
-    "compact": fields({"packs": _Packs, "version": Positive}),
+    "encode": fields({"packs": _Packs, "version": Positive}),
     "metrics": fields({"version": Positive, "metrics": Plain}),
     "policy": fields({"run": Title, "policy": Text | None}),
     "gc": fields(

@@ -68,7 +68,7 @@ class VersionRow:
     fidelity : str
         `exact` or `coarse`.
     hot : bool
-        Whether its objects are stored unencoded, until the version is compacted.
+        Whether its objects are stored unencoded, until the version is encoded.
     superseded : bool
         Whether the run went back to an earlier version since, and went on from there.
     dropped : tuple of str

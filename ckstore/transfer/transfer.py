@@ -243,7 +243,7 @@ class Transfer:
             try:
                 return self._send(row)
             except (ConflictError, NotFoundError, IntegrityError) as error:
-                # A version or object was moved, compacted or forgotten in either store since it was looked up.
+                # A version or object was moved, encoded or forgotten in either store since it was looked up.
                 # Apparent damage may only be an outdated lookup.
                 if isinstance(error, IntegrityError) and not isinstance(error, MissingPackError) and left < _TRIES - 1:
                     raise

@@ -1,1 +1,1 @@
-"""Writes versions: ingest, compact, thin, drop and rebase."""
+"""Writes versions: ingest, encode, thin, drop and rebase."""

@@ -44,7 +44,7 @@ def drop(
     Raises
     ------
     ConflictError
-        A version is hot: compact it first.
+        A version is hot: encode it first.
     IntegrityError
         A version's manifest or layout is damaged, or one of its remaining objects.
     NotFoundError

@@ -84,7 +84,7 @@ def _is_enough(repository: Repository, existing: VersionRow, request: Request) -
         return False
     document, policy = repository.resolver.document(existing), request.policy
     coarse = None if document.coarse is None else (document.coarse.scheme, document.coarse.parameters)
-    if document.hot is not None and (asked := document.hot.asked).is_coarse:  # Exact until its compaction.
+    if document.hot is not None and (asked := document.hot.asked).is_coarse:  # Exact until its encoding.
         coarse = asked.scheme, asked.parameters()
     if coarse is None or not policy.is_coarse:
         return coarse is None

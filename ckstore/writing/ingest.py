@@ -53,8 +53,8 @@ from ckstore.storage.durable import sweep_temporaries
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.placements import RemovedError
 from ckstore.storage.root import PACKS
-from ckstore.writing.compact import compacted
 from ckstore.writing.describe import describe
+from ckstore.writing.encode import encoded
 from ckstore.writing.existing import in_place_of, is_there
 from ckstore.writing.gradients import Gradients
 from ckstore.writing.parents import cuts_of, ends_of_runs, nearest_version, units_after
@@ -282,7 +282,7 @@ def _ingest(
     given = request.metrics
     request = _with_metrics(scanned, request)
     if request.parent is not None and not request.is_hot:
-        request = replace(request, parent=compacted(repository, request.parent))
+        request = replace(request, parent=encoded(repository, request.parent))
     number = committed = 0
     try:
         with ExitStack() as held:
@@ -394,7 +394,7 @@ class _Ingestion:
                 return committed
             # Coarse, of values that the store has encoded: nothing is left for the background.
             if request.parent is not None:
-                request = replace(request, parent=compacted(self._repository, request.parent))
+                request = replace(request, parent=encoded(self._repository, request.parent))
         return self.store(request)
 
     def store(self, request: Request, found: Mapping[str, float] = MappingProxyType({})) -> int:
@@ -403,9 +403,9 @@ class _Ingestion:
             return self._commit(change, request, stored)
 
     def store_hot(self, request: Request, windows: Iterable[list[int]]) -> int:
-        """Write the version unencoded while it is read, and commit it; `compact` encodes it later. Return its number.
+        """Write the version unencoded while it is read, and commit it; `encode` encodes it later. Return its number.
 
-        Content of another hot version is shared, unless this version will be coarse: its compaction deletes its raw
+        Content of another hot version is shared, unless this version will be coarse: its encoding deletes its raw
         objects. If the other version becomes coarse before this one is committed, everything is written. Return 0 if
         the version will be coarse, and the store has encoded all its content: nothing would be hot.
         """

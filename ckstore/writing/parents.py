@@ -164,7 +164,7 @@ def parents_of(
     found = _objects(repository, parent, thinned)
     if is_other(parent):
         nearest: VersionRow | None = parent
-        # A hot version's raw objects go when it is compacted.
+        # A hot version's raw objects go when it is encoded.
         while nearest is not None and (nearest.hot or is_other(nearest)):
             nearest = _parent_of(repository, nearest)
         others = {} if nearest is None else _objects(repository, nearest, thinned)

@@ -169,7 +169,7 @@ def thin(
     Raises
     ------
     ConflictError
-        An exact version is tagged, or a version is hot: compact it first.
+        An exact version is tagged, or a version is hot: encode it first.
     IntegrityError
         A version, or an object stored against it, is damaged. If an object is missing, no version was thinned. If
         a chunk fails to decode, the versions before that one were thinned.
@@ -185,7 +185,7 @@ def thin(
         except IntegrityError:
             if not dry_run or _hot(repository) >= hot:
                 raise
-            repository.resolver.forget()  # A dry run has no lease: others may compact a version while it is read.
+            repository.resolver.forget()  # A dry run has no lease: others may encode a version while it is read.
     for number, before in costs.items():
         # Objects of other versions that were stored again are smaller, not cheaper.
         with suppress(NotFoundError):  # It was forgotten since.
@@ -420,7 +420,7 @@ class _Thinning:
             return {}
         parent = self.repository.catalog.version(self.row.parent)
         if parent.hot:
-            return {}  # Its objects are raw, and its compaction deletes them.
+            return {}  # Its objects are raw, and its encoding deletes them.
         return parents_of(self.repository, parent, coarse=True, thinned=self.batch.objects)
 
     def _note(self, facts: dict[int, CoarseUnit], freed: int, reanchored: int, writer: ObjectWriter) -> None:

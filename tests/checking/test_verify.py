@@ -27,7 +27,7 @@ def test_verify_reads_packs_and_not_the_cache(tmp_path: Path) -> None:
         assert store.verify().problems == []
 
 
-@pytest.mark.encoded  # Which objects are still raw would depend on the background compaction.
+@pytest.mark.encoded  # Which objects are still raw would depend on the background encoding.
 def test_progress_adds_up_to_its_total(tmp_path: Path) -> None:
     """Packs are part of it, and an object of many versions counts once."""
     weights = torch.randn(300, 256)

@@ -437,7 +437,7 @@ def test_a_source_stays_where_a_concurrent_policy_is_coarse(tmp_path: Path, monk
 
 
 def test_a_source_of_a_hot_coarse_version_stays(tmp_path: Path) -> None:
-    """A hot version that a coarse policy asked for is exact only until it is compacted."""
+    """A hot version that a coarse policy asked for is exact only until it is encoded."""
     source = tmp_path / "step1.pt"
     torch.save(moving(1), source)
     digest = sha256(source)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import ckstore
-from ckstore.writing.compact import compact
+from ckstore.writing.encode import encode
 from tests.network import Network, network
 from tests.ranks import LIMIT, run_ranks
 
@@ -67,7 +67,7 @@ def test_a_training_goes_on_on_any_mesh(tmp_path: Path, hosts: int, kind: str, m
                 print(kind, hosts, run, mesh, world, "stored", stored, "sent", sent)
                 assert stored < 1e6 or sent < 1.05 * stored  # With headers, and packets that are sent again.
         with ckstore.open(place) as store:
-            compact(store._repository, store._catalog.hot())
+            encode(store._repository, store._catalog.hot())
             assert store.verify().problems == []
             sizes = {run: [store[f"{run}@{step}"].stored_bytes for step in range(3, 7)] for run in MESHES}
         print(sizes, sum(sizes["others"]) / sum(sizes["one"]))

@@ -12,7 +12,7 @@ import pytest
 
 import ckstore
 from ckstore.recovery.recover import recover
-from ckstore.writing.compact import compact
+from ckstore.writing.encode import encode
 from tests.object_store import object_store
 from tests.ranks import LIMIT, run_jobs, run_ranks
 
@@ -88,7 +88,7 @@ def test_the_next_version_of_other_ranks_is_a_delta(tmp_path: Path) -> None:
             )
         rows = [store[f"a@{step}"] for step in range(3)]
         assert rows[1].stored_bytes < 0.01 * rows[0].stored_bytes  # The same content on other ranks.
-        compact(store._repository, store._catalog.hot())
+        encode(store._repository, store._catalog.hot())
         assert store["a@1"].depth <= 1
         assert store.verify().problems == []
         assert [name for name in packs_of(store) if ".raw" in name] == []

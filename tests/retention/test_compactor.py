@@ -23,7 +23,7 @@ from ckstore.formats.torch.live_state import describe_state_dict
 from ckstore.retention import compactor as compactor_module
 from ckstore.saving.process import Save, Settings, serve
 from ckstore.saving.staging import Area, Packed
-from ckstore.writing import compact as compact_module
+from ckstore.writing import encode as encode_module
 from tests.checkpoints import settled
 from tests.children import in_child
 
@@ -42,14 +42,14 @@ def state(step: int) -> dict[str, Any]:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """An event without which nothing is encoded; at most `MOST` versions wait."""
     opened = threading.Event()
-    store_objects = compact_module.store_objects
+    store_objects = encode_module.store_objects
 
     def late(*arguments: Any) -> Any:
         assert opened.wait(PATIENCE)
         return store_objects(*arguments)
 
     monkeypatch.setattr(compactor_module, "_MOST", MOST)
-    monkeypatch.setattr(compact_module, "store_objects", late)
+    monkeypatch.setattr(encode_module, "store_objects", late)
     yield opened
     opened.set()
 
@@ -82,14 +82,14 @@ def waited(store: ckstore.Store, number: int) -> None:
 def test_an_ingest_never_encodes(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compactor_module, "_MOST", MOST)
     encoders = set()
-    store_objects = compact_module.store_objects
+    store_objects = encode_module.store_objects
 
     def slow(*arguments: Any) -> Any:
         encoders.add(threading.current_thread().name)
         time.sleep(0.05)
         return store_objects(*arguments)
 
-    monkeypatch.setattr(compact_module, "store_objects", slow)
+    monkeypatch.setattr(encode_module, "store_objects", slow)
     for step in range(4 * MOST):
         store.ingest(state(step), run="a", step=step)
         assert len(hot(store)) <= MOST + 2  # The latest, and the one before it.
@@ -151,7 +151,7 @@ def test_a_failure_is_a_warning(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(compact_module, "store_objects", fail)
+        patched.setattr(encode_module, "store_objects", fail)
         for step in range(4):
             store.ingest(state(step), run="a", step=step)
         settled(store)
@@ -172,7 +172,7 @@ def test_an_ingest_does_not_wait_for_a_thread_that_has_died(
         raise MemoryError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(compact_module, "store_objects", fail)
+        patched.setattr(encode_module, "store_objects", fail)
         thread = ingesting(store, range(MOST + 2))
         waited(store, MOST + 1)
         assert thread.is_alive()
@@ -258,7 +258,7 @@ PROGRAM = """
     import numpy as np
     import ckstore
     from ckstore.retention import compactor
-    from ckstore.writing import compact
+    from ckstore.writing import encode
 
     def store_objects(*arguments):
         while True:
@@ -266,7 +266,7 @@ PROGRAM = """
             arguments[-1](1)
 
     compactor._MOST = 1
-    compact.store_objects = store_objects
+    encode.store_objects = store_objects
     store = ckstore.open(sys.argv[1], create=True)
 
     def work():

@@ -260,7 +260,7 @@ def test_bad_arguments(store: ckstore.Store) -> None:
         reading.saver("a")
 
 
-def test_older_versions_are_compacted_while_nothing_is_saved(store: ckstore.Store) -> None:
+def test_older_versions_are_encoded_while_nothing_is_saved(store: ckstore.Store) -> None:
     with store.saver("a") as saver:
         for step in range(3):
             saver.save(state(step))

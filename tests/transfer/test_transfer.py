@@ -579,7 +579,7 @@ def test_objects_that_move_in_the_source_during_a_pull(origin: Path, directory: 
     assert {uid: said[11] for uid, said in found.items()} == {uid: said[11] for uid, said in everything.items()}
 
 
-def test_versions_that_the_source_compacts_or_forgets_during_a_pull(origin: Path, directory: Path) -> None:
+def test_versions_that_the_source_encodes_or_forgets_during_a_pull(origin: Path, directory: Path) -> None:
     source = directory / "source"
     shutil.copytree(origin / "store", source)
     with ckstore.open(source, "r") as store, ckstore.init(directory / "store") as other:
@@ -798,12 +798,12 @@ def test_a_verified_pull_encodes_again_what_is_stored_on_forgotten_versions(dire
             assert torch.equal(target[f"a@{step}"].state_dict()["w"], source[f"a@{step}"].state_dict()["w"])
 
 
-def test_a_compaction_during_the_search_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find_missing, compacting = transfer_module.find_missing, []
+def test_an_encoding_during_the_search_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_missing, encoding = transfer_module.find_missing, []
 
     def found(version: Any, *arguments: Any, **options: Any) -> Any:
-        if compacting:  # As if the version's manifest had been read after, and its objects before the commit.
-            with compacting.pop() as other:
+        if encoding:  # As if the version's manifest had been read after, and its objects before the commit.
+            with encoding.pop() as other:
                 other.encode()
             raise IntegrityError("Version 1 needs an object that is lost; run `ckstore verify 1`.")
         return find_missing(version, *arguments, **options)
@@ -816,7 +816,7 @@ def test_a_compaction_during_the_search_is_no_damage(tmp_path: Path, monkeypatch
         for step, state in enumerate(states):
             source.ingest(state, run="r", step=step, hot=3)
         rows = source._catalog.versions()
-        compacting.append(ckstore.open(tmp_path / "a"))
+        encoding.append(ckstore.open(tmp_path / "a"))
         report = transfer(source._repository, target._repository, rows)
         assert report.failed == []
         assert len(report.versions) == 3

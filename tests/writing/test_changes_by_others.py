@@ -73,7 +73,7 @@ def change(place: Path, act: Callable[[ckstore.Store], Any], *, gc: bool = True)
 
 
 CHANGES: dict[str, Callable[[ckstore.Store], Any]] = {
-    "compact": lambda store: store.encode(),
+    "encode": lambda store: store.encode(),
     "rebase": lambda store: store.rebase(run="a"),
     "forget": lambda store: store.forget(["a@0"]),
     "thin first": lambda store: store.thin(["a@0..a@2"]),
@@ -101,7 +101,7 @@ def test_versions_that_were_listed_before_they_changed(place: Path) -> None:
         store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
         listed = [store[row.number]._stored for row in store._catalog.versions()]
         assert all(version.document.objects for version in listed)
-        for name in ("compact", "forget", "thin all"):
+        for name in ("encode", "forget", "thin all"):
             change(place, CHANGES[name])()
             report = verifying.verify(store._repository, listed)
             assert (report.problems, report.damaged) == ([], {}), name
@@ -127,7 +127,7 @@ def test_a_loss_is_reported_while_others_change_the_store(place: Path, monkeypat
                 store[number].state_dict()
 
 
-@pytest.mark.parametrize("name", ["compact", "rebase", "forget"])
+@pytest.mark.parametrize("name", ["encode", "rebase", "forget"])
 @pytest.mark.parametrize("cached", [False, True])
 def test_readers_continue_after_changes(place: Path, name: str, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The document of the versions was read before, and their layout as well."""
@@ -152,7 +152,7 @@ def test_a_hot_version_that_becomes_coarse_while_it_is_read(directory: Path, mon
         tensor = before["w"]
         assert torch.equal(tensor.torch(), state(1)["w"])
         assert before.hot
-        change(place, CHANGES["compact"])()
+        change(place, CHANGES["encode"])()
         nothing_remembered(store)
         with pytest.raises(ConflictError, match="read it again"):
             tensor.torch()
@@ -171,11 +171,11 @@ def test_a_read_restarts_when_its_version_becomes_coarse(
         store.ingest(path, run="a", step=1)
         version = store["a@1"]
 
-        def compact() -> None:
-            change(place, CHANGES["compact"])()
+        def encode() -> None:
+            change(place, CHANGES["encode"])()
             nothing_remembered(store)
 
-        done = first(monkeypatch, StoredChunks, "raw", compact)
+        done = first(monkeypatch, StoredChunks, "raw", encode)
         if reading == "state_dict":
             found = version.state_dict()
         else:

@@ -63,7 +63,7 @@ def killed(at: str) -> Iterator[None]:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ckstore.Store]:
     """Steps 4, 8 and 12 of the run `gpt`, as versions 1 to 3."""
-    # Compactions have commits of their own.
+    # Encodings have commits of their own.
     with mock.patch.object(Compactor, "begin"), ckstore.init(tmp_path / "store") as made:
         for step in (4, 8, 12):
             made.ingest(state(step), run="gpt", step=step)

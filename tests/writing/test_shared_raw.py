@@ -87,8 +87,8 @@ def test_frozen_layers_of_versions_that_are_all_hot(directory: Path) -> None:
 
 
 ACTIONS: dict[str, Callable[[ckstore.Store], Any]] = {
-    "compact a": lambda store: store.encode(["a@0"]),
-    "compact b": lambda store: store.encode(["b@0"]),
+    "encode a": lambda store: store.encode(["a@0"]),
+    "encode b": lambda store: store.encode(["b@0"]),
     "forget a": lambda store: store.forget(["a@0"]),
     "gc": lambda store: store.gc(grace=0),
     "recover": lambda store: lose_catalog(store.place),
@@ -105,7 +105,7 @@ def test_each_outlasts_changes_of_the_other(directory: Path, file: Path, names: 
         store.ingest(file, run="b", step=0, hot=9)
     for name in names:
         with ckstore.open(directory / "store") as store:
-            if name == "compact a" and "forget a" in names[: names.index(name)]:
+            if name == "encode a" and "forget a" in names[: names.index(name)]:
                 continue
             ACTIONS[name](store)
         if name == "recover":
@@ -137,7 +137,7 @@ def test_the_last_that_needs_a_raw_pack_frees_it(directory: Path, file: Path) ->
 
 @pytest.mark.parametrize("fidelity", ["exact", "coarse"])
 @pytest.mark.parametrize("where", ["before it is committed", "after it is committed"])
-def test_a_compaction_that_comes_between(
+def test_an_encoding_that_comes_between(
     directory: Path, file: Path, fidelity: Any, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The version that wrote the objects changes while another one refers to them, or after that one's look-up."""
@@ -194,7 +194,7 @@ def states(count: int) -> list[dict[str, Any]]:
 
 
 def test_nothing_is_stored_against_a_hot_ancestor(directory: Path) -> None:
-    """Its compaction, under a coarse policy, leaves no exact object."""
+    """Its encoding, under a coarse policy, leaves no exact object."""
     first, second, third = states(3)
     with ckstore.init(directory / "store") as store:
         store.ingest(first, run="r", step=1, hot=0)
@@ -210,7 +210,7 @@ def test_nothing_is_stored_against_a_hot_ancestor(directory: Path) -> None:
         assert recover(store.place).problems == []
 
 
-def test_no_cycle_comes_from_the_compaction_of_a_hot_ancestor(directory: Path) -> None:
+def test_no_cycle_comes_from_the_encoding_of_a_hot_ancestor(directory: Path) -> None:
     """The new version has content of the ancestor's parent: each could be stored against the other."""
     first, second, third = states(3)
     with ckstore.init(directory / "store") as store:

@@ -594,21 +594,21 @@ def test_a_dry_run_needs_no_place_in_the_store(path: Path, monkeypatch: pytest.M
             store.thin(run="a")
 
 
-def test_a_dry_run_while_a_version_is_compacted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_while_a_version_is_encoded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing keeps others from it: the raw pack goes between two looks."""
-    present, compacted = StoredVersion.check_present, []
+    present, encoded = StoredVersion.check_present, []
 
     def late(*arguments: Any) -> None:
-        if not compacted:
+        if not encoded:
             with ckstore.open(directory / "store") as other:
-                compacted.append(other.encode().versions)
+                encoded.append(other.encode().versions)
         present(*arguments)
 
     monkeypatch.setattr(StoredVersion, "check_present", late)
     with ckstore.init(directory / "store") as store:
         store.ingest({"w": draw(300, 256)}, run="a", step=0)
         assert [item.version.number for item in store.thin(["a@0"], dry_run=True).versions] == [1]
-        assert compacted == [[1]]
+        assert encoded == [[1]]
         assert store.thin(["a@0"], dry_run=True) == store.thin(["a@0"])
 
 

@@ -18,7 +18,7 @@ from tools.bench.speed_figures import COMPARED, Section, Spread, compared
 from tools.bench.speed_frame import Bench, Contender, deepest, race
 
 #: Names of ckstore's operations in tables.
-HOT, HOT_LIVE, COMPACT = "ingest, hot", "live ingest, hot", "compaction"
+HOT, HOT_LIVE, ENCODE = "ingest, hot", "live ingest, hot", "encoding"
 INGEST, LIVE, COARSE_INGEST = "ingest", "live ingest", "coarse ingest"
 HOT_CHECKOUT, HOT_STATE_DICT = "checkout, hot version", "state_dict, hot version"
 CHECKOUT, STATE_DICT = "checkout", "state_dict"
@@ -58,7 +58,7 @@ def storing(bench: Bench) -> Section:
 
     contenders = [
         Contender(HOT, partial(ingest, roots[HOT], source.path, "exact", hot=_ALL), take, _OURS),
-        Contender(COMPACT, partial(compact, roots[HOT]), apart=_OURS),
+        Contender(ENCODE, partial(encode, roots[HOT]), apart=_OURS),
         Contender(INGEST, partial(ingest, roots[INGEST], source.path, "exact"), apart=_OURS),
         Contender(COARSE_INGEST, partial(ingest, roots[COARSE_INGEST], source.path, "coarse"), apart=_OURS),
         Contender(HOT_LIVE, lambda number: stores[HOT_LIVE].ingest(source.state, run="run", step=number, hot=_ALL)),
@@ -77,7 +77,7 @@ def storing(bench: Bench) -> Section:
         shutil.rmtree(bench.work / "moonclip")
     rows = [COMPARED]
     for name, found in timings.items():
-        shrinks = size / sizes[name] if name in sizes else _shrinks(stores[HOT if name == COMPACT else name])
+        shrinks = size / sizes[name] if name in sizes else _shrinks(stores[HOT if name == ENCODE else name])
         rows.append(compared(name, found[1:], saves[1:], size, shrinks))
         if name in stores:
             rows.append(compared(f"{name}, first version", found[:1], saves[:1], first))
@@ -89,7 +89,7 @@ def storing(bench: Bench) -> Section:
     return Section(
         "Storing",
         "Each round stores the next version of the run. `ingest`: open the store, and store a file. `live ingest`: "
-        "`store.ingest(state_dict)` in a process that has ingested the parent. *Hot*: stored unencoded. `compaction` "
+        "`store.ingest(state_dict)` in a process that has ingested the parent. *Hot*: stored unencoded. `encoding` "
         "encodes the hot version before it. *stored*: bytes left, as a part of the original. *ratio*: speed over that "
         "of `torch.save, fsync`.",
         [rows],
@@ -230,7 +230,7 @@ def ingest(root: Path, source: Path, fidelity: Fidelity, number: int, *, hot: in
         store.ingest(source, run="run", step=number, hot=hot, policy=fidelity)
 
 
-def compact(root: Path, _: int) -> None:
+def encode(root: Path, _: int) -> None:
     """Encode the hot versions but the latest, from opening the store on."""
     with ckstore.open(root) as store:
         store.encode()

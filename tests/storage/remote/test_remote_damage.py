@@ -25,7 +25,7 @@ def paths(server: SimulatedServer, directory: Path) -> list[Path]:
     with ckstore.init(URL, cache=directory / "a") as store:
         for step, path in enumerate(found):
             store.ingest(path, run="gpt", step=step)
-        settled(store).encode()  # Two compactions of one version would leave a pack that no version has.
+        settled(store).encode()  # Two encodings of one version would leave a pack that no version has.
         settled(store).tag("gpt@1", "best")
     return found
 

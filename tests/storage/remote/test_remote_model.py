@@ -81,7 +81,7 @@ class RemoteStoreMachine(StoreMachine):
         weights = self._next(self._latest(run), change, 10)
         self.steps += 1
         with suppress(NotFoundError):  # A run without versions.
-            self.store.encode(run=run)  # Compactions on the way would have commits of their own.
+            self.store.encode(run=run)  # Encodings on the way would have commits of their own.
         path = self._file(weights, self.steps)
         seen: list[str] = []
 

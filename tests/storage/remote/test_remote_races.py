@@ -55,7 +55,7 @@ def once_published(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, task: 
     monkeypatch.setattr(store._repository.packs, "publish", published)
 
 
-def test_another_mirror_frees_the_base_of_a_compaction(
+def test_another_mirror_frees_the_base_of_an_encoding(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:

@@ -37,7 +37,7 @@ from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote import retries as retries_module
 from ckstore.storage.remote.mirror import EVERY
 from ckstore.storage.remote.remote_log import Head, RemoteLog
-from ckstore.writing import compact as compact_module
+from ckstore.writing import encode as encode_module
 from tests.checkpoints import draw, settled
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
@@ -165,12 +165,10 @@ def test_gc_deletes_dropped_packs_however_often_it_is_called(server: SimulatedSe
         assert records == sum(name.startswith("log/") for name in server.objects)
 
 
-def test_compactions_delete_raw_packs(
-    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encodings_delete_raw_packs(server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later, since others may be reading it, and without a call of gc."""
-    monkeypatch.setattr(compact_module, "GRACE", 500.0)
-    monkeypatch.setattr(compact_module, "_PAUSE", 0.0)
+    monkeypatch.setattr(encode_module, "GRACE", 500.0)
+    monkeypatch.setattr(encode_module, "_PAUSE", 0.0)
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as reader:
         for step in range(3):
             store.ingest(state(step), run="gpt", step=step, hot=3)
@@ -198,13 +196,13 @@ def test_compactions_delete_raw_packs(
         assert store.verify().problems == []
 
 
-def test_a_writer_without_permission_to_delete_compacts_all_the_same(
+def test_a_writer_without_permission_to_delete_encodes_all_the_same(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: SimulatedBucket, names: Any) -> None:
         raise UnreachableError("Access denied.")
 
-    monkeypatch.setattr(compact_module, "GRACE", 0.0)
+    monkeypatch.setattr(encode_module, "GRACE", 0.0)
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(3):
             store.ingest(state(step), run="gpt", step=step, hot=1)
@@ -260,7 +258,7 @@ def test_gc_plans_again_where_its_copy_was_deleted(
         assert store.verify().problems == other.verify().problems == []
 
 
-def test_gc_reports_leftovers_of_compactions(server: SimulatedServer, directory: Path) -> None:
+def test_gc_reports_leftovers_of_encodings(server: SimulatedServer, directory: Path) -> None:
     """A pack takes space until it is deleted, and counts once."""
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(3):
@@ -295,12 +293,12 @@ def test_old_snapshots_and_clock_probes_are_deleted(server: SimulatedServer, dir
         assert len(other._catalog.versions()) == 1
 
 
-def test_verify_finds_nothing_wrong_while_versions_are_compacted(
+def test_verify_finds_nothing_wrong_while_versions_are_encoded(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pack is missed neither between two looks at the mirror and the log, nor when it goes before its turn."""
-    monkeypatch.setattr(compact_module, "GRACE", 0.0)
-    monkeypatch.setattr(compact_module, "_PAUSE", 0.0)
+    monkeypatch.setattr(encode_module, "GRACE", 0.0)
+    monkeypatch.setattr(encode_module, "_PAUSE", 0.0)
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
         for step in range(4):
             store.ingest(state(step), run="gpt", step=step, hot=9)
@@ -351,7 +349,7 @@ def test_a_reader_finds_objects_that_gc_has_moved(server: SimulatedServer, direc
         assert (directory / "out").read_bytes() == paths[3].read_bytes()
 
 
-@pytest.mark.encoded  # A compaction in the background would leave packs of its own to gc.
+@pytest.mark.encoded  # An encoding in the background would leave packs of its own to gc.
 def test_a_pack_that_gc_removed_before_its_commit_is_not_referred_to(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

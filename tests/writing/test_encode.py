@@ -1,4 +1,4 @@
-"""Hot versions: written unencoded, restored like any other, and compacted to the result of an immediate encoding."""
+"""Hot versions: written unencoded, restored like any other, and encoded to the result of an immediate encoding."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from ckstore.retention.compactor import Compactor
 from ckstore.retention.forget import forget
 from ckstore.storage import durable
 from ckstore.version import Version
-from ckstore.writing import compact as compact_module
-from ckstore.writing.compact import due
+from ckstore.writing import encode as encode_module
+from ckstore.writing.encode import due
 from ckstore.writing.thin import thin
 from tests.checkpoints import draw, flip, pack_bytes, present_packs, scratch, settled, write_safetensors
 from tests.children import held, in_child
 
 STEPS = 4
-#: How often a compaction is killed.
+#: How often an encoding is killed.
 KILLS = int(os.environ.get("CKSTORE_KILLS", "2"))
 
 
@@ -179,7 +179,7 @@ def memory_of_files() -> str:
     return Path("/proc/self/maps").read_text()
 
 
-def test_compaction_equals_an_immediate_ingest(directory: Path) -> None:
+def test_encoding_equals_an_immediate_ingest(directory: Path) -> None:
     paths = files(directory)
     with ckstore.init(directory / "store") as store, ckstore.init(directory / "cold") as cold:
         for step, path in enumerate(paths):
@@ -213,7 +213,7 @@ def test_compaction_equals_an_immediate_ingest(directory: Path) -> None:
         check(store, paths)
 
 
-def test_the_latest_stays_hot_and_the_others_are_compacted_behind(directory: Path) -> None:
+def test_the_latest_stays_hot_and_the_others_are_encoded_behind(directory: Path) -> None:
     paths = files(directory)
     with ckstore.init(directory / "store") as store:
         for step, path in enumerate(paths):
@@ -244,7 +244,7 @@ def test_unchanged_tensors_are_not_written_again(directory: Path) -> None:
 
 
 def test_versions_that_share_raw_objects(directory: Path) -> None:
-    """Forks hold the same objects raw; whichever is compacted first, the other one stays whole."""
+    """Forks hold the same objects raw; whichever is encoded first, the other one stays whole."""
     for fidelity in ("exact", "coarse"):
         for order in ([1, 2, 3], [2, 1, 3], [3, 2, 1]):
             path = directory / f"{fidelity}{''.join(map(str, order))}"
@@ -318,7 +318,7 @@ def test_a_hot_version_under_a_coarse_policy_becomes_coarse(directory: Path) -> 
     assert recover(directory / "store").problems == []
 
 
-def test_a_version_that_follows_a_hot_one_compacts_it_first(directory: Path) -> None:
+def test_a_version_that_follows_a_hot_one_encodes_it_first(directory: Path) -> None:
     paths = files(directory, 3)
     with ckstore.init(directory / "store") as store:
         store.ingest(paths[0], run="r", step=0, hot=2)
@@ -380,7 +380,7 @@ def test_a_setting_that_makes_no_sense() -> None:
         Policy(hot=-1)
 
 
-_COMPACTS = """
+_ENCODES = """
 import sys, ckstore
 with ckstore.open(sys.argv[1]) as store:
     store.encode([])
@@ -390,9 +390,9 @@ with ckstore.open(sys.argv[1]) as store:
 """
 
 
-def compacting(store: Path) -> subprocess.Popen[bytes]:
-    """Return a process that begins to compact all versions right now."""
-    child = subprocess.Popen([sys.executable, "-c", _COMPACTS, str(store)], stdout=subprocess.PIPE)
+def encoding(store: Path) -> subprocess.Popen[bytes]:
+    """Return a process that begins to encode all versions right now."""
+    child = subprocess.Popen([sys.executable, "-c", _ENCODES, str(store)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"begun\n"
     return child
@@ -400,14 +400,14 @@ def compacting(store: Path) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def hot() -> Iterator[tuple[Path, list[Path], float]]:
-    """A store of hot versions, their files, and the seconds that a process takes to compact them."""
+    """A store of hot versions, their files, and the seconds that a process takes to encode them."""
     with scratch() as directory:
         paths = files(directory)
         with ckstore.init(directory / "store") as store:
             for step, path in enumerate(paths):
                 store.ingest(path, run="r", step=step, hot=STEPS)
         shutil.copytree(directory / "store", directory / "copy")
-        with compacting(directory / "copy") as child:
+        with encoding(directory / "copy") as child:
             began = time.monotonic()
             assert child.stdout is not None
             assert child.stdout.readline() == b"done\n"
@@ -416,12 +416,12 @@ def hot() -> Iterator[tuple[Path, list[Path], float]]:
 
 @pytest.mark.local
 @pytest.mark.parametrize("seed", range(KILLS))
-def test_killed_while_compacting(hot: tuple[Path, list[Path], float], directory: Path, seed: int) -> None:
+def test_killed_while_encoding(hot: tuple[Path, list[Path], float], directory: Path, seed: int) -> None:
     """At a random moment: nothing is lost, leftovers can be collected, and another process goes on."""
     store, paths, seconds = hot
     place = Path(shutil.copytree(store, directory / "store"))
     chance = random.Random(seed)
-    with compacting(place) as child:
+    with encoding(place) as child:
         time.sleep(chance.uniform(0, seconds))
         child.kill()
     with ckstore.open(place) as opened:
@@ -474,29 +474,29 @@ def test_a_store_of_many_small_objects(directory: Path, monkeypatch: pytest.Monk
             assert all(torch.equal(loaded[f"{name}"], draw(20, 30, seed=name + step)) for name in range(50))
 
 
-def test_a_version_that_becomes_due_while_another_is_compacted_is_compacted_too(
+def test_a_version_that_becomes_due_while_another_is_encoded_is_encoded_too(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", hot=9)
         compactor = Compactor(store._repository)
-        begun = compact_module.compact
+        begun = encode_module.encode
 
-        def compact(*args: Any, **options: Any) -> Any:
+        def encode(*args: Any, **options: Any) -> Any:
             if threading.current_thread() is compactor._thread and len(store._catalog.versions()) == 2:
                 store.ingest(state(2), run="a", hot=9)
                 compactor.begin("a", 1)
             return begun(*args, **options)
 
-        monkeypatch.setattr(compactor_module, "compact", compact)
+        monkeypatch.setattr(compactor_module, "encode", encode)
         compactor.begin("a", 1)
         while compactor._thread is not None:
             time.sleep(0.01)
         assert [row.hot for row in store._catalog.versions()] == [False, False, True]
 
 
-def test_a_compaction_can_be_left(directory: Path) -> None:
+def test_an_encoding_can_be_left(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", hot=9)
@@ -514,13 +514,13 @@ def test_a_compaction_can_be_left(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["StoredVersion", "store_objects", "describe_encoded"])
-def test_a_concurrently_forgotten_or_compacted_version_is_passed_over(
+def test_a_concurrently_forgotten_or_encoded_version_is_passed_over(
     directory: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
         for step in range(3):
             store.ingest(state(step), run="a", step=step, hot=9)
-        before = getattr(compact_module, place)
+        before = getattr(encode_module, place)
         gone = iter([lambda: other.forget(["a@0"]), lambda: other.encode(["a@1"])])
 
         def late(*args: Any, **options: Any) -> Any:
@@ -528,16 +528,16 @@ def test_a_concurrently_forgotten_or_compacted_version_is_passed_over(
             return before(*args, **options)
 
         rows = due(store._repository, "a", keep=0)
-        monkeypatch.setattr(compact_module, place, late)
-        assert compact_module.compact(store._repository, rows[:1]).versions == []
-        assert compact_module.compact(store._repository, rows).versions == [3]
+        monkeypatch.setattr(encode_module, place, late)
+        assert encode_module.encode(store._repository, rows[:1]).versions == []
+        assert encode_module.encode(store._repository, rows).versions == [3]
         assert [row.hot for row in store._catalog.versions()] == [False, False]
         assert store.verify().problems == []
 
 
 def test_two_threads_may_encode_a_version(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that one has written, but not committed, are not objects of the store for the other."""
-    before = compact_module.describe_encoded
+    before = encode_module.describe_encoded
     with ckstore.init(directory / "store") as store:
         for step in range(3):
             store.ingest(state(step), run="a", step=step, hot=9)
@@ -549,7 +549,7 @@ def test_two_threads_may_encode_a_version(directory: Path, monkeypatch: pytest.M
                 thread.join()
             return before(*args, **options)
 
-        monkeypatch.setattr(compact_module, "describe_encoded", late)
+        monkeypatch.setattr(encode_module, "describe_encoded", late)
         assert store.encode(["a@0"]).versions == []
         assert [row.hot for row in store._catalog.versions()] == [False, True, True]
         assert store.verify().problems == []
@@ -572,11 +572,11 @@ def test_objects_that_another_process_encodes_are_not_encoded_again(
             for row in rows:
                 Version(StoredVersion(other, row)).state_dict()  # The objects' records are raw ones, for this process.
             store.encode([row.number for row in rows[:-1]])
-            if moment == "after":  # The other process comes first after the compaction has looked.
+            if moment == "after":  # The other process comes first after the encoding has looked.
                 forget = other.resolver.forget
                 forgotten = iter([lambda: None])
                 monkeypatch.setattr(other.resolver, "forget", lambda: next(forgotten, forget)())
-            assert compact_module.compact(other, rows[-1:]).versions == [rows[-1].number]
+            assert encode_module.encode(other, rows[-1:]).versions == [rows[-1].number]
         check(store, paths)
         assert store.gc(grace=0).removed == 0
         check(store, paths)
@@ -622,7 +622,7 @@ def test_a_raw_pack_that_gc_rewrote_is_deleted_with_its_last_version(directory: 
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_a_version_that_is_compacted_while_another_one_is_thinned(
+def test_a_version_that_is_encoded_while_another_one_is_thinned(
     directory: Path, monkeypatch: pytest.MonkeyPatch, forgotten: bool
 ) -> None:
     paths = files(directory)
@@ -643,19 +643,19 @@ def test_a_version_that_is_compacted_while_another_one_is_thinned(
         assert store.verify().problems == []
 
 
-@pytest.mark.parametrize("elsewhere", ["compacted", "thinned"])
+@pytest.mark.parametrize("elsewhere", ["encoded", "thinned"])
 def test_a_version_that_is_described_elsewhere_since_its_row_was_read(directory: Path, elsewhere: str) -> None:
     path = files(directory)[0]
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
-        row = store.ingest(path, run="r", step=1, hot=9 if elsewhere == "compacted" else 0).version
-        if elsewhere == "compacted":
+        row = store.ingest(path, run="r", step=1, hot=9 if elsewhere == "encoded" else 0).version
+        if elsewhere == "encoded":
             other.encode()
         else:
             other.thin([1])
             other.gc(grace=0)
         assert row.pack not in {pack.name for pack in other._catalog.packs()}
         version = Version(StoredVersion(store._repository, row))
-        if elsewhere == "compacted":
+        if elsewhere == "encoded":
             version.checkout(directory / "out")
             assert (directory / "out").read_bytes() == path.read_bytes()
         else:
@@ -694,7 +694,7 @@ raise LookupError("the loop is broken")
 
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
-def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> None:
+def test_a_forked_child_encodes_with_a_store_of_its_own(directory: Path) -> None:
     """The parent's thread and its locks do not exist in the child."""
     with ckstore.init(directory / "store") as store:
         for step in range(2):
@@ -716,7 +716,7 @@ def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> Non
         assert store.verify().problems == []
 
 
-def test_a_raw_pack_that_another_compaction_removes_is_passed_over(
+def test_a_raw_pack_that_another_encoding_removes_is_passed_over(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
@@ -734,10 +734,8 @@ def test_a_raw_pack_that_another_compaction_removes_is_passed_over(
         assert store.verify().problems == []
 
 
-def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Uncommitted bytes of a compaction are invisible to other processes."""
+def test_an_ingest_refers_to_nothing_that_is_encoded_just_now(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uncommitted bytes of an encoding are invisible to other processes."""
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", hot=9)

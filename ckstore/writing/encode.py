@@ -1,4 +1,4 @@
-"""Compact: encodes hot versions against their parents, and frees the raw packs."""
+"""Encodes hot versions against their parents, and frees the raw packs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GRACE = 3600.0
 #: Seconds between two deletions of expired packs.
 _PAUSE = 900.0
 
-#: Attempts to compact a version while other processes encode its objects.
+#: Attempts to encode a version while other processes encode its objects.
 _TRIES = 8
 
 
@@ -62,7 +62,7 @@ class EncodeReport:
 
 
 def due(repository: Repository, run: str | None = None, *, keep: int | None = None) -> list[VersionRow]:
-    """Return the hot versions that are due for compaction, in order; by default those of all runs.
+    """Return the hot versions that are due for encoding, in order; by default those of all runs.
 
     `keep` is the number of a run's latest versions that stay hot; by default the policy's.
     """
@@ -74,7 +74,7 @@ def due(repository: Repository, run: str | None = None, *, keep: int | None = No
 
 
 @collection_seldom()
-def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Progress | None = None) -> EncodeReport:
+def encode(repository: Repository, rows: Sequence[VersionRow], *, progress: Progress | None = None) -> EncodeReport:
     """Encode hot versions, each in its own commit. Hot ancestors are encoded first.
 
     Values, content ids and version ids do not change. If the process is killed, each version is hot or encoded.
@@ -83,7 +83,7 @@ def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Pro
     report = EncodeReport()
     for row in rows:
         for before in _lineage(repository, row.number):
-            after = _compact_once(repository, before, progress)
+            after = _encode_once(repository, before, progress)
             if after is None:
                 continue
             report.versions.append(before.number)
@@ -94,11 +94,11 @@ def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Pro
     return report
 
 
-def compacted(repository: Repository, row: VersionRow) -> VersionRow:
-    """Compact a version and its ancestors if they are hot, so that others can be stored against it; return its row."""
+def encoded(repository: Repository, row: VersionRow) -> VersionRow:
+    """Encode a version and its ancestors if they are hot, so that others can be stored against it; return its row."""
     if not row.hot:
         return row
-    compact(repository, [row])
+    encode(repository, [row])
     return repository.catalog.version(row.number)
 
 
@@ -112,12 +112,12 @@ def _lineage(repository: Repository, number: int | None) -> list[VersionRow]:
     return found
 
 
-def _compact_once(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow | None:
-    """Compact a version; return its row, or None if another process compacted or forgot it first."""
+def _encode_once(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow | None:
+    """Encode a version; return its row, or None if another process encoded or forgot it first."""
     for left in reversed(range(_TRIES)):
         repository.resolver.forget()  # Another process may have encoded raw objects since.
         try:
-            return _compact(repository, row, progress)
+            return _encode(repository, row, progress)
         except CkstoreError as error:
             present = [now for now in repository.catalog.hot() if now.uid == row.uid]
             if not present:
@@ -128,13 +128,13 @@ def _compact_once(repository: Repository, row: VersionRow, progress: Progress | 
     raise AssertionError
 
 
-def _compact(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow:
+def _encode(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow:
     catalog = repository.catalog
-    with catalog.lease(f"compact {row.number}") as lease:
+    with catalog.lease(f"encode {row.number}") as lease:
         stored = StoredVersion(repository, row)
         before = stored.document
         if before.hot is None:
-            raise ConflictError(f"Version {row.number} was compacted by another process.")
+            raise ConflictError(f"Version {row.number} was encoded by another process.")
         values = StoredValues(stored)
         parent = None if row.parent is None else catalog.version(row.parent)
         request = Request(
