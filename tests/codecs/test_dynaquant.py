@@ -19,10 +19,10 @@ from ckstore.codecs.schemes.dynaquant import (
     RankStatistics,
     Split,
     Treatment,
+    assign,
     kmeans_round,
     kmeans_start,
     level_codebook,
-    treated,
     weighted_kmeans,
 )
 from ckstore.errors import UsageError
@@ -49,6 +49,11 @@ def quantise(values, settings, sensitivity=None, dtype="float32"):
     ranks.add(values, sensitivity)
     split = ranks.split(settings, known=sensitivity is not None)
     return treated(values, Treatment(split, settings.levels, sensitivity), dtype)
+
+
+def treated(values, treatment, dtype="float32"):
+    lattice = level_codebook(values, treatment, dtype)
+    return (lattice, *assign(lattice, values, treatment))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.codecs.codebook import codebook, differences
+from ckstore.codecs.codebook import CodebookLattice, codebook, differences
 from ckstore.codecs.integers import encode_integers
-from ckstore.codecs.schemes.lc import SPLIT, lc_quantise, promoted
+from ckstore.codecs.schemes.lc import SPLIT, assign, bucket_codebook, promoted
 from ckstore.errors import UsageError
 
 SPECIAL = np.array([0.0, -0.0, 1e-45, -1e-39, np.nan, np.inf, -np.inf, 3.4028235e38, -1.1754944e-38], np.float32)
@@ -21,6 +21,20 @@ def changes_of(seed: int, count: int = 2000) -> np.ndarray:
     values = (rng.normal(size=count) * np.exp(rng.normal(size=count) * 2)).astype(np.float32)
     values[:: count // 20] = rng.choice(SPECIAL, values[:: count // 20].size)
     return values
+
+
+def quantised(
+    values: np.ndarray, bits: int, dtype: str = "float32", split: int = 0
+) -> tuple[CodebookLattice, np.ndarray]:
+    lattice = bucket_codebook(values, bits, dtype, split)
+    return lattice, assign(lattice, values, split)
+
+
+def test_buckets_of_a_few_values() -> None:
+    values = np.array([4.0, 5.0, -1.5, 0.001], np.float32)
+    for bits, found in ((2, [4.5, 4.5, -1.5, 0.0010000000474974513]), (1, [4.5, 4.5, 0.0, 0.0])):
+        lattice, indices = quantised(values, bits)
+        assert lattice.centroids[indices].tolist() == found
 
 
 def buckets(values: np.ndarray) -> list[tuple[int, int] | None]:
@@ -35,7 +49,7 @@ def buckets(values: np.ndarray) -> list[tuple[int, int] | None]:
 @given(st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_promotion_keeps_the_buckets_of_largest_exponent(bits, seed):
     values = changes_of(seed)
-    lattice, indices = lc_quantise(values, bits)
+    lattice, indices = quantised(values, bits)
     decoded = lattice.centroids[indices]
     members: dict[tuple[int, int], list[int]] = {}
     for place, bucket in enumerate(buckets(values)):
@@ -60,7 +74,7 @@ def test_promotion_keeps_the_buckets_of_largest_exponent(bits, seed):
 def test_no_change_is_off_by_more_than_its_bucket(bits, seed):
     values = changes_of(seed)
     finite = np.isfinite(values)
-    lattice, indices = lc_quantise(values, bits)
+    lattice, indices = quantised(values, bits)
     decoded = lattice.centroids[indices].astype(np.float64)
     error = np.abs(decoded - values)[finite]
     kept = decoded[finite] != 0
@@ -85,15 +99,15 @@ def test_a_mean_stays_in_its_bucket_though_sums_are_rounded():
 
 def test_of_two_last_buckets_the_fuller_one_is_kept():
     values = np.array([8.0, -1.0, -1.5, 1.0], np.float32)
-    lattice, _ = lc_quantise(values, 2)
+    lattice, _ = quantised(values, 2)
     assert lattice.levels == 4
-    lattice, _ = lc_quantise(np.append(values, -8.0).astype(np.float32), 2)
+    lattice, _ = quantised(np.append(values, -8.0).astype(np.float32), 2)
     assert lattice.centroids.tolist() == [-8.0, -1.25, 0.0, 8.0]
 
 
 @pytest.mark.parametrize("values", [[], [0.0, -0.0], [np.nan, np.inf, 1e-42]])
 def test_no_change_at_all_is_a_single_level(values):
-    lattice, indices = lc_quantise(np.array(values, np.float32), 3)
+    lattice, indices = quantised(np.array(values, np.float32), 3)
     assert lattice.centroids.tolist() == [0.0]
     assert not np.any(indices)
 
@@ -101,7 +115,7 @@ def test_no_change_at_all_is_a_single_level(values):
 @pytest.mark.parametrize("bits", [0, 9])
 def test_bits_out_of_range_are_refused(bits):
     with pytest.raises(UsageError):
-        lc_quantise(np.ones(1, np.float32), bits)
+        quantised(np.ones(1, np.float32), bits)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -115,7 +129,7 @@ def test_errors_do_not_add_up_along_a_chain(dtype):
     for version in range(8):
         weights += (rng.normal(size=weights.size) * 0.05 / (1 + version)).astype(np.float32)
         bits = weights.view(np.uint32) if dtype == "float32" else (weights.view(np.uint32) >> 16).astype(np.uint16)
-        lattice, indices = lc_quantise(differences(bits, state, dtype), 4, dtype)
+        lattice, indices = quantised(differences(bits, state, dtype), 4, dtype)
         state = lattice.add(state, indices)
         exact, decoded = (
             (array if dtype == "float32" else array.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -127,7 +141,7 @@ def test_errors_do_not_add_up_along_a_chain(dtype):
 
 def test_without_a_parent_the_values_are_the_change():
     values = np.random.default_rng(2).normal(size=500).astype(np.float32)
-    lattice, indices = lc_quantise(differences(values.view(np.uint32), np.zeros(500, np.uint32), "float32"), 3)
+    lattice, indices = quantised(differences(values.view(np.uint32), np.zeros(500, np.uint32), "float32"), 3)
     assert np.array_equal(lattice.values(indices), lattice.add(np.zeros(500, np.uint32), indices))
 
 
@@ -136,7 +150,7 @@ def test_each_bit_that_splits_a_bucket_halves_the_error(split, seed):
     values = np.random.default_rng(seed).normal(size=4000).astype(np.float32)
     errors = []
     for leading in (split - 1, split):
-        lattice, indices = lc_quantise(values, 8, split=leading)
+        lattice, indices = quantised(values, 8, split=leading)
         kept = np.abs(values) > 1 / 16
         decoded = lattice.centroids[indices]
         assert np.all(np.abs(decoded - values)[kept] < np.abs(values[kept]) / 2**leading)
@@ -151,11 +165,11 @@ def test_a_merged_change_takes_the_place_of_all_of_a_chain():
     exact, previous, sizes = start.copy(), start.view(np.uint32), 0
     for _ in range(6):
         exact += (rng.normal(size=exact.size) * 1e-3).astype(np.float32)
-        change = lc_quantise(differences(exact.view(np.uint32), previous, "float32"), 3)
+        change = quantised(differences(exact.view(np.uint32), previous, "float32"), 3)
         state = change[0].add(previous, change[1])
         sizes += len(encode_integers(change[1]))
         changes, previous = differences(state, start.view(np.uint32), "float32"), state
-    lattice, indices = lc_quantise(changes, 8, split=SPLIT)
+    lattice, indices = quantised(changes, 8, split=SPLIT)
     assert len(encode_integers(indices)) < 0.5 * sizes
     together = lattice.add(start.view(np.uint32), indices)
     errors = [float(np.sqrt(np.mean((bits.view(np.float32) - exact) ** 2))) for bits in (state, together)]

@@ -214,7 +214,8 @@ def test_dynaquant_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> 
                     assert dynaquant.settings_of(QUALITY, known=known) == settings
                     levels = 32 if kind == "embedding" else 16
                     treatment = Treatment(together[kind].split(settings, known=known), levels, sensitivity)
-                    lattice, indices, aside = dynaquant.treated(values, treatment, unit.dtype)
+                    lattice = dynaquant.level_codebook(values, treatment, unit.dtype)
+                    indices, aside = dynaquant.assign(lattice, values, treatment)
                     numbers = lattice.numbers(indices, aside)
                     expected = lattice.values(numbers)
                     assert np.array_equal(bits_of(version[tensor].torch()), expected), tensor

@@ -252,14 +252,6 @@ def assign(lattice: CodebookLattice, values: Floats, treatment: Treatment) -> tu
     return indices, aside
 
 
-def treated(
-    values: Floats, treatment: Treatment, dtype: str = "float32"
-) -> tuple[CodebookLattice, Indices, npt.NDArray[np.uint16]]:
-    """Quantise an object: return its codebook, and the results of `assign`. Values that are not finite become 0."""
-    lattice = level_codebook(values, treatment, dtype)
-    return (lattice, *assign(lattice, values, treatment))
-
-
 def moment_sensitivity(values: Floats, second_moments: Floats) -> Floats:
     """Estimate the sensitivity |g·w| from the mean of squared gradients: ``sqrt(v) * abs(w)``, as float32."""
     with np.errstate(all="ignore"):

@@ -69,25 +69,6 @@ def assign(lattice: CodebookLattice, changes: Floats, split: int = 0) -> Indices
     return indices
 
 
-def lc_quantise(changes: Floats, bits: int, dtype: str = "float32", split: int = 0) -> tuple[CodebookLattice, Indices]:
-    """Quantise changes since the decoded previous state, or the values of a version without parent.
-
-    Changes that are not finite become 0. The new state is ``lattice.add(base, indices)``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> lattice, indices = lc_quantise(np.array([4.0, 5.0, -1.5, 0.001], "float32"), bits=2)
-    >>> lattice.centroids[indices].tolist()
-    [4.5, 4.5, -1.5, 0.0010000000474974513]
-    >>> lattice, indices = lc_quantise(np.array([4.0, 5.0, -1.5, 0.001], "float32"), bits=1)
-    >>> lattice.centroids[indices].tolist()
-    [4.5, 4.5, 0.0, 0.0]
-    """
-    lattice = bucket_codebook(changes, bits, dtype, split)
-    return lattice, assign(lattice, changes, split)
-
-
 def bits_of(quality: float) -> int:
     """Return the bits of a codebook: 3, as in the paper, at the default quality."""
     return min(max(round(4.5 - quality), 1), 8)
