@@ -15,8 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 #: The repository that exists, and the token that may write to it.
 REPOSITORY, TOKEN = "team/run", "hf_do_not_write_this_down"
+#: The mark of tests that upload: the client uses a parameter that its own library calls deprecated.
+OF_CLIENT = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 #: Bytes from which a file is uploaded by LFS.
 _LARGE = 1000
 
@@ -172,6 +176,16 @@ class _Handler(BaseHTTPRequestHandler):
             )
         else:
             self._answer(412, {"error": "A commit has happened since."})
+
+
+@contextmanager
+def on_hub(patch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Run a hub for this process's client."""
+    pytest.importorskip("huggingface_hub")
+    patch.setenv("HF_TOKEN", TOKEN)
+    patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    with hub() as made:
+        yield made
 
 
 @contextmanager

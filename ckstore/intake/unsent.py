@@ -71,8 +71,7 @@ class Unsent:
         self._arrived: dict[PackInfo, ManifestDocument] = {}
         self._futures: dict[str, Future[VersionRow]] = {}
         self._last: VersionRow | None = None
-        self._changed = threading.Condition()
-        self._is_stopped = False
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ckstore-unsent", daemon=True)
         self._compactor = Compactor(repository)
 
@@ -82,9 +81,7 @@ class Unsent:
 
     def stop(self) -> None:
         """End the thread."""
-        with self._changed:
-            self._is_stopped = True
-            self._changed.notify_all()
+        self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -130,11 +127,7 @@ class Unsent:
 
     def _work(self) -> None:
         said, pause = "", _LOOK
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_stopped, pause)
-                if self._is_stopped:
-                    return
+        while not self._stopped.wait(pause):
             try:
                 self.send(waits=False)
                 self.commit()

@@ -185,26 +185,22 @@ def resume_path(store: Store | str | os.PathLike[str], name: str, output_dir: st
     UsageError
         Several ranks run, but `torch.distributed` is not initialised yet: create `TrainingArguments` first.
     """
-    with opened(store) as usable:
-        return _restored(usable, name, output_dir)
-
-
-def _restored(store: Store, name: str, output_dir: str | os.PathLike[str]) -> str | None:
-    version = found(store, name)
-    if version is None:
-        return None
     distributed = _distributed()
-    if distributed is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError(
-            "torch.distributed is not initialised; create `TrainingArguments` before the call of `resume_path`."
-        )
-    if distributed is None or distributed.get_rank() == 0:
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
-        version, _ = read_sound(
-            store, name, lambda sound: sound.checkout(_directory(output_dir, sound.step), force=True)
-        )
-        lineage_of(store).note(store, version)
-    steps = [version.step]
+    with opened(store) as usable:
+        version = found(usable, name)
+        if version is None:
+            return None
+        if distributed is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "torch.distributed is not initialised; create `TrainingArguments` before the call of `resume_path`."
+            )
+        if distributed is None or distributed.get_rank() == 0:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            version, _ = read_sound(
+                usable, name, lambda sound: sound.checkout(_directory(output_dir, sound.step), force=True)
+            )
+            lineage_of(usable).note(usable, version)
+        steps = [version.step]
     if distributed is not None:
         distributed.broadcast_object_list(steps)
     return str(_directory(output_dir, steps[0]))

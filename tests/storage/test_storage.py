@@ -21,11 +21,13 @@ from ckstore.storage.interface import Storage
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote.bucket import ObstoreBucket
+from ckstore.storage.remote.hub import HubRepository
 from ckstore.storage.remote.retries import RetryingStorage, prove, put_own
+from tests.hub_server import OF_CLIENT, REPOSITORY, on_hub
 from tests.object_store import object_store
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
-PLACES = ["directory", "memory", "failing", "server"]
+PLACES = ["directory", "memory", "failing", "server", pytest.param("hub", marks=OF_CLIENT)]
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,12 @@ def server() -> Iterator[ObstoreBucket]:
         for variable, value in server.credentials.items():
             patch.setenv(variable, value)
         yield ObstoreBucket(f"{server.url}/kit", server.options)
+
+
+@pytest.fixture
+def hub_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubRepository]:
+    with on_hub(monkeypatch) as made:
+        yield HubRepository(f"hf://{REPOSITORY}", {"endpoint": made.endpoint})
 
 
 def loses_first() -> SimulatedBucket:
@@ -53,6 +61,8 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("ckstore.storage.remote.retries._PAUSE", 0.001)
     if request.param == "directory":
         return DirectoryStorage(tmp_path / "store")
+    if request.param == "hub":
+        return request.getfixturevalue("hub_place")  # type: ignore[no-any-return]
     if request.param == "server":
         bucket: ObstoreBucket = request.getfixturevalue("server")
         bucket.delete([item.name for item in bucket.list("")])

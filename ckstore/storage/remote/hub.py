@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class HubRepository:
     def put(self, name: str, data: bytes | Path) -> None:
         """Write a file; overwrite an existing one."""
         with self._explained(name):
-            self._commit(f"Put {name}", [self._added(name, data)])
+            self._put(name, data)
 
     def put_absent(self, name: str, data: bytes) -> bool:
         """Write a file if it is absent."""
@@ -60,12 +60,11 @@ class HubRepository:
                 if self._api.get_paths_info(**self._place, paths=[name], revision=head):
                     return False
                 try:
-                    self._commit(f"Put {name}", [self._added(name, data)], parent_commit=head)
+                    self._put(name, data, parent_commit=head)
+                    return True
                 except HfHubHTTPError as error:
                     if error.response.status_code != _CHANGED:
                         raise
-                else:
-                    return True
         raise UnreachableError(f"{self.url} changed {_TRIES} times while {name} was written; try again.")
 
     def read(self, name: str) -> bytes:
@@ -94,21 +93,14 @@ class HubRepository:
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         """Yield files in order."""
+        from huggingface_hub.hf_api import RepoFile
+
         found: list[Listed] = []
-        try:
-            with self._explained(prefix):
-                for item in self._api.list_repo_tree(
-                    **self._place,
-                    path_in_repo=prefix.rstrip("/") or None,
-                    recursive=True,
-                    expand=True,
-                    revision=_BRANCH,
-                ):
-                    commit = getattr(item, "last_commit", None)
-                    if hasattr(item, "size") and commit is not None and item.path > after:
-                        found.append(Listed(item.path, item.size, commit.date))
-        except FileNotFoundError:
-            pass
+        asked: dict[str, Any] = {"path_in_repo": prefix.rstrip("/") or None, "recursive": True, "expand": True}
+        with suppress(FileNotFoundError), self._explained(prefix):
+            tree = self._api.list_repo_tree(**self._place, **asked, revision=_BRANCH)
+            items = (item for item in tree if isinstance(item, RepoFile) and item.last_commit and item.path > after)
+            found.extend(Listed(item.path, item.size, item.last_commit.date) for item in items if item.last_commit)
         return iter(sorted(found, key=lambda item: item.name))
 
     def delete(self, names: Sequence[str]) -> None:
@@ -117,24 +109,17 @@ class HubRepository:
 
         if names:
             with self._explained(names[0]):
-                there = [item.path for item in self._api.get_paths_info(**self._place, paths=[*names])]
-                if there:
-                    gone = [CommitOperationDelete(name, is_folder=False) for name in there]
-                    self._commit(f"Delete {len(gone)} files", gone)
+                there = self._api.get_paths_info(**self._place, paths=[*names])
+                if gone := [CommitOperationDelete(item.path, is_folder=False) for item in there]:
+                    self._api.create_commit(**self._place, operations=gone, commit_message="Delete", revision=_BRANCH)
 
     def above(self) -> Iterator[HubRepository]:
         """Yield nothing: a store has a repository of its own."""
         return iter(())
 
-    @staticmethod
-    def _added(name: str, data: bytes | Path) -> Any:
-        from huggingface_hub import CommitOperationAdd
-
-        return CommitOperationAdd(name, data)
-
-    def _commit(self, message: str, operations: Sequence[Any], **conditions: Any) -> None:
-        self._api.create_commit(
-            **self._place, operations=operations, commit_message=message, revision=_BRANCH, **conditions
+    def _put(self, name: str, data: bytes | Path, **given: Any) -> None:
+        self._api.upload_file(
+            **self._place, path_or_fileobj=data, path_in_repo=name, revision=_BRANCH, commit_message=name, **given
         )
 
     @contextmanager

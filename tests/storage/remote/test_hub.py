@@ -12,13 +12,9 @@ import ckstore
 from ckstore.errors import CkstoreError, ConflictError, UsageError
 from ckstore.integrations.transformers import resume_path
 from ckstore.storage.remote.hub import HubRepository
-from tests.hub_server import REPOSITORY, TOKEN, Hub, hub
+from tests.hub_server import OF_CLIENT, REPOSITORY, Hub, on_hub
 
-pytest.importorskip("huggingface_hub")
-pytestmark = [
-    pytest.mark.local,
-    pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),  # Of its client for itself.
-]
+pytestmark = [pytest.mark.local, OF_CLIENT]
 
 URL = f"hf://{REPOSITORY}"
 
@@ -26,10 +22,8 @@ URL = f"hf://{REPOSITORY}"
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("CKSTORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("ckstore.storage.remote.retries.PATIENCE", 0.1)
-    with hub() as made:
+    with on_hub(monkeypatch) as made:
         yield made
 
 
