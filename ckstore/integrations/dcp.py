@@ -298,7 +298,7 @@ class StoreWriter(StorageWriter):
         self._begun = _Begun(store, options, Written(outline, (), number, created, lease))
         share = not (request.policy.is_coarse and request.is_hot)
         for rank, tasks in enumerate(outline.tasks()):
-            yield PartPlan(rank, number, created, share, tasks)
+            yield PartPlan(rank, number, created, share, tasks, outline.samples)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit the version."""

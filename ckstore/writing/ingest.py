@@ -145,9 +145,10 @@ def ingest(
             written.note(scanned)
         if options.parent == AUTO and not scanned.is_hashed:
             hash_version(scanned, force=request.force, progress=progress)
-        bands = () if written is not None else bands_of((file.source, file.layout) for file in scanned.files)
+        reads = [file.source.pread if written is None else written.sample for file in scanned.files]
+        bands = bands_of(zip(reads, scanned.layouts, strict=True))
         request = replace(request, bands=bands, parent=None if written is None else written.after)
-        request, like = _with_parent(repository, options.parent, request, scanned)
+        request, like = _with_parent(repository, options.parent, request, scanned, is_cut=written is not None)
         if options.parent == AUTO and request.parent is not None and written is None:
             _cut_again(repository, scanned, request.parent)
         request = replace(request, source=scanned.name, gradients=gradients)
@@ -165,7 +166,7 @@ def ingest(
 
 
 def _with_parent(
-    repository: Repository, named: int | str | None, request: Request, scanned: ScannedVersion
+    repository: Repository, named: int | str | None, request: Request, scanned: ScannedVersion, *, is_cut: bool
 ) -> tuple[Request, VersionRow | None]:
     """Return a request with step and parent, unless it has one; and the parent again if it was found by likeness."""
     step = scanned.step if request.step is None else request.step
@@ -173,7 +174,8 @@ def _with_parent(
     like = None
     if named is None and parent is None and request.bands:
         alike = repository.catalog.alike(request.bands)
-        parent = like = nearest_version(repository, scanned, alike, _WORTH) if alike else None
+        if alike:
+            parent = like = nearest_version(repository, scanned, alike, _WORTH, is_cut=is_cut)
     is_named = named not in (None, AUTO) or (parent is not None and parent.superseded)
     back = is_named and goes_back(repository.catalog, request.run, parent)
     return replace(request, step=step, parent=parent, goes_back=back), like

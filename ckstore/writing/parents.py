@@ -50,12 +50,17 @@ def ends_of_runs(catalog: Catalog) -> Iterator[int]:
 
 
 def nearest_version(
-    repository: Repository, scanned: ScannedVersion, numbers: Iterable[int], worth: float = float("inf")
+    repository: Repository,
+    scanned: ScannedVersion,
+    numbers: Iterable[int],
+    worth: float = float("inf"),
+    *,
+    is_cut: bool = False,
 ) -> VersionRow | None:
     """Return the one of some versions whose largest objects differ least from those of `scanned`, or None.
 
-    It shares at least half of the elements by name and shape, or continues them, and is not superseded. The differences
-    take less than the part `worth` of the values in full.
+    It shares at least half of the elements by name and shape, or continues them unless `scanned` is cut for good, and
+    is not superseded. The differences take less than the part `worth` of the values in full.
     """
     files = [(scanned.prefix(file), file.layout) for file in scanned.files]
     cut = Cut(files, scanned.units or plan_units(files))
@@ -70,7 +75,8 @@ def nearest_version(
             objects = {
                 unit.signature: item for unit, item in zip(version.layout.units, version.document.objects, strict=True)
             }
-            units = {unit.signature: unit for unit in units_after(repository, row, cut, ())}
+            after = cut.units if is_cut else units_after(repository, row, cut, ())
+            units = {unit.signature: unit for unit in after}
             shared = sum(unit.count for key, unit in units.items() if key in objects)
             if total and 2 * shared >= total:
                 candidates.append((shared, row.number, row, objects, units))

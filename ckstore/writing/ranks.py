@@ -31,6 +31,7 @@ from ckstore.objects.continuation import Cut
 from ckstore.objects.documents import ManifestDocument
 from ckstore.objects.file_digest import FileDigest, Stretch, stretch_of
 from ckstore.objects.identity import content_id
+from ckstore.objects.likeness import places_of
 from ckstore.objects.records import Raw
 from ckstore.objects.units import Member, Unit, plan_units
 from ckstore.repository import Repository
@@ -189,7 +190,8 @@ class Task:
 class PartPlan:
     """The objects that a rank writes or has pieces of, in order; number and time of the version.
 
-    With `share`, content that only hot versions have is not written again.
+    With `share`, content that only hot versions have is not written again. `samples` are the places of the elements
+    that the version's bands are made of: first byte in the file, and bytes, in order.
     """
 
     rank: int
@@ -197,6 +199,7 @@ class PartPlan:
     created: str
     share: bool
     tasks: tuple[Task, ...]
+    samples: tuple[tuple[int, int], ...]
 
 
 class Hashed(NamedTuple):
@@ -209,12 +212,16 @@ class Hashed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A rank's pack with its records; the content ids and members of the rank's objects, by number."""
+    """A rank's pack with its records; the content ids and members of the rank's objects, by number.
+
+    `samples` are those of the plan that lie in these objects, by their first byte.
+    """
 
     pack: PackInfo | None
     records: tuple[Raw, ...]
     contents: Mapping[int, str]
     members: Mapping[int, Sequence[Hashed]]
+    samples: Mapping[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +244,10 @@ class Written:
     def packs(self) -> list[tuple[PackInfo, Sequence[Raw]]]:
         """The packs with their records."""
         return [(part.pack, part.records) for part in self.parts if part.pack is not None]
+
+    def sample(self, start: int, nbytes: int) -> bytes:
+        """Return the bytes of a sample; none if it lies in two objects."""
+        return next((part.samples[start] for part in self.parts if start in part.samples), b"")
 
     def filled(self, repository: Repository) -> LiveState:
         """Return the state with the values in the packs, whose records the repository's resolver has."""
@@ -281,6 +292,11 @@ class Outline:
         self._shards = shards
         self._own = own
         self._ranks = ranks
+
+    @property
+    def samples(self) -> tuple[tuple[int, int], ...]:
+        """The places of the elements that the version's bands are made of."""
+        return tuple(sorted({(place.start, place.nbytes) for place in places_of([self._layout])}))
 
     def tasks(self) -> list[tuple[Task, ...]]:
         """Return the tasks of each rank."""
@@ -435,7 +451,7 @@ def write_part(
     with ExitStack() as stack:
         try:
             pack = stack.enter_context(PackWriter(repository.path, "raw"))
-            objects = _Objects(repository, RawWriter(pack), share=plan.share)
+            objects = _Objects(repository, RawWriter(pack), plan)
         except Exception as raised:
             error = raised
         for task in plan.tasks:
@@ -454,8 +470,7 @@ def write_part(
             error = error or raised
         if error is not None:
             raise error
-        manifest = partial(ManifestDocument, number=plan.number, created=plan.created)
-        return objects.finish(manifest, publish or repository.packs.publish)
+        return objects.finish(publish or repository.packs.publish)
 
 
 def _sent(task: Task, rank: int, held: Callable[[int], Bytes] | None) -> Bytes:
@@ -505,10 +520,11 @@ def _cut(piece: Piece, held: Callable[[int], Bytes]) -> Bytes:
 class _Objects:
     """Objects that are hashed, looked up in the store and written, in batches."""
 
-    def __init__(self, repository: Repository, raw: RawWriter, *, share: bool) -> None:
+    def __init__(self, repository: Repository, raw: RawWriter, plan: PartPlan) -> None:
         self._repository = repository
         self._raw = raw
-        self._share = share
+        self._plan = plan
+        self._samples: dict[int, bytes] = {}
         self._contents: dict[int, str] = {}
         self._members: dict[int, list[Hashed]] = {}
         self._ids: set[str] = set()
@@ -522,6 +538,10 @@ class _Objects:
         for start, size in zip(task.starts, task.sizes, strict=True):
             member = data[position : position + size]
             members.append(Hashed(blake3(member.data).digest(), crc32(member), stretch_of(member, start)))
+            for first, nbytes in self._plan.samples[bisect_left(self._plan.samples, (start, 0)) :]:
+                if first + nbytes > start + size:
+                    break
+                self._samples[first] = member[first - start : first - start + nbytes].tobytes()
             position += size
         content = content_id(task.dtype, task.chunk, [member.digest for member in members])
         self._contents[task.number] = content
@@ -534,21 +554,21 @@ class _Objects:
     def _write(self) -> None:
         encoded, raw = self._repository.resolver.stored(self._batch)
         for content, (task, data, digest) in self._batch.items():
-            if content not in encoded and not (self._share and content in raw):
+            if content not in encoded and not (self._plan.share and content in raw):
                 bits = np.ascontiguousarray(data).view(f"u{ITEM_SIZES[task.dtype]}")
                 self._raw.put(content, task.dtype, task.chunk, bits, digest)
         self._batch.clear()
 
-    def finish(self, manifest: Callable[..., ManifestDocument], publish: Callable[[Sequence[str]], None]) -> Part:
-        """Make the pack durable, with a manifest that lacks its kind and records."""
+    def finish(self, publish: Callable[[Sequence[str]], None]) -> Part:
+        """Make the pack durable, with a manifest."""
         self._write()
         if not self._raw.records:
-            return Part(None, (), self._contents, self._members)
-        self._raw.add_manifest(manifest)
+            return Part(None, (), self._contents, self._members, self._samples)
+        self._raw.add_manifest(partial(ManifestDocument, number=self._plan.number, created=self._plan.created))
         pack = self._raw.pack.finish()
         publish([pack.name])
         records = tuple(replace(record, pack=pack.name) for record in self._raw.records)
-        return Part(pack, records, self._contents, self._members)
+        return Part(pack, records, self._contents, self._members, self._samples)
 
 
 def _even(begins: npt.NDArray[np.int64]) -> Iterator[slice]:

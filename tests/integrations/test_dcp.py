@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import ckstore
 from ckstore.integrations.dcp import StopSignal, StoreReader, StoreWriter
+from ckstore.objects.likeness import BANDS
 from ckstore.saving import termination
 from ckstore.storage import pack
 from ckstore.writing import ingest
@@ -124,6 +125,28 @@ def test_a_wrapped_model_with_a_larger_vocabulary_is_stored_against_the_former_o
         assert all(torch.equal(store[f"a@{step}"].state_dict()[name], value) for name, value in state.items())
     first, second, third = (version.stored_bytes for version in store.run("a"))
     assert max(second, third) < 0.7 * first
+
+
+def test_a_first_version_finds_its_parent_by_likeness(store: ckstore.Store, tmp_path: Path) -> None:
+    """Of ranks, and of others against one of ranks; its bands are those of a file with the same values."""
+    generator = torch.Generator().manual_seed(0)
+    state = {f"{name}.weight": torch.randn(300, 300, generator=generator) for name in "abc"}
+    dcp.save(dict(state), storage_writer=StoreWriter(store, "ranks", 0))
+    with ckstore.init(tmp_path / "other") as other:
+        other.ingest(state, run="ranks", step=0)
+        bands = [one["ranks@0"]._stored.document.bands for one in (store, other)]
+    assert len(bands[0]) == BANDS
+    assert bands[0] == bands[1]
+    tuned = {name: value + 0.005 * torch.randn(300, 300, generator=generator) for name, value in state.items()}
+    writer = StoreWriter(store, "tuned", 0, hot=0)
+    dcp.save(dict(tuned), storage_writer=writer)
+    assert writer.report is not None
+    assert writer.report.note == "Against ranks@0, by likeness."
+    store.ingest({name: value + 0.005 for name, value in tuned.items()}, run="third", step=0, hot=0)
+    first, second, third = (store[f"{run}@0"] for run in ("ranks", "tuned", "third"))
+    assert [version.parent for version in (first, second, third)] == [None, first.number, second.number]
+    assert max(second.stored_bytes, third.stored_bytes) < 0.85 * first.stored_bytes
+    assert all(torch.equal(second.state_dict()[name], value) for name, value in tuned.items())
 
 
 def test_a_training_that_loads_an_earlier_version_goes_back_to_it(store: ckstore.Store) -> None:

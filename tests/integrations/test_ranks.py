@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import ckstore
+from ckstore.objects.likeness import BANDS
 from ckstore.recovery.recover import recover
 from ckstore.writing.encode import encode
 from tests.object_store import object_store
@@ -30,7 +31,7 @@ def packs_of(store: ckstore.Store) -> list[str]:
 
 def test_objects_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     """The coordinator reads no tensor back, and gathers little; each rank writes a pack."""
-    objects, files = {}, {}
+    objects, files, bands = {}, {}, {}
     for world in (1, 2, 3, 4):
         place = tmp_path / str(world)
         ckstore.init(place / "store").close()
@@ -42,6 +43,7 @@ def test_objects_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
             assert len(packs_of(store)) == world + 1
             objects[world] = sorted(version._stored.document.objects)
             files[world] = version.original_bytes
+            bands[world] = version._stored.document.bands
             assert store.verify().problems == []
             version.checkout(place / "whole.pt")  # Compares the digest of the file.
             assert all(rank["read"] == 0 for rank in found)
@@ -53,6 +55,8 @@ def test_objects_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
         with ckstore.open(place / "store") as store:
             assert store["a@1"]._stored.row == row
     assert all(one == objects[1] for one in objects.values())
+    assert all(one == bands[1] for one in bands.values())
+    assert len(bands[1]) == BANDS
     assert len(set(files.values())) == 1
     loaded = all_succeed(run_ranks(3, "load", tmp_path / "2", store=str(tmp_path / "2" / "store"), version="a@1"))
     assert [rank["equal"][0] for rank in loaded] == [True] * 3, loaded
