@@ -188,6 +188,29 @@ def test_an_index_that_moves_by_a_new_group_is_followed(tmp_path: Path) -> None:
     assert sizes[1] < 50 * 20 * 8 + 1500
 
 
+def test_the_best_weights_next_to_the_last_ones_take_no_bytes(tmp_path: Path) -> None:
+    """They were the last ones of a former version, or are those of the same version."""
+    last = [LARGE, trained(LARGE), trained(LARGE)]
+    alone = stored(tmp_path / "alone", [{"last": item} for item in last])
+    both = stored(
+        tmp_path / "both", [{"last": item, "best": last[best]} for item, best in zip(last, (0, 1, 1), strict=True)]
+    )
+    assert all(more < less + 1500 for more, less in zip(both, alone, strict=True))
+
+
+def test_an_average_is_stored_against_its_former_self(tmp_path: Path) -> None:
+    states: list[State] = [{"model": LARGE, "ema": {name: value.copy() for name, value in LARGE.items()}}]
+    for _ in range(3):
+        model = trained(states[-1]["model"])
+        ema = {name: value + np.float32(0.01) * (model[name] - value) for name, value in states[-1]["ema"].items()}
+        states.append({"model": model, "ema": ema})
+    sizes = stored(tmp_path / "store", [{"ema": state["ema"]} for state in states])
+    assert max(sizes[1:]) < 0.6 * sizes[0]
+    assert sum(stored(tmp_path / "both", states)) < 1.01 * sum(
+        [*sizes[1:], *stored(tmp_path / "model", [{"model": state["model"]} for state in states])]
+    )
+
+
 def test_an_automatic_parent_may_have_other_names(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(LARGE, run="base", step=0)
