@@ -47,7 +47,7 @@ class Run:
         return Run, (self.name, self.versions)
 
     def __repr__(self) -> str:
-        return f"<ckstore.Run {self.name}, {len(self)} versions>"
+        return f"<ckstore.Run {self.name}, {len(self)} version{'s' * (len(self) != 1)}>"
 
     def __len__(self) -> int:
         return len(self.versions)

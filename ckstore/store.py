@@ -1177,10 +1177,10 @@ class Store(Mapping[str | int, "Version"]):
         step
             Training step; by default the step in the file or its name.
         parent
-            Name of the version before this one; by default the run's last, or for a new run a version with similar
-            values, if there is one. An earlier version of the run supersedes the versions after it, whose steps are
-            free then. `auto` chooses the nearest stored version of any run: same names and shapes, least different
-            values.
+            Name of the version before this one; by default the run's at the step below, else its last, or for a new run
+            a version with similar values, if there is one. An earlier version of the run supersedes the versions after
+            it, whose steps are free then. `auto` chooses the nearest stored version of any run: same names and shapes,
+            least different values.
         metrics
             JSON values by name; NaN and infinities become text that `float` reads. An existing version of the same
             content gets them, too.

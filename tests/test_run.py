@@ -57,6 +57,14 @@ def test_a_run_is_in_order_of_step(tmp_path: Path) -> None:
         assert store.run("gpt").steps == [30, 20, 100, 3, None]
 
 
+def test_the_parent_of_a_step_is_the_step_below(store: ckstore.Store) -> None:
+    """Also if other steps came in between, and for a step below all."""
+    for step, parent in ((300, None), (400, 300), (600, 400), (100, 600), (500, 400), (700, 600), (200, 100)):
+        row = store.ingest({"w": torch.full((4,), float(step))}, run="filled", step=step).version
+        assert row.parent == (None if parent is None else store[f"filled@{parent}"].number)
+    assert repr(store.run("filled").tail(1)) == "<ckstore.Run filled, 1 version>"
+
+
 def test_the_history_of_a_weight_is_a_slice(run: Run) -> None:
     array = run.arrays["model/w"]
     assert array.shape == (4, 900, 400)

@@ -226,7 +226,7 @@ ingest_options = with_all(
     option(
         "--parent VERSION",
         "Parent of the first version: an earlier one of the run supersedes the versions after it, `auto` is the nearest"
-        " stored version.  [default: the run's last, or for a new run the most similar one]",
+        " stored version.  [default: the run's at the step below, or for a new run the most similar one]",
         type=VersionName(),
     ),
     option(

@@ -93,13 +93,13 @@ class Request:
 
 
 def named_parent(catalog: Catalog, spec: str | int | None, run: str, step: int | None) -> VersionRow | None:
-    """Return the named parent; by default the run's last version, or the one below a step that is not the highest.
+    """Return the named parent; by default the run's version below the step, or else its last one.
 
     None if there is none, or for `auto`.
     """
     if spec is None:
         latest = catalog.latest(run)
-        if latest is None or latest.superseded or step is None or latest.step is None or latest.step <= step:
+        if latest is None or step is None or latest.step in (None, step):
             return latest
         return catalog.below(run, step) or latest
     return None if spec == AUTO else catalog.resolve(spec)
