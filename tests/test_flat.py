@@ -283,6 +283,33 @@ def test_a_gc_with_nothing_to_do_reads_a_row_for_each_segment(monkeypatch: pytes
     assert found[1000] - found[100] < 7 * 1000 / COUNT
 
 
+#: Most calls of functions for each further version of one tensor.
+MOST = {"verify": 1000, "recover": 1520}
+
+
+def test_calls_of_whole_store_verbs_for_each_version(tmp_path: Path) -> None:
+    found: dict[str, list[int]] = {verb: [] for verb in MOST}
+    for versions in (5, 10, 40):  # The first one imports modules.
+        place = tmp_path / str(versions)
+        with ckstore.init(place) as store:
+            for step in range(versions):
+                weight = torch.randn(300, generator=torch.Generator().manual_seed(step))
+                store.ingest({"w": weight}, run="a", step=step, hot=0)
+        with ckstore.open(place) as store:
+            found["verify"].append(calls(store.verify))
+        found["recover"].append(calls(partial(ckstore.recover, place)))
+    each = {verb: (many - few) / 30 for verb, (_, few, many) in found.items()}
+    for verb, most in MOST.items():
+        assert each[verb] <= most, each
+
+
+def calls(operation: Callable[[], object]) -> int:
+    """Return the number of functions that an operation calls."""
+    profile = cProfile.Profile()
+    profile.runcall(operation)
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
 def rows_read(operation: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:
     """Return the number of rows of the catalog that an operation reads."""
     read = 0

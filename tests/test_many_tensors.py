@@ -23,10 +23,10 @@ pytestmark = pytest.mark.local
 FEW, MANY = 1000, 3000
 #: Most calls of functions written in Python for each further tensor.
 MOST = {
-    "hot ingest": 60,
+    "hot ingest": 52,
     "encode": 5,
-    "encoded ingest": 64,
-    "state dict": 127,
+    "encoded ingest": 57,
+    "state dict": 125,
     "slice": 0,
     "names": 0,
     "ls": 8,

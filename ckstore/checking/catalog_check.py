@@ -61,6 +61,11 @@ class CatalogCheck:
         self._placed, self._bases = catalog.placed_objects(), catalog.bases()
         self._places = {number: (pack, slot) for pack, slots in self._placed.items() for slot, number in slots.items()}
         self._known = {pack.name: pack for pack in catalog.packs()}
+        self._uses: dict[int, dict[str, tuple[str, int]]] = {}
+
+    def expect(self, versions: Sequence[StoredVersion]) -> None:
+        """Look up many versions at once, before `problems` is asked for them one by one."""
+        self._uses = self._repository.catalog.uses([version.row.number for version in versions])
 
     def problems(self, packs: Iterable[str], versions: Sequence[StoredVersion]) -> Iterator[str]:
         """Yield a sentence for each contradiction between the catalog and some packs, or the manifests of versions."""
@@ -121,7 +126,7 @@ class CatalogCheck:
         wrong = [name for name in _FIELDS if getattr(row, name) != getattr(expected, name)]
         if wrong == ["stored_bytes"] and row.stored_bytes == stored_bytes(version):
             wrong = []  # Objects were stored again since.
-        used = catalog.uses(row.number)
+        used = self._uses.get(row.number) or catalog.uses([row.number])[row.number]
         if {name for name, (_, has_blobs) in used.items() if has_blobs} != {row.pack, *document.blob_packs()}:
             wrong.append("packs")
         places = [self._places[number] for number in map(key, document.objects) if number in self._places]

@@ -22,6 +22,7 @@ from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import Coarse, Codebook, Linear, Rounded
 from ckstore.objects.units import Unit
 from ckstore.reading.stored_version import StoredVersion
+from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import in_order, worker_count
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class VerifyReport:
     damaged: dict[int, list[str]] = field(default_factory=dict)
 
 
+@collection_seldom()
 def verify(
     repository: Repository,
     versions: Sequence[StoredVersion],
@@ -97,6 +99,7 @@ def verify(
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
         check = _Check(repository, report, chosen, step, pool)
         for packs, part in _slices(repository, versions):
+            check.expect(part)
             for pack in packs:
                 check.pack(pack)
                 check.catalog([pack.name], [version for version in part if version.row.pack == pack.name])
@@ -152,6 +155,10 @@ class _Check:
         # A damaged object affects all versions that hold it or an object stored against it.
         self._affected: dict[tuple[str, tuple[str, ...]], set[int]] = {}
 
+    def expect(self, versions: Sequence[StoredVersion]) -> None:
+        """Look up the packs of a slice at once."""
+        self._catalog.expect(versions)
+
     def pack(self, pack: PackInfo) -> None:
         """Compare a pack with its name."""
         if self._chosen():
@@ -173,6 +180,7 @@ class _Check:
         Their problems are not reported, nor problems of versions that were forgotten.
         """
         report, fresh = self._report, {}
+        self._repository.resolver.prefetch(identity for version in versions for identity in _names(version))
         objects, problems = _objects(versions, report)
         for ids, places in objects.items():
             if ids not in self._checked:
@@ -271,6 +279,13 @@ def _lasting(repository: Repository, look: Callable[[], list[str]]) -> list[str]
         if repository.catalog.state() == state:
             break
     return problems
+
+
+def _names(version: StoredVersion) -> Sequence[str]:
+    """Return the ids of a version's objects; none if its manifest is unreadable."""
+    with suppress(CkstoreError):
+        return version.document.objects
+    return ()
 
 
 def _files(version: StoredVersion) -> Sequence[FileEntry]:

@@ -78,7 +78,7 @@ class Checks:
     """CRC-32 of the checked stretches of a file, computed while the file is read in order; see `results`."""
 
     def __init__(self, layout: FileLayout) -> None:
-        self._order = sorted(range(len(layout.checked)), key=lambda index: layout.checked[index].start)
+        self._order = sorted(range(len(layout.checked)), key=[one.start for one in layout.checked].__getitem__)
         self._checked = layout.checked
         self._next = 0
         self._begun: list[int] = []

@@ -214,6 +214,6 @@ def _is_whole(remote: Repository, uid: str) -> bool:
     """Return whether the bucket has a version and its packs, which others may have deleted."""
     catalog, packs = remote.catalog, remote.packs
     return any(
-        all(packs.is_there(pack, catalog.pack_bytes(pack) or 0) for pack in catalog.uses(row.number))
+        all(packs.is_there(pack, catalog.pack_bytes(pack) or 0) for pack in catalog.uses([row.number])[row.number])
         for row in catalog.with_uid(uid)
     )

@@ -334,8 +334,9 @@ class CatalogResolver:
 
         If a pack is lost, stop: later lookups resolve each id separately.
         """
-        self.notice_collection()
-        wanted = set(identities)
+        wanted = {identity for identity in identities if identity not in self._records}
+        if wanted:
+            self.notice_collection()
         seen: set[str] = set()
         while wanted:
             seen |= wanted

@@ -135,11 +135,11 @@ class FoundVersions:
             self.last_number = max(self.last_number, version.number, version.written_as)
         known = self.present or {}
         # The version with this number in the current catalog comes first, then the one written first.
-        for version in sorted(self.found, key=lambda version: version.document.uid not in known):
+        for version in sorted(self.found, key=lambda version: version.uid not in known):
             holder = self.versions.setdefault(version.number, version)
             if holder is version:
                 continue
-            if holder.document.uid == version.document.uid:
+            if holder.uid == version.uid:
                 self.versions[version.number] = version  # The later document is the valid one.
                 continue
             self.last_number += 1
@@ -339,11 +339,11 @@ class FoundVersions:
         }
         holders: dict[tuple[str, int], FoundVersion] = {}
         uids = set(taken.values())
-        for version in sorted(self.found, key=lambda version: version.document.uid not in uids):
+        for version in sorted(self.found, key=lambda version: version.uid not in uids):
             if version.step is None or self.versions.get(version.number) is not version:
                 continue
             place = version.run, version.step
-            row = known.get(version.document.uid)
+            row = known.get(version.uid)
             if place in taken and row is None:
                 self._leave_out(version.number)
                 continue
@@ -361,7 +361,7 @@ class FoundVersions:
 
     def _name_lost(self) -> None:
         """Report the lost versions."""
-        uids = {version.document.uid for version in self.found}
+        uids = {version.uid for version in self.found}
         named = self._named
         for uid, row in (self.present or {}).items():
             if uid not in uids and row.number not in self.gone:

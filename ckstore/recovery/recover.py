@@ -17,6 +17,7 @@ from ckstore.recovery.found_versions import FoundVersion, FoundVersions, found_v
 from ckstore.recovery.lost_packs import lost_packs
 from ckstore.repository import Repository
 from ckstore.runtime.arguments import PATH, checked
+from ckstore.runtime.collector import collection_seldom
 from ckstore.storage import change_log, log_files, reserve, root
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.catalog_replacement import replace_catalog
@@ -25,6 +26,7 @@ from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.opening import rebuild_from_log
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
+from ckstore.storage.segments import Place
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ def recover(path: str | os.PathLike[str]) -> RecoverReport:
         return RecoverReport(len(repository.catalog.versions()), len(repository.catalog.packs()), problems)
 
 
+@collection_seldom()
 def _recover_directory(path: Path) -> RecoverReport:
     """Rebuild the catalog of a store in a directory."""
     report = RecoverReport()
@@ -147,6 +150,7 @@ class _Builder:
         self.found: list[FoundVersion] = []
         self.raw_packs: dict[tuple[int, str], list[PackInfo]] = {}
         self.packs: dict[str, PackInfo] = {}
+        self.places: dict[str, Place] = {}
         # Packs that claim to replace a pack, by the replaced pack's name; and the chosen replacement.
         self.claims: dict[str, list[str]] = {}
         self.moved: dict[str, str] = {}
@@ -187,6 +191,8 @@ class _Builder:
                 self.damaged.append(pack.info)
             else:
                 self._take_in(pack)
+        self.catalog.add_packs(list(self.packs.values()))
+        self.catalog.place_packs(self.places)
         self.objects.resolve()
         self.catalog.move_objects(self.objects.places.values())
         for name, bases in self.objects.bases().items():
@@ -293,9 +299,8 @@ class _Builder:
             return
         self.report.packs += 1
         self.packs[pack.info.name] = pack.info
-        self.catalog.add_packs([pack.info])
         if pack.place is not None:
-            self.catalog.place_packs({pack.info.name: pack.place})
+            self.places[pack.info.name] = pack.place
         for former in pack.document.stands_for:
             self.claims.setdefault(former, []).append(pack.info.name)
         self.objects.add(pack.info.name, pack.info.kind, pack.document)

@@ -267,8 +267,9 @@ class Catalog(CatalogClaims):
         self._insert_version(row, parent)
         self._refer(row, references)
         self._place_all(row, uses, list(objects), list(raw))
-        for band in bands:
-            self._connection.execute("INSERT OR IGNORE INTO likeness VALUES (?, ?)", [band, row.number])
+        self._connection.execute_many(
+            "INSERT OR IGNORE INTO likeness VALUES (?, ?)", [(band, row.number) for band in bands]
+        )
         self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
 
     def places_of(self, keys: Iterable[int]) -> dict[str, str]:

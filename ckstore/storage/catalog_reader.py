@@ -85,7 +85,7 @@ _DESCRIBED = rows(Whole, Id, PackName, Whole)
 _NUMBER_ROWS = rows(Whole)
 _LAST_ROWS = rows(Text, Annotated[str, Meta(pattern=r"\A[0-9]{1,15}\Z")])
 _NUMBERS = rows(Positive)
-_SLOTS, _USES, _BASES = rows(Slots), rows(PackName, Slots | None, Bit), rows(PackName, PackName)
+_SLOTS, _USES, _BASES = rows(Slots), rows(Positive, PackName, Slots | None, Bit), rows(PackName, PackName)
 #: Distance of numbers within which a similar version is looked for.
 _NEAR = 100
 
@@ -519,16 +519,20 @@ class CatalogReader:
         query = "SELECT p.name, b.name FROM pack_bases l JOIN packs b ON b.id = l.base JOIN packs p ON p.id = l.pack"
         return set(self._connection.rows(query, schema=_BASES))
 
-    def uses(self, number: int) -> dict[str, tuple[str, int]]:
-        """Return the packs of a version: the text of the slots of its objects, and whether it has its metadata."""
-        query = (
-            "SELECT p.name, NULLIF(r.objects, ''), r.blobs FROM version_packs r JOIN packs p ON p.id = r.pack"
-            " WHERE r.version = ?"
-            " UNION ALL SELECT p.name, '*', 1 FROM versions v JOIN packs p ON p.id = v.pack WHERE v.number = ?"
-        )
-        return {
-            name: (slots or "", blobs) for name, slots, blobs in self._connection.rows(query, [number, number], _USES)
-        }
+    def uses(self, numbers: Collection[int]) -> dict[int, dict[str, tuple[str, int]]]:
+        """Return the packs of versions, by number: the text of the slots of their objects, and whether they have blobs.
+
+        A version's own pack counts.
+        """
+        found: dict[int, dict[str, tuple[str, int]]] = {number: {} for number in numbers}
+        for query in (
+            "SELECT r.version, p.name, NULLIF(r.objects, ''), r.blobs FROM version_packs r JOIN packs p"
+            " ON p.id = r.pack WHERE r.version",
+            "SELECT v.number, p.name, '*', 1 FROM versions v JOIN packs p ON p.id = v.pack WHERE v.number",
+        ):
+            for number, name, slots, blobs in self._connection.rows_of(query, numbers, _USES):
+                found[number][name] = slots or "", blobs
+        return found
 
     def original_bytes(self) -> int:
         """Return the bytes of the files of all versions."""

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -182,12 +182,13 @@ class Connection:
                 forks.check()
             return self._database.execute(statement, parameters)
 
-    def execute_many(self, statement: str, parameters: Iterable[Sequence[Any]]) -> None:
+    def execute_many(self, statement: str, parameters: Collection[Sequence[Any]]) -> None:
         """Run a statement for each row of parameters."""
-        with self._lock, explained(self.path):
-            if self._is_inherited:
-                forks.check()
-            self._database.executemany(statement, parameters)
+        if parameters:
+            with self._lock, explained(self.path):
+                if self._is_inherited:
+                    forks.check()
+                self._database.executemany(statement, parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -78,6 +78,8 @@ class Placements:
                     raise UsageError(f"Pack {pack} is not in the catalog; add it in the same transaction.")
                 identifiers[pack] = found[0][0]
             placed.append((key, identifiers[pack], slot))
+        if not placed:
+            return
         # Key order walks the tree once; any other order would search it for every row.
         placed.sort()
         if displace:

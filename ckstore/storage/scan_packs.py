@@ -52,10 +52,9 @@ def scan_packs(store: Path, kind: Any) -> Iterator[ScannedPack | DamagedPack]:
     order: list[tuple[str, int, str, PackInfo]] = []
     damaged: list[DamagedPack] = []
     for info in reader.list_packs():
-        place = _place_in(reader, store, info.name)
         found = scan_pack(reader, info, kind)
         if isinstance(found, DamagedPack):
-            if place is not None or (store / root.PACKS / info.name).exists():
+            if _place_in(reader, store, info.name) is not None or (store / root.PACKS / info.name).exists():
                 damaged.append(found)
         else:
             order.append((*_rank(found), info))

@@ -613,7 +613,8 @@ class _Describer:
         memory = (value.device, id(tensor) if tensor.is_meta else storage.data_ptr())
         shape, strides = tuple(value.shape), value.stride()
         found = _Found(path, _name_of_dtype(tensor.dtype), shape, strides, value.storage_offset(), memory, value, marks)
-        needed, there = _end(found), storage.nbytes()
+        last = value.numel() - 1 if value.is_contiguous() else _reach(found)
+        needed, there = (found.offset + 1 + last) * ITEM_SIZES[found.dtype], storage.nbytes()
         if needed > there and 0 not in shape:
             raise UsageError(
                 f"The tensor at {_shown(path)} has {there:,} of its {needed:,} bytes: its memory was freed or cut, as"

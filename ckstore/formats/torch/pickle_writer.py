@@ -182,7 +182,8 @@ class _Writer:
     def _tensor_of(self, index: int, depth: int) -> None:
         """Write the call of a tensor: in one step if another one of its form was written."""
         known = TensorRef, index
-        if self._known(known):
+        if known in self._memo:
+            self._known(known)
             return
         form, key = self._forms[index] if self._forms else (None, "")
         if form not in self._codes or depth + _CALL_DEPTH > _MAX_DEPTH:
@@ -261,7 +262,7 @@ class _Writer:
         self.parts.append(b"tR")
 
     def _text(self, text: str) -> None:
-        if not self._known(text):
+        if text not in self._memo:
             data = text.encode("utf-8", "surrogatepass")
             if len(data) > MAX_PICKLE_BYTES:
                 raise UsageError(
@@ -269,6 +270,8 @@ class _Writer:
                 )
             self.parts.append(b"X" + struct.pack("<I", len(data)) + data)
             self._remember(text)
+        else:
+            self._known(text)
 
     def _integer(self, value: int) -> None:
         if 0 <= value < 256:

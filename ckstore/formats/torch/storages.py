@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -55,12 +56,12 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
             raise InputError(f"a tensor refers to storage {key!r}, which the file does not hold")
         view = _place(number, tensor, storage)
         if view is None:
-            tensors[number] = _moved(tensor, -1, 0)
+            tensors[number] = Tensor(tensor.path, tensor.dtype, tensor.shape, tensor.strides, -1, 0, tensor.marks)
         else:
             viewed[key].append(view)
     extents: list[Extent] = []
     members: list[list[_Placed]] = []
-    for storage in sorted(by_key.values(), key=lambda storage: storage.start):
+    for storage in sorted(by_key.values(), key=attrgetter("start")):
         placed = viewed[storage.key]
         if len(placed) == 1 and placed[0].low == 0 and placed[0].high == storage.nbytes:
             extents.append(_group_extent(storage.start, placed, 0, storage.nbytes))
@@ -73,12 +74,9 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
         for one in group:
             if ITEM_SIZES[one.tensor.dtype] == item:
                 offset = (one.storage.start + one.low - base) // item
-                tensors[one.number] = _moved(one.tensor, index, offset)
+                held = one.tensor
+                tensors[one.number] = Tensor(held.path, held.dtype, held.shape, held.strides, index, offset, held.marks)
     return extents, tensors
-
-
-def _moved(tensor: Tensor, extent: int, offset: int) -> Tensor:
-    return Tensor(tensor.path, tensor.dtype, tensor.shape, tensor.strides, extent, offset, tensor.marks)
 
 
 def _place(number: int, tensor: Tensor, storage: StorageData) -> _Placed | None:
