@@ -50,7 +50,12 @@ ROOMS = {
     ),
     "commit": (
         ("commit/change", "commit/dependents", "commit/going_back", "commit/in_full", "commit/join"),
-        ("tests/writing/test_going_back.py", "tests/writing/test_dedupe.py", "tests/test_segments.py"),
+        (
+            "tests/writing/test_rebase.py",
+            "tests/writing/test_going_back.py",
+            "tests/writing/test_dedupe.py",
+            "tests/test_segments.py",
+        ),
     ),
 }
 

@@ -138,7 +138,8 @@ class Contents:
         return places
 
     @cached_property
-    def _chunk_lengths(self) -> list[int]:
+    def chunk_lengths(self) -> list[int]:
+        """The elements of each unit's chunks."""
         return [unit.chunk for unit in self._layout.units]
 
     def identity(self, file: int, tensor: Tensor) -> tuple[Any, ...]:
@@ -175,7 +176,7 @@ class Contents:
         index = bisect_right(parts, first, key=lambda part: part[0]) - 1 if first else 0
         while first < last:
             begin, number, position = parts[index]
-            length = self._chunk_lengths[number]
+            length = self.chunk_lengths[number]
             stop = min(last, parts[index + 1][0]) if index + 1 < len(parts) else last
             low, high = position + first - begin, position + stop - begin
             for chunk in range(low // length, -(-high // length)):

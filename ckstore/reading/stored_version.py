@@ -218,8 +218,8 @@ class StoredVersion:
         """
         parts = []
         for number, chunk, start, stop in self.contents.cover(file, extent, first, last):
-            unit = self.layout.units[number]
-            whole = stop - start == min(unit.chunk, unit.count - chunk * unit.chunk)
+            length = self.contents.chunk_lengths[number]
+            whole = stop - start == min(length, self.layout.units[number].count - chunk * length)
             parts.append(self.chunk(number, chunk, keep=keep or not whole)[start:stop].data.cast("B"))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 

@@ -1,7 +1,8 @@
 """Counts how often one ingest, checkout or slice crosses from one package of ckstore into another.
 
 A crossing is a call of a function in another package, such as from `ckstore.writing` into `ckstore.objects`; a callback
-is one into a package of a higher level. The checkpoint has four float32 tensors of 1 MB.
+is one into a package of a higher level. The checkpoint has four float32 tensors of 1 MB. A cold slice is the first one
+of a store that was just opened: of its Python calls, those of libraries are counted, too.
 
     python -m tools.bench.crossings [--most N]
 """
@@ -101,6 +102,32 @@ def measured() -> dict[str, Crossings]:
     return result
 
 
+def cold_slice() -> tuple[int, int]:
+    """Return the modules of ckstore that the first slice of an open store enters, and its Python calls."""
+    states, modules, calls = _states(), set(), Counter[str]()
+
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            calls["all"] += 1
+            if _package(frame) is not None:
+                modules.add(frame.f_code.co_filename)
+
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory, "store")
+        with ckstore.init(place) as store:
+            for step in range(3):
+                store.ingest(next(states), run="encoded", step=step, hot=0)
+        for _ in range(2):  # The first time, modules are imported.
+            modules.clear()
+            calls.clear()
+            with ckstore.open(place) as store:
+                version = store["encoded@2"]
+                sys.setprofile(note)
+                version["model/layer0"][3:5]
+                sys.setprofile(None)
+    return len(modules), calls["all"]
+
+
 def main() -> None:
     """Print the crossings and callbacks of each operation, and the most frequent pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -112,6 +139,8 @@ def main() -> None:
         print(f"{name}: {found.total():,} crossings, {back:,} of them callbacks")
         for (here, there), count in found.most_common(most):
             print(f"    {count:6,}  {here} -> {there}")
+    entered, calls = cold_slice()
+    print(f"cold slice: {calls:,} calls of Python, {entered} modules")
 
 
 if __name__ == "__main__":
