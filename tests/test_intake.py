@@ -132,9 +132,9 @@ def test_files_that_mark_a_step_are_tags(store: ckstore.Store, tmp_path: Path) -
         "deepspeed/last": ("deepspeed", 20), "megatron/last": ("megatron", 100),
     }  # fmt: skip
     assert [run.name for run in store.runs()] == ["a", "b", "c/checkpoints", "c/best-seen", "deepspeed", "megatron"]
-    records = len(store._catalog.records())
+    records = len(store._catalog.log_records())
     store.ingest_many(store.plan(old, recursive=True))
-    assert len(store._catalog.records()) == records
+    assert len(store._catalog.log_records()) == records
 
 
 def test_a_folder_of_one_run_has_plain_tags_unless_another_run_has_them(store: ckstore.Store, tmp_path: Path) -> None:

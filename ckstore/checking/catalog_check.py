@@ -50,7 +50,7 @@ class CatalogCheck:
         self._metrics: dict[int, list[Any]] = {}
         self._runs: set[tuple[str, str]] = set()
         with suppress(CkstoreError):  # `store_problems` reports it.
-            for record in catalog.records():
+            for record in catalog.log_records():
                 if record["change"] == "metrics":
                     self._metrics.setdefault(record["version"], []).append(record["metrics"])
                 elif record["change"] == "rename":

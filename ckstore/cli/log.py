@@ -243,7 +243,7 @@ def _garbage(catalog: Catalog) -> int:
     totals, collected = catalog.totals(), catalog.collected()
     unclaimed = totals.bytes - totals.stored_bytes
     if unclaimed <= _NOTED * totals.bytes or not any(
-        record["change"] in _FREEING and record["created"] > collected for record in catalog.records()
+        record["change"] in _FREEING and record["created"] > collected for record in catalog.log_records()
     ):
         return 0
     return unclaimed

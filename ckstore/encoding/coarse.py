@@ -151,7 +151,7 @@ class CoarseEncoder:
         bits = read(0, unit.count)
         if not lattice.is_in_range or statistics_of(bits, unit.dtype)[2] < unit.count:
             return None
-        estimate = self._planned(unit, bits, lattice, None)
+        estimate = self._estimate_of(unit, bits, lattice, None)
         if _loses(estimate, bits):
             return None
         chunks = -(-unit.count // unit.chunk)
@@ -160,7 +160,7 @@ class CoarseEncoder:
             estimate.candidates,
             options=(*estimate.candidates.options, Option("cast", 0.0, cost(work), is_base=False)),
         )
-        estimate.plans["cast"] = Way(None, source=master.source)
+        estimate.ways["cast"] = Way(None, source=master.source)
         estimate.master = master
         return estimate
 
@@ -228,7 +228,7 @@ class CoarseEncoder:
             reached, *_ = _deviation(unit, bits, lattice.values(lattice.quantise(bits, 0), 0))
             if reached > bound:
                 return None
-        return self._planned(unit, bits, lattice, record)
+        return self._estimate_of(unit, bits, lattice, record)
 
     def _estimate_weight(
         self, unit: Unit, bits: Bits, largest: float, parent: Parent | None, steps: Steps
@@ -248,7 +248,7 @@ class CoarseEncoder:
         sample = Sample.of(unit, lambda first, last: bits[first:last]).part()
         # Training that was restored from the parent began on its lattice, and has hardly left it.
         dithered = record is not None and lattice.concentration(sample.bits, sample.start) > CONCENTRATED
-        estimate = self._planned(unit, bits, lattice, record, dithered=dithered)
+        estimate = self._estimate_of(unit, bits, lattice, record, dithered=dithered)
         if record is not None:
             estimate.origin = record.origin or record.id
         return estimate
@@ -266,8 +266,8 @@ class CoarseEncoder:
         step = min(max(step, lowest - reach), highest - top - 1)
         lattice = LinearLattice(unit.dtype, step, row_width(unit), rows, cols)
         if agreement is None or _momentum_kept(unit, bits, lattice) > _KEPT:
-            return self._planned(unit, bits, lattice, None)
-        return self._planned(unit, bits, replace(lattice, step=step + 1), None, doubled=True)
+            return self._estimate_of(unit, bits, lattice, None)
+        return self._estimate_of(unit, bits, replace(lattice, step=step + 1), None, doubled=True)
 
     def _estimate_relative(self, unit: Unit, bits: Bits, *, is_moment: bool) -> Estimate | None:
         """Estimate values that are rounded relative to each: coarsely if they are second moments."""
@@ -276,14 +276,14 @@ class CoarseEncoder:
         octaves = (SECOND_MOMENT if is_moment else RELATIVE) + log2(self.policy.quality) / 2
         shift = max(FLOATS[unit.dtype][0] + min(max(ceil(octaves), 0) if is_moment else ceil(octaves), 3), 1)
         if not is_moment and floats(bits, unit.dtype).min(initial=0) < 0:
-            return self._planned(unit, bits, RoundedLattice(unit.dtype, shift, 0, row_width(unit)), None)
+            return self._estimate_of(unit, bits, RoundedLattice(unit.dtype, shift, 0, row_width(unit)), None)
         model = LogModel.of(unit, bits)
         rows, cols = model.exponents(4.0)
         # Up, since a mean of logarithms lies below the mean.
         level = ceil(4 * (model.level + exponent_bias(unit.dtype)))
         lattice = RoundedLattice(unit.dtype, shift, level, row_width(unit), rows, cols)
         # In full: the residuals after rows and columns are as small as their change since the parent.
-        return self._planned(unit, bits, lattice, None)
+        return self._estimate_of(unit, bits, lattice, None)
 
     def _record(self, unit: Unit, parent: Parent | None) -> Linear | None:
         """Return the parent's record if its lattice is linear, else that of the nearest coarse ancestor."""
@@ -295,7 +295,7 @@ class CoarseEncoder:
                     return record
         return None
 
-    def _planned(
+    def _estimate_of(
         self,
         unit: Unit,
         bits: Bits,
@@ -313,7 +313,7 @@ class CoarseEncoder:
         work = layer(chunks, unit.count, int(base), grouped=False)
         full_cost = cost(exact_work(unit.count, unit.chunk, unit.dtype))
         options = [Option("base", base, cost(work), is_base=True)]
-        plans = {"base": Way(None)}
+        ways = {"base": Way(None)}
         debt = 0.0
         if record is not None and isinstance(lattice, LinearLattice) and record.lattice.width == lattice.width:
             debt = record.debt
@@ -328,10 +328,10 @@ class CoarseEncoder:
                     self.reader.chains.work(ancestor)
                 )
                 options.append(Option(name, stored, cost(price), is_base=False))
-                plans[name] = Way(ancestor)
+                ways[name] = Way(ancestor)
         candidates = Candidates(tuple(options), debt)
         return Estimate(
-            unit, candidates, plans, full_cost, int(base), lattice, is_coarse=True, dithered=dithered, doubled=doubled
+            unit, candidates, ways, full_cost, int(base), lattice, is_coarse=True, dithered=dithered, doubled=doubled
         )
 
 

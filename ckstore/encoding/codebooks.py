@@ -57,36 +57,36 @@ class CodebookEncoder:
         estimated = self._estimate_changes if self.scheme.of_changes else self._estimate_levels
         estimate = estimated(unit, bits, record, layer())
         if is_positive(floats(bits, unit.dtype)):
-            for plan in estimate.plans.values():
-                assert isinstance(plan.lattice, CodebookLattice)
-                numbers = self._numbers(plan.lattice, self._filled(layer(), unit, bits, plan))
-                before = None if not plan.additive or plan.base is None else self._decoded(plan.base)
-                decoded = plan.lattice.values(numbers) if before is None else plan.lattice.add(before, numbers)
+            for way in estimate.ways.values():
+                assert isinstance(way.lattice, CodebookLattice)
+                numbers = self._numbers(way.lattice, self._filled(layer(), unit, bits, way))
+                before = None if not way.additive or way.base is None else self._decoded(way.base)
+                decoded = way.lattice.values(numbers) if before is None else way.lattice.add(before, numbers)
                 if loses_positives(unit, bits, decoded):
                     return None  # Not surely a weight.
         return estimate
 
-    def encode(self, estimate: Estimate, plan: Way, read: ReadUnit, layer: Callable[[], Layer], debt: int) -> Encoded:
-        """Return an object under `plan`."""
+    def encode(self, estimate: Estimate, way: Way, read: ReadUnit, layer: Callable[[], Layer], debt: int) -> Encoded:
+        """Return an object under `way`."""
         unit = estimate.unit
-        lattice = plan.lattice
+        lattice = way.lattice
         assert isinstance(lattice, CodebookLattice)
         bits = read(0, unit.count)
-        numbers = self._numbers(lattice, self._filled(layer(), unit, bits, plan))
+        numbers = self._numbers(lattice, self._filled(layer(), unit, bits, way))
         payloads = []
         comparison = Comparison(unit)
         digests = []
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             part = numbers[start : start + unit.chunk]
             digests.append(bytes.fromhex(digest(part.view(np.uint8))))
-            delta, classes = self._against(lattice, part, None if plan.additive else plan.base, chunk)
+            delta, classes = self._against(lattice, part, None if way.additive else way.base, chunk)
             payloads.append(encode_changes(delta, classes))
-            before = None if not plan.additive or plan.base is None else self.reader.values(plan.base, chunk)
+            before = None if not way.additive or way.base is None else self.reader.values(way.base, chunk)
             decoded = lattice.values(part) if before is None else lattice.add(before, part)
             comparison.add(bits[start : start + unit.chunk], decoded)
-        base = plan.base.id if plan.additive and plan.base is not None else ""
+        base = way.base.id if way.additive and way.base is not None else ""
         common = common_fields(lattice_id(lattice, unit.count, unit.chunk, digests, base), unit, estimate.alone)
-        record = Codebook.on(lattice, **common, base=plan.base_id, debt=debt, additive=plan.additive)
+        record = Codebook.on(lattice, **common, base=way.base_id, debt=debt, additive=way.additive)
         return Encoded(record, [*payloads], comparison.result())
 
     def _estimate_changes(self, unit: Unit, bits: Bits, record: Codebook | None, layer: Layer) -> Estimate:
@@ -97,22 +97,22 @@ class CodebookEncoder:
         one, whose error is a part of the values. The merged change reduces the restore cost as much.
         """
         sample = Sample.of(unit, lambda first, last: bits[first:last])
-        plans = {"base": Way(None, additive=True)}
+        ways = {"base": Way(None, additive=True)}
         if record is not None:
-            plans["delta"] = Way(record, additive=True)
+            ways["delta"] = Way(record, additive=True)
             if record.base is not None:
-                plans["merged"] = Way([*self.reader.chains.levels(record)][-1], additive=True, merged=record)
+                ways["merged"] = Way([*self.reader.chains.levels(record)][-1], additive=True, merged=record)
         sizes = {}
-        for name, plan in plans.items():
-            filled = self._filled(layer, unit, bits, plan)
+        for name, way in ways.items():
+            filled = self._filled(layer, unit, bits, way)
             lattice = self._codebook(filled)
             first = sample.start
             part = replace(filled, values=filled.values[first : first + sample.bits.size])
             sizes[name] = sample.nbytes(lattice.stored(self._numbers(lattice, part)))
-            plans[name] = replace(plan, lattice=lattice)
+            ways[name] = replace(way, lattice=lattice)
         if record is not None:
-            del plans["base"]
-        return self._planned(unit, plans, sizes, record)
+            del ways["base"]
+        return self._estimate_of(unit, ways, sizes, record)
 
     def _estimate_levels(self, unit: Unit, bits: Bits, record: Codebook | None, layer: Layer) -> Estimate:
         """Estimate a scheme of values: one codebook, its indices in full or against the parent's."""
@@ -120,29 +120,31 @@ class CodebookEncoder:
         filled = replace(layer, values=as_float32(bits, unit.dtype))
         lattice = self._codebook(filled)
         part = self._numbers(lattice, filled)[sample.start : sample.start + sample.bits.size]
-        ways: dict[str, Codebook | None] = {"base": None, **({} if record is None else {"delta": record})}
-        plans = {}
+        bases: dict[str, Codebook | None] = {"base": None, **({} if record is None else {"delta": record})}
+        ways = {}
         sizes = {}
-        for name, base in ways.items():
+        for name, base in bases.items():
             if base is None:
                 sizes[name] = sample.nbytes(lattice.stored(part))
             else:
                 before = sample.cut(base.lattice.indices(self.reader.numbers(base, sample.chunk)))
                 sizes[name] = sample.nbytes(lattice.delta(part, before), base.lattice.classes(before))
-            plans[name] = Way(base, lattice=lattice)
-        return self._planned(unit, plans, sizes, record)
+            ways[name] = Way(base, lattice=lattice)
+        return self._estimate_of(unit, ways, sizes, record)
 
-    def _planned(self, unit: Unit, plans: dict[str, Way], sizes: dict[str, float], record: Codebook | None) -> Estimate:
+    def _estimate_of(
+        self, unit: Unit, ways: dict[str, Way], sizes: dict[str, float], record: Codebook | None
+    ) -> Estimate:
         chunks = -(-unit.count // unit.chunk)
         options = []
-        for name, plan in plans.items():
-            own = layer(chunks, unit.count, int(sizes[name]), grouped=plan.base is not None and not plan.additive)
-            total = own if plan.base is None else own.plus(self.reader.chains.work(plan.base))
-            options.append(Option(name, sizes[name], cost(total), is_base=plan.base is None))
+        for name, way in ways.items():
+            own = layer(chunks, unit.count, int(sizes[name]), grouped=way.base is not None and not way.additive)
+            total = own if way.base is None else own.plus(self.reader.chains.work(way.base))
+            options.append(Option(name, sizes[name], cost(total), is_base=way.base is None))
         full_cost = cost(exact_work(unit.count, unit.chunk, unit.dtype))
         debt = 0.0 if record is None else float(record.debt)
         candidates = Candidates(tuple(options), debt)
-        return Estimate(unit, candidates, plans, full_cost, int(sizes["base"]), is_coarse=True)
+        return Estimate(unit, candidates, ways, full_cost, int(sizes["base"]), is_coarse=True)
 
     def _record(self, unit: Unit, parent: Parent | None) -> Codebook | None:
         """Return the parent's record if the scheme continues it; one that cannot be decoded counts as none."""
@@ -179,19 +181,17 @@ class CodebookEncoder:
             raise CkstoreError(f"The scheme {self.scheme.name} returned no finite {short} bits of protected elements.")
         return lattice.numbers(indices, protected)
 
-    def _filled(self, layer: Layer, unit: Unit, bits: Bits, plan: Way) -> Layer:
+    def _filled(self, layer: Layer, unit: Unit, bits: Bits, way: Way) -> Layer:
         """Return the layer with its values, their changes since the decoded base, or merged changes."""
-        if plan.base is None or not plan.additive:
+        if way.base is None or not way.additive:
             return replace(layer, values=as_float32(bits, unit.dtype))
-        if plan.merged is None:
-            return self._changed(layer, unit, bits, self._decoded(plan.base))
-        previous = self._decoded(plan.merged)
+        if way.merged is None:
+            return self._changed(layer, unit, bits, self._decoded(way.base))
+        previous = self._decoded(way.merged)
         change = self._changed(layer, unit, bits, previous)
         lattice = self._codebook(change)
         # The sum leads to the decoded last state, not to the exact one: without kept changes there is nothing to merge.
-        merged = differences(
-            lattice.add(previous, self._numbers(lattice, change)), self._decoded(plan.base), unit.dtype
-        )
+        merged = differences(lattice.add(previous, self._numbers(lattice, change)), self._decoded(way.base), unit.dtype)
         return replace(layer, values=merged)
 
     @staticmethod

@@ -102,7 +102,7 @@ class Estimate:
 
     unit: Unit
     candidates: Candidates
-    plans: dict[str, Way]
+    ways: dict[str, Way]
     full_cost: float
     alone: int
     lattice: Lattice | None = None

@@ -232,7 +232,7 @@ class Estimator:
             Its bytes changed since they were hashed.
         """
         unit = estimate.unit
-        way, debt = estimate.plans[choice.option.name], round(choice.debt)
+        way, debt = estimate.ways[choice.option.name], round(choice.debt)
         with self._turn(unit):
             read = self._values.checked(unit, rounded=estimate.is_coarse)
             if self._codebooks is not None and way.lattice is not None:

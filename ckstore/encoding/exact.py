@@ -73,7 +73,7 @@ class ObjectEncoder:
         work = source.work.plus(patches(sample.chunks, int(stored)))
         option = Option("cast", stored, price(work, stored, full, self.reader.blocks.read_price), is_base=False)
         table = replace(estimate.candidates, options=(*estimate.candidates.options, option))
-        return replace(estimate, candidates=table, plans={**estimate.plans, "cast": Way(None, source=source)})
+        return replace(estimate, candidates=table, ways={**estimate.ways, "cast": Way(None, source=source)})
 
     def encode(
         self, content: str, estimate: Estimate, way: Way, read: ReadUnit, debt: int, replaced: Sequence[str] = ()

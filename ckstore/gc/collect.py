@@ -48,7 +48,7 @@ def tidy(repository: Repository) -> None:
                 packs.remove(name)
             elif packs.is_intact(name):  # Its own file comes first.
                 catalog.place_packs({name: None})
-        for segment in unused_segments(repository, catalog.records):
+        for segment in unused_segments(repository, catalog.log_records):
             if all(map(packs.is_intact, catalog.known_packs(packs.names_in(segment)))):
                 packs.remove_segment(segment)
 

@@ -95,7 +95,7 @@ class GcPlan:
             self.state = replace(self.state, versions=left)
         self._repository = repository
         self._grace = GRACE if grace is None else grace
-        self._records = repository.catalog.records()
+        self._records = repository.catalog.log_records()
         self._names = {row.name for row in self.state.packs}
         # Packs and rows that need nothing that is removed: those of the plan, and later ones once they are checked.
         self._sound_packs = set(self._names)

@@ -25,7 +25,7 @@ def lost_packs(repository: Repository) -> list[str]:
     Nothing is deleted. Other processes see the losses as a normal change. Concurrent recoveries log them once.
     """
     catalog, packs = repository.catalog, repository.packs
-    lost = _said_to_be_lost(catalog.records())
+    lost = _said_to_be_lost(catalog.log_records())
     known = {pack.name: pack.bytes for pack in catalog.packs()}
     again = {info.name: info for info in packs.list_packs() if info.name in lost} if lost else {}
     sizes = {name: info.bytes for name, info in again.items()} | known

@@ -114,7 +114,7 @@ class Catalog(CatalogClaims):
             check(name, log_files.Follows)
         return name
 
-    def records(self) -> list[dict[str, Any]]:
+    def log_records(self) -> list[dict[str, Any]]:
         """Return the log's undamaged records of committed changes, in order."""
         return change_log.read_all(self._storage)[0]
 
@@ -122,7 +122,7 @@ class Catalog(CatalogClaims):
         """Return the records of forgotten versions that can come back, without changes that were interrupted."""
         last = self.logged()
         return change_log.undoable(
-            record for record in self.records() if not self.is_only or log_files.name_of(record) <= last
+            record for record in self.log_records() if not self.is_only or log_files.name_of(record) <= last
         )
 
     def changed_only(self, name: str, kinds: Collection[str]) -> bool:

@@ -187,6 +187,6 @@ def _is_superseded(repository: Repository, number: int) -> bool:
         row = repository.catalog.version(number)
     except NotFoundError:
         return any(
-            record["change"] == "forget" and number in record["versions"] for record in repository.catalog.records()
+            record["change"] == "forget" and number in record["versions"] for record in repository.catalog.log_records()
         )
     return repository.resolver.document(row).hot is None

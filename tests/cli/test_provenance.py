@@ -69,9 +69,9 @@ def test_a_version_has_its_origin(store: library.Store, commit: str, monkeypatch
 def test_an_origin_takes_few_bytes_and_no_time_of_its_own_commit(store: library.Store, commit: str) -> None:
     store.ingest({"w": np.zeros(3)}, run="a", step=1)
     assert len(json.dumps(store["a@1"].made)) < 600
-    records = len(store._catalog.records())
+    records = len(store._catalog.log_records())
     assert not store.ingest({"w": np.zeros(3)}, run="a", step=1).is_new
-    assert len(store._catalog.records()) == records
+    assert len(store._catalog.log_records()) == records
 
 
 def test_no_git_and_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

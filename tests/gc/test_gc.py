@@ -842,7 +842,7 @@ def test_the_log(store: ckstore.Store) -> None:
     store.forget(["a@0", "b"])
     rows = {pack.name for pack in store._catalog.packs()}
     store.gc()
-    forgot, again, collected = store._catalog.records()[-3:]
+    forgot, again, collected = store._catalog.log_records()[-3:]
     assert (forgot["change"], forgot["versions"], forgot["uids"]) == ("forget", [1, 7], uids)
     assert (again["change"], again["versions"]) == ("rebase", [2, 4])
     assert collected["change"] == "gc"

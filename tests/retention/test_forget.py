@@ -47,7 +47,7 @@ def test_forgotten_versions_are_gone_and_others_stay(store: ckstore.Store, paths
     for name in ("a@1", 2, report.versions[0].uid[:8]):
         with pytest.raises(NotFoundError):
             store[name]
-    assert store._catalog.records()[-1]["change"] == "forget"
+    assert store._catalog.log_records()[-1]["change"] == "forget"
     # Their steps and their content can come again, under other numbers.
     assert store.ingest(paths[1], run="a").version.number == 7
     check(store, paths, [*left, (7, "a", 1)])

@@ -97,7 +97,7 @@ def test_a_recovery_keeps_what_can_be_undone(store: ckstore.Store) -> None:
 def test_they_are_garbage_after_the_grace_time(store: ckstore.Store) -> None:
     store.forget(["a@1", "a@2"])
     report = store.gc()
-    left = datetime.fromisoformat(report.until) - datetime.fromisoformat(store._catalog.records()[-1]["created"])
+    left = datetime.fromisoformat(report.until) - datetime.fromisoformat(store._catalog.log_records()[-1]["created"])
     assert report.bytes == 0
     assert left <= timedelta(days=7)
     with mock.patch.object(kept, "datetime", wraps=datetime) as clock:

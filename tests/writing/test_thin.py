@@ -873,7 +873,7 @@ def test_packs_that_were_moved_before_the_lease(path: Path, series: list[Path]) 
 def test_the_log(store: ckstore.Store) -> None:
     before = {pack.name for pack in store._catalog.packs()}
     store.thin(["a@2", "a@3"])
-    *_, one, other = store._catalog.records()
+    *_, one, other = store._catalog.log_records()
     assert [(record["change"], record["version"]) for record in (one, other)] == [("thin", 3), ("thin", 4)]
     assert {pack.name for pack in store._catalog.packs()} - before == {*one["packs"], *other["packs"]}
 

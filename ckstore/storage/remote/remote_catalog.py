@@ -104,7 +104,7 @@ class RemoteCatalog(Catalog):
                 self._set_head(made)
         return True
 
-    def records(self) -> list[dict[str, Any]]:
+    def log_records(self) -> list[dict[str, Any]]:
         """Return the notes in the records that the mirror has applied; read all of these."""
         return [
             {**note, "sequence": head.number, "created": record["created"]}

@@ -675,7 +675,7 @@ def test_packs_that_are_committed_while_gc_is_about_to_remove_them_stay(
         assert store.verify().problems == []
         assert not any(
             record.get("versions")
-            for record in store._catalog.records()
+            for record in store._catalog.log_records()
             if record["change"] == "gc" and any(origin[0] == store["gpt@2"].id for origin in record["versions"])
         )
 
