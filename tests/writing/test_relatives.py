@@ -177,6 +177,19 @@ def test_fused_and_stacked_tensors_take_no_bytes(tmp_path: Path, width: int) -> 
     assert stored(tmp_path / "stacked", [experts, {"experts.up": np.stack([*experts.values()])}])[1] < 1000
 
 
+def test_parts_of_a_fused_tensor_are_stored_in_full_once(tmp_path: Path) -> None:
+    """So are fewer rows of a table: a base has as many elements."""
+    parts = {f"h.0.attn.{part}_proj.weight": floats(256, 256) for part in "qkv"}
+    fused = {"h.0.attn.qkv_proj.weight": np.concatenate([*parts.values()])}
+    sizes = stored(tmp_path / "parts", [fused, parts, trained(parts), fused])
+    assert 0.98 * sizes[0] < sizes[1] < 1.01 * sizes[0] + 1000
+    assert sizes[2] < 0.7 * sizes[0]
+    assert sizes[3] < 1000
+    table = {"emb.weight": floats(3000, 32)}
+    less = stored(tmp_path / "rows", [table, {"emb.weight": table["emb.weight"][:2900]}])
+    assert 0.9 * less[0] < less[1] < less[0] + 500
+
+
 def test_an_index_that_moves_by_a_new_group_is_followed(tmp_path: Path) -> None:
     shapes = [(100, 100), (30, 40), (500,), (200, 100)]
     state = {
