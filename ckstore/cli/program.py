@@ -202,7 +202,10 @@ def _usage(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption) and error.option_name == "--store" and error.ctx is not None:
         return f"Put --store before the verb: `ckstore --store PATH {error.ctx.info_name}`."
     if isinstance(error, click.NoSuchOption) and error.option_name in _INSTEAD and error.ctx is not None:
-        return f"There is no option {error.option_name}; write `{_INSTEAD[error.option_name]}`."
+        instead = _INSTEAD[error.option_name]
+        if error.ctx.info_name in ("policy", "thin"):  # They keep versions by the same options.
+            instead = instead.replace("forget", error.ctx.info_name)
+        return f"There is no option {error.option_name}; write `{instead}`."
     message = error.format_message().replace("\n\t", " ")  # click lists choices on lines.
     if "`" in message or message.endswith("?"):
         return message

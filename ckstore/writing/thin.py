@@ -279,14 +279,17 @@ def _exact_versions(
 
 
 def _thin_all(batch: _Batch, rows: Sequence[VersionRow]) -> list[int]:
-    """Thin versions until one was changed by another process; return the numbers of the remaining ones."""
+    """Thin versions until another process changed one or freed objects; return the numbers of the remaining ones."""
+    catalog = batch.repository.catalog
     for place, row in enumerate(rows):
+        collected = catalog.collected()
         try:
             _Thinning(batch, row).run()
         except ConflictError:
-            # Another process has thinned the version or dropped tensors of it: plan the rest again.
+            # Another process has thinned the version or dropped tensors of it, or freed coarse objects that an undone
+            # thinning had left: plan the rest again.
             batch.repository.resolver.forget()
-            if batch.repository.catalog.version(row.number).described == row.described:
+            if catalog.version(row.number).described == row.described and catalog.collected() == collected:
                 raise
             return [left.number for left in rows[place:]]
     return []

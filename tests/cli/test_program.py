@@ -87,6 +87,8 @@ def test_version(ckstore) -> None:
         (["log", "--nope"], "No such option"),
         (["log", "--top", "3", "loss"], "write `ckstore log --sort best:METRIC -n N`."),
         (["diff", "1", "2", "--config"], "write `ckstore diff BEFORE AFTER`."),
+        (["forget", "--keep-daily", "7"], "write `ckstore forget --keep-every 1d:N`."),
+        (["policy", "--keep-daily", "7"], "write `ckstore policy --keep-every 1d:N`."),
         (["diff", "gpt@1..gpt@2"], "gpt@1..gpt@2 is a range; write `ckstore diff gpt@1 gpt@2`."),
         (["log", "--since", "2d"], "write `ckstore log --where 'age<2d'`."),
         (["log", "-n", "x"], "see `ckstore log --help`."),

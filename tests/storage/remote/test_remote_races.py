@@ -102,6 +102,22 @@ def test_a_concurrently_thinned_version_does_not_become_exact_again(
         assert same(store["r@1"].state_dict(), 1)
 
 
+def test_a_thinning_writes_coarse_objects_again_that_another_mirror_frees(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The objects are those of a thinning that was undone."""
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        store.thin("r@0")
+        store.undo()
+        with ckstore.open(URL, cache=directory / "b") as other:
+            once_published(store, monkeypatch, lambda: other.gc(grace=0))
+            assert [thinned.version.step for thinned in store.thin("r@0").versions] == [0]
+    with ckstore.open(URL, cache=directory / "c") as store:
+        assert store["r@0"].fidelity == "coarse"
+        assert store.verify().problems == []
+
+
 def test_a_missing_pack_is_noticed_inside_of_a_transaction_too(server: SimulatedServer, directory: Path) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="r", step=0, hot=0)
