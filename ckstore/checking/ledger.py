@@ -50,11 +50,11 @@ def ledger(repository: Repository) -> dict[str, int]:
             causes["unreferenced packs" if place == "packs" else "other files"] += size
     documents = map(repository.resolver.document, repository.catalog.versions())
     own = {*keys(identity for document in documents for identity in document.objects).values()}
+    placed = repository.catalog.placed_objects()
     for name, size in known.items():
         rest = size - _manifest(repository, name, causes)
-        placed = repository.catalog.objects_in(name)
-        live = {slot for _, slot in placed}
-        owned = {slot for found, slot in placed if found in own}
+        live = placed.get(name, {})
+        owned = {slot for slot, found in live.items() if found in own}
         for slot in range(len(repository.resolver.manifest(name).document.records)):
             unneeded = "superseded" if slot not in live else None if slot in owned else "held"
             rest -= _record(repository, name, slot, unneeded, causes)
