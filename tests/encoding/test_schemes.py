@@ -108,11 +108,11 @@ class LcByHand:
         """The state that a version decodes to whose base is that of its record."""
         if record.base is None:
             way = "base"
-            lattice, indices = lc.lc_quantise(as_float32(bits, dtype), 8, dtype, lc.SPLIT)
+            lattice, indices = lc_quantised(as_float32(bits, dtype), 8, dtype, lc.SPLIT)
             state = lattice.values(indices)
         else:
             previous = self.states[-1]
-            change, indices = lc.lc_quantise(differences(bits, previous, dtype), 3, dtype)
+            change, indices = lc_quantised(differences(bits, previous, dtype), 3, dtype)
             assert change.levels <= 8
             state = change.add(previous, indices)
             way = "delta"
@@ -121,12 +121,17 @@ class LcByHand:
                 places = [place for place, before in enumerate(self.records) if before.id == record.base]
                 assert places, "a merged change leads on from a version of this run"
                 start = self.states[places[-1]]
-                merged, indices = lc.lc_quantise(differences(state, start, dtype), 8, dtype, lc.SPLIT)
+                merged, indices = lc_quantised(differences(state, start, dtype), 8, dtype, lc.SPLIT)
                 state = merged.add(start, indices)
         self.states.append(state)
         self.records.append(record)
         self.ways.append(way)
         return state
+
+
+def lc_quantised(changes: Any, bits: int, dtype: str, split: int = 0) -> tuple[Any, Any]:
+    lattice = lc.bucket_codebook(changes, bits, dtype, split)
+    return lattice, lc.assign(lattice, changes, split)
 
 
 def test_lc_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> None:
