@@ -2,7 +2,7 @@
 
 *Directions*: each matrix of changes is a product of two matrices of integers, from its singular vectors. A direction is
 kept if it is worth its bits. Steps are such that all elements err alike, times the eighth root of the second moments of
-their rows and columns. A common scale makes up for what is lost. *UltraDelta*, after Wang et al., arXiv 2505.13563:
+their rows and columns. A common scale makes up for lost directions. *UltraDelta*, after Wang et al., arXiv 2505.13563:
 changes are dropped at random, more of them in layers of small variance, scaled to their sum of sizes, and have four
 bits. Bits of both are entropies, without tables; those of *lattices* are the bytes of a version of a store.
 """
