@@ -642,3 +642,14 @@ def test_each_version_costs_as_much_in_a_longer_run(tmp_path: Path) -> None:
                 found.append(lines(tmp_path / str(step)))
     first, second = (found[1] - found[0]) / 8, (found[2] - found[1]) / 16
     assert second <= 1.02 * first
+
+
+def test_policies_survive(tmp_path: Path) -> None:
+    policy = ckstore.Policy(retention=ckstore.Retention(keep_last=3))
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"weight": np.zeros(8, np.float32)}, run="a", step=1)
+        store.set_policy(policy, run="a")
+    (tmp_path / "store" / "catalog.sqlite").unlink()
+    recover(tmp_path / "store")
+    with ckstore.open(tmp_path / "store") as store:
+        assert store.policy("a") == policy

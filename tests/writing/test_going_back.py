@@ -448,3 +448,11 @@ def test_the_cost_of_going_back_follows_the_number_of_superseded_versions(tmp_pa
             counts.append(len(steps))
             assert superseded(store)[-2:] == [store["gpt"].number - 2, store["gpt"].number - 1]
     assert counts[1] < 1.3 * counts[0]
+
+
+def test_extremes_of_a_metric_pass_over_superseded_versions(tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "extremes") as store:
+        for step, loss in ((1, 3.0), (2, 1.0), (3, 9.0)):
+            store.ingest({"weight": np.full(8, step)}, run="back", step=step, metrics={"val_loss": loss})
+        store.ingest({"weight": np.full(8, 7)}, run="back", step=4, parent="back@1", metrics={"val_loss": 2.0})
+        assert [store[f"back@{sense}:val_loss"].step for sense in ("least", "best", "most")] == [4, 4, 1]
