@@ -65,7 +65,7 @@ def test_a_training_goes_on_on_any_mesh(tmp_path: Path, hosts: int, kind: str, m
                     known |= packs.keys()
                 sent = made.received() - before
                 print(kind, hosts, run, mesh, world, "stored", stored, "sent", sent)
-                assert stored < 1e6 or sent < 1.05 * stored  # With headers, and packets that are sent again.
+                assert stored < 1e6 or sent < 1.02 * stored  # With headers.
         with ckstore.open(place) as store:
             encode(store._repository, store._catalog.hot())
             assert store.verify().problems == []
