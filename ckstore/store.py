@@ -1480,6 +1480,7 @@ class Store(Mapping[str | int, "Version"]):
             Follow steps that are multiples of this number alone.
         signed_by
             Wait for a version that was signed with a key, before anything is written; see `Version.require_signed`.
+            Files change in a copy, which replaces them once it is the signed one.
 
         Raises
         ------

@@ -636,7 +636,14 @@ class Version(Mapping[str, "LazyTensor"]):
         require_signed(self._stored, pathlib.Path(key))
 
     @checked()
-    def write(self, out: BinaryIO, *, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+    def write(
+        self,
+        out: BinaryIO,
+        *,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        signed_by: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Write the bytes of a file to a binary stream, such as `sys.stdout.buffer`.
 
         Parameters
@@ -645,13 +652,15 @@ class Version(Mapping[str, "LazyTensor"]):
             The stream; a raw one must block. After an error it has a part of the file.
         include, exclude
             Globs that choose one file of a directory.
+        signed_by
+            Write nothing but a file that was signed with a key, once all of it has been compared; see `checkout`.
 
         Raises
         ------
         UsageError
             They do not choose a single file.
         IntegrityError
-            The version is damaged.
+            The version is damaged, or not signed as it must be.
 
         Examples
         --------
@@ -660,7 +669,9 @@ class Version(Mapping[str, "LazyTensor"]):
         """
         from ckstore.reading.checkout import write_file
 
-        write_file(self._stored, out, include, exclude)
+        if signed_by is not None:
+            self.require_signed(signed_by)
+        write_file(self._stored, out, include, exclude, compare_first=signed_by is not None)
 
     def sha256(self) -> dict[str, str]:
         """Return the SHA-256 of each file as a checkout writes it, by path, without files with dropped tensors.

@@ -128,9 +128,7 @@ def command(
             return
         try:
             if to_stdout:
-                if signed_by is not None:
-                    found.require_signed(signed_by)
-                found.write(sys.stdout.buffer, include=include, exclude=exclude)
+                found.write(sys.stdout.buffer, include=include, exclude=exclude, signed_by=signed_by)
             else:
                 _write(found, output, form, include, exclude, strip=strip, force=force, signed_by=signed_by)
                 note_runs(store, [version], "writes")

@@ -210,7 +210,9 @@ class _Follower:
             if self._present(here, row) is not None and (not self._swap or self._root.is_symlink()):
                 return None
             version = self._stored(row)
-            _, amounts = update(version, target, read_marker(target), self._include)
+            # Readers of a directory that swaps see nothing before it is complete.
+            compare_first = self._signed_by is not None and not self._swap
+            _, amounts = update(version, target, read_marker(target), self._include, compare_first=compare_first)
             if self._swap:
                 point(self._root, target)
             return row, amounts

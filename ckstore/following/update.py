@@ -50,19 +50,34 @@ class Amounts:
 
 
 def update(
-    version: StoredVersion, root: Path, before: Marker | None, include: Sequence[str] = ()
+    version: StoredVersion,
+    root: Path,
+    before: Marker | None,
+    include: Sequence[str] = (),
+    *,
+    compare_first: bool = False,
 ) -> tuple[Marker, Amounts]:
     """Bring a directory to a version, or to its files that match a glob; the caller holds its lock exclusively.
 
+    With `compare_first`, a file changes in a copy, which replaces it once its digest is the version's.
+
     Repeating an interrupted update is harmless: files in doubt are compared by digests, and values are written.
     """
-    return _Update(version, root, before, include).run()
+    return _Update(version, root, before, include, compare_first=compare_first).run()
 
 
 class _Update:
     """One update of a directory, whose marker is `before`."""
 
-    def __init__(self, version: StoredVersion, root: Path, before: Marker | None, include: Sequence[str]) -> None:
+    def __init__(
+        self,
+        version: StoredVersion,
+        root: Path,
+        before: Marker | None,
+        include: Sequence[str],
+        *,
+        compare_first: bool,
+    ) -> None:
         self._version = version
         self._document = version.document
         self._layout = version.layout
@@ -83,6 +98,8 @@ class _Update:
         version.contents.require_whole(self._files)
         self._changed = [number for number in self._files if not self._is_there(number)]
         self._in_place = {number for number in self._changed if not version.is_changed(number)}
+        made = self._changed if compare_first else []
+        self._copies = {number: durable.temporary_path(root) for number in made}
 
     def run(self) -> tuple[Marker, Amounts]:
         """Write all differences; return the marker of the complete version."""
@@ -92,8 +109,12 @@ class _Update:
         self._marker(None).write(self._root)
         durable.checkpoint("follow-started")
         self._remove_others()
-        self._write_units(held, ways)
-        mended = self._write_rest()
+        try:
+            self._write_units(held, ways)
+            mended = self._write_rest()
+        finally:
+            for copy in self._copies.values():
+                copy.unlink(missing_ok=True)
         self._write_links()
         marker = self._marker({number: self._settle(number) for number in self._changed})
         paths = [*marker.files, *marker.links, *self._directories]
@@ -260,6 +281,10 @@ class _Update:
                 if number in self._changed and number not in self._in_place:
                     continue
                 place = self._made_place(number)
+                if number in self._copies:
+                    with suppress(FileNotFoundError):
+                        shutil.copyfile(place, self._copies[number])
+                    place = self._copies[number]
                 flags = os.O_RDWR | os.O_CREAT if number in self._in_place else os.O_RDONLY
                 files[number] = os.open(place, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
                 stack.callback(os.close, files[number])
@@ -295,13 +320,14 @@ class _Update:
         mended = False
         for number in self._changed:
             entry, place = self._files[number], self._made_place(number)
-            if number in self._in_place:
-                if _digest(place) == entry.blake3:
-                    continue
-                mended = True
-            place.unlink(missing_ok=True)
-            write_entry(self._version, number, place)
-            self._written += entry.size
+            made = self._copies.get(number, place)
+            if number not in self._in_place or _digest(made) != entry.blake3:
+                mended = mended or number in self._in_place
+                made.unlink(missing_ok=True)
+                write_entry(self._version, number, made)
+                self._written += entry.size
+            if made != place:
+                made.replace(place)
         return mended
 
     def _settle(self, number: int) -> HeldFile:

@@ -267,14 +267,18 @@ def checked_blocks(version: StoredVersion, number: int) -> Generator[Blocks, Non
         )
 
 
-def restored_blocks(version: StoredVersion, number: int) -> Iterator[Blocks]:
-    """Yield the bytes of a file in order, as a checkout writes them; see `checked_blocks`."""
-    if not version.is_changed(number):
+def restored_blocks(version: StoredVersion, number: int, *, compare_first: bool = False) -> Iterator[Blocks]:
+    """Yield the bytes of a file in order, as a checkout writes them; see `checked_blocks`.
+
+    With `compare_first`, the digest is compared before the first byte is yielded.
+    """
+    if not version.is_changed(number) and not compare_first:
         yield from checked_blocks(version, number)
         return
     # Checksums of coarse values are known only after decoding all of the file.
     with tempfile.TemporaryFile(buffering=0) as spool:
-        for blocks in coarse_blocks(version, number, spool):
+        changed = version.is_changed(number)
+        for blocks in coarse_blocks(version, number, spool) if changed else checked_blocks(version, number):
             write_all(spool, blocks)
         spool.seek(0)
         while block := spool.read(_GROUP):
@@ -297,7 +301,14 @@ def sha256_of_files(version: StoredVersion) -> dict[str, str]:
     return found
 
 
-def write_file(version: StoredVersion, out: BinaryIO, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+def write_file(
+    version: StoredVersion,
+    out: BinaryIO,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    *,
+    compare_first: bool = False,
+) -> None:
     """Write the bytes of one file to a stream, up to an error; see `Version.write`."""
     files = version.document.files
     chosen = {file.path for file in files}
@@ -309,7 +320,7 @@ def write_file(version: StoredVersion, out: BinaryIO, include: Sequence[str] = (
             f"Version {version.row.number} is a directory; check it out as a whole, or choose a single file with "
             f"`include`: it matches {len(numbers)}."
         )
-    for blocks in restored_blocks(version, numbers[0]):
+    for blocks in restored_blocks(version, numbers[0], compare_first=compare_first):
         for block in blocks:  # Some streams lack `writelines`.
             _write_block(out, memoryview(block).cast("B"))
     out.flush()

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
-from ckstore.reading.checkout import file_blocks
+from ckstore.reading.checkout import checked_blocks
 from ckstore.runtime.provenance import SIGNATURE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Digests:
         if self._algorithm == _OWN:
             return bytes.fromhex(self._version.document.files[number].blake3)
         hasher = hashlib.sha256()
-        for blocks in file_blocks(self._version, number):
+        for blocks in checked_blocks(self._version, number):  # A checkout compares BLAKE3.
             for block in blocks:
                 hasher.update(block)
         return hasher.digest()
@@ -124,6 +124,9 @@ def _algorithm(signature: dict[str, Any]) -> str:
 def _require_plain(version: StoredVersion, kind: type[CkstoreError]) -> None:
     """Raise an error if files differ from the originals, or if there are links, which signatures do not cover."""
     number = version.row.number
+    paths = [entry.path for entry in version.document.files]
+    if len(set(paths)) < len(paths):
+        raise kind(f"Version {number} has two files of one path, which no signature covers; ingest its files again.")
     if version.document.links:
         raise kind(f"Version {number} has links, which no signature covers; store a directory without links.")
     if any(map(version.is_changed, range(len(version.document.files)))):

@@ -267,8 +267,8 @@ class StoredVersion:
             return False
         again = StoredVersion(self.repository, present)
         before, after = self.document, again.document
-        kept = before.objects == after.objects
-        if present.uid != row.uid or not kept or before.dropped != after.dropped:
+        kept = (before.objects, before.dropped, before.links) == (after.objects, after.dropped, after.links)
+        if present.uid != row.uid or not kept:
             raise ChangedVersionError(
                 f"Version {self.row.number} was thinned, encoded as coarse or replaced during the read; read it again."
             )

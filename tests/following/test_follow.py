@@ -312,8 +312,8 @@ def test_a_version_is_used_though_newer_ones_come_faster(store: ckstore.Store, m
     publish(store, 0)
     update, steps = following.update, iter(range(1, 6))
 
-    def updated(*given: Any) -> Any:
-        found = update(*given)
+    def updated(*given: Any, **named: Any) -> Any:
+        found = update(*given, **named)
         publish(store, next(steps))
         return found
 

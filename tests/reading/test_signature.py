@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from msgspec.structs import replace
 
 import ckstore
 from ckstore.cli import program
+from ckstore.errors import IntegrityError
+from ckstore.reading.stored_version import ChangedVersionError, StoredVersion
 from ckstore.runtime.provenance import SIGNATURE
 from tests.checkpoints import write_safetensors
 
@@ -115,18 +118,21 @@ def test_a_follower_waits_for_a_signature(store: ckstore.Store) -> None:
         followed()
 
 
-@pytest.mark.parametrize("change", ["digest", "name", "further", "fewer", "link", "other version", "garbage"])
+@pytest.mark.parametrize("change", ["digest", "name", "further", "twice", "fewer", "link", "other version", "garbage"])
 def test_other_files_than_the_signed_ones_are_refused(store: ckstore.Store, change: str) -> None:
     for step in (1, 2):
         store.sign(f"policy@{step}", "own.pem")
     version = store["policy@2"]
     stored = version._stored
+    # The layout and the files agree, as those of a hostile store do.
+    assert stored.contents is not None
     document, row = stored.document, stored.row
     first, second = document.files
     files = {
         "digest": (replace(first, blake3=second.blake3), second),
         "name": (replace(first, path="run.py"), second),
         "further": (first, second, replace(first, path="run.py")),
+        "twice": (replace(second, path=first.path), first, second),
         "fewer": (first,),
     }.get(change, document.files)
     signature = {
@@ -153,6 +159,79 @@ def test_the_package_reads_signatures_and_the_store_reads_its(store: ckstore.Sto
     store["policy"].require_signed("other.pub")
     with pytest.raises(ckstore.IntegrityError):
         store["policy"].require_signed("own.pub")
+
+
+def test_a_digest_that_the_package_signed_is_bound_to_the_one_that_a_checkout_compares(store: ckstore.Store) -> None:
+    """Other bytes may come after the check; they are not those of the version's BLAKE3, either."""
+    store["policy"].checkout("out")
+    signing.Config().use_elliptic_key_signer(private_key="own.pem").sign(Path("out"), "own.sig")
+    store.set_metrics("policy", {SIGNATURE: json.loads(Path("own.sig").read_text())})
+    version = store["policy"]
+    document = version._stored.document
+    first, second = document.files
+    vars(version._stored)["document"] = replace(document, files=(replace(first, blake3=second.blake3), second))
+    with pytest.raises(IntegrityError, match="differs from the original"):
+        version.require_signed("own.pub")
+
+
+@pytest.fixture
+def hostile(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> ckstore.Store:
+    """The store with two signed versions, and with other bytes than the digests of `config.json`."""
+    for step in (1, 2):
+        store.sign(f"policy@{step}", "own.pem")
+    (followed,) = store.follow("policy@1", "local", once=True, signed_by="own.pub")
+    assert followed.bytes_written > 0
+    honest = StoredVersion.skeleton
+
+    def skeleton(version: StoredVersion, file: int) -> bytes:
+        data = honest(version, file)
+        return b"[]" if data == b"{}" else data
+
+    monkeypatch.setattr(StoredVersion, "skeleton", skeleton)
+    return store
+
+
+@pytest.mark.parametrize("directory", ["local", "fresh"])
+def test_a_followed_directory_never_holds_other_bytes_than_the_signed_ones(
+    hostile: ckstore.Store, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if directory == "local":
+        (Path("local") / "config.json").write_text("{}")  # Its time is another one: the update writes it again.
+    seen = []
+    replaced = Path.replace
+
+    def replace_(self: Path, target: Path) -> Path:
+        seen.append(Path(target).name)
+        return replaced(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace_)
+    with pytest.raises(IntegrityError, match=r"config\.json .* differs from the original"):
+        list(hostile.follow("policy", directory, once=True, signed_by="own.pub"))
+    assert "config.json" not in seen
+    left = {path.name: path for path in Path(directory).iterdir() if not path.name.startswith(".ckstore")}
+    assert left.keys() <= {"config.json", "model.safetensors"}
+    assert (left["config.json"].read_text() == "{}") if directory == "local" else "config.json" not in left
+
+
+def test_a_stream_gets_no_byte_before_the_comparison(hostile: ckstore.Store) -> None:
+    out = io.BytesIO()
+    with pytest.raises(IntegrityError, match="differs from the original"):
+        hostile["policy"].write(out, include=["config.json"], signed_by="own.pub")
+    assert not out.getvalue()
+    hostile["policy"].write(out, include=["model.safetensors"], signed_by="own.pub")
+    assert out.getvalue() == Path("model/model.safetensors").read_bytes()
+
+
+def test_links_that_appear_after_the_check_are_refused(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document that another process wrote during a read has the links of the one before."""
+    stored = store["policy"]._stored
+    row, document = stored.row, replace(stored.document, links=(("run.py", "config.json"),))
+    monkeypatch.setattr(
+        type(store._catalog), "version", lambda *_: dataclasses.replace(row, pack="0" * len(row.pack or ""))
+    )
+    monkeypatch.setattr(type(store._repository.resolver), "document", lambda *_: document)
+    with pytest.raises(ChangedVersionError):
+        stored._follow(row)
 
 
 def test_certificates_of_an_authority(store: ckstore.Store) -> None:
