@@ -28,7 +28,8 @@ _LARGE = 1000
 class Hub:
     """The files of a repository at its head, with the times of their commits.
 
-    `before_commit` is called before a commit is looked at; `commits` counts them.
+    `before_commit` is called before a commit is looked at; `commits` counts them. The repository's .gitignore has paths
+    that begin with one of `ignored`. `sends_parts` tells whether ranges are honoured.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,8 @@ class Hub:
         self.uploaded: dict[str, bytes] = {}
         self.head = secrets.token_hex(20)
         self.commits = 0
+        self.ignored: tuple[str, ...] = ()
+        self.sends_parts = True
         self.lock = threading.RLock()
         self.endpoint = ""
 
@@ -48,6 +51,9 @@ class Hub:
         with self.lock:
             if lines[0]["value"].get("parentCommit", self.head) != self.head:
                 return False
+            gone = [line["value"]["path"] for line in lines[1:] if line["key"] == "deletedFile"]
+            if not self.files.keys() >= set(gone):
+                raise FileNotFoundError(gone)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             for line in lines[1:]:
                 value = line["value"]
@@ -123,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, data: bytes) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if asked is None:
+        if asked is None or not self.hub.sends_parts:
             self._answer(200, data)
         elif int(asked[1]) >= len(data):
             self._answer(416)
@@ -160,20 +166,28 @@ class _Handler(BaseHTTPRequestHandler):
             with self.hub.lock:
                 self._answer(200, [self._described(path) for path in paths if path in self.hub.files])
         elif kind == "preupload":
+            ignored = self.hub.ignored
             self._answer(200, {"files": [
                 {"path": file["path"], "uploadMode": "lfs" if file["size"] > _LARGE else "regular",
-                 "shouldIgnore": False} for file in json.loads(body)["files"]
+                 "shouldIgnore": file["path"].startswith(ignored)} for file in json.loads(body)["files"]
             ]})  # fmt: skip
         elif kind == "batch":
             self._answer(200, {"transfer": "basic", "objects": [
                 {**item, "actions": {"upload": {"href": f"{self.hub.endpoint}/upload/{item['oid']}"}}}
                 for item in json.loads(body)["objects"]
             ]})  # fmt: skip
-        elif self.hub.commit([json.loads(line) for line in body.splitlines()]):
-            self._answer(
-                200,
-                {"commitUrl": f"{self.hub.endpoint}/{REPOSITORY}/commit/{self.hub.head}", "commitOid": self.hub.head},
-            )
+        else:
+            self._commit([json.loads(line) for line in body.splitlines()])
+
+    def _commit(self, lines: list[dict[str, Any]]) -> None:
+        try:
+            is_done = self.hub.commit(lines)
+        except FileNotFoundError:
+            self._answer(404, {"error": "A file with this name doesn't exist"}, "EntryNotFound")
+            return
+        if is_done:
+            url = f"{self.hub.endpoint}/{REPOSITORY}/commit/{self.hub.head}"
+            self._answer(200, {"commitUrl": url, "commitOid": self.hub.head})
         else:
             self._answer(412, {"error": "A commit has happened since."})
 

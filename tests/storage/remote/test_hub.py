@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,9 +94,53 @@ def test_one_of_several_writers_wins(server: Hub) -> None:
     assert (place.read("log/1"), place.read("log/2")) == (b"first", b"theirs")
 
 
+def test_a_file_that_another_machine_deletes_does_not_stop_a_deletion(server: Hub) -> None:
+    place = HubRepository(URL, {"endpoint": server.endpoint})
+    for name in ("packs/1", "packs/2"):
+        place.put(name, b"data")
+
+    def overtake() -> None:
+        del server.before_commit  # type: ignore[method-assign]
+        del server.files["packs/1"]
+
+    server.before_commit = overtake  # type: ignore[method-assign]
+    place.delete(["packs/1", "packs/2"])
+    assert not server.files
+
+
+def test_a_file_that_the_repository_ignores_does_not_count_as_written(server: Hub) -> None:
+    place = HubRepository(URL, {"endpoint": server.endpoint})
+    server.ignored = ("log/",)
+    for write in (place.put, place.put_absent):
+        with pytest.raises(UsageError, match=r"ignores log/1, as its \.gitignore says"):
+            write("log/1", b"record")
+
+
+def test_a_server_may_ignore_ranges(server: Hub) -> None:
+    place = HubRepository(URL, {"endpoint": server.endpoint})
+    place.put("packs/1", bytes(range(10)))
+    for sends_parts in (True, False):
+        server.sends_parts = sends_parts
+        assert place.read_range("packs/1", 3, 4) == bytes(range(3, 7))
+        for offset, length in ((5, 10), (10, 10)):
+            with pytest.raises(EOFError):
+                place.read_range("packs/1", offset, length)
+
+
 def test_errors_are_one_sentence(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="hf://owner/name"):
         ckstore.open("hf://team/run/part")
+    for url in ("hf://buckets/team/run", "hf://buckets/run", "hf://datasets/run", "hf://team/..", "hf://team/a--b"):
+        with pytest.raises(UsageError, match=r"hf://owner/name|cannot be a repository"):
+            ckstore.open(url)
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
+        with pytest.raises(CkstoreError, match="unset HF_HUB_OFFLINE"):
+            HubRepository(URL, {"endpoint": server.endpoint}).read("ckstore.json")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "httpx2", None)
+        with pytest.raises(UsageError, match=r"huggingface_hub 2\.4 or later"):
+            HubRepository(URL, {})
     with pytest.raises(CkstoreError, match="create the repository first"):
         ckstore.init("hf://team/other", options={"endpoint": server.endpoint})
     with pytest.raises(UsageError, match="Unknown option region"):
