@@ -145,8 +145,7 @@ class Change:
     def commit_kept(self, lease: int) -> int:
         """Commit a version that was kept, unless it was committed already, and end the lease; return its number.
 
-        Its parent perhaps was kept, too, and committed under another number. Raise `ConflictError` if the run went on
-        without it.
+        Raise `ConflictError` if the run went on without it.
         """
         catalog, document = self.repository.catalog, self._document
         assert document is not None
@@ -154,14 +153,28 @@ class Change:
             self._is_committed = True
             return row.number
         latest = catalog.latest(document.run)
-        if latest is not None and latest.created > document.created:
+        parent = self._parent_of_kept(document, latest)
+        if latest is not None and latest.number != parent and latest.created > document.created:
             raise ConflictError(f"Run {document.run} in {self.repository.place} went on without step {document.step}.")
-        if latest is not None and document.parent == self.repository.resolver.number_of(latest.pack):
-            self._document = structs.replace(document, parent=latest.number)
-        elif document.parent is not None and catalog.version(document.parent).run != document.run:
-            raise ConflictError(f"The version before step {document.step} of run {document.run} was left out.")
+        self._document = structs.replace(document, parent=parent)
         bases = {record.base for record in self.writer.encoded_records if record.base is not None}
         return self.commit_version(bases | set(document.objects), lease)
+
+    def _parent_of_kept(self, document: VersionDocument, latest: VersionRow | None) -> int | None:
+        """Return the number of the parent, which perhaps was kept, too, and committed under another number.
+
+        If it was left out or forgotten, perhaps another one has its number: return that of the run's latest version if
+        that is older.
+        """
+        number = document.parent
+        if number is None:
+            return None
+        if latest is not None and self.repository.resolver.number_of(latest.pack) == number:
+            return latest.number
+        with suppress(NotFoundError):
+            if self.repository.catalog.version(number).created <= document.created:
+                return number
+        return None if latest is None or latest.number > number else latest.number
 
     def commit_version(
         self,

@@ -13,21 +13,24 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from ckstore.commit.change import Change
 from ckstore.commit.naming import DEFAULT_RUN, policy_of
-from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
+from ckstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.retention.compactor import Compactor
 from ckstore.runtime import forks
 from ckstore.storage import durable, root
 from ckstore.storage.pack import PackInfo, PackName
-from ckstore.storage.schema import Whole, canonical_json, decode, fields
+from ckstore.storage.schema import Positive, canonical_json, decode, fields
 from ckstore.writing.ingest import ingest
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 #: Directory of the mirror, and the permissions of its directories.
 _UNSENT, _MODE = "unsent", 0o770
 #: The packs of a version; the last one has its manifest.
-_PACKS = fields({"packs": list[tuple[PackName, Whole]]})
+_PACKS = fields({"packs": Annotated[list[tuple[PackName, Positive]], Meta(min_length=1)]})
 #: Seconds between looks for the packs of other machines, and after an error.
 _LOOK, _AGAIN = 0.5, 5.0
 
@@ -64,10 +67,12 @@ class Unsent:
         self._repository = repository
         self._directory = repository.path / _UNSENT
         durable.new_directory(self._directory, _MODE)
-        self._owner = self._directory / f"{secrets.token_hex(8)}.lock"
-        durable.touch(self._owner)
         self._alive = ExitStack()
-        self._alive.enter_context(_claimed(self._owner, waits=True))
+        is_own = False
+        while not is_own:  # Until it is locked, another process takes it for that of a dead one.
+            self._owner = self._directory / f"{secrets.token_hex(8)}.lock"
+            durable.touch(self._owner)
+            is_own = self._alive.enter_context(_claimed(self._owner, waits=True))
         self._arrived: dict[PackInfo, ManifestDocument] = {}
         self._futures: dict[str, Future[VersionRow]] = {}
         self._last: VersionRow | None = None
@@ -105,24 +110,32 @@ class Unsent:
     def keep_version(self, written: Written, options: IngestOptions) -> IngestReport:
         """Keep a version that ranks have written; `pushed` tells when the bucket has it."""
         repository = self._repository
-        with repository.resolver.under_way() as hold:
-            hold(record for _, records in written.packs for record in records)
-            after = self._last
-            is_named = options.parent is not None or after is None or after.run != (options.run or DEFAULT_RUN)
-            if after is not None and (is_named or repository.catalog.with_uid(after.uid)):
-                after = None
-            kept = replace(written, keep=self._promise, after=after)
-            return ingest(repository, written.filled(repository), options, written=kept)
+        after = self._last
+        is_named = options.parent is not None or after is None or after.run != (options.run or DEFAULT_RUN)
+        if after is not None and (is_named or repository.catalog.with_uid(after.uid)):
+            after = None
+        promise = partial(self._promise, {pack.name for pack, _ in written.packs})
+        kept = replace(written, keep=promise, after=after)
+        try:
+            with repository.resolver.under_way() as hold:
+                hold(record for _, records in written.packs for record in records)
+                return ingest(repository, written.filled(repository), options, written=kept)
+        finally:
+            repository.resolver.forget()  # No later version relies on objects that may never be committed.
 
     def pushed(self, pack: str) -> Future[VersionRow]:
         """Return a future of the row of a version that was kept, by the pack with its manifest."""
         return self._futures.setdefault(pack, Future())
 
-    def _promise(self, row: VersionRow, packs: Sequence[PackInfo]) -> None:
-        self.keep([pack.name for pack in packs if (self._repository.path / root.PACKS / pack.name).exists()])
-        self.pushed(row.pack)
+    def _promise(self, of_ranks: Set[str], row: VersionRow, packs: Sequence[PackInfo]) -> None:
         said = canonical_json({"packs": [[pack.name, pack.bytes] for pack in packs]})
-        durable.write_file(self._directory / f"{self._owner.stem}-{row.number:015d}.json", said)
+        path = self._directory / f"{self._owner.stem}-{row.number:015d}.json"
+        durable.write_file(path, said)  # First: if the disk is full, no pack of the version is sent.
+        try:
+            self.keep([pack.name for pack in packs if pack.name not in of_ranks])
+        except OSError:
+            path.unlink()
+            raise
         self._last = row
 
     def _work(self) -> None:
@@ -132,7 +145,7 @@ class Unsent:
                 self.send(waits=False)
                 self.commit()
                 pause = _LOOK
-            except (CkstoreError, OSError) as error:
+            except Exception as error:  # The futures wait for this thread.
                 if str(error) != said:
                     _log.warning("%s has not all versions yet: %s", self._repository.place, error)
                 said, pause = str(error), _AGAIN
@@ -161,27 +174,43 @@ class Unsent:
 
     def _commit(self, owner: str, *, refuses: bool) -> None:
         for path in sorted(self._directory.glob(f"{owner}-*.json")):
-            packs = _packs_in(path)
-            missing = [pack for pack in packs if not self._has_arrived(pack)]
-            if missing and not refuses:
-                return
-            future = self.pushed(packs[-1].name)
             try:
-                if missing:
-                    raise NotFoundError(
-                        f"A version that was saved on several machines lacks {len(missing)} of its {len(packs)} packs,"
-                        " which were only on a machine that is lost; it was left out."
-                    )
-                row = self._committed(packs)
-            except (ConflictError, NotFoundError, IntegrityError) as error:
-                _log.warning("%s", error)
-                future.set_exception(error)
-            else:
-                self._compactor.begin(row.run, policy_of(self._repository.catalog, row.run).kept_hot, row)
-                future.set_result(row)
-            for pack in packs:
-                self._arrived.pop(pack, None)
-            path.unlink()
+                if not self._settle(path, refuses=refuses):
+                    return
+            except IntegrityError as error:  # Perhaps of the mirror's catalog: nothing is given up.
+                raise IntegrityError(
+                    f"The version in {path} cannot be committed ({error}) If that cannot be mended, delete the file:"
+                    " the version is lost."
+                ) from error
+
+    def _settle(self, path: Path, *, refuses: bool) -> bool:
+        """Commit or refuse a version; return False if it waits for packs."""
+        catalog, packs = self._repository.catalog, _packs_in(path)
+        missing = {pack.name for pack in packs if not self._has_arrived(pack)}
+        catalog.refresh(within=_AGAIN if missing else 0.0)
+        is_freed = bool(missing) and not missing.isdisjoint(catalog.gone())
+        if missing and not (refuses or is_freed):
+            return False
+        future, error = self.pushed(packs[-1].name), None
+        try:
+            if missing:
+                fate = "`gc` has freed" if is_freed else "were only on a machine that is lost"
+                raise NotFoundError(
+                    f"A version that was saved on several machines lacks {len(missing)} of its {len(packs)} packs,"
+                    f" which {fate}; it was left out."
+                )
+            row = self._committed(packs)
+        except (ConflictError, NotFoundError) as raised:
+            error = raised
+            _log.warning("%s", error)
+        else:
+            self._compactor.begin(row.run, policy_of(catalog, row.run).kept_hot, row)
+        for pack in packs:
+            self._arrived.pop(pack, None)
+        path.unlink()
+        if not future.done():  # Perhaps it was cancelled.
+            future.set_result(row) if error is None else future.set_exception(error)
+        return True
 
     def _has_arrived(self, pack: PackInfo) -> bool:
         """Return whether the bucket has a pack; read its manifest."""
@@ -191,7 +220,6 @@ class Unsent:
 
     def _committed(self, packs: Sequence[PackInfo]) -> VersionRow:
         catalog = self._repository.catalog
-        catalog.refresh()
         found = [(pack, self._arrived[pack]) for pack in packs]
         with catalog.lease("unsent") as lease, Change.of_packs(self._repository, found) as change:
             return catalog.version(change.commit_kept(lease))
@@ -201,7 +229,7 @@ def _packs_in(path: Path) -> list[PackInfo]:
     try:
         return [PackInfo(*pack) for pack in decode(path.read_bytes(), _PACKS)["packs"]]
     except ValueError as error:
-        raise IntegrityError(f"{path} is damaged ({error}); delete it: the version in it is lost.") from error
+        raise IntegrityError(f"Its file is damaged: {error}.") from error
 
 
 @contextmanager

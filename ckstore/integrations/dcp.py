@@ -287,8 +287,11 @@ class StoreWriter(StorageWriter):
         repository = store._repository
         repository.require_writable()
         request = request_of(repository.catalog, options)
-        if self._unsent is not None and (not request.is_hot or request.verify):
-            raise UsageError("A save with `staging` is not encoded at once; leave hot=0, `verify` and searches out.")
+        if self._unsent is not None and (not request.is_hot or request.verify or request.replace):
+            raise UsageError(
+                "A save with `staging` is neither encoded at once, nor replaces a version; leave hot=0, `verify`,"
+                " `replace` and searches out."
+            )
         state, shards = _outlined(self._plans, objects, options.on_unknown)
         parent = named_parent(repository.catalog, options.parent, request.run, request.step)
         continued = None if parent is None else partial(units_after, repository, parent)
