@@ -23,6 +23,7 @@ from ckstore.objects.units import Unit, plan_units
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.storage.catalog import VersionRow
+from ckstore.storage.pack_reader import MissingPackError
 
 if TYPE_CHECKING:
     from ckstore.objects.units import Unit
@@ -88,7 +89,10 @@ def nearest_version(
         for key in [key for key in largest if key in objects][:_OBJECTS]:
             unit = units[key]
             taken = min(_SAMPLE, unit.chunk, unit.count)
-            values = scanned.read(unit, 0, taken)
+            try:
+                values = scanned.read(unit, 0, taken)
+            except MissingPackError:  # A rank of another machine has it, and the bucket does not have it yet.
+                continue
             bits += _difference(repository, unit, values, objects[key]) / taken * unit.count
             full += payload_bits(ordinal_difference(values, None, unit.dtype))[0] / taken * unit.count
         if bits < min(float("inf"), worth * full) and (best is None or bits < best[0]):

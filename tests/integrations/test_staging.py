@@ -227,3 +227,28 @@ def test_a_lock_that_another_process_takes_is_made_again(store: ckstore.Store, m
 def test_a_save_that_replaces_is_refused(store: ckstore.Store) -> None:
     with Staging(store) as staging, pytest.raises(CheckpointException, match="nor replaces"):
         save(store, staging, "a", 1, 1, replace=True)
+
+
+def test_a_save_finds_a_parent_by_likeness_without_the_packs_of_other_machines(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values of objects there are not compared."""
+    torch.manual_seed(0)
+    before = {name: torch.randn(300, 300) for name in "abc"}
+    store.ingest(before, run="base", step=1)
+    tuned = {name: value + 0.005 * torch.randn(300, 300) for name, value in before.items()}
+    keep = Unsent.keep
+
+    def keep_elsewhere(self: Unsent, packs: Sequence[str]) -> None:
+        keep(self, packs)
+        for name in packs:
+            if ".raw" in name:
+                (store._repository.path / "packs" / name).unlink()
+
+    monkeypatch.setattr(Unsent, "keep", keep_elsewhere)
+    with Staging(store) as staging:
+        writer = StoreWriter(store, "tuned", 1, staging=staging)
+        dcp.save(dict(tuned), storage_writer=writer)
+        sent(staging)
+        assert shown(store) == {"base@1": None, "tuned@1": None}
+    assert all(torch.equal(store["tuned@1"].state_dict()[name], value) for name, value in tuned.items())
