@@ -76,6 +76,7 @@ class Unsent:
         self._arrived: dict[PackInfo, ManifestDocument] = {}
         self._futures: dict[str, Future[VersionRow]] = {}
         self._last: VersionRow | None = None
+        self._goes_back = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ckstore-unsent", daemon=True)
         self._compactor = Compactor(repository)
@@ -115,11 +116,15 @@ class Unsent:
         if after is not None and (is_named or repository.catalog.with_uid(after.uid)):
             after = None
         promise = partial(self._promise, {pack.name for pack, _ in written.packs})
-        kept = replace(written, keep=promise, after=after)
+        goes_back = self._goes_back and after is not None
+        kept = replace(written, keep=promise, after=after, goes_back=goes_back)
         try:
             with repository.resolver.under_way() as hold:
                 hold(record for _, records in written.packs for record in records)
-                return ingest(repository, written.filled(repository), options, written=kept)
+                report = ingest(repository, written.filled(repository), options, written=kept)
+                if report.is_new:
+                    self._goes_back = goes_back or repository.resolver.document(report.version).goes_back
+                return report
         finally:
             repository.resolver.forget()  # No later version relies on objects that may never be committed.
 

@@ -270,7 +270,7 @@ def _ingest(
         scanned.continued = partial(units_after, repository, request.parent)
     if request.parent is not None and any(opaque_extents(layout) for layout in scanned.layouts):
         scanned.cuts_before = cuts_of(repository, request.parent)
-    existing = _existing(catalog, request)
+    existing = None if written is not None and written.goes_back else _existing(catalog, request)
     whole = existing is not None or request.force or request.policy.is_coarse or request.search is not None
     if not (whole or request.is_hot or scanned.is_hashed):
         whole = has_casts((file.source, file.layout) for file in scanned.files)  # Their ids are needed first.

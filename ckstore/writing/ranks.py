@@ -229,7 +229,8 @@ class Written:
     """A version that ranks have written: its outline, its parts, and its number, time and lease.
 
     With `keep`, it is not committed: the function gets the row that it would have, and its packs. `after` is the
-    version before it if that was kept, too.
+    version before it if that was kept, too; `goes_back` tells whether that or one before went back in the run, so that
+    versions at later steps will be superseded.
     """
 
     outline: Outline
@@ -239,6 +240,7 @@ class Written:
     lease: int
     keep: Callable[[VersionRow, Sequence[PackInfo]], None] | None = None
     after: VersionRow | None = None
+    goes_back: bool = False
 
     @property
     def packs(self) -> list[tuple[PackInfo, Sequence[Raw]]]:

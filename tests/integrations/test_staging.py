@@ -16,7 +16,7 @@ from ckstore.errors import CkstoreError, ConflictError, IntegrityError
 from ckstore.intake import unsent
 from ckstore.intake.unsent import Unsent
 from ckstore.integrations import dcp as integration
-from ckstore.integrations.dcp import Staging, StoreWriter
+from ckstore.integrations.dcp import Staging, StoreReader, StoreWriter
 from ckstore.storage import durable
 from ckstore.storage.remote.remote_catalog import RemoteCatalog
 from ckstore.storage.remote.remote_packs import RemotePacks
@@ -252,3 +252,31 @@ def test_a_save_finds_a_parent_by_likeness_without_the_packs_of_other_machines(
         sent(staging)
         assert shown(store) == {"base@1": None, "tuned@1": None}
     assert all(torch.equal(store["tuned@1"].state_dict()[name], value) for name, value in tuned.items())
+
+
+def test_a_training_that_goes_back_saves_its_steps_again(store: ckstore.Store) -> None:
+    for step in (1, 2, 3):
+        store.ingest(state(step), run="a", step=step)
+    with Staging(store) as staging:
+        dcp.load(state(0), storage_reader=StoreReader(store, "a@1"))
+        for step in (2, 3, 4):
+            save(store, staging, "a", step, 10 * step)
+        sent(staging)
+    rows = {row.number: row for row in store._catalog.versions("a")}
+    found = [(row.step, row.superseded, row.parent and rows[row.parent].step) for row in rows.values()]
+    assert found == [(1, False, None), (2, True, 1), (3, True, 2), (2, False, 1), (3, False, 2), (4, False, 3)]
+    assert store.verify().problems == []
+
+
+def test_a_kill_after_the_commit_commits_nothing_again(store: ckstore.Store) -> None:
+    staging = Staging(store)
+    save(store, staging, "a", 1, 1, metrics={"loss": 0.5})
+    [file] = (store._repository.path / "unsent").glob("*.json")
+    said = file.read_bytes()
+    sent(staging)
+    file.write_bytes(said)
+    staging._unsent.close()
+    Staging(store).close()
+    assert shown(store) == {"a@1": None}
+    assert store["a@1"].metrics["loss"] == 0.5
+    assert [*file.parent.iterdir()] == []
