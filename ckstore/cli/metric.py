@@ -57,4 +57,5 @@ def command(
     elif kept[0]:
         print_facts(kept[0].items())
     else:
-        print_line(f"Version {found[0].number} has no metrics.", err=True)
+        state = "has no metrics" if sign is None else "is signed"
+        print_line(f"Version {found[0].number} {state}.", err=True)

@@ -255,11 +255,12 @@ def test_keys_that_cannot_sign_are_refused(store: ckstore.Store, key: str) -> No
         store.sign("policy", key)
 
 
-def test_the_command_line_signs_and_refuses(store: ckstore.Store) -> None:
+def test_the_command_line_signs_and_refuses(store: ckstore.Store, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*arguments: str) -> int:
         return program.run(["--store", "store", *arguments])
 
     assert run("metric", "policy", "--sign", "own.pem") == 0
+    assert capsys.readouterr().err.endswith("\nVersion 2 is signed.\n")
     for key, code in (("own.pub", 0), ("other.pub", 4)):
         shutil.rmtree("out", ignore_errors=True)
         assert run("checkout", "policy", "-o", "out", "--signed-by", key) == code
