@@ -85,7 +85,7 @@ class PackWriter:
         self._names: set[str] = {_GATHERED, "zarr.json"}
         self._arrays: dict[str, Mapping[str, Any]] = {}
         self._small = bytearray()
-        self._done = False
+        self._done = self._is_new = False
         self._digest = ""
         try:
             self._zip = ZipStream(self._path)
@@ -227,6 +227,7 @@ class PackWriter:
         name = self._digest + _SUFFIXES[self.kind]
         durable.checkpoint("pack-synced")
         self._done = True
+        self._is_new = not (self._directory / name).exists()
         try:
             os.replace(self._path, self._directory / name)
         except BaseException:
@@ -241,8 +242,9 @@ class PackWriter:
             durable.checkpoint("pack-renamed")
             durable.sync_directory(self._directory)
         except BaseException:
-            # The caller does not know its name: `recover` would take it for a version's.
-            (self._directory / pack.name).unlink(missing_ok=True)
+            # The caller does not know its name: `recover` would take it for a version's. An equal one may be older.
+            if self._is_new:
+                (self._directory / pack.name).unlink(missing_ok=True)
             raise
         return pack
 

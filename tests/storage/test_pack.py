@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.runtime import zip_records
+from ckstore.storage import durable
 from ckstore.storage import pack as pack_module
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.pack import PackEntry, PackWriter
@@ -144,6 +145,19 @@ def test_an_unfinished_pack_leaves_nothing(store):
     with pytest.raises(ZeroDivisionError), PackWriter(store, "encoded") as writer:
         raise ZeroDivisionError
     assert os.listdir(store / "packs") == []
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_failed_pack_leaves_an_equal_one_alone(store, monkeypatch, is_there):
+    names = [write(store)[0]] if is_there else []
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(durable, "sync_directory", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        write(store)
+    assert os.listdir(store / "packs") == names
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".", "zarr.json", "small", "__x", "a", "ä"])
