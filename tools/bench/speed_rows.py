@@ -151,6 +151,7 @@ def restoring(bench: Bench) -> Section:
     timings = race(contenders, range(bench.repeat))
     for path in (out, source.path, *packed.values()):
         path.unlink(missing_ok=True)
+    shutil.rmtree(bench.work / "moonclip", ignore_errors=True)
     rows = [COMPARED]
     for name, found in timings.items():
         against = COPY if name in (CHECKOUT, HOT_CHECKOUT) else LOAD
