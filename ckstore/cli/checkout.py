@@ -170,9 +170,9 @@ def _restore(
         for version, target in targets:
             try:
                 _check_fidelity(version, require_exact=require_exact)
-                if signed_by is not None:
-                    version.require_signed(signed_by)
                 if is_there(version._stored, target, force=force):
+                    if signed_by is not None:
+                        version.require_signed(signed_by)
                     if progress is not None:
                         progress(version.original_bytes)
                     left += 1

@@ -42,10 +42,10 @@ def command(
         raise UsageError("--json shows metrics; leave it out to set them.")
     with open_store(ctx, "a" if writes else "r") as store:
         found = [version_of(store, name) for name in names]
+        if sign is not None:  # First, as a key may be wrong.
+            store.sign(found[0], sign)
         if metrics or delete:
             store.set_metrics(found[0], metrics, remove=delete)
-        if sign is not None:
-            store.sign(found[0], sign)
         kept = [dict(store[version.number].metrics) for version in found]
     if as_json:
         print_json(kept)

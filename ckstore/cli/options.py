@@ -144,10 +144,10 @@ signed_option = option(
     type=click.Path(path_type=Path),
 )
 
-#: The argument and options of a selection, under the names of the parameters of `Store.select`.
 #: Days for which `gc` keeps forgotten versions, and the exact values of thinned ones.
 DAYS = 7
 
+#: The argument and options of a selection, under the names of the parameters of `Store.select`.
 selection_options = with_all(
     named_options,
     option("--keep-last N", "Keep the last N of the selected versions, or the last 30d, say.", type=Last()),

@@ -272,12 +272,12 @@ def restored_blocks(version: StoredVersion, number: int, *, compare_first: bool 
 
     With `compare_first`, the digest is compared before the first byte is yielded.
     """
-    if not version.is_changed(number) and not compare_first:
+    changed = version.is_changed(number)
+    if not (changed or compare_first):
         yield from checked_blocks(version, number)
         return
     # Checksums of coarse values are known only after decoding all of the file.
     with tempfile.TemporaryFile(buffering=0) as spool:
-        changed = version.is_changed(number)
         for blocks in coarse_blocks(version, number, spool) if changed else checked_blocks(version, number):
             write_all(spool, blocks)
         spool.seek(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +16,7 @@ import ckstore
 from ckstore.objects.likeness import BANDS
 from ckstore.recovery.recover import recover
 from ckstore.writing.encode import encode
-from tests.object_store import object_store
+from tests.object_store import ObjectStore, object_store
 from tests.ranks import LIMIT, run_jobs, run_ranks
 
 pytestmark = pytest.mark.local
@@ -225,17 +227,24 @@ def test_a_default_group_for_gpus_alone_is_enough(tmp_path: Path) -> None:
         assert [row.step for row in store._catalog.versions("a")] == [1, 2]
 
 
-def test_ranks_save_into_a_bucket(tmp_path: Path) -> None:
-    """Each rank has a mirror of its own.
-
-    Other ranks on two hosts load the version: each host fetches the chunks of its ranks' shards once, and little else.
-    """
+@contextmanager
+def bucket(tmp_path: Path) -> Iterator[tuple[ObjectStore, str]]:
+    """Yield an object store, whose address this process and its ranks know, and the URL of a store in it."""
     with object_store() as server, pytest.MonkeyPatch.context() as patched:
         for name, value in server.anywhere.items():
             patched.setenv(name, value)
         patched.setenv("CKSTORE_CACHE", str(tmp_path / "mine"))
         url = f"{server.url}/ranks"
         ckstore.init(url).close()
+        yield server, url
+
+
+def test_ranks_save_into_a_bucket(tmp_path: Path) -> None:
+    """Each rank has a mirror of its own.
+
+    Other ranks on two hosts load the version: each host fetches the chunks of its ranks' shards once, and little else.
+    """
+    with bucket(tmp_path) as (server, url):
         found = all_succeed(run_ranks(3, "save", tmp_path, environment=server.anywhere, store=url))
         assert all(rank["read"] == 0 for rank in found)
         with ckstore.open(url) as store:
@@ -257,12 +266,7 @@ def test_ranks_save_into_a_bucket(tmp_path: Path) -> None:
 
 def test_ranks_save_on_their_own_disks_first(tmp_path: Path) -> None:
     """The next job finishes the saves of a killed one; a version that only a lost machine had is refused."""
-    with object_store() as server, pytest.MonkeyPatch.context() as patched:
-        for name, value in server.anywhere.items():
-            patched.setenv(name, value)
-        patched.setenv("CKSTORE_CACHE", str(tmp_path / "mine"))
-        url = f"{server.url}/ranks"
-        ckstore.init(url).close()
+    with bucket(tmp_path) as (server, url):
 
         def stage(*steps: int, seed: int = 0, away: bool = False) -> list[Any]:
             told = {"store": url, "steps": steps, "seed": seed, "away": away}

@@ -261,6 +261,8 @@ def test_the_command_line_signs_and_refuses(store: ckstore.Store, capsys: pytest
 
     assert run("metric", "policy", "--sign", "own.pem") == 0
     assert capsys.readouterr().err.endswith("\nVersion 2 is signed.\n")
+    assert run("metric", "policy", "loss=1", "--sign", "missing.pem") == 2
+    assert "loss" not in store["policy"].metrics
     for key, code in (("own.pub", 0), ("other.pub", 4)):
         shutil.rmtree("out", ignore_errors=True)
         assert run("checkout", "policy", "-o", "out", "--signed-by", key) == code
@@ -268,3 +270,6 @@ def test_the_command_line_signs_and_refuses(store: ckstore.Store, capsys: pytest
         assert run("verify", "policy", "--signed-by", key) == code
         assert run("follow", "policy", f"local-{key}", "--once", "--signed-by", key) == code
         assert run("checkout", "policy", "-o", "-", "--include", "*.json", "--signed-by", key) == code
+    assert run("checkout", "2..2", "-o", "several") == 0
+    for key, code in (("own.pub", 0), ("other.pub", 4)):  # Of files that are there already.
+        assert run("checkout", "2..2", "-o", "several", "--signed-by", key) == code
