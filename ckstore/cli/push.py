@@ -24,8 +24,9 @@ def command(ctx: click.Context, /, other: Path | str, versions: tuple[str, ...],
     """Send versions to another store.
 
     Versions, by default all, keep id, run, step, time and metrics, and tags that are free in OTHER; OTHER assigns
-    numbers. Bytes that OTHER has are not sent again. Versions needed only to restore others are sent too but stay
-    hidden; the parent is the nearest ancestor in OTHER.
+    numbers. Versions that are there get later tags and metrics that they lack, a signature too. Bytes that OTHER has
+    are not sent again. Versions needed only to restore others are sent too but stay hidden; the parent is the nearest
+    ancestor in OTHER.
 
     Versions that OTHER has forgotten are not sent, except with --restore.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ckstore.checking.verify import check_arrival
 from ckstore.commit.change import Change
 from ckstore.commit.going_back import Marks, marks_of
-from ckstore.commit.naming import check_run, check_run_is_no_tag, tag
+from ckstore.commit.naming import check_run, check_run_is_no_tag, set_metrics, tag
 from ckstore.encoding.budget import BUDGET
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.errors import (
@@ -201,6 +201,7 @@ class Transfer:
                     self._progress(row.original_bytes)
                 if there is not None and not dry_run:
                     self._tag(row, there)
+                    self._add_metrics(row, there)
             except (DiskFullError, LockedError):
                 raise
             except CkstoreError as error:
@@ -357,6 +358,12 @@ class Transfer:
     def _tag_free(self, there: VersionRow, name: str) -> None:
         if name not in self._target.catalog.tags():
             tag(self._target, there, name)
+
+    def _add_metrics(self, row: VersionRow, there: VersionRow) -> None:
+        """Copy metrics that the version got since, a signature too, to the target unless it has others of that name."""
+        later = {name: value for name, value in row.metrics.items() if name not in there.metrics}
+        if later and there.uid == row.uid:
+            set_metrics(self._target, there, later, ())
 
 
 class _Share:

@@ -455,6 +455,21 @@ def test_tags_are_taken_where_they_are_free(origin: Path, directory: Path) -> No
         assert store.verify().problems == []
 
 
+def test_later_metrics_arrive_where_they_are_free(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store, ckstore.init(directory / "other") as other:
+        store.ingest({"w": draw(3, 3)}, run="toy", step=1, metrics={"loss": 1.0})
+        assert len(store.push(other).versions) == 1
+        store.set_metrics("toy@1", {"loss": 2.0, "accuracy": 0.5, "by": "a"})
+        other.set_metrics("toy@1", {"by": "b"})
+        assert len(store.push(other, dry_run=True).there) == 1
+        assert dict(other["toy@1"].metrics) == {"loss": 1.0, "by": "b"}
+        assert len(store.push(other).there) == 1
+        assert dict(other["toy@1"].metrics) == {"loss": 1.0, "by": "b", "accuracy": 0.5}
+        records = len(list(other._catalog.log_records()))
+        store.push(other)
+        assert len(list(other._catalog.log_records())) == records
+
+
 def test_a_push_brings_back_nothing_that_was_forgotten(origin: Path, directory: Path) -> None:
     """By name, by a policy, after `gc`, and without the catalog that did so; another ingest is not held back."""
     target = directory / "store"
