@@ -224,3 +224,16 @@ def test_the_recipe_of_a_delta_holds_in_its_last_chunk(tmp_path: Path) -> None:
         ordinals = [np.where(bits < 0, bits ^ 0x7FFFFFFF, bits) for bits in (value.view("i4") for value in values)]
         sign = np.where(np.signbit(values[0]), -1, 1)
         assert np.array_equal(ordinals[0] + sign * np.asarray(delta[...]), ordinals[1])
+
+
+def test_additive_codebooks_restore_by_their_recipe(tmp_path: Path) -> None:
+    store, _ = versions(tmp_path, torch.float32, shape=(300, 256), policy=Policy("coarse", "lc"))
+    shown = {array_name(record.id): array for array, record in arrays(store) if isinstance(record, Codebook)}
+
+    def values(name: str) -> Any:
+        base = shown[name].attrs["ckstore"].get("base")
+        return shown[name][:] + (values(base) if base else 0)
+
+    wanted = [store[f"r@{step}"]["model/w"][:].reshape(-1) for step in range(3)]
+    found = [values(name) for name in shown]
+    assert all(any(np.array_equal(weights, restored) for restored in found) for weights in wanted)
