@@ -14,7 +14,7 @@ from ckstore.cli.program import VERBS, program
 from ckstore.objects.records import KINDS
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.log_files import RECORDS
-from ckstore.storage.remote.changes import CALLS
+from ckstore.storage.remote.calls import CALLS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCES = sorted((REPOSITORY / "ckstore").rglob("*.py"))

@@ -22,7 +22,7 @@ from ckstore.storage.catalog_reader import NAMES, VERSION
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote import retries
-from ckstore.storage.remote.changes import call_again, plain_call
+from ckstore.storage.remote.calls import call_again, plain_call
 from ckstore.storage.remote.mirror import EVERY, Mirror, needs_snapshot, put_snapshot
 from ckstore.storage.remote.remote_log import BehindError, Head, RemoteLog
 from ckstore.storage.rows import META_ROWS

@@ -26,7 +26,7 @@ from ckstore.storage import durable, zstd
 from ckstore.storage.interface import Storage
 from ckstore.storage.log_files import check_record
 from ckstore.storage.remote.bucket import ForeignNameError
-from ckstore.storage.remote.changes import check_calls
+from ckstore.storage.remote.calls import check_calls
 from ckstore.storage.remote.retries import patiently, put_or_find
 from ckstore.storage.schema import Id, Positive, Time, check, decode, expanded_limit, fields
 
