@@ -56,7 +56,7 @@ DAMAGED = "The patch is damaged: restore it from another copy."
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ChangedElements:
     """The elements of a chunk that differ from another's, valid until this thread's next search.
 
     `places` (int32) are their numbers, ascending, and `numbers` (uint64) their differences as they are stored.
@@ -77,7 +77,7 @@ class Changes:
         return crc32(body).to_bytes(_CHECKSUM, "little") + body.tobytes()
 
 
-def find_changes(after: Array, before: Array, *, is_float: bool) -> Changes:
+def find_changes(after: Array, before: Array, *, is_float: bool) -> ChangedElements:
     """Compare two chunks of elements bit by bit; raise `IntegrityError` if their sizes differ."""
     from ckstore.kernels import patches as kernels
 
@@ -88,7 +88,7 @@ def find_changes(after: Array, before: Array, *, is_float: bool) -> Changes:
     places = scratch("patch-places", after.size, np.int32)
     numbers = scratch("patch-numbers", after.size, np.uint64)
     count = kernels.find_changes(_bytes(after), _bytes(before), after.itemsize, is_float, places, numbers)
-    return Changes(places[:count], numbers[:count])
+    return ChangedElements(places[:count], numbers[:count])
 
 
 def apply_patch(payload: memoryview, bits: Array, *, is_float: bool, is_undone: bool = False) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ckstore.codecs.integers import payload_bits
 from ckstore.codecs.lattice import Bits, Integers, ordinal_classes, ordinal_difference
-from ckstore.codecs.patches import Changes
+from ckstore.codecs.patches import ChangedElements
 from ckstore.lineage.cost import Work
 from ckstore.lineage.planner import Candidates
 from ckstore.objects.documents import CoarseUnit
@@ -175,7 +175,7 @@ class Sample:
         """Return the sampled elements of the same chunk of another object."""
         return chunk[self.first : self.first + self.bits.size]
 
-    def nbytes_of(self, changes: Changes) -> float:
+    def nbytes_of(self, changes: ChangedElements) -> float:
         """Estimate the bytes of all the object's patches from the sample's changes."""
         return self.scale * len(changes.patch() or b"")
 

@@ -162,7 +162,7 @@ class _Watcher:
                 )
 
 
-class _Changes:
+class _Events:
     """Changes in directories; `are_told` tells whether the system reports them."""
 
     def __init__(self) -> None:
@@ -178,9 +178,9 @@ class _Changes:
 
 
 @contextmanager
-def _changes(folders: Sequence[Path]) -> Iterator[_Changes]:
+def _changes(folders: Sequence[Path]) -> Iterator[_Events]:
     """Yield the changes in directories; without `watchfiles`, or if the system refuses, none are reported."""
-    changes, stop = _Changes(), threading.Event()
+    changes, stop = _Events(), threading.Event()
     listener = threading.Thread(target=_listen, args=(folders, changes, stop), daemon=True)
     listener.start()
     try:
@@ -190,7 +190,7 @@ def _changes(folders: Sequence[Path]) -> Iterator[_Changes]:
         listener.join()
 
 
-def _listen(folders: Sequence[Path], changes: _Changes, stop: threading.Event) -> None:
+def _listen(folders: Sequence[Path], changes: _Events, stop: threading.Event) -> None:
     """Report changes; begin again after a directory was deleted and made again."""
     with suppress(ImportError):
         from watchfiles import Change, watch
