@@ -106,7 +106,7 @@ def _as_marked(node: pytest.Item | pytest.Collector) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def few_versions_wait() -> Iterator[None]:
     """Let an ingest wait while more than one older version of its run is due, however busy the machine is."""
-    with mock.patch("ckstore.retention.compactor._MOST", 1):
+    with mock.patch("ckstore.retention.encoder._MOST", 1):
         yield
 
 

@@ -12,7 +12,7 @@ import torch
 
 import ckstore
 from ckstore.objects import resolver
-from ckstore.retention import compactor
+from ckstore.retention import encoder
 from tests.checkpoints import settled
 
 pytestmark = pytest.mark.local
@@ -29,7 +29,7 @@ def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_MANIFESTS", "_NUMBERS", "_RECORDS", "_LOOKUPS"):
         monkeypatch.setattr(resolver, name, 2)
     monkeypatch.setattr(resolver, "_BLOBS", 1000)
-    monkeypatch.setattr(compactor, "_LEAST_CACHE", 0)
+    monkeypatch.setattr(encoder, "_LEAST_CACHE", 0)
 
 
 def states() -> Callable[[int], dict[str, torch.Tensor]]:

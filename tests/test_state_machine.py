@@ -20,7 +20,7 @@ from ckstore.gc.plan import plan_for
 from ckstore.objects import units
 from ckstore.policy import Policy, Retention
 from ckstore.recovery.recover import recover
-from ckstore.retention.compactor import Compactor
+from ckstore.retention.encoder import BackgroundEncoder
 from ckstore.storage import durable
 from tests.checkpoints import listing, scratch, sha256
 
@@ -71,7 +71,7 @@ class StoreMachine(RuleBasedStateMachine):
         # Objects of some hundred elements take all the ways that large ones take.
         self.closing.enter_context(mock.patch.object(units, "SMALL", 100))
         # A crash is one of the program's, and not of a thread behind it.
-        self.closing.enter_context(mock.patch.object(Compactor, "begin"))
+        self.closing.enter_context(mock.patch.object(BackgroundEncoder, "begin"))
         self.store = self._made()
         self.digests: dict[int, str] = {}
         self.weights: dict[int, dict[str, torch.Tensor]] = {}

@@ -34,7 +34,7 @@ from ckstore.writing.ingest import IngestReport, ingest
 from ckstore.writing.request import AUTO, IngestOptions
 
 if TYPE_CHECKING:
-    from ckstore.retention.compactor import Compactor
+    from ckstore.retention.encoder import BackgroundEncoder
     from ckstore.runtime.threads import Executor
     from ckstore.storage.pack import PackInfo
     from ckstore.storage.rows import VersionRow
@@ -148,12 +148,12 @@ class Intake:
 
     def __init__(self, repository: Repository) -> None:
         self.repository = repository
-        self._compactor: Compactor | None = None
+        self._encoder: BackgroundEncoder | None = None
 
     def close(self) -> None:
         """Wait for a running background encoding."""
-        if self._compactor is not None:
-            self._compactor.close()
+        if self._encoder is not None:
+            self._encoder.close()
 
     def ingest(
         self,
@@ -169,12 +169,12 @@ class Intake:
         policy = policy_of(self.repository.catalog, run)
         if report.version.hot or policy.retention:
             keep = (policy if options.hot is None else Policy(hot=options.hot)).kept_hot
-            if self._compactor is None:
-                from ckstore.retention.compactor import Compactor
+            if self._encoder is None:
+                from ckstore.retention.encoder import BackgroundEncoder
 
-                self._compactor = Compactor(self.repository)
-            self._compactor.begin(run, keep, report.version)
-            self._compactor.wait(run)
+                self._encoder = BackgroundEncoder(self.repository)
+            self._encoder.begin(run, keep, report.version)
+            self._encoder.wait(run)
         return report
 
     def ingest_parts(self, written: Written, options: IngestOptions) -> IngestReport:
@@ -251,8 +251,8 @@ class Intake:
             self.check_run(run, batch)
             if name is not None:
                 check_tag_is_no_run(repository.catalog, name, run)
-            if self._compactor is not None:
-                self._compactor.forget_changed(run)  # Those of earlier ingests are not this batch's.
+            if self._encoder is not None:
+                self._encoder.forget_changed(run)  # Those of earlier ingests are not this batch's.
         stored: list[VersionRow] = []
         tags = {os.path.abspath(item.path): item.tags for item in inputs if item.tags}
         each = self.store_all(inputs, batch, progress) if executor is None else _spread(
@@ -293,7 +293,7 @@ class Intake:
             except CkstoreError as error:
                 _log.warning("Older versions of run %s remain unchanged: %s", run, error)
                 continue
-            changed = {} if self._compactor is None else self._compactor.take_changed(run)
+            changed = {} if self._encoder is None else self._encoder.take_changed(run)
             note_changes(changed, report)
             forgotten, thinned, dropped = changed["forgotten"], changed["thinned"], changed["dropped"]
             counts = {"forgot": forgotten, "thinned": thinned - forgotten, "dropped tensors of": dropped - forgotten}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ckstore.commit.naming import policy_of
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError, UnreachableError
 from ckstore.gc.collect import gc
-from ckstore.retention.compactor import Compactor
+from ckstore.retention.encoder import BackgroundEncoder
 from ckstore.retention.forget import forget
 from ckstore.storage.catalog import RECENT
 from ckstore.transfer.transfer import Transfer
@@ -135,7 +135,7 @@ class Tier:
 
     def _send_all(self, local: Repository, remote: Repository) -> None:
         """Send versions until the tier is closed; raise an error of the bucket."""
-        transfer, compactor = Transfer(local, remote), Compactor(remote)
+        transfer, encoder = Transfer(local, remote), BackgroundEncoder(remote)
         known: set[str] = set()
         number = math.nan
         try:
@@ -146,7 +146,7 @@ class Tier:
                 if latest is not None and latest.number != number:
                     for row in local.catalog.versions():
                         if row.uid not in known:
-                            self._send(transfer, local, remote, compactor, row)
+                            self._send(transfer, local, remote, encoder, row)
                             known.add(row.uid)
                     number = latest.number
                     _free(local, remote)
@@ -156,10 +156,10 @@ class Tier:
                 with self._changed:
                     self._changed.wait_for(lambda: self._is_closed, _LOOK)
         finally:
-            compactor.close(finish=False)
+            encoder.close(finish=False)
 
     def _send(
-        self, transfer: Transfer, local: Repository, remote: Repository, compactor: Compactor, row: VersionRow
+        self, transfer: Transfer, local: Repository, remote: Repository, encoder: BackgroundEncoder, row: VersionRow
     ) -> None:
         """Send a version; a run that went on in the bucket without it keeps it out."""
         remote.catalog.refresh(within=RECENT)
@@ -179,7 +179,7 @@ class Tier:
             return
         if arrived:
             future.set_result(arrived[0])
-            compactor.begin(row.run, policy_of(remote.catalog, row.run).kept_hot, arrived[0])
+            encoder.begin(row.run, policy_of(remote.catalog, row.run).kept_hot, arrived[0])
             return
         error = error or NotFoundError(f"{remote.place} has forgotten {row.name}, or has its content already.")
         _log.warning("%s", error)

@@ -26,7 +26,7 @@ from msgspec import Meta
 from ckstore.commit.change import Change
 from ckstore.commit.naming import DEFAULT_RUN, policy_of
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError
-from ckstore.retention.compactor import Compactor
+from ckstore.retention.encoder import BackgroundEncoder
 from ckstore.runtime import forks
 from ckstore.storage import durable, root
 from ckstore.storage.pack import PackInfo, PackName
@@ -79,7 +79,7 @@ class Unsent:
         self._goes_back = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ckstore-unsent", daemon=True)
-        self._compactor = Compactor(repository)
+        self._encoder = BackgroundEncoder(repository)
 
     def start(self) -> None:
         """Begin to send in the background."""
@@ -94,7 +94,7 @@ class Unsent:
     def close(self) -> None:
         """End the thread; packs that it has not sent stay on the disk."""
         self.stop()
-        self._compactor.close(finish=False)
+        self._encoder.close(finish=False)
         if not [*self._directory.glob(f"{self._owner.stem}-*.json")]:
             self._owner.unlink(missing_ok=True)
         self._alive.close()
@@ -209,7 +209,7 @@ class Unsent:
             error = raised
             _log.warning("%s", error)
         else:
-            self._compactor.begin(row.run, policy_of(catalog, row.run).kept_hot, row)
+            self._encoder.begin(row.run, policy_of(catalog, row.run).kept_hot, row)
         for pack in packs:
             self._arrived.pop(pack, None)
         path.unlink()

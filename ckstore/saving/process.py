@@ -98,7 +98,7 @@ def serve(settings: Settings, connection: Connection) -> None:
 
     from ckstore.commit.naming import policy_of
     from ckstore.repository import Address
-    from ckstore.retention.compactor import Compactor
+    from ckstore.retention.encoder import BackgroundEncoder
     from ckstore.saving.staging import StagedStates
     from ckstore.scanning.published import Template
     from ckstore.writing.ingest import ingest
@@ -110,20 +110,20 @@ def serve(settings: Settings, connection: Connection) -> None:
     template = None if settings.like is None else Template(Path(settings.like[0]), settings.like[1])
     nbytes = 0 if template is None else template.nbytes
     with address.open("a", cache_bytes(nbytes, settings.memory)) as repository:
-        compactor = Compactor(repository)
+        encoder = BackgroundEncoder(repository)
         saved = None
         try:
             while True:
                 keep = max(1, policy_of(repository.catalog, settings.run).kept_hot)
-                compactor.begin(settings.run, keep, saved)
+                encoder.begin(settings.run, keep, saved)
                 while not connection.poll(_LOOK):
                     if os.getppid() != settings.parent:
                         return
                 save: Save | None = connection.recv()
                 if save is None:
                     break
-                compactor.wait(settings.run)
-                compactor.pause()
+                encoder.wait(settings.run)
+                encoder.pause()
                 saved = None
                 try:
                     area = areas[save.area]
@@ -140,10 +140,10 @@ def serve(settings: Settings, connection: Connection) -> None:
                 except Exception as error:
                     answer = _portable(error)
                 finally:
-                    compactor.resume()
+                    encoder.resume()
                 connection.send((save.number, answer))
         finally:
-            compactor.close(finish=False)
+            encoder.close(finish=False)
 
 
 def cache_bytes(nbytes: int, memory: int | None) -> int:

@@ -15,7 +15,7 @@ from ckstore import Policy, Retention
 from ckstore.errors import ConflictError, NotFoundError
 from ckstore.gc import kept
 from ckstore.recovery.recover import recover
-from ckstore.retention.compactor import Compactor
+from ckstore.retention.encoder import BackgroundEncoder
 from tests.checkpoints import settled
 
 
@@ -178,7 +178,7 @@ def test_a_base_was_freed_before_a_version_comes_back(store: ckstore.Store) -> N
 
 @pytest.mark.local
 def test_a_child_is_encoded_while_its_parent_is_forgotten(store: ckstore.Store) -> None:
-    with mock.patch.object(Compactor, "begin"):
+    with mock.patch.object(BackgroundEncoder, "begin"):
         store.ingest({"w": values(5)}, run="a", step=5, metrics={"loss": 1.0 / 6}, policy=Policy(hot=1))
     assert store["a@5"].hot
     store.forget("a@4")

@@ -454,7 +454,7 @@ def test_the_process_needs_no_torch() -> None:
     import sys
     sys.modules["torch"] = None
     from ckstore.saving import process
-    from ckstore.retention import compactor
+    from ckstore.retention import encoder
     from ckstore.writing import ingest
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=REPOSITORY)

@@ -28,8 +28,8 @@ from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
-from ckstore.retention import compactor as compactor_module
-from ckstore.retention.compactor import Compactor
+from ckstore.retention import encoder as encoder_module
+from ckstore.retention.encoder import BackgroundEncoder
 from ckstore.retention.forget import forget
 from ckstore.storage import durable
 from ckstore.version import Version
@@ -480,18 +480,18 @@ def test_a_version_that_becomes_due_while_another_is_encoded_is_encoded_too(
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", hot=9)
-        compactor = Compactor(store._repository)
+        encoder = BackgroundEncoder(store._repository)
         begun = encode_module.encode
 
         def encode(*args: Any, **options: Any) -> Any:
-            if threading.current_thread() is compactor._thread and len(store._catalog.versions()) == 2:
+            if threading.current_thread() is encoder._thread and len(store._catalog.versions()) == 2:
                 store.ingest(state(2), run="a", hot=9)
-                compactor.begin("a", 1)
+                encoder.begin("a", 1)
             return begun(*args, **options)
 
-        monkeypatch.setattr(compactor_module, "encode", encode)
-        compactor.begin("a", 1)
-        while compactor._thread is not None:
+        monkeypatch.setattr(encoder_module, "encode", encode)
+        encoder.begin("a", 1)
+        while encoder._thread is not None:
             time.sleep(0.01)
         assert [row.hot for row in store._catalog.versions()] == [False, False, True]
 
@@ -501,12 +501,12 @@ def test_an_encoding_can_be_left(directory: Path) -> None:
         for step in range(2):
             store.ingest(state(step), run="a", hot=9)
         before = raw_packs(store)
-        compactor = Compactor(store._repository)
-        compactor.pause()
-        compactor.begin("a", 1)
+        encoder = BackgroundEncoder(store._repository)
+        encoder.pause()
+        encoder.begin("a", 1)
         time.sleep(0.2)
         assert [row.hot for row in store._catalog.versions()] == [True, True]
-        compactor.close(finish=False)
+        encoder.close(finish=False)
         assert [row.hot for row in store._catalog.versions()] == [True, True]
         assert raw_packs(store) == before
         assert list((store.path / "packs").glob("*tmp*")) == []
@@ -699,9 +699,9 @@ def test_a_forked_child_encodes_with_a_store_of_its_own(directory: Path) -> None
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", step=step, hot=1)
-        compactor = settled(store)._taking()._compactor
-        assert compactor is not None
-        assert compactor._opened is not None
+        encoder = settled(store)._taking()._encoder
+        assert encoder is not None
+        assert encoder._opened is not None
         upcoming = state(2)  # Torch's own threads are the parent's.
 
         def work() -> None:
@@ -710,7 +710,7 @@ def test_a_forked_child_encodes_with_a_store_of_its_own(directory: Path) -> None
                 time.sleep(0.05)
             store.close()
 
-        with held(compactor._opened.reader._lock):
+        with held(encoder._opened.reader._lock):
             assert in_child(work) == 0
         assert [row.hot for row in store._catalog.versions()] == [False, False, True]
         assert store.verify().problems == []
@@ -739,7 +739,7 @@ def test_an_ingest_refers_to_nothing_that_is_encoded_just_now(directory: Path, m
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", hot=9)
-        compactor = Compactor(store._repository)
+        encoder = BackgroundEncoder(store._repository)
         finish = Change.finish
 
         def ingest_first(self: Change, *args: Any, **options: Any) -> None:
@@ -748,10 +748,10 @@ def test_an_ingest_refers_to_nothing_that_is_encoded_just_now(directory: Path, m
             finish(self, *args, **options)
 
         monkeypatch.setattr(Change, "finish", ingest_first)
-        compactor.begin("a", 1)
-        while (thread := compactor._thread) is not None:
+        encoder.begin("a", 1)
+        while (thread := encoder._thread) is not None:
             thread.join(0.1)
-        compactor.close()
+        encoder.close()
         assert [row.hot for row in store._catalog.versions()] == [False, False, True]
         assert store.verify().problems == []
 

@@ -15,7 +15,7 @@ import ckstore
 from ckstore.cli.program import run
 from ckstore.errors import ConflictError
 from ckstore.policy import Policy, Retention
-from ckstore.retention.compactor import Compactor
+from ckstore.retention.encoder import BackgroundEncoder
 from ckstore.storage import change_log, durable
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.writing.describe import describe
@@ -64,7 +64,7 @@ def killed(at: str) -> Iterator[None]:
 def store(tmp_path: Path) -> Iterator[ckstore.Store]:
     """Steps 4, 8 and 12 of the run `gpt`, as versions 1 to 3."""
     # Encodings have commits of their own.
-    with mock.patch.object(Compactor, "begin"), ckstore.init(tmp_path / "store") as made:
+    with mock.patch.object(BackgroundEncoder, "begin"), ckstore.init(tmp_path / "store") as made:
         for step in (4, 8, 12):
             made.ingest(state(step), run="gpt", step=step)
         made.encode([1])

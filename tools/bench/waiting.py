@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 import ckstore
-from ckstore.retention.compactor import Compactor
+from ckstore.retention.encoder import BackgroundEncoder
 
 #: Seconds between two saves.
 _PAUSE = 0.05
@@ -26,7 +26,7 @@ _PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Waits:
-    """Milliseconds of each save, those of them inside `Compactor.wait`, and the hot versions at the end."""
+    """Milliseconds of each save, those of them inside `BackgroundEncoder.wait`, and the hot versions at the end."""
 
     saves: list[float]
     pressed: list[float]
@@ -47,14 +47,14 @@ def saves(path: Path, seconds: float, hot: int | None) -> Waits:
     state = {f"layer{number}": random.standard_normal((32, 64), np.float32) for number in range(4)}
     took: list[float] = []
     pressed: list[float] = []
-    wait = Compactor.wait
+    wait = BackgroundEncoder.wait
 
-    def timed(compactor: Compactor, run: str) -> None:
+    def timed(encoder: BackgroundEncoder, run: str) -> None:
         begun = time.perf_counter()
-        wait(compactor, run)
+        wait(encoder, run)
         pressed.append(1e3 * (time.perf_counter() - begun))
 
-    with ckstore.init(path) as store, mock.patch.object(Compactor, "wait", timed):
+    with ckstore.init(path) as store, mock.patch.object(BackgroundEncoder, "wait", timed):
         store.ingest(state, run="run", step=0, hot=hot)  # Imports.
         pressed.clear()
         end = time.perf_counter() + seconds

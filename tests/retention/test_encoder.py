@@ -20,7 +20,7 @@ import pytest
 
 import ckstore
 from ckstore.formats.torch.live_state import describe_state_dict
-from ckstore.retention import compactor as compactor_module
+from ckstore.retention import encoder as encoder_module
 from ckstore.saving.process import Save, Settings, serve
 from ckstore.saving.staging import Area, Packed
 from ckstore.writing import encode as encode_module
@@ -48,7 +48,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         assert opened.wait(PATIENCE)
         return store_objects(*arguments)
 
-    monkeypatch.setattr(compactor_module, "_MOST", MOST)
+    monkeypatch.setattr(encoder_module, "_MOST", MOST)
     monkeypatch.setattr(encode_module, "store_objects", late)
     yield opened
     opened.set()
@@ -80,7 +80,7 @@ def waited(store: ckstore.Store, number: int) -> None:
 
 
 def test_an_ingest_never_encodes(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compactor_module, "_MOST", MOST)
+    monkeypatch.setattr(encoder_module, "_MOST", MOST)
     encoders = set()
     store_objects = encode_module.store_objects
 
@@ -94,7 +94,7 @@ def test_an_ingest_never_encodes(store: ckstore.Store, monkeypatch: pytest.Monke
         store.ingest(state(step), run="a", step=step)
         assert len(hot(store)) <= MOST + 2  # The latest, and the one before it.
     settled(store)
-    assert encoders == {"ckstore-compactor"}
+    assert encoders == {"ckstore-encoder"}
     assert len(hot(store)) == 1
 
 
@@ -130,8 +130,8 @@ def test_an_ingest_waits_while_little_of_the_disk_is_free(
     def disk_usage(path: Path) -> Any:
         return SimpleNamespace(free=4 * 2.5 * 5_600)  # A version takes 5.5 kB.
 
-    monkeypatch.setattr(compactor_module.shutil, "disk_usage", disk_usage)
-    monkeypatch.setattr(compactor_module, "_MOST", 100)
+    monkeypatch.setattr(encoder_module.shutil, "disk_usage", disk_usage)
+    monkeypatch.setattr(encoder_module, "_MOST", 100)
     thread = ingesting(store, range(4 * MOST))
     waited(store, 3)
     assert thread.is_alive()
@@ -145,7 +145,7 @@ def test_an_ingest_waits_while_little_of_the_disk_is_free(
 def test_a_failure_is_a_warning(
     store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    monkeypatch.setattr(compactor_module, "_MOST", 0)
+    monkeypatch.setattr(encoder_module, "_MOST", 0)
 
     def fail(*_: Any) -> Any:
         raise error
@@ -190,13 +190,13 @@ def test_an_ingest_does_not_wait_for_a_thread_that_has_died(
 def test_without_another_thread_versions_stay_hot(
     store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compactor_module, "_MOST", 0)
+    monkeypatch.setattr(encoder_module, "_MOST", 0)
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(compactor_module.threading.Thread, "start", refuse)
+        patched.setattr(encoder_module.threading.Thread, "start", refuse)
         for step in range(3):
             store.ingest(state(step), run="a", step=step)
     assert set(caplog.messages) == {"Older versions of run a remain unchanged: can't start new thread"}
@@ -257,7 +257,7 @@ PROGRAM = """
     import os, sys, threading, time
     import numpy as np
     import ckstore
-    from ckstore.retention import compactor
+    from ckstore.retention import encoder
     from ckstore.writing import encode
 
     def store_objects(*arguments):
@@ -265,7 +265,7 @@ PROGRAM = """
             time.sleep(0.01)
             arguments[-1](1)
 
-    compactor._MOST = 1
+    encoder._MOST = 1
     encode.store_objects = store_objects
     store = ckstore.open(sys.argv[1], create=True)
 

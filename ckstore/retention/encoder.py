@@ -32,22 +32,22 @@ _MOST, _PART = 64, 0.25
 
 #: The thread's caches hold these bytes and some versions: more would only keep parents that are no longer needed.
 _LEAST_CACHE, _CACHED = 8 << 20, 8
-#: Compactors that have had a thread.
-_begun: WeakSet[Compactor] = WeakSet()
+#: Encoders that have had a thread.
+_begun: WeakSet[BackgroundEncoder] = WeakSet()
 
 
 @atexit.register
 def _leave() -> None:
     """Stop all threads before the interpreter unloads modules."""
-    for compactor in list(_begun):
-        compactor.close(finish=False)
+    for encoder in list(_begun):
+        encoder.close(finish=False)
 
 
 class _GivenUp(Exception):  # noqa: N818 - ends an encoding, and is no error
     pass
 
 
-class Compactor:
+class BackgroundEncoder:
     """Encodes the hot versions of runs beyond their policy's limit, and thins and forgets older versions.
 
     The thread opens the program's store separately: it must not refer to uncommitted objects of an ingest.
@@ -93,7 +93,7 @@ class Compactor:
             if added is not None and added.hot:
                 self._due.setdefault(run, {})[added.number] = added.stored_bytes
             if self._thread is None:
-                thread = threading.Thread(target=self._work, name="ckstore-compactor", daemon=True)
+                thread = threading.Thread(target=self._work, name="ckstore-encoder", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:  # The interpreter exits, or the system has no more threads.
