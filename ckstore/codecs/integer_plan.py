@@ -75,7 +75,7 @@ def workspace() -> Workspace:
     return held
 
 
-class Plan(NamedTuple):
+class PayloadPlan(NamedTuple):
     """The planned contents of a payload, which a thread keeps until it encodes or decodes again.
 
     Attributes
@@ -110,7 +110,7 @@ def check_arrays(values: Array, classes: Array | None) -> None:
         raise UsageError("Classes must be an array of uint8 with one entry for each integer.")
 
 
-def make_plan(values: Array, classes: Array | None) -> Plan:
+def make_plan(values: Array, classes: Array | None) -> PayloadPlan:
     """Plan the payload of some integers; see `encode_integers`."""
     check_arrays(values, classes)
     room = workspace()
@@ -125,7 +125,7 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
         coded, number = sort_elements(signed, classes, room)
     size = room.kernels.plan_payload(coded, classes is not None, number, room.tables, room.encoder)
     narrow, differs, *_ = room.facts.tolist()
-    return Plan(coded, number, size, narrow, differs != 0, room)
+    return PayloadPlan(coded, number, size, narrow, differs != 0, room)
 
 
 def sort_elements(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:

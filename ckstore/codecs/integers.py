@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.integer_header import DAMAGED, Header, read_header
-from ckstore.codecs.integer_plan import Plan, Workspace, check_arrays, make_plan, workspace
+from ckstore.codecs.integer_plan import PayloadPlan, Workspace, check_arrays, make_plan, workspace
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.blocks import aligned, empty
 from ckstore.runtime.checksum import crc32
@@ -51,7 +51,7 @@ def encode_changes(values: Array, classes: Array | None = None) -> memoryview | 
     return payload.data
 
 
-def _payload(plan: Plan, classes: Array | None) -> Array:
+def _payload(plan: PayloadPlan, classes: Array | None) -> Array:
     """Return the payload of a plan."""
     room, coded = plan.room, plan.coded
     payload = empty(plan.size, np.uint8)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ckstore.encoding.estimate import Estimate
 from ckstore.errors import UsageError
-from ckstore.lineage.planner import Choice, plan
+from ckstore.lineage.planner import Choice, choose
 from ckstore.runtime.arguments import shown
 
 #: Restoring a version costs at most this many times what it would cost stored exactly and in full.
@@ -44,10 +44,10 @@ class Budget:
         """Account for stored objects: pass their surplus or deficit on to the others."""
         self._left += self._share * nbytes + self._factor * full - spent
 
-    def plan(self, estimates: Sequence[Estimate]) -> list[Choice]:
+    def choose(self, estimates: Sequence[Estimate]) -> list[Choice]:
         """Return choices for objects within their share and the surplus of others."""
         self._left += self._share * sum(estimate.unit.nbytes for estimate in estimates)
         self._left += self._factor * sum(estimate.full_cost for estimate in estimates)
-        choices = plan([estimate.candidates for estimate in estimates], self._left)
+        choices = choose([estimate.candidates for estimate in estimates], self._left)
         self._left -= sum(choice.option.cost for choice in choices)
         return choices

@@ -41,7 +41,7 @@ class Choice:
     debt: float
 
 
-def plan(table: Sequence[Candidates], allowed: float) -> list[Choice]:
+def choose(table: Sequence[Candidates], allowed: float) -> list[Choice]:
     """Choose one option for each object so that the costs add up to at most `allowed`, at the fewest bytes.
 
     First every object takes its smallest option. While the sum of costs is above `allowed`, the planner makes the

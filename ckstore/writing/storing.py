@@ -182,7 +182,7 @@ def _encoded(
         upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
         while window is not None:
             estimates = [future.result() for future in upcoming]
-            choices = budget.plan(estimates)
+            choices = budget.choose(estimates)
             encoding = deque(
                 (content, unit, pool.submit(estimator.encode, content, estimate, choice))
                 for (content, unit), estimate, choice in zip(window, estimates, choices, strict=True)

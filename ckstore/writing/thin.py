@@ -389,7 +389,7 @@ class _Thinning:
                 for unit in estimates.keys() - coarse.keys():
                     record = reader.resolver.record(objects[unit])
                     budget.add(record.nbytes_of_values, cost(record.full_work), cost(reader.chains.work(record)))
-                choices = budget.plan(list(coarse.values()))
+                choices = budget.choose(list(coarse.values()))
                 todo = list(zip(coarse.items(), choices, strict=True))
 
                 def encoded(item: tuple[tuple[int, Estimate], Choice]) -> Encoded:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.lineage.planner import Candidates, Option, plan
+from ckstore.lineage.planner import Candidates, Option, choose
 
 option = st.builds(
     Option,
@@ -32,7 +32,7 @@ def best(table: list[list[Option]], allowed: float) -> float | None:
 
 @given(tables, st.integers(0, 4000))
 def test_choices_fit_whenever_anything_does_and_are_near_the_optimum(table, allowed):
-    choices = plan([Candidates(tuple(options)) for options in table], allowed)
+    choices = choose([Candidates(tuple(options)) for options in table], allowed)
     stored = sum(choice.option.stored for choice in choices)
     cost = sum(choice.option.cost for choice in choices)
     optimum = best(table, allowed)
@@ -47,7 +47,7 @@ def test_choices_fit_whenever_anything_does_and_are_near_the_optimum(table, allo
 
 @given(tables)
 def test_without_a_bound_every_object_takes_its_smallest_option(table):
-    choices = plan([Candidates(tuple(options)) for options in table], float("inf"))
+    choices = choose([Candidates(tuple(options)) for options in table], float("inf"))
     for options, choice in zip(table, choices, strict=True):
         assert choice.option.stored == min(option.stored for option in options)
 
@@ -62,7 +62,7 @@ def test_debt_never_exceeds_the_extra_bytes_of_a_base(sizes):
             Option("near", float(small), 9.0, is_base=False),
             Option("far", float(small + extra), 2.0, is_base=False),
         )
-        (choice,) = plan([Candidates(options, debt)], 2.0)
+        (choice,) = choose([Candidates(options, debt)], 2.0)
         assert choice.option.name in ("base", "far")
         if choice.option.is_base:
             assert choice.debt == 0.0
@@ -72,13 +72,13 @@ def test_debt_never_exceeds_the_extra_bytes_of_a_base(sizes):
 
 
 def test_an_empty_version_has_an_empty_plan():
-    assert plan([], 0.0) == []
+    assert choose([], 0.0) == []
 
 
 @pytest.mark.parametrize("allowed", [0.0, 10.0])
 def test_where_nothing_fits_the_cheapest_is_taken(allowed):
     options = (Option("a", 1.0, 100.0, is_base=False), Option("b", 50.0, 20.0, is_base=True))
-    (choice,) = plan([Candidates(options)], allowed)
+    (choice,) = choose([Candidates(options)], allowed)
     assert choice.option.name == "b"
 
 
@@ -91,12 +91,12 @@ def test_the_exchange_that_costs_the_fewest_bytes_for_its_savings_comes_first():
         Candidates((exact("small", 0.0, 100.0), exact("quick", 10.0, 90.0))),
         Candidates((exact("small", 0.0, 10.0), exact("quick", 8.0, 0.0))),
     ]
-    assert [choice.option.name for choice in plan(table, 100.0)] == ["small", "quick"]
+    assert [choice.option.name for choice in choose(table, 100.0)] == ["small", "quick"]
 
 
 def test_an_option_above_the_line_between_two_others_is_left_out():
     options = exact("small", 0.0, 100.0), exact("middle", 30.0, 50.0), exact("quick", 40.0, 0.0)
-    assert plan([Candidates(options)], 60.0)[0].option.name == "quick"
+    assert choose([Candidates(options)], 60.0)[0].option.name == "quick"
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_an_option_above_the_line_between_two_others_is_left_out():
 )
 def test_an_object_becomes_a_base_when_its_debt_reaches_the_extra_bytes(debt: float, far: float, name: str):
     options = exact("base", 200.0, 1.0), exact("near", 100.0, 9.0), exact("far", far, 2.0)
-    (choice,) = plan([Candidates(options, debt)], 2.0)
+    (choice,) = choose([Candidates(options, debt)], 2.0)
     assert choice.option.name == name
     assert choice.debt == (0.0 if name == "base" else debt + far - 100.0)
 
 
 def test_a_debt_of_one_byte_is_one():
     options = exact("base", 101.0, 5.0), exact("delta", 100.0, 2.0)
-    assert [plan([Candidates(options, debt)], 9.0)[0].option.name for debt in (0.0, 1.0)] == ["delta", "base"]
+    assert [choose([Candidates(options, debt)], 9.0)[0].option.name for debt in (0.0, 1.0)] == ["delta", "base"]
