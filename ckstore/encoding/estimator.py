@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -135,7 +135,7 @@ class Estimator:
         self._coarse = CoarseEncoder(reader, policy)
         self._scheme = None if policy.scheme == LATTICE else scheme_of(policy.scheme)
         self._codebooks = None if self._scheme is None else CodebookEncoder(reader, self._scheme)
-        self._sizes: dict[str, float] = {}
+        self._sizes: dict[object, float] = {}
         self._lock = Lock()
         self._small = Lock()
         self._judging = Lock()
@@ -260,17 +260,34 @@ class Estimator:
             return self._values.judged(unit) if isinstance(self._values, JudgedValues) else unit
 
     def _size(self, unit: Unit) -> float:
-        """Return the root mean square of the finite values of a unit's tensor."""
+        """Return the root mean square of the finite values of a unit's tensor; of several, the smallest."""
+        layouts = self._values.layouts
+        places = dict.fromkeys((member.file, member.extent) for member in unit.members)
+        if not unit.is_bundle and len({layouts[file].extents[extent].path for file, extent in places}) > 1:
+            return min(self._size_of(place, self._stretches(place)) for place in places)
         name = unit.key if unit.is_bundle else _tensor(unit)
+        parts = [part for part in self._values.units if name == (part.key if part.is_bundle else _tensor(part))]
+        return self._size_of(name, [(part, 0, part.count) for part in parts])
+
+    def _size_of(self, name: object, stretches: Iterable[tuple[Unit, int, int]]) -> float:
+        """Return the root mean square of the finite values of some units' elements from a first to before a last."""
         with self._lock:
             if name not in self._sizes:
                 total = count = 0.0
-                for part in self._values.units:
-                    if name == (part.key if part.is_bundle else _tensor(part)):
-                        squares, _, finite = statistics_of(self._values.read(part, 0, part.count), part.dtype)
-                        total, count = total + squares, count + finite
+                for part, first, last in stretches:
+                    squares, _, finite = statistics_of(self._values.read(part, first, last), part.dtype)
+                    total, count = total + squares, count + finite
                 self._sizes[name] = (total / max(count, 1)) ** 0.5
             return self._sizes[name]
+
+    def _stretches(self, place: tuple[int, int]) -> Iterator[tuple[Unit, int, int]]:
+        """Yield the elements of an extent of a file in the units."""
+        for unit in self._values.units:
+            first = 0
+            for member, count in zip(unit.members, unit.member_counts, strict=True):
+                if (member.file, member.extent) == place:
+                    yield unit, first, first + count
+                first += count
 
     def _agreement(self, unit: Unit) -> float | None:
         """Return the octaves by which a first moment exceeds the mean one, relative to the root of the second.

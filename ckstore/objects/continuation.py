@@ -1,14 +1,17 @@
 """Cuts a version like its parent where names or shapes moved, so that each old part is stored against itself.
 
-A unit of the parent whose elements the version has under other names, before new rows or within a fused tensor, is cut
-out again and keeps its signature; the rest becomes units of its own.
+A unit of the parent whose elements the version has under other names, before new rows, within a fused tensor or in the
+parts of one is cut out again and keeps its signature; the rest becomes units of its own.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import structs
@@ -17,6 +20,12 @@ from ckstore.formats.layout import FileLayout
 from ckstore.formats.renames import LONGEST, Named, matches
 from ckstore.objects.identity import digest
 from ckstore.objects.units import SMALL, Member, Piece, Unit, cut_pieces, parts_of_piece, planned_pieces
+
+#: Words from the end in which the names of the parts of a fused tensor differ: that of a moment ends in `.exp_avg`.
+_FUSED = 3
+
+#: Digits of the number of a part of a stacked tensor, at most.
+_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,30 @@ class _Place(NamedTuple):
     piece: int
     first: int
     size: int
+
+
+class _Stretch(NamedTuple):
+    """Elements of an earlier piece in a later one, by number: the first of them and their number; the first there."""
+
+    first: int
+    size: int
+    piece: int
+    at: int
+
+
+class _One(NamedTuple):
+    piece: Piece
+    words: tuple[str, ...]
+
+
+class _Key(NamedTuple):
+    """The properties that the parts of one piece share: names without the word at a place, dtype, shape."""
+
+    at: int
+    words: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    is_stack: bool
 
 
 def continued(version: Cut, parent: Cut, apart: Container[tuple[int, int]] = ()) -> list[Unit]:
@@ -52,26 +85,22 @@ def continued(version: Cut, parent: Cut, apart: Container[tuple[int, int]] = ())
     if not left:
         return list(version.units)
     before = _Pieces(parent.files, left)
-    targets = _targets(before.pieces, after.pieces)
+    moved = _moves(before.pieces, after.pieces)
     # A tensor that grows again has its last rows cut again while they are few.
-    growing = {
-        number
-        for number, (at, first) in targets.items()
-        if first + before.pieces[number].count < after.pieces[at].count
-    }
+    growing = {number for number, (*_, last) in moved.items() if last.at + last.size < after.pieces[last.piece].count}
     kept: list[tuple[Unit, list[_Place]]] = []
     for unit in left:
         places = [before.place(member) for member in unit.members]
         is_tail = unit.count < SMALL and all(place.first and place.piece in growing for place in places)
-        moved = [_moved(place, targets, after.pieces) for place in places]
-        if not is_tail and all(moved):
-            kept.append((unit, [place for place in moved if place is not None]))
+        found = [_moved(place, moved) for place in places]
+        if not is_tail and all(found):
+            kept.append((unit, [place for part in found for place in part]))
     if not kept:
         return list(version.units)
-    keys = {unit.key for unit in same}
-    found = [_renewed(unit, places, after.pieces, keys) for unit, places in kept]
+    keys = _Keys(unit.key for unit in same)
+    renewed = [_renewed(unit, places, after.pieces, keys) for unit, places in kept]
     rest = [*_rest(after.pieces, [place for _, places in kept for place in places], keys)]
-    return [*same, *found, *_signed(rest, {unit.signature for unit in [*same, *found]})]
+    return [*same, *renewed, *_signed(rest, {unit.signature for unit in [*same, *renewed]})]
 
 
 def _signed(units: Iterable[Unit], signatures: set[str]) -> Iterator[Unit]:
@@ -85,6 +114,27 @@ def _signed(units: Iterable[Unit], signatures: set[str]) -> Iterator[Unit]:
 
 def _lies_in(unit: Unit, apart: Container[tuple[int, int]]) -> bool:
     return (unit.members[0].file, unit.members[0].extent) in apart
+
+
+class _Keys:
+    """The keys of a version's units."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = set(keys)
+        #: The last number tried after each name.
+        self._numbers: dict[str, int] = {}
+
+    def free(self, key: str) -> str:
+        """Return a key, with the next number that no unit has if one has it, and add it."""
+        name, mark, number = key.rpartition("#")
+        if key in self._keys and not (mark and number.isdecimal() and len(number) < 10):
+            name, number = key, "-1"
+        while key in self._keys:
+            self._numbers[name] = max(int(number), self._numbers.get(name, -1)) + 1
+            number = str(self._numbers[name])
+            key = f"{name}#{number}"
+        self._keys.add(key)
+        return key
 
 
 class _Pieces:
@@ -114,44 +164,28 @@ class _Pieces:
         return _Place(number, start + member.first, member.count)
 
 
-def _targets(before: Sequence[Piece], after: Sequence[Piece]) -> dict[int, tuple[int, int]]:
-    """Return the later piece that has the elements of an earlier one, and the first of them there, by number."""
-    named = _named(before), _named(after)
-    found = {
-        number: (other, 0)
-        for number, other in matches(*named).items()
+def _moves(before: Sequence[Piece], after: Sequence[Piece]) -> dict[int, list[_Stretch]]:
+    """Return the stretches of each earlier piece that later pieces have, in order, by number of the piece.
+
+    Names tell, dtypes and shapes; values are not compared. A piece that became smaller keeps its first elements.
+    """
+    names = _named(before), _named(after)
+    same = {
+        number: other
+        for number, other in matches(*names).items()
         if before[number].dtype == after[other].dtype and before[number].shape[1:] == after[other].shape[1:]
     }
-    joint: dict[tuple[object, ...], list[int]] = {}
-    for number, piece in enumerate(before):
-        if number not in found:
-            words = named[0][number].words
-            if len(words) > 1:
-                joint.setdefault((words[:-2], words[-1:], piece.dtype, piece.shape[1:]), []).append(number)
-            for at, word in enumerate(words[:LONGEST]):
-                if word.isdigit():
-                    stack = "stacked", words[:at] + words[at + 1 :], piece.dtype, piece.shape
-                    joint.setdefault(stack, []).append(number)
-    # The elements of all parts together; a stranger's model may have thousands of one form.
-    totals = {key: sum(before[number].count for number in parts) for key, parts in joint.items()}
-    taken = {other for other, _ in found.values()}
-    for other, piece in enumerate(after):
-        if other in taken:
-            continue
-        words = named[1][other].words
-        form = piece.dtype, piece.shape[1:]
-        fused: tuple[object, ...] = (words[:-2], words[-1:], *form)
-        stacked: tuple[object, ...] = ("stacked", words, *form)
-        for key in (fused, stacked) if len(words) > 1 else (stacked,):
-            if totals.get(key) != piece.count:
-                continue
-            parts = joint.pop(key)
-            del totals[key]
-            if found.keys().isdisjoint(parts):
-                if key is fused:
-                    parts.sort(key=lambda number: _rank(named[0][number].words[-2], words[-2]))
-                found |= zip(parts, _firsts(before, parts, other), strict=True)
-                break
+    found = {
+        number: [_Stretch(0, min(before[number].count, after[other].count), other, 0)] for number, other in same.items()
+    }
+    old, new = _others(before, names[0], same), _others(after, names[1], set(same.values()))
+    for whole, parts in _unions(old, new):
+        found |= {number: [_Stretch(0, size, whole, first)] for number, first, size in _laid_out(parts, old)}
+        for number in parts:
+            del old[number]
+        del new[whole]
+    for whole, parts in _unions(new, old):
+        found[whole] = [_Stretch(first, size, number, 0) for number, first, size in _laid_out(parts, new)]
     return found
 
 
@@ -162,41 +196,101 @@ def _named(pieces: Iterable[Piece]) -> list[Named]:
     ]
 
 
-def _rank(part: str, whole: str) -> int:
-    """Return the place of a part's name, such as `q_proj`, in the name of the fused tensor, such as `qkv_proj`."""
-    return whole.find(part.split("_")[0])
+def _others(pieces: Sequence[Piece], names: Sequence[Named], known: Container[int]) -> dict[int, _One]:
+    return {
+        number: _One(piece, name.words)
+        for number, (piece, name) in enumerate(zip(pieces, names, strict=True))
+        if number not in known
+    }
 
 
-def _firsts(before: Sequence[Piece], parts: Sequence[int], other: int) -> Iterator[tuple[int, int]]:
+def _unions(parts: Mapping[int, _One], wholes: Mapping[int, _One]) -> list[tuple[int, list[int]]]:
+    """Return the pieces that together have the elements of others, each with the numbers of these in their order.
+
+    The parts of a fused piece differ in one word of their names, in which its name has theirs in their order; those of
+    a stacked one in a number, which its name lacks.
+    """
+    groups: dict[_Key, list[int]] = {}
+    for number, (piece, words) in parts.items():
+        for key in (*_fused(words, piece), *_stacked(words, piece)):
+            groups.setdefault(key, []).append(number)
+    # The elements of all parts together; a stranger's model may have thousands of one form.
+    totals = {key: sum(parts[number].piece.count for number in numbers) for key, numbers in groups.items()}
+    found: list[tuple[int, list[int]]] = []
+    taken: set[int] = set()
+    for whole, (piece, words) in wholes.items():
+        form = piece.dtype, piece.shape[1:]
+        stacks = (_Key(at, words, *form, is_stack=True) for at in range(min(len(words) + 1, LONGEST)))
+        for key in (*_fused(words, piece), *stacks):
+            if totals.get(key) == piece.count and taken.isdisjoint(groups[key]):
+                taken.update(groups[key])
+                found.append((whole, sorted(groups[key], key=partial(_rank, parts, words, key))))
+                break
+    return found
+
+
+def _fused(words: tuple[str, ...], piece: Piece) -> Iterator[_Key]:
+    """Yield the forms of pieces that may be parts of one: names without a word near the end, dtypes, shapes of rows."""
+    for at in range(2, min(_FUSED, len(words)) + 1):
+        yield _Key(-at, (*words[:-at], *words[1 - at :]), piece.dtype, piece.shape[1:], is_stack=False)
+
+
+def _stacked(words: tuple[str, ...], piece: Piece) -> Iterator[_Key]:
+    """Yield the forms of pieces that may be the rows of one: names without a number, dtypes, shapes."""
+    for at, word in enumerate(words[:LONGEST]):
+        if word.isdecimal() and len(word) <= _DIGITS:
+            yield _Key(at, (*words[:at], *words[at + 1 :]), piece.dtype, piece.shape, is_stack=True)
+
+
+def _rank(parts: Mapping[int, _One], whole: tuple[str, ...], key: _Key, number: int) -> int:
+    """Return the place of a part: its number, or that of its name, such as `q_proj`, in a name such as `qkv_proj`."""
+    word = parts[number].words[key.at]
+    return int(word) if key.is_stack else whole[key.at].find(word.split("_")[0])
+
+
+def _laid_out(parts: Iterable[int], of: Mapping[int, _One]) -> Iterator[tuple[int, int, int]]:
+    """Yield each part with its first element in the whole and their number."""
     first = 0
     for number in parts:
-        yield other, first
-        first += before[number].count
+        yield number, first, of[number].piece.count
+        first += of[number].piece.count
 
 
-def _moved(place: _Place, targets: Mapping[int, tuple[int, int]], after: Sequence[Piece]) -> _Place | None:
-    """Return the place of an earlier piece's stretch in a later piece; None if that lacks some of it."""
-    target, first = targets.get(place.piece, (-1, 0))
-    first += place.first
-    return _Place(target, first, place.size) if target >= 0 and first + place.size <= after[target].count else None
+def _moved(place: _Place, moves: Mapping[int, Sequence[_Stretch]]) -> list[_Place]:
+    """Return the places of an earlier piece's stretch in later pieces; none if these lack some of it."""
+    stretches = moves.get(place.piece, ())
+    found: list[_Place] = []
+    position, stop = place.first, place.first + place.size
+    number = bisect_right(stretches, position, key=attrgetter("first")) - 1
+    while 0 <= number < len(stretches) and position < stop:
+        first, size, piece, at = stretches[number]
+        taken = min(stop, first + size) - position
+        if taken <= 0:
+            break
+        found.append(_Place(piece, at + position - first, taken))
+        position, number = position + taken, number + 1
+    return found if position == stop else []
 
 
-def _renewed(unit: Unit, places: Sequence[_Place], pieces: Sequence[Piece], keys: set[str]) -> Unit:
-    """Return a unit of the parent with the elements of this version, under a new key that `keys` gets."""
+def _renewed(unit: Unit, places: Sequence[_Place], pieces: Sequence[Piece], keys: _Keys) -> Unit:
+    """Return a unit of the parent with the elements of this version, under a new key.
+
+    The elements of a tensor that came apart keep the key of that one, as those of a bundle do.
+    """
     piece = pieces[places[0].piece]
-    if unit.is_bundle:
+    if unit.is_bundle or any(place.piece != places[0].piece for place in places):
         key = unit.key
     else:
-        key = f"{piece.prefix}{piece.name}" + "#0" * (places[0].size < piece.count)
+        key = f"{piece.prefix}{piece.name}" + "#0" * (sum(place.size for place in places) < piece.count)
     roles = {pieces[place.piece].role for place in places}
     role = roles.pop() if len(roles) == 1 else "other"
     if role == "vector" and not unit.is_bundle:  # No ingest makes such a unit.
         role = "other"
     members = tuple(member for place in places for member in pieces[place.piece].members_of(*place[1:]))
-    return structs.replace(unit, key=_free(key, keys), role=role, members=members)
+    return structs.replace(unit, key=keys.free(key), role=role, members=members)
 
 
-def _rest(pieces: Sequence[Piece], taken: Iterable[_Place], keys: set[str]) -> Iterator[Unit]:
+def _rest(pieces: Sequence[Piece], taken: Iterable[_Place], keys: _Keys) -> Iterator[Unit]:
     """Yield units of the elements that are not taken."""
     stretches: dict[int, list[_Place]] = {}
     for place in taken:
@@ -209,12 +303,12 @@ def _rest(pieces: Sequence[Piece], taken: Iterable[_Place], keys: set[str]) -> I
                 part = piece if first - position == piece.count else _part(piece, position, first - position)
                 if part is not piece and piece.count >= SMALL:
                     for unit in parts_of_piece(part):
-                        yield structs.replace(unit, key=_free(f"{piece.prefix}{piece.name}#0", keys))
+                        yield structs.replace(unit, key=keys.free(f"{piece.prefix}{piece.name}#0"))
                 else:
                     small.append(part)
             position = first + count
     for unit in cut_pieces(small):
-        yield structs.replace(unit, key=_free(unit.key, keys))
+        yield structs.replace(unit, key=keys.free(unit.key))
 
 
 def _part(piece: Piece, first: int, count: int) -> Piece:
@@ -225,15 +319,3 @@ def _part(piece: Piece, first: int, count: int) -> Piece:
     return structs.replace(
         piece, shape=shape, count=count, members=members, mark=f"{piece.mark}+{first}", whole=piece.count
     )
-
-
-def _free(key: str, keys: set[str]) -> str:
-    """Return a key with the next number that `keys` lacks, and add it."""
-    name, mark, number = key.rpartition("#")
-    while key in keys:
-        if not (mark and number.isdecimal() and len(number) < 10):
-            name, mark, number = key, "#", "-1"
-        number = str(int(number) + 1)
-        key = f"{name}#{number}"
-    keys.add(key)
-    return key

@@ -235,7 +235,9 @@ class Delta(_Based, frozen=True, kw_only=True):
 
     @property
     def work(self) -> Work:
-        """Work of decoding the differences in their order."""
+        """Work of decoding the differences in their order: none of an object that equals its base."""
+        if not self.nbytes:
+            return patches(0, 0)
         return layer(self.chunks, self.count, self.nbytes, grouped=self.context, delta=True)
 
     def _is_possible(self) -> bool:

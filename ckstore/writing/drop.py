@@ -1,6 +1,6 @@
 """Drop: removes tensors from versions for good.
 
-left = units but those all of whose tensors match   # a bundle with other tensors stays whole
+left = units but those all of whose tensors match   # an object with other tensors stays whole
 version of these                                    # its layout, objects and coarse facts
 commit                                              # nothing is encoded: bases of other objects stay
 """
@@ -37,9 +37,9 @@ def drop(
 ) -> list[VersionRow]:
     """Remove tensors from versions, each in its own commit; `gc` frees the objects that no other version needs.
 
-    Small tensors share objects: a shared object is removed only if all its tensors match. Return the changed versions,
-    with the globs of all their dropped tensors. `progress` is called with numbers of removed bytes; an exception that
-    it raises stops between two commits.
+    Small tensors share objects, and so do parts of a tensor that came apart: a shared object is removed only if all its
+    tensors match. Return the changed versions, with the globs of all their dropped tensors. `progress` is called with
+    numbers of removed bytes; an exception that it raises stops between two commits.
 
     Raises
     ------

@@ -29,7 +29,7 @@ def cut(forms: Forms, dtype: str = "float32") -> Cut:
 
 
 def changed(forms: Forms, chance: random.Random) -> Forms:
-    """Return tensors of the next version: some renamed, grown, smaller, gone, new, fused; in another order."""
+    """Return tensors of the next version: some renamed, grown, smaller, gone, new, fused or apart; in another order."""
     found: Forms = {}
     wrapper = chance.choice(["", "", "module.", "_orig_mod.", "x."])
     for path, shape in forms.items():
@@ -42,8 +42,16 @@ def changed(forms: Forms, chance: random.Random) -> Forms:
         found[(*path[:-1], name)] = shape
     for number in range(chance.randrange(3)):
         found["model", f"new{chance.randrange(99)}.{number}.weight"] = chance.choice([(100,), (300, 300), (40, 4)])
-    if chance.random() < 0.3:
-        found = {("model", "h.qkv.weight"): (3 * 256, 256), **found}
+    parts: Forms = {("model", f"h.{part}.weight"): (256, 256) for part in "qkv"}
+    fused: Forms = {("model", "h.qkv.weight"): (3 * 256, 256)}
+    if chance.random() < 0.4:
+        found = {path: shape for path, shape in found.items() if path not in {**parts, **fused}}
+        found = {**chance.choice([parts, fused]), **found}
+    elif chance.random() < 0.3:
+        found = {**fused, **found}
+    layers: Forms = {("layers", f"{number}.up"): (300, 250) for number in range(3)}
+    found = {path: shape for path, shape in found.items() if path[0] != "layers"}
+    found |= chance.choice([layers, {("layers", "up"): (3, 300, 250)}])
     items = list(found.items())
     if chance.random() < 0.2:
         chance.shuffle(items)
@@ -106,6 +114,81 @@ def test_strangers_are_matched_in_linear_time() -> None:
         return found
 
     assert calls(200) < 2.5 * calls(100)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_tensors_come_together_and_apart_in_linear_time(is_apart: bool) -> None:
+    def calls(count: int) -> int:
+        parts = cut({(f"up.{number}.weight",): (70_000, 3) for number in range(count)})
+        whole = cut({("up.weight",): (count, 70_000, 3)})
+        found = 0
+
+        def note(*_: object) -> None:
+            nonlocal found
+            found += 1
+
+        sys.setprofile(note)
+        try:
+            units = continued(*((parts, whole) if is_apart else (whole, parts)))
+        finally:
+            sys.setprofile(None)
+        assert {unit.signature for unit in units} == {unit.signature for unit in (whole if is_apart else parts).units}
+        return found
+
+    assert calls(200) < 2.5 * calls(100)
+
+
+def members(version: Cut, units: list[Unit]) -> list[tuple[str, list[tuple[str, int, int]]]]:
+    """Return the keys of units, and name, first element and number of elements of each stretch."""
+    extents = version.files[0][1].extents
+    return [
+        (unit.key, [(str(extents[one.extent].path[-1]), one.first, one.count) for one in unit.members])
+        for unit in units
+    ]
+
+
+@pytest.mark.parametrize("ending", ["weight", "weight.exp_avg"])
+def test_parts_of_a_fused_tensor_share_its_object_in_the_order_of_their_names(ending: str) -> None:
+    """Query heads may outnumber those of keys; a sibling of the same form keeps its own object."""
+    whole = cut({(f"h.attn.qkv_proj.{ending}",): (768, 256), (f"h.attn.o_proj.{ending}",): (512, 256)})
+    rows = {"o": 512, "v": 128, "q": 512, "k": 128}
+    apart = cut({(f"h.attn.{part}_proj.{ending}",): (count, 256) for part, count in rows.items()})
+    units = continued(apart, whole)
+    assert members(apart, units) == [
+        (f"h.attn.o_proj.{ending}", [(f"h.attn.o_proj.{ending}", 0, 512 * 256)]),
+        (f"h.attn.qkv_proj.{ending}", [(f"h.attn.{part}_proj.{ending}", 0, rows[part] * 256) for part in "qkv"]),
+    ]
+    assert units[1].shape == (768, 256)
+    back = continued(whole, Cut(apart.files, units))
+    assert {unit.signature for unit in back} == {unit.signature for unit in units}
+
+
+def test_rows_of_a_stack_are_in_the_order_of_their_numbers() -> None:
+    """In the order of a file of safetensors, 10 precedes 2. Objects end where those of the stack do."""
+    stack = cut({("experts.up",): (12, 1000, 500)})
+    assert [unit.count for unit in stack.units] == [4_194_000, 1_806_000]
+    apart = cut({(f"experts.{number}.up",): (1000, 500) for number in sorted(range(12), key=str)})
+    found = members(apart, continued(apart, stack))
+    assert [name for _, stretches in found for name, *_ in stretches] == [
+        *(f"experts.{number}.up" for number in range(9)),
+        *(f"experts.{number}.up" for number in range(8, 12)),
+    ]
+    assert found[1][1][0] == ("experts.8.up", 194_000, 306_000)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {("experts.0.up",): (300, 250), ("experts.2.up",): (300, 250)},
+        {(f"experts.{number}.up",): (300, 251) for number in range(3)},
+        {(f"experts.{number}.down",): (300, 250) for number in range(3)},
+        {(f"experts.{'9' * 5000}{number}.up",): (300, 250) for number in range(3)},
+    ],
+    ids=["fewer", "wider", "others", "long"],
+)
+def test_parts_without_all_elements_of_a_tensor_are_objects_of_their_own(after: Forms) -> None:
+    version = cut(after)
+    assert continued(version, cut({("experts.up",): (3, 300, 250)})) == version.units
 
 
 def signatures(units: list[Unit]) -> list[str]:
