@@ -261,9 +261,8 @@ class Estimator:
 
     def _size(self, unit: Unit) -> float:
         """Return the root mean square of the finite values of a unit's tensor; of several, the smallest."""
-        layouts = self._values.layouts
-        places = dict.fromkeys((member.file, member.extent) for member in unit.members)
-        if not unit.is_bundle and len({layouts[file].extents[extent].path for file, extent in places}) > 1:
+        if not unit.is_bundle and _has_several(self._values.layouts, unit):
+            places = dict.fromkeys((member.file, member.extent) for member in unit.members)
             return min(self._size_of(place, self._stretches(place)) for place in places)
         name = unit.key if unit.is_bundle else _tensor(unit)
         parts = [part for part in self._values.units if name == (part.key if part.is_bundle else _tensor(part))]
@@ -449,6 +448,11 @@ def _orders(values: Values, given: Mapping[str, tuple[int, ...]]) -> dict[str, l
                 f"The gradient of {path} has {prod(given[path])} elements, the tensor {sizes[path]}; give one for each."
             )
     return axes
+
+
+def _has_several(layouts: Sequence[FileLayout], unit: Unit) -> bool:
+    """Return whether a unit has elements of several tensors: it is a bundle, or a tensor came apart."""
+    return len({layouts[member.file].extents[member.extent].path for member in unit.members}) > 1
 
 
 def _is_known(path: str, layouts: Sequence[FileLayout]) -> bool:

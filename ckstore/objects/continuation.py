@@ -24,6 +24,9 @@ from ckstore.objects.units import SMALL, Member, Piece, Unit, cut_pieces, parts_
 #: Words from the end in which the names of the parts of a fused tensor differ: that of a moment ends in `.exp_avg`.
 _FUSED = 3
 
+#: The prefix of the keys of objects of several tensors that were one.
+_APART = "apart:"
+
 #: Digits of the number of a part of a stacked tensor, at most.
 _DIGITS = 9
 
@@ -275,11 +278,13 @@ def _moved(place: _Place, moves: Mapping[int, Sequence[_Stretch]]) -> list[_Plac
 def _renewed(unit: Unit, places: Sequence[_Place], pieces: Sequence[Piece], keys: _Keys) -> Unit:
     """Return a unit of the parent with the elements of this version, under a new key.
 
-    The elements of a tensor that came apart keep the key of that one, as those of a bundle do.
+    A tensor that came apart is named in the key of its elements, with a prefix, as another one may have its name now.
     """
     piece = pieces[places[0].piece]
-    if unit.is_bundle or any(place.piece != places[0].piece for place in places):
+    if unit.is_bundle:
         key = unit.key
+    elif any(place.piece != places[0].piece for place in places):
+        key = _APART + unit.key.removeprefix(_APART)
     else:
         key = f"{piece.prefix}{piece.name}" + "#0" * (sum(place.size for place in places) < piece.count)
     roles = {pieces[place.piece].role for place in places}

@@ -51,6 +51,14 @@ def deltas(first: int, count: int) -> list[Record]:
     return [Delta(**fields(number), base=name(number - 1)) for number in range(first, first + count)]
 
 
+def test_an_object_that_equals_its_base_takes_a_look_up() -> None:
+    [same] = deltas(1, 1)
+    other = replace(same, at=(0, 9))
+    chains = Chains(Records([base := Full(**fields(0)), same]))
+    assert chains.work(same) == base.work.plus(Work(records=1))
+    assert other.work.plain_elements == same.count
+
+
 def test_a_chain_of_thousands_is_followed_once() -> None:
     base = Full(**fields(0))
     records = [base, *deltas(1, 20_000)]

@@ -156,7 +156,7 @@ def test_parts_of_a_fused_tensor_share_its_object_in_the_order_of_their_names(en
     units = continued(apart, whole)
     assert members(apart, units) == [
         (f"h.attn.o_proj.{ending}", [(f"h.attn.o_proj.{ending}", 0, 512 * 256)]),
-        (f"h.attn.qkv_proj.{ending}", [(f"h.attn.{part}_proj.{ending}", 0, rows[part] * 256) for part in "qkv"]),
+        (f"apart:h.attn.qkv_proj.{ending}", [(f"h.attn.{part}_proj.{ending}", 0, rows[part] * 256) for part in "qkv"]),
     ]
     assert units[1].shape == (768, 256)
     back = continued(whole, Cut(apart.files, units))

@@ -281,6 +281,19 @@ def test_a_bound_holds_for_each_part_of_a_tensor_that_came_apart(tmp_path: Path)
             assert errors.max() <= 0.05 * np.sqrt(np.square(value).mean())
 
 
+def test_gradients_of_parts_of_a_tensor_that_came_apart_fit_their_tensors(tmp_path: Path) -> None:
+    """A tensor of another dtype has the name of the former whole."""
+    before = {f"attn.{part}_proj.weight": floats(256, 256) for part in "qkv"}
+    after = before | {"attn.qkv_proj.weight": floats(300, 256).astype(np.float16)}
+    gradients = {path: np.ones(value.shape, np.float32) for path, value in after.items()}
+    policy = ckstore.Policy("coarse", "dynaquant", 3)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(joined(before), run="r", step=0, policy=policy)
+        store.ingest(after, run="r", step=1, policy=policy, gradients=gradients)
+        assert not store.verify().problems
+        assert store["r@1"].fidelity == "coarse"
+
+
 def test_a_hot_version_whose_tensors_came_apart_is_encoded_against_the_whole(tmp_path: Path) -> None:
     before = attention(256)
     after = trained(before)
@@ -301,7 +314,7 @@ def test_layers_of_a_stack_share_objects_at_its_cuts(tmp_path: Path) -> None:
     stack = GENERATOR.integers(-99, 99, (5, 1000, 1300)).astype(np.int8)
     layers = {f"layers.{number}.up": np.ascontiguousarray(stack[number]) for number in range(5)}
     sizes = stored(tmp_path / "store", [{"layers.up": stack}, layers, {"layers.up": stack}])
-    assert max(sizes[1:]) < 1500
+    assert max(sizes[1:]) < 2000
 
 
 def test_parts_outlive_the_whole_and_dropped_tensors(tmp_path: Path) -> None:
