@@ -52,7 +52,8 @@ def sign(database: sqlite3.Connection) -> None:
             f" last = {_LATEST.format('run = runs.id')}, highest = {_HIGHEST}"
         )
         database.execute(
-            "UPDATE packs SET referrers = (SELECT COUNT(*) FROM version_packs WHERE pack = packs.id AND blobs)"
+            "UPDATE packs SET uses ="
+            f" coalesce((SELECT SUM(seal) FROM ({catalog_tables.USED}) u WHERE u.id = packs.id), 0)"
         )
         for table in ("runs", "meta", "policies", "tags"):
             _seal(database, table, sealed[table])

@@ -13,6 +13,7 @@ from functools import partial
 from hashlib import sha1
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ import torch
 import ckstore
 from ckstore.cli.program import run
 from ckstore.objects.resolver import CatalogResolver
+from ckstore.retention.forget import forget
 from ckstore.storage.connection import Connection
 from ckstore.storage.segments import COUNT, size_of
 from ckstore.writing.drop import drop
@@ -113,7 +115,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
         yield counter
 
 
-def grown(place: Path, versions: int, hot: int = 9) -> None:
+def grown(place: Path, versions: int, hot: int = 9, runs: int = RUNS) -> None:
     """Make a store with four real versions at the end of this many others, whose packs are missing."""
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(8000, generator=generator), torch.randn(70000, generator=generator)
@@ -134,7 +136,7 @@ def grown(place: Path, versions: int, hot: int = 9) -> None:
         database.row_factory = sqlite3.Row
         row = dict(database.execute(f"SELECT * FROM versions WHERE number = {versions + 2}").fetchone())
         pack = dict(database.execute(f"SELECT * FROM packs WHERE id = {row['pack']}").fetchone())
-        for run in range(1, RUNS):
+        for run in range(1, runs):
             database.execute("INSERT INTO runs (id, name) VALUES (?, ?)", [run + 1, f"r{run}"])
         for number in range(1, versions + 1):
             digest = sha1(str(number).encode())
@@ -142,12 +144,12 @@ def grown(place: Path, versions: int, hot: int = 9) -> None:
             pack |= {
                 "id": 1000 + number,
                 "name": f"{digest.hexdigest()}.zip",
-                "referrers": 0,
+                "held": 0,
                 "segment": digest.digest(),
                 "place": 100,
             }
             row |= {
-                "number": number, "uid": digest.digest(), "run": 1 + number % RUNS, "step": number, "parent": None,
+                "number": number, "uid": digest.digest(), "run": 1 + number % runs, "step": number, "parent": None,
                 "pack": pack["id"], "hot": 0,
             }  # fmt: skip
             for table, values in (("packs", pack), ("versions", row)):
@@ -265,22 +267,55 @@ def test_verify_compares_the_packs_that_versions_depend_on(statement: str, tmp_p
         assert store.verify().problems == []
 
 
+def joined(place: Path, versions: int) -> ckstore.Store:
+    """Open such a store of one run; the segments of the missing packs are there, without contents."""
+    grown(place, versions, hot=0, runs=1)
+    edit(
+        place / "catalog.sqlite",
+        f"UPDATE packs SET segment = CAST(printf('%020d', id / {COUNT}) AS BLOB) WHERE segment IS NOT NULL",
+    )
+    store = ckstore.open(place)
+    for segment, (packs, size) in store._catalog.joined().items():
+        with open(place / "packs" / segment, "wb") as file:
+            file.truncate(size_of(packs, size))
+    with store._catalog.transaction():
+        for row in store._catalog.last_versions(4):
+            record = {"uid": row.uid, "from": row.number - versions, "version": row.number}
+            store._catalog.note({"change": "renumber", **record})
+    return store
+
+
 def test_a_gc_with_nothing_to_do_reads_a_row_for_each_segment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found: dict[int, int] = {}
     for versions in (100, 1000):
-        place = tmp_path / str(versions)
-        grown(place, versions, hot=0)
-        edit(
-            place / "catalog.sqlite",
-            f"UPDATE packs SET segment = CAST(printf('%020d', id / {COUNT}) AS BLOB) WHERE segment IS NOT NULL",
-        )
-        with ckstore.open(place) as store:
-            for segment, (packs, size) in store._catalog.joined().items():
-                with open(place / "packs" / segment, "wb") as file:
-                    file.truncate(size_of(packs, size))
-            store._catalog.note_clean(0)
+        with joined(tmp_path / str(versions), versions) as store:
             found[versions] = rows_read(store.gc, monkeypatch)
     assert found[1000] - found[100] < 7 * 1000 / COUNT
+
+
+def test_a_gc_reads_changed_packs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The manifests that one reads after a change do not depend on the others, and rows only on their segments."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    read = CatalogResolver._read_manifest
+    for versions in (100, 1000):
+        with joined(tmp_path / str(versions), versions) as store:
+            weight = torch.randn(8000, generator=torch.Generator().manual_seed(1))
+            changes: list[Callable[[], object]] = [
+                lambda: None,
+                partial(store.forget, f"r0@{10**6 + 2}"),
+                partial(forget, store._repository, [store._catalog.resolve(f"r0@{10**6}")], for_good=True),
+                partial(store.ingest, {"w": weight}, run="r0", step=10**6 + 4, hot=0),
+                partial(store.thin, f"r0@{10**6 + 3}"),
+            ]
+            found[versions] = []
+            for change in changes:
+                change()
+                with mock.patch.object(CatalogResolver, "_read_manifest", autospec=True, side_effect=read) as counted:
+                    rows = rows_read(partial(store.gc, grace=0), monkeypatch)
+                found[versions].append((rows, counted.call_count))
+    for (few_rows, few), (many_rows, many) in zip(found[100], found[1000], strict=True):
+        assert few == many
+        assert many_rows - few_rows < 30 * 1000 / COUNT
 
 
 #: Most calls of functions for each further version of one tensor.

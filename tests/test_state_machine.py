@@ -23,6 +23,7 @@ from ckstore.recovery.recover import recover
 from ckstore.retention.encoder import BackgroundEncoder
 from ckstore.storage import durable
 from tests.checkpoints import listing, scratch, sha256
+from tests.plans import decisions, of_changes
 
 RUNS = ["a", "b", "c"]
 TAGS = ["best", "last", "x"]
@@ -539,10 +540,11 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         held = held_since(self.store._repository)
-        if held is not None:
-            plan = plan_for(self.store._repository, 3600)
-            assert plan.is_empty
-            assert plan.survey.held <= held
+        found = of_changes(self.store, 3600)
+        if held is not None or found is not None:
+            plan = plan_for(self.store._repository, 3600, whole=True)
+            assert held is None or (plan.is_empty and plan.survey.held <= held)
+            assert found is None or decisions(found) == decisions(plan)
 
     @precondition(lambda self: self.digests)
     @rule(data=st.data())

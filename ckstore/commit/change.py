@@ -281,6 +281,7 @@ class Change:
             self.check_unencoded()
             if not self._move({"change": "encode", "version": before.number}).isdisjoint(catalog.raw_packs()):
                 raise ConflictError("Objects of this version are only stored unencoded; try again.")
+            catalog.note_swept({pack.name: 0 for pack in self.packs})  # It needs all of them.
             raw = frees()
             freed = [gone for name, keys in raw.packs.items() for gone in catalog.free_packs([name], keys, raw.needed)]
             if freed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count, takewhile
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.commit.change import remove_uncommitted
 from ckstore.commit.costs import update_costs
+from ckstore.commit.dependents import users
 from ckstore.commit.in_full import store_in_full
 from ckstore.commit.join import garbage, join, join_due
 from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError, NotFoundError
+from ckstore.gc.changed import changed_packs
 from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE, GRACE, GcPlan, plan_for, unused_segments
 from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
@@ -64,37 +66,12 @@ def _join(repository: Repository) -> None:
         join(repository, names[start : start + COUNT])
 
 
-#: Changes that leave no garbage: the raw packs of an `encode`, and the packs of no version, are looked at.
-_HARMLESS = frozenset({"encode", "metrics", "policy", "rename", "supersede", "tag", "untag"})
-
-
 def held_since(repository: Repository) -> int | None:
     """Return the held bytes that the last collection found, if a new one would find no garbage either; else None."""
-    catalog = repository.catalog
-    last = catalog.clean()
-    if last is None or not catalog.is_only:
+    if changed_packs(repository) != []:
         return None
-    held, apart, logged = last
-    if catalog.packs_apart() != apart or not catalog.changed_only(logged, _HARMLESS):
-        return None
-    if not all(_is_needed(repository, name) for name in catalog.raw_packs()):
-        return None
-    packs, segments, joined = repository.packs, repository.packs.segments(), catalog.joined()
-    names, inside = packs.apart(), sum(count for name, (count, _) in joined.items() if name in segments)
-    if len(catalog.known_packs(names)) < len(names) or (segments and packs.doubled()):
-        return None
-    return held if len(names) + inside == catalog.totals().packs else None
-
-
-def _is_needed(repository: Repository, raw: str) -> bool:
-    """Return whether a raw pack is that of a hot version, and nobody has encoded one of its objects."""
-    try:
-        is_hot = repository.catalog.version(repository.resolver.number_of(raw)).hot
-        objects = {key(record.id) for record in repository.resolver.manifest(raw).document.records}
-    except (IntegrityError, NotFoundError):
-        return False
-    places = repository.catalog.find_objects(objects)
-    return is_hot and len(places) == len(objects) and all(pack == raw for pack, _ in places.values())
+    names = repository.packs.apart()
+    return repository.catalog.held() if len(repository.catalog.known_packs(names)) == len(names) else None
 
 
 #: Seconds to wait for other writers to finish, and between two checks.
@@ -102,6 +79,8 @@ PATIENCE = 600.0
 _PAUSE = 0.05
 
 _PURPOSE = "gc"
+#: Plans for the changes alone that another change may overtake, before one for the whole store.
+_OVERTAKEN = 3
 
 #: Bytes that objects stored in full may take beyond their prediction, for the pack around them.
 _SLACK = 1 << 14
@@ -196,7 +175,8 @@ class _Collection:
         # Packs that a gc has already counted as freed: a remote store deletes them later.
         self._removals: Set[str] = set()
         # Objects that were stored in full, and their bytes.
-        self._in_full = self._added = 0
+        self._in_full: set[str] = set()
+        self._added = 0
         self._may_store_in_full = True
         # Whether another process was writing when a plan was to be committed.
         self._met_writer = False
@@ -216,7 +196,8 @@ class _Collection:
         return report
 
     def _run(self) -> GcReport:
-        self._before = {info.name for info in self._repository.packs.list_packs()}
+        packs = self._repository.packs
+        self._before = set(packs.apart()) if self._repository.catalog.is_only else {i.name for i in packs.list_packs()}
         try:
             report = self._collect(rewriting=True)
         except DiskFullError:
@@ -229,8 +210,8 @@ class _Collection:
         self._repository.resolver.notice_collection()
         if self._in_full:
             # Others may have encoded versions in the meantime, with the former costs.
-            update_costs(self._repository)
-        report.add(GcReport(-self._added, in_full=self._in_full))
+            update_costs(self._repository, self._in_full)
+        report.add(GcReport(-self._added, in_full=len(self._in_full)))
         swept = self._repository.packs.sweep(self._grace)
         _add_files(report, [nbytes for name, nbytes in swept.items() if name not in self._removals])
         self._sweep(report)
@@ -239,10 +220,12 @@ class _Collection:
     def _collect(self, *, rewriting: bool) -> GcReport:
         refused: State | None = None
         try:
+            tries = count()
             while True:
                 self._wait()
                 self._repository.catalog.refresh()
-                plan = plan_for(self._repository, self._asked, [copy.pack for copy, _ in self._copies.values()])
+                # A plan for the whole store also holds after changes that do not matter.
+                plan = self._plan(whole=next(tries) >= _OVERTAKEN)
                 if not rewriting:
                     plan.rewritten = []
                 elif plan.survey.in_full and self._may_store_in_full:
@@ -258,7 +241,9 @@ class _Collection:
                 except ConflictError as error:  # Another mirror deleted a copy as a leftover.
                     self._drop(list(self._copies))
                     report = None
-                    if refused == plan.state:  # Nobody has changed anything since it was refused before.
+                    if (
+                        refused is not None and refused == plan.state
+                    ):  # Nobody has changed anything since it was refused before.
                         raise IntegrityError("The catalog contradicts itself; run `ckstore recover`.") from error
                     refused = plan.state
                 if report is not None:
@@ -268,6 +253,12 @@ class _Collection:
         except BaseException:
             self._drop(list(self._copies))
             raise
+
+    def _plan(self, *, whole: bool) -> GcPlan:
+        own = [copy.pack for copy, _ in self._copies.values()]
+        if whole:
+            return plan_for(self._repository, self._asked, own, whole=True)
+        return plan_for(self._repository, self._asked, own)
 
     def _wait(self) -> None:
         while self._writer():
@@ -305,20 +296,18 @@ class _Collection:
         places = plan.survey.in_full.items()
         chosen = {resolver.manifest(pack).record(slot).id for pack, slots in places for slot in slots}
         try:
-            versions = [
-                row.number for row in plan.state.versions if not chosen.isdisjoint(resolver.document(row).objects)
-            ]
+            rows = [self._repository.catalog.version(number) for number in sorted(users(self._repository, chosen))]
+            versions = [row.number for row in rows if not chosen.isdisjoint(resolver.document(row).objects)]
             most = plan.survey.added + plan.survey.added // 10 + _SLACK
             self._added = store_in_full(self._repository, chosen, versions, most)
-            self._in_full = len(chosen) if self._added else 0
+            self._in_full = chosen if self._added else set()
             self._deadline += time.monotonic() - began
         except DiskFullError:
             pass
         except (ConflictError, IntegrityError, NotFoundError):
             # Another process has changed a version since, or an object is damaged, which `verify` reports.
             # Writers on other machines may change one again each time, so the attempts end with the patience.
-            changed = State.of(self._repository) != plan.state
-            self._may_store_in_full = changed and time.monotonic() < self._deadline
+            self._may_store_in_full = not plan.is_current() and time.monotonic() < self._deadline
             resolver.forget()
 
     def _copy(self, plan: GcPlan) -> None:
@@ -364,17 +353,18 @@ class _Collection:
         """Carry out the plan within a transaction; the packs `written` are the copies."""
         catalog = self._repository.catalog
         # Skip packs that others have freed since.
-        known = {pack.name for pack in catalog.packs()}
+        asked = {info.name for info in plan.files} | {pack.name for pack in (*plan.removed, *plan.rewritten)}
+        known = catalog.known_packs(asked | written)
         # After a crash a pack may exist together with its copy: it stays.
         copies = {name: copy for name, (copy, _) in self._copies.items() if name in known and name not in written}
         removed = [pack.name for pack in plan.removed if pack.name in known and pack.name not in written]
         files = [info for info in plan.files if info.name not in written and info.name not in known]
         report = self._report(plan, removed, files, copies)
-        if plan.is_empty and catalog.is_only and not plan.kept.until:
-            catalog.note_clean(plan.survey.held)
+        settled = plan.settled({name: copy.pack.name for name, copy in copies.items()})
         if plan.kept.until or catalog.kept()[1]:
             catalog.note_kept(plan.survey.kept, plan.kept.until or durable.timestamp())
         if plan.is_empty:
+            catalog.note_swept(settled, log=True)
             return _Freed(report)
         packs = [name for name in (*removed, *copies) if name not in written]
         record = {
@@ -386,13 +376,15 @@ class _Collection:
         # Before the commit: otherwise `recover` could restore a version from them that lacks objects.
         self._unlink(info.name for info in files)
         catalog.remove_objects(plan.survey.dead)
-        rows = catalog.versions() if packs else []  # Otherwise their sizes do not change.
+        rows = self._rows_in(plan, copies)
         for name, copy in copies.items():
             self._move(plan.survey.packs[name], copy)
         catalog.remove_packs(packs)
         self._write_sizes(rows, plan, copies)
         catalog.note_gone(record["removed"])
         catalog.note_collected(durable.timestamp())
+        gone = {*packs, *record["removed"]}
+        catalog.note_swept({name: held for name, held in settled.items() if name not in gone}, log=True)
         return _Freed(report, tuple(packs), frozenset(copies), frozenset(record["removed"]))
 
     def _move(self, contents: PackContents, copy: Copy) -> None:
@@ -402,9 +394,23 @@ class _Collection:
         records = map(self._repository.resolver.manifest(copy.pack.name).record, copy.slots.values())
         bases = {record.base for record in records if record.base is not None}
         catalog.add_packs([copy.pack], catalog.places_of(map(key, bases)))
+        numbers = [key(record.id) for record in self._repository.resolver.manifest(contents.name).document.records]
+        places = catalog.find_objects(numbers)
         catalog.move_objects(
-            [(number, copy.pack.name, copy.slots[slot]) for number, slot in catalog.objects_in(contents.name)]
+            [
+                (number, copy.pack.name, copy.slots[slot])
+                for number, (pack, slot) in places.items()
+                if pack == contents.name
+            ]
         )
+
+    def _rows_in(self, plan: GcPlan, copies: dict[str, Copy]) -> list[VersionRow]:
+        """Return the versions whose sizes may change: those of rewritten packs."""
+        catalog = self._repository.catalog
+        if not copies or plan.state.part is None:
+            return catalog.versions() if copies else []
+        own = [catalog.version(number) for name in copies for number in catalog.uses_of(name).own]
+        return own + (catalog.hot() if any(plan.survey.packs[name].kind == "raw" for name in copies) else [])
 
     def _write_sizes(self, rows: Iterable[VersionRow], plan: GcPlan, copies: dict[str, Copy]) -> None:
         """Update each version's remaining size in the catalog."""
@@ -414,13 +420,19 @@ class _Collection:
         for name, size in saved.items():
             if packs[name].kind == "raw":
                 raw[packs[name].commit] = raw.get(packs[name].commit, 0) + size
-        for row in rows:
-            if row.pack not in packs:
-                continue  # It was committed after the plan: nothing of it is removed.
-            stored = row.stored_bytes - saved.get(row.pack, 0) - raw.get(packs[row.pack].commit, 0)
+        for row in {row.number: row for row in rows}.values():
+            of_raw = raw.get(self._commit_of(row, packs), 0) if raw else 0
+            stored = row.stored_bytes - saved.get(row.pack, 0) - of_raw
             # A thinned version stores its size in its summary: its objects are in several packs.
             if stored != row.stored_bytes and "stored_bytes" not in self._repository.resolver.document(row).summary:
                 self._repository.catalog.update_version(row.number, stored_bytes=stored)
+
+    def _commit_of(self, row: VersionRow, packs: Mapping[str, PackContents]) -> tuple[int, str]:
+        """Return number and time of the commit of a version's pack."""
+        if row.pack in packs:
+            return packs[row.pack].commit
+        document = self._repository.resolver.manifest(row.pack).document
+        return document.number, document.created
 
     def _report(
         self, plan: GcPlan, removed: Sequence[str], files: Sequence[PackInfo], copies: dict[str, Copy]

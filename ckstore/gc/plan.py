@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import IntegrityError, NotFoundError
+from ckstore.gc.changed import changed_packs, changed_state, changed_survey
 from ckstore.gc.kept import kept
 from ckstore.gc.reachability import (
     Origin,
@@ -88,20 +90,20 @@ class GcPlan:
         *,
         ahead: bool = False,
         without: Collection[int] = (),
+        changed: Iterable[str] | None = None,
     ) -> None:
-        self.state = State.of(repository)
+        self._repository = repository
+        self._stamp = repository.catalog.state()
+        self.state = State.of(repository) if changed is None else changed_state(repository)
         if without:
             left = [row for row in self.state.versions if row.number not in without]
             self.state = replace(self.state, versions=left)
-        self._repository = repository
         self._grace = GRACE if grace is None else grace
-        self._records = repository.catalog.log_records()
-        self._names = {row.name for row in self.state.packs}
+        self._since = "" if changed is None or self.state.files else repository.catalog.swept()
         # Packs and rows that need nothing that is removed: those of the plan, and later ones once they are checked.
-        self._sound_packs = set(self._names)
+        self._sound_packs = {row.name for row in self.state.packs}
         self._sound_rows = {(row.number, row.uid, row.pack, row.manifest_offset) for row in self.state.versions}
-        self._collections = [record for record in self._records if record.get("change") == "gc"]
-        unused_segments(repository, lambda: self._collections)
+        unused_segments(repository, repository.catalog.log_records)
         names = {info.name for info in own}
         scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
         # Of each commit, the time of its last file: a commit is one leftover.
@@ -110,12 +112,20 @@ class GcPlan:
         self.files = [pack.info for pack in self._leftovers]
         staying = [pack for pack in scanned if pack not in self._leftovers]
         self.kept = kept(repository, grace)
-        self.survey: Survey = survey(repository, self.state, staying, ahead=ahead, forgotten=self.kept.rows)
-        if self.survey.lost and State.of(repository) != self.state:
+        self.survey: Survey
+        if changed is None:
+            self.survey = survey(repository, self.state, staying, ahead=ahead, forgotten=self.kept.rows)
+        else:
+            self.state, self.survey = changed_survey(
+                repository, self.state, changed, _may_go, staying, ahead=ahead, forgotten=self.kept.rows
+            )
+            self._count_held()
+        if self.survey.lost and not self.is_current():
             raise IntegrityError("The store was changed during the plan; free space again.")
         contents = self.survey.packs.values()
         self.removed = [pack for pack in contents if not pack.is_needed]
         self.rewritten = [pack for pack in contents if pack.is_needed and _is_worth_it(pack)]
+        self._due = (*self.removed, *self.rewritten)
         if not self.is_empty:
             self._prove(without)
 
@@ -129,22 +139,75 @@ class GcPlan:
         """Packs that earlier collections recorded as removed."""
         return removed_packs(self._collections)
 
+    def is_current(self) -> bool:
+        """Return whether nothing has changed since the plan."""
+        if self.state.part is not None:
+            return self._repository.catalog.state() == self._stamp
+        return State.of(self._repository) == self.state
+
+    def _count_held(self) -> None:
+        """Add the bytes that the rest of the store holds; raise `IntegrityError` if all of it has to be looked at."""
+        catalog, part = self._repository.catalog, self.state.part
+        assert part is not None
+        self.survey.held += catalog.held(part.packs)
+        rows = chain.from_iterable(self.kept.rows.values())
+        if self.survey.held and catalog.totals().bytes > catalog.original_bytes() + sum(
+            row.original_bytes for row in rows
+        ):
+            raise IntegrityError("The store may be larger than its files.")
+
+    def settled(self, copies: Mapping[str, str]) -> dict[str, int]:
+        """Return the packs in which the committed plan leaves nothing to look at, with the bytes that they hold.
+
+        `copies` are the names of the copies of rewritten packs. Call it before anything is changed: changes since the
+        plan have to be looked at.
+        """
+        if self._repository.catalog.state() != self._stamp or self.survey.in_full:
+            return {}
+        unfinished = {pack.name for pack in self._due} - copies.keys()
+        settled, decided = self.survey.settled, self.survey.packs
+        return {
+            copies.get(name, name): held for name, held in settled.items() if name in decided and name not in unfinished
+        }
+
     def _prove(self, without: Collection[int]) -> None:
         """Raise `IntegrityError` if a version is in a pack of the catalog, but not in the catalog, without a reason.
 
         A reason is a record in the log: it was forgotten or replaced, or an earlier collection removed it. The versions
         of the numbers `without` count as forgotten.
         """
-        self._repository.catalog.prove()
+        if self.state.part is None:  # Otherwise all rows that were read are proven, and counted.
+            self._repository.catalog.prove()
+        unexplained = self._unexplained(without)
+        if unexplained and self._since:
+            self._since = ""  # Earlier collections may have seen them go.
+            for name in ("_records", "_collections", "_logged", "_numbers"):
+                vars(self).pop(name, None)
+            unexplained = self._unexplained(without)
+        if unexplained:
+            raise IntegrityError(
+                f"Version {unexplained[0][1]} has a pack, but no row in the catalog, and was not forgotten;"
+                " run `ckstore recover`, then free space."
+            )
+
+    def _unexplained(self, without: Collection[int]) -> list[Origin]:
+        """Return the versions that are not in the catalog, without a reason in the log."""
         forgotten = {*without, *change_log.forgotten(self._records)}
-        for origin in gone_versions(self.survey.packs.values(), self.survey.present):
-            uid, number, *_ = origin
-            is_explained = self._number(uid, number) in forgotten or self._is_logged(origin)
-            if not is_explained and not self._is_present(origin):
-                raise IntegrityError(
-                    f"Version {number} has a pack, but no row in the catalog, and was not forgotten;"
-                    " run `ckstore recover`, then free space."
-                )
+        return [
+            origin
+            for origin in gone_versions(self.survey.packs.values(), self.survey.present)
+            if not self._is_present(origin)
+            and self._number(*origin[:2]) not in forgotten
+            and not self._is_logged(origin)
+        ]
+
+    @cached_property
+    def _records(self) -> list[dict[str, Any]]:
+        return self._repository.catalog.log_records(self._since)
+
+    @cached_property
+    def _collections(self) -> list[dict[str, Any]]:
+        return [record for record in self._records if record.get("change") == "gc"]
 
     def _number(self, uid: str, number: int) -> int:
         """Return the current number of a version with a number in its manifest."""
@@ -178,7 +241,11 @@ class GcPlan:
     def _is_present(self, origin: Origin) -> bool:
         """Return whether a version exists, perhaps renumbered; a thinned version has another manifest."""
         uid, number, _, created = origin
-        return (self._number(uid, number), created) in self._present
+        if self.state.part is None:
+            return (self._number(uid, number), created) in self._present
+        with suppress(NotFoundError):
+            return self._repository.catalog.version(self._number(uid, number)).created == created
+        return False
 
     @cached_property
     def _present(self) -> set[tuple[int, str]]:
@@ -195,6 +262,11 @@ class GcPlan:
         A pack or version that stays, stays with its whole chain. So only the names in new versions and records need a
         check: nothing that is removed can be further below. The packs `written` are the plan's own.
         """
+        if self.state.part is not None:
+            return self.is_current() and self._knows_files(written)
+        return self._still_holds(written)
+
+    def _still_holds(self, written: Collection[str]) -> bool:
         catalog, resolver = self._repository.catalog, self._repository.resolver
         packs = {pack.name for pack in catalog.packs()}
         outgoing = {pack.name: pack for pack in (*self.removed, *self.rewritten)}
@@ -235,6 +307,11 @@ class GcPlan:
         self._sound_rows.update(fresh)
         return True
 
+    def _knows_files(self, written: Collection[str]) -> bool:
+        """Return whether all files of packs are of the catalog, of the plan, or `written` for it."""
+        names = {*self._repository.packs.apart()} - {*written, *(info.name for info in self.state.files)}
+        return self._repository.catalog.known_packs(names) == names
+
     def origins_to_log(self, committed: Collection[str]) -> list[Origin]:
         """Return versions to log as gone: formerly present or never committed, and not in the log yet.
 
@@ -262,7 +339,7 @@ class GcPlan:
         if pack.document.number == 0 and self._repository.catalog.is_only:
             return True  # It would have stored objects again; its writer has no lease, or this plan is not committed.
         copied = pack.document.stands_for
-        if copied and copied[-1] in self._names:
+        if copied and self._repository.catalog.known_packs(copied[-1:]):
             return True  # A `gc` was killed before it committed the copy.
         ended = self._ended.get(_commit(pack))
         return ended is not None and ended <= self._now - self._grace
@@ -297,12 +374,19 @@ def plan_for(
     *,
     ahead: bool = False,
     without: Collection[int] = (),
+    whole: bool = False,
 ) -> GcPlan:
     """Return a plan for the current state.
 
     `own` are finished packs that are not committed yet, `grace` is that of `gc`. The plan is that of the state after
-    objects were stored in full if it looks `ahead`, and after the versions of the numbers `without` were forgotten.
+    objects were stored in full if it looks `ahead`, and after the versions of the numbers `without` were forgotten. It
+    is made from the changes since the last collection, unless that takes, or is to be, the `whole` store.
     """
+    changed = None if whole or without else changed_packs(repository)
+    if changed is not None:
+        # Where anything there contradicts, the whole store is looked at.
+        with suppress(IntegrityError, NotFoundError):
+            return GcPlan(repository, grace, own, ahead=ahead, changed=changed)
     while True:
         before = State.of(repository)
         try:
@@ -327,5 +411,10 @@ def _ends(packs: Iterable[ScannedPack], written: Mapping[str, float]) -> dict[tu
     return ends
 
 
-def _is_worth_it(pack: PackContents) -> bool:
-    return pack.garbage >= min(GARBAGE_BYTES, GARBAGE_SHARE * pack.bytes)
+def _is_worth_it(pack: PackContents, more: int = 0) -> bool:
+    return pack.garbage + more >= min(GARBAGE_BYTES, GARBAGE_SHARE * pack.bytes)
+
+
+def _may_go(pack: PackContents, doubtful: int) -> bool:
+    """Return whether a pack is removed or rewritten, or would be if its `doubtful` bytes were not needed."""
+    return not (pack.is_present or pack.slots) or _is_worth_it(pack, doubtful)

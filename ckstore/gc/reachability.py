@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -30,11 +31,34 @@ Origin = tuple[str, int, int | None, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a store that a plan is made for.
+
+    Attributes
+    ----------
+    packs
+        Names of the packs that it decides on; the state also has packs with objects stored against theirs.
+    needed
+        Keys of the objects in these other packs, which are all wanted.
+    beyond
+        Pack of each object outside that versions, bases and origins of the part name, by key.
+    spared
+        Blobs, by pack, that count as needed, since not all versions were read that may need them.
+    """
+
+    packs: Set[str]
+    needed: Set[int]
+    beyond: Mapping[int, str]
+    spared: Mapping[str, Set[str]]
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """A consistent snapshot of a store that a plan is made from.
 
     It has the catalog's identity, which `recover` changes since a rebuilt catalog may place objects in other packs, the
     keys of the objects in each slot of each pack, and as `files` the unreferenced packs that are not recorded as gone.
+    Versions, packs and objects are those of a `part`, if there is one.
     """
 
     catalog: str
@@ -42,6 +66,7 @@ class State:
     packs: list[PackInfo]
     objects: dict[str, dict[int, int]]
     files: list[PackInfo]
+    part: Part | None = None
 
     @classmethod
     def of(cls, repository: Repository) -> State:
@@ -128,6 +153,11 @@ class Survey:
         Bytes that only forgotten versions have, which are kept for a time.
     lost
         Numbers of the records of forgotten versions that cannot be kept, since they are damaged.
+    settled
+        Packs that only a change can make garbage of, no passing time, with the bytes of their objects that only others'
+        chains need.
+    below
+        Packs outside of the part with bases of objects that it does not need, or needs only as bases.
     """
 
     packs: dict[str, PackContents]
@@ -138,6 +168,8 @@ class Survey:
     held: int
     kept: int
     lost: list[int]
+    settled: dict[str, int] = field(default_factory=dict)
+    below: set[str] = field(default_factory=set)
 
 
 def survey(
@@ -158,15 +190,16 @@ def survey(
     `ahead` if it takes the objects `in_full` as stored. It raises `IntegrityError` for an unreadable manifest or an
     incomplete version, whose repair may need parts that would be removed.
     """
-    graph = _Graph()
+    graph = _Graph(part=state.part)
     contents = _read_packs(repository, state, graph)
     needs = _Needs(graph)
+    _need_others(state.part, contents, needs)
     rows = state.versions
     present = {_need_version(repository, row, contents, needs) for row in rows}
+    lasting = _Lasting(graph, needs, contents)
     for pack in uncommitted:
         _need_uncommitted(repository, pack, contents, needs)
-    for row in {row.run: row for row in rows}.values():
-        _need_origins(repository, row, graph, needs)
+    _need_last(repository, state, graph, needs)
     unneeded = _unneeded(graph, needs, contents) if forgotten else 0
     lost = []
     for number, group in forgotten.items():
@@ -176,13 +209,14 @@ def survey(
             lost.append(number)
     kept = unneeded - _unneeded(graph, needs, contents) if forgotten else 0
     original = sum(row.original_bytes for row in (*rows, *chain.from_iterable(forgotten.values())))
-    again = _to_store_in_full(graph, needs, contents, original)
+    again = _to_store_in_full(graph, needs, contents, inf if state.part else original)
     in_full: dict[str, list[int]] = {}
     added = 0
     for name, slots in graph.placed.items():
         if found := [slot for slot, number in slots.items() if number in again]:
             in_full[name] = found
             added += sum(contents[name].alone[slot] or 0 for slot in found)
+    settled, below = lasting.settled(), graph.below(needs)
     if ahead:
         needs = needs.after(again)
     for name, slots in graph.placed.items():
@@ -196,7 +230,31 @@ def survey(
         for slot in contents[name].slots
         if slots[slot] not in needs.wanted
     )
-    return Survey(contents, dead, present, in_full, added, held, kept, lost)
+    decided = contents if state.part is None else {name: contents[name] for name in state.part.packs}
+    return Survey(decided, dead, present, in_full, added, held, kept, lost, settled, below)
+
+
+class _Lasting:
+    """The needs that no passing time ends: objects of versions, and the chains below them."""
+
+    def __init__(self, graph: _Graph, needs: _Needs, packs: Mapping[str, PackContents]) -> None:
+        self._graph, self._needs, self._packs = graph, needs, packs
+        self._objects, self._wanted = set(needs.objects), set(needs.wanted)
+        self._others = {name: (pack.is_present, set(pack.wanted)) for name, pack in packs.items()}
+
+    def settled(self) -> dict[str, int]:
+        """Return the packs whose needs are all lasting, with the bytes that only others' chains need."""
+        passing = (self._needs.objects - self._objects) | (self._needs.wanted - self._wanted)
+        return {
+            name: sum(
+                pack.sizes[slot]
+                for slot, number in self._graph.placed[name].items()
+                if number in self._objects and number not in self._wanted
+            )
+            for name, pack in self._packs.items()
+            if (pack.is_present, pack.wanted) == self._others[name]
+            and passing.isdisjoint(self._graph.placed[name].values())
+        }
 
 
 def _unneeded(graph: _Graph, needs: _Needs, packs: Mapping[str, PackContents]) -> int:
@@ -208,12 +266,12 @@ def _unneeded(graph: _Graph, needs: _Needs, packs: Mapping[str, PackContents]) -
     return total
 
 
-def _to_store_in_full(graph: _Graph, needs: _Needs, packs: Mapping[str, PackContents], original: int) -> set[int]:
+def _to_store_in_full(graph: _Graph, needs: _Needs, packs: Mapping[str, PackContents], original: float) -> set[int]:
     """Return the objects to store in full; at any price if the store is larger than the `original` files."""
     if needs.objects == needs.wanted:
         return set()
     layers = {
-        number: Layer(graph.bases[number], packs[name].sizes[slot], packs[name].alone[slot])
+        number: Layer(graph.base(number), packs[name].sizes[slot], packs[name].alone[slot])
         for name, slots in graph.placed.items()
         for slot, number in slots.items()
         if number in needs.objects
@@ -233,6 +291,30 @@ class _Graph:
     origins: dict[int, int] = field(default_factory=dict)
     #: By name of the pack: the key in each placed slot.
     placed: dict[str, dict[int, int]] = field(default_factory=dict)
+    part: Part | None = None
+    #: By name of the pack: the base of each record, placed or not.
+    _records: dict[str, list[int | None]] = field(default_factory=dict)
+
+    def is_beyond(self, number: int) -> bool:
+        """Return whether an object is outside of the part."""
+        return self.part is not None and number in self.part.beyond
+
+    def base(self, number: int) -> int | None:
+        """Return the base of an object, if it is in the part."""
+        base = self.bases[number]
+        return base if base in self.bases else None
+
+    def below(self, needs: _Needs) -> set[str]:
+        """Return the packs outside of the part with bases of records there that nothing wants for themselves."""
+        if self.part is None:
+            return set()
+        found = set()
+        for name in self.part.packs:
+            placed = self.placed[name]
+            for slot, base in enumerate(self._records[name]):
+                if base is not None and placed.get(slot) not in needs.wanted and base in self.part.beyond:
+                    found.add(self.part.beyond[base])
+        return found - self.part.packs
 
     def add(self, pack: str, slots: Mapping[int, int], records: Sequence[Record]) -> None:
         for slot, number in slots.items():
@@ -243,6 +325,8 @@ class _Graph:
             if record.origin is not None:
                 self.origins[number] = key(record.origin)
         self.placed[pack] = dict(slots)
+        if self.part is not None:
+            self._records[pack] = [_key(record.base) for record in records]
 
 
 class _LostError(Exception):
@@ -257,6 +341,11 @@ class _Needs:
         self.wanted: set[int] = set()
         self.objects: set[int] = set()
 
+    @property
+    def of_part(self) -> bool:
+        """Whether the graph has only a part of the store."""
+        return self._graph.part is not None
+
     def after(self, in_full: Collection[int]) -> _Needs:
         """Return the needs once some objects are stored in full."""
         needs = _Needs(replace(self._graph, bases={**self._graph.bases, **dict.fromkeys(in_full)}))
@@ -269,6 +358,8 @@ class _Needs:
             self.wanted.add(number)
         while number is not None and number not in self.objects:
             if number not in self._graph.bases:
+                if self._graph.is_beyond(number):
+                    return
                 raise _LostError
             self.objects.add(number)
             number = self._graph.bases[number]
@@ -316,26 +407,68 @@ def _need_version(
     document = repository.resolver.document(row)
     holder = packs.get(row.pack)
     try:
-        if holder is None or holder.version is None:
+        if holder is None and not _is_outside(repository, row.pack, needs):
+            raise _LostError
+        if holder is not None and holder.version is None:
             raise _LostError
         for identity in document.objects:
             needs.add(key(identity))
-        _need_blobs(document, row.pack, packs)
+        _need_blobs(repository, document, row.pack, packs, needs)
     except _LostError:
         raise IntegrityError(
             f"Version {row.number} has lost objects, and their repair may need bytes that this would free;"
             f" see `ckstore verify {row.number}`, or forget the version."
         ) from None
+    if holder is None or holder.version is None:
+        return document.uid, repository.resolver.number_of(row.pack)
     holder.is_present = True
     return holder.version[:2]
 
 
-def _need_blobs(document: VersionDocument, pack: str, packs: Mapping[str, PackContents]) -> None:
+def _is_outside(repository: Repository, pack: str, needs: _Needs) -> bool:
+    """Return whether a pack is in the catalog, and outside of the part."""
+    return needs.of_part and bool(repository.catalog.known_packs([pack]))
+
+
+def _need_blobs(
+    repository: Repository, document: VersionDocument, pack: str, packs: Mapping[str, PackContents], needs: _Needs
+) -> None:
     for ref in document.blobs():
         place = packs.get(ref.pack or pack)
+        if place is None and _is_outside(repository, ref.pack or pack, needs):
+            continue
         if place is None or ref.name not in place.blobs:
             raise _LostError
         place.wanted.add(ref.name)
+
+
+def _need_others(part: Part | None, packs: Mapping[str, PackContents], needs: _Needs) -> None:
+    """Mark the objects and blobs that a part counts as needed."""
+    if part is not None:
+        try:
+            for number in part.needed:
+                needs.add(number)
+        except _LostError:
+            raise IntegrityError("An object has lost its base; see `ckstore verify`.") from None
+        for name, blobs in part.spared.items():
+            packs[name].wanted |= blobs
+
+
+def _need_last(repository: Repository, state: State, graph: _Graph, needs: _Needs) -> None:
+    """Mark the first objects of the chains of each run's latest version, in case others do not need them."""
+    if state.part is None:
+        ordered = sorted(state.versions, key=lambda row: not row.superseded)  # Superseded ones are not the latest.
+        for row in {row.run: row for row in ordered}.values():
+            _need_origins(repository, row, graph, needs)
+    elif not needs.objects.issuperset(graph.bases):
+        catalog, resolver = repository.catalog, repository.resolver
+        for row in filter(None, [catalog.latest(run.name) for run in catalog.runs()]):
+            identities = resolver.document(row).objects
+            resolver.prefetch(identities)
+            for record in filter(None, map(resolver.find, identities)):
+                if record.origin is not None and key(record.origin) in graph.bases:
+                    with suppress(_LostError):
+                        needs.add(key(record.origin))
 
 
 def _need_uncommitted(

@@ -13,9 +13,9 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError
 from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
-from ckstore.storage.catalog_reader import CLEAN, COLLECTED, KEPT
+from ckstore.storage.catalog_reader import COLLECTED, KEPT, SWEPT
 from ckstore.storage.catalog_tables import SEALED
-from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file, damaged
+from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
 from ckstore.storage.pack import RAW, PackEntry, PackInfo
@@ -114,20 +114,16 @@ class Catalog(CatalogClaims):
             check(name, log_files.Follows)
         return name
 
-    def log_records(self) -> list[dict[str, Any]]:
-        """Return the log's undamaged records of committed changes, in order."""
-        return change_log.read_all(self._storage)[0]
+    def log_records(self, after: str = "") -> list[dict[str, Any]]:
+        """Return the log's undamaged records of committed changes, in order; only those after a committed one."""
+        return change_log.read_all(self._storage, after)[0]
 
     def undoable(self) -> list[Mapping[str, Any]]:
         """Return the records of forgotten versions that can come back, without changes that were interrupted."""
         last = self.logged()
         return change_log.undoable(
-            record for record in self.log_records() if not self.is_only or log_files.name_of(record) <= last
+            record for record in self.log_records(self.swept()) if not self.is_only or log_files.name_of(record) <= last
         )
-
-    def changed_only(self, name: str, kinds: Collection[str]) -> bool:
-        """Return whether all records of the log after one are of some kinds of change."""
-        return change_log.changed_only(self._storage, name, kinds)
 
     def differences(self) -> list[str]:
         """Return a sentence for each damage of the log, and for each contradiction between it and the catalog."""
@@ -266,7 +262,8 @@ class Catalog(CatalogClaims):
         self._connection.execute("INSERT OR IGNORE INTO runs (name) VALUES (?)", [row.run])
         self._insert_version(row, parent)
         self._refer(row, references)
-        self._place_all(row, uses, list(objects), list(raw))
+        if self._place_all(row, uses, list(objects), list(raw)):
+            self.note_swept({pack.name: 0 for pack in packs})
         self._connection.execute_many(
             "INSERT OR IGNORE INTO likeness VALUES (?, ?)", [(band, row.number) for band in bands]
         )
@@ -294,9 +291,21 @@ class Catalog(CatalogClaims):
             [pack, row.manifest_offset, row.manifest_length, row.stored_bytes, row.depth, row.cost, row.base,
              row.fidelity, row.hot, _json(row.dropped), row.number],
         )  # fmt: skip
-        self._connection.execute("DELETE FROM version_packs WHERE version = ?", [row.number])
+        references = set(references)
+        self._drop_uses(row, references, uses)
         self._refer(row, references)
         self._use(row, uses)
+
+    def _drop_uses(self, row: VersionRow, references: Collection[str], uses: Mapping[str, str]) -> None:
+        """Delete the rows of a version's packs that neither stay nor grow: `gc` looks at these packs."""
+        query = (
+            "SELECT r.pack, p.name, r.blobs, r.objects FROM version_packs r JOIN packs p ON p.id = r.pack"
+            " WHERE r.version = ?"
+        )
+        for pack, name, has_blobs, slots in self._connection.rows(query, [row.number]):
+            stays = name in references or (name in uses and not has_blobs)
+            if name == row.pack or not stays or uses.get(name, "") != slots:
+                self._connection.execute("DELETE FROM version_packs WHERE version = ? AND pack = ?", [row.number, pack])
 
     @recorded
     def use_packs(self, number: int, uses: Mapping[str, str]) -> None:
@@ -344,12 +353,12 @@ class Catalog(CatalogClaims):
 
         Raise `ConflictError` if a pack is still referred to.
         """
-        removable = {pack.name for pack in self.unreferenced_packs()}
+        names = list(names)
+        removable = {pack.name for pack in self.unreferenced_packs(names)}
         for name in names:
             if name not in removable:
                 raise ConflictError(f"Pack {name} is still referred to; look again for unreferenced packs.")
             self._delete_pack(name)
-        self._connection.execute("DELETE FROM pack_bases WHERE pack NOT IN (SELECT id FROM packs)")
 
     @recorded
     def free_packs(self, names: Sequence[str], objects: Iterable[int], needed: Collection[int] = ()) -> list[str]:
@@ -363,22 +372,16 @@ class Catalog(CatalogClaims):
         self.remove_objects(inside)
         freed = []
         for name in names:
-            used = (
-                "SELECT p.referrers, COUNT(r.version) FROM packs p LEFT JOIN version_packs r ON r.pack = p.id"
-                " AND r.blobs WHERE p.name = ? GROUP BY p.id"
-            )
-            for expected, found in self._connection.rows(used, [name]):
-                if expected != found:
-                    raise damaged(self._path, f"a reference to pack {name} is missing")
-                if not found:
-                    self._delete_pack(name)
-                    freed.append(name)
+            if self.known_packs([name]) and not self.uses_of(name).blobs:
+                self._delete_pack(name)
+                freed.append(name)
         return freed
 
     def _delete_pack(self, name: str) -> None:
         for [[number]] in [self._connection.rows("SELECT id FROM packs WHERE name = ?", [name])]:
             self._connection.execute("DELETE FROM version_packs WHERE pack = ? AND NOT blobs", [number])
             self._connection.execute("DELETE FROM pack_bases WHERE base = ?", [number])
+            self._connection.execute("DELETE FROM pack_bases WHERE pack = ?", [number])
         self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
         self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
 
@@ -416,10 +419,20 @@ class Catalog(CatalogClaims):
         self._write(COLLECTED, when)
         self._connection.execute("DELETE FROM likeness WHERE version NOT IN (SELECT number FROM versions)")
 
-    def note_clean(self, held: int) -> None:
-        """Record that a collection found no garbage now, and how many bytes of forgotten versions others need."""
+    def note_swept(self, held: Mapping[str, int], *, log: bool = False) -> None:
+        """Record packs without garbage, with the bytes that only others' chains need.
+
+        With `log`, the part of the log before the first version that can come back is not read for such any more.
+        """
+        if not self.is_only:
+            return
         with self.transaction():
-            self._write(CLEAN, f"{held} {self.packs_apart()} {self.logged()}")
+            self._connection.execute_many(
+                "UPDATE packs SET held = ? WHERE name = ?", [(size, name) for name, size in held.items()]
+            )
+            if log:
+                first = next(iter(self.undoable()), None)
+                self._write(SWEPT, self.logged() if first is None else first["follows"])
 
     def note_kept(self, nbytes: int, until: str) -> None:
         """Record the bytes that only forgotten versions need until a time, so that nobody collects in vain before."""
@@ -539,33 +552,36 @@ class Catalog(CatalogClaims):
 
     def _place_all(
         self, row: VersionRow, uses: Mapping[str, str], objects: Sequence[Placement], raw: Sequence[Placement]
-    ) -> None:
-        """Place the new objects of a version, and note the packs of all its objects."""
+    ) -> bool:
+        """Place the new objects of a version, note the packs of all its objects; return whether none was there."""
         self._use(row, uses)
         self._use(row, {place[1]: ALL for place in (*objects, *raw)})
-        self._use(row, self._place_encoded(objects))
-        self._use(row, self._place_raw(raw))
+        before = self._place_encoded(objects)
+        self._use(row, _by_pack(place for place in before.values() if not place[0].endswith(RAW)))
+        before_raw = self._place_raw(raw)
+        self._use(row, _by_pack(place for place in before_raw.values() if not place[0].endswith(RAW)))
+        return not before and not before_raw
 
-    def _place_encoded(self, placements: Sequence[Placement]) -> Mapping[str, str]:
-        """Set the places of encoded objects, which take precedence over raw ones; return those of the others."""
+    def _place_encoded(self, placements: Sequence[Placement]) -> Mapping[int, tuple[str, int]]:
+        """Set the places of encoded objects, which take precedence over raw ones; return their former places."""
         present = self.find_objects(number for number, _, _ in placements)
         raw = {number: place for number, place in present.items() if place[0].endswith(RAW)}
         self._objects.remove(raw)
         self._objects.place(placements, displace=False)
         self._follow_objects(raw, placements)
-        return _by_pack(place for number, place in present.items() if number not in raw)
+        return present
 
-    def _place_raw(self, placements: Sequence[Placement]) -> Mapping[str, str]:
+    def _place_raw(self, placements: Sequence[Placement]) -> Mapping[int, tuple[str, int]]:
         """Set the places of raw objects; of several hot versions the last counts, since it is encoded last.
 
-        Return the places of the encoded ones.
+        Return their former places.
         """
         present = self.find_objects(number for number, _, _ in placements)
         encoded = {number: place for number, place in present.items() if not place[0].endswith(RAW)}
         placed = [place for place in placements if place[0] not in encoded]
         self._objects.place(placed, displace=True)
         self._follow_objects(present, placed)
-        return _by_pack(encoded.values())
+        return present
 
     def _use(self, row: VersionRow, uses: Mapping[str, str]) -> None:
         """Add to the packs that hold objects of a version, besides its own."""
@@ -592,6 +608,7 @@ class Catalog(CatalogClaims):
                     self._connection.execute(
                         f"{add.format('version', 'version_packs')} AND objects = ? {_WIDENED}", [new, there, old, used]
                     )
+            self._connection.execute("UPDATE packs SET held = NULL WHERE id = ?", [old])
             self._connection.execute(
                 "INSERT OR IGNORE INTO pack_bases SELECT ?, pack FROM pack_bases WHERE base = ?", [new, old]
             )
@@ -606,7 +623,11 @@ class Catalog(CatalogClaims):
                     f"Pack {pack}, which version {row.number} refers to, was removed during the ingest;"
                     " ingest it again."
                 )
-            self._connection.execute("INSERT INTO version_packs VALUES (?, ?, 1, '')", [row.number, found[0][0]])
+            self._connection.execute(
+                "INSERT INTO version_packs VALUES (?, ?, 1, '') ON CONFLICT (version, pack) DO UPDATE SET blobs = 1"
+                " WHERE NOT blobs",
+                [row.number, found[0][0]],
+            )
 
     def _insert_version(self, row: VersionRow, parent: int | None) -> None:
         named = {"run": "(SELECT id FROM runs WHERE name = ?)", "pack": "(SELECT id FROM packs WHERE name = ?)"}

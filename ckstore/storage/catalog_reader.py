@@ -14,7 +14,9 @@ from msgspec import Meta, Struct
 
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
+from ckstore.storage.catalog_tables import USED, seal
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed, damaged
+from ckstore.storage.log_files import Follows
 from ckstore.storage.pack import PackInfo, PackName
 from ckstore.storage.placements import Placements
 from ckstore.storage.rows import (
@@ -55,12 +57,11 @@ from ckstore.storage.version_names import near_names, resolve
 LAST = "versions:last"
 #: Row of `meta` with the time of the last change by `gc`.
 COLLECTED = "collected"
-#: Row of `meta` with the findings of the last collection: held bytes, packs of no version, last record in the log.
-CLEAN = "collected:clean"
+#: Row of `meta` with the name of a record in the log, up to which nothing can be undone.
+SWEPT = "collected:log"
 #: Row of `meta` with the bytes that only forgotten versions need, and the time until which they are kept.
 KEPT = "collected:kept"
 _KEPT = re.compile(r"(\d{1,15}) ([-0-9T:.Z]{27})")
-_CLEAN = re.compile(r"(\d{1,15}) (\d{1,15}) ((?:\d{12}-[0-9a-f]{16})?)")
 
 _COLUMNS = (
     {"uid": "lower(hex(v.uid))", "run": "r.name", "pack": "p.name"}.get(name, f"v.{name}") for name in VERSION_COLUMNS
@@ -95,7 +96,30 @@ _NEAREST = 12
 #: Number of versions that are read at once where the first ones may suffice.
 _PAGE = 100
 _TOTAL = rows(Size)
+_USED, _USERS = rows(Whole, Whole), rows(Positive, Bit, Slots | None)
+_ABOVE, _HELD = rows(PackName, Whole | None), rows(Whole, Positive)
 _GLOBS = tuple[Word, ...]
+
+
+class Uses(NamedTuple):
+    """All that names a pack in the catalog.
+
+    Attributes
+    ----------
+    own
+        Numbers of the versions whose manifests are in it.
+    blobs
+        Numbers of other versions with blobs there.
+    objects
+        Numbers of other versions with objects there, each with the text of at least their slots.
+    above
+        Packs that may have objects whose bases are there, with their column `held`.
+    """
+
+    own: list[int]
+    blobs: list[int]
+    objects: list[tuple[int, str]]
+    above: dict[str, int | None]
 
 
 class _Sum(NamedTuple):
@@ -450,23 +474,58 @@ class CatalogReader:
         """Return the time at which `gc` last moved or removed an object; empty if never."""
         return self.moved_packs([COLLECTED]).get(COLLECTED, "")
 
-    def clean(self) -> tuple[int, int, str] | None:
-        """Return the findings of the last collection if there was no garbage: see `CLEAN`."""
-        match = _CLEAN.fullmatch(self.moved_packs([CLEAN]).get(CLEAN, ""))
-        return None if match is None else (int(match[1]), int(match[2]), match[3])
+    def swept(self) -> str:
+        """Return the name of a record in the log, up to which nothing can be undone; empty if unknown."""
+        name: str = self.moved_packs([SWEPT]).get(SWEPT, "")
+        with believed(self._path):
+            check(name, Follows)
+        return name
+
+    def unswept(self) -> list[str]:
+        """Return the packs that were added, or lost an object or a row that names them, since `gc` looked at them."""
+        query = "SELECT name FROM packs WHERE (held IS NULL OR held > 0) AND held IS NULL ORDER BY id"
+        return [name for (name,) in self._connection.rows(query, schema=_NAMES)]
+
+    def held(self, besides: Collection[str] = ()) -> int:
+        """Return the bytes of objects that only others' chains need, as of the last `gc`, without those of some packs.
+
+        Packs that were changed since do not count.
+        """
+        [[total]] = self._connection.rows("SELECT TOTAL(held) FROM packs WHERE held IS NULL OR held > 0", schema=_TOTAL)
+        query = "SELECT id, held FROM packs WHERE held > 0 AND name"
+        return int(total) - int(sum(size for _, size in self._connection.rows_of(query, besides, _HELD)))
 
     def kept(self) -> tuple[int, str]:
         """Return the bytes that only forgotten versions need, as of the last collection, and until when."""
         match = _KEPT.fullmatch(self.moved_packs([KEPT]).get(KEPT, ""))
         return (0, "") if match is None else (int(match[1]), match[2])
 
-    def packs_apart(self) -> int:
-        """Return the number of encoded packs without the manifest of a present version."""
-        query = (
-            "SELECT COUNT(*) FROM packs p WHERE p.name NOT LIKE '%.raw.zip' AND p.id NOT IN (SELECT pack FROM versions)"
+    def uses_of(self, pack: str) -> Uses:
+        """Return all that names a pack; raise `IntegrityError` if a row is missing or changed."""
+        found = self._connection.rows("SELECT id, uses FROM packs WHERE name = ?", [pack], _USED)
+        if not found:
+            raise damaged(self._path, f"pack {pack} is missing")
+        [[number, total]] = found
+        own = self._connection.rows("SELECT number FROM versions WHERE pack = ?", [number], _NUMBERS)
+        others = self._connection.rows(
+            "SELECT version, blobs, NULLIF(objects, '') FROM version_packs WHERE pack = ? ORDER BY version",
+            [number],
+            _USERS,
         )
-        [[number]] = self._connection.rows(query)
-        return int(number)
+        above = self._connection.rows("SELECT pack FROM pack_bases WHERE base = ?", [number], _NUMBER_ROWS)
+        sums = (
+            *(seal(version) for (version,) in own),
+            *(seal(number, blobs, slots or "") for number, blobs, slots in others),
+        )
+        if total != sum(sums) + sum(seal(-pack) for (pack,) in above):
+            raise damaged(self._path, f"rows that name pack {pack} are missing or changed")
+        names = self._connection.rows_of("SELECT name, held FROM packs WHERE id", [pack for (pack,) in above], _ABOVE)
+        return Uses(
+            [version for (version,) in own],
+            [version for version, blobs, _ in others if blobs],
+            [(version, slots) for version, _, slots in others if slots],
+            dict(names),
+        )
 
     def used_slots(self, pack: str) -> list[str]:
         """Return the different sets of slots of a pack that versions may use besides its own, as texts."""
@@ -547,14 +606,18 @@ class CatalogReader:
         """Return the policies as text, by run; the store's under the empty name."""
         return dict(self._set("policies", "t.run, t.policy, t.seal", "policies t ON 1", "t.run", POLICY_ROWS))
 
-    def unreferenced_packs(self) -> list[PackInfo]:
-        """Return the packs without live data: no manifest, blob or object."""
-        found = self._connection.sealed(
-            f"SELECT {_PACK} FROM packs p WHERE p.id NOT IN (SELECT pack FROM versions"
-            " UNION SELECT pack FROM version_packs WHERE blobs UNION SELECT pack FROM objects) ORDER BY p.id",
-            schema=PACK_ROWS,
+    def unreferenced_packs(self, names: Iterable[str] | None = None) -> list[PackInfo]:
+        """Return the packs, of all or of some, without live data: no manifest, blob or object."""
+        query = (
+            f"SELECT {_PACK} FROM packs p WHERE p.id NOT IN (SELECT pack FROM objects)"
+            " AND NOT EXISTS (SELECT 1 FROM versions v WHERE v.pack = p.id)"
+            " AND NOT EXISTS (SELECT 1 FROM version_packs r WHERE r.pack = p.id AND r.blobs)"
         )
-        return [PackInfo(name, nbytes) for _, name, nbytes in found]
+        rows = self._connection.rows
+        asked = (
+            rows(f"{query} ORDER BY p.id") if names is None else self._connection.rows_of(f"{query} AND name", names)
+        )
+        return [PackInfo(name, nbytes) for _, name, nbytes in self._connection.unsealed(asked, PACK_ROWS)]
 
     def last_number(self) -> int:
         """Return the highest version number that was ever committed."""
@@ -620,10 +683,10 @@ class CatalogReader:
         ):
             raise damaged(self._path, f"run {run} has not the {count} versions up to {last} that sum up to {total}")
         for (name,) in self._connection.rows(
-            "SELECT p.name FROM packs p LEFT JOIN version_packs r ON r.pack = p.id AND r.blobs GROUP BY p.id"
-            " HAVING p.referrers <> COUNT(r.version)"
+            f"SELECT name FROM packs LEFT JOIN (SELECT id, SUM(seal) AS total FROM ({USED}) GROUP BY id) USING (id)"
+            " WHERE uses <> coalesce(total, 0)"
         ):
-            raise damaged(self._path, f"a reference to pack {name} is missing")
+            raise damaged(self._path, f"rows that name pack {name} are missing or changed")
 
     def _select(self, tail: str, *parameters: Any) -> list[VersionRow]:
         return self._versions(self._connection.sealed(f"SELECT {VERSION} FROM versions v {NAMES} {tail}", parameters))

@@ -39,9 +39,11 @@ SEALED: Mapping[str, tuple[str, ...]] = {
 # a large table touches a page of its own. They are inserted into a small table, and moved on by the tens of thousands;
 # a row of the small table takes precedence over one in the large table.
 # `segment` is the digest of the segment that a pack is in, and `place` the offset of its bytes there.
-# `version_packs` holds the packs that a version's blobs are in, besides its own (`blobs`; `packs.referrers` counts
-# them), and those of its objects, with the text of at least their slots (`ckstore.storage.slots`). `pack_bases` holds
-# at least the packs with the bases of a pack's objects.
+# `version_packs` holds the packs that a version's blobs are in, besides its own (`blobs`), and those of its objects,
+# with the text of at least their slots (`ckstore.storage.slots`). `pack_bases` holds at least the packs with the bases
+# of a pack's objects. `packs.uses` is the sum of the checksums (`use`) of all rows that name the pack. `packs.held` are
+# the bytes of its objects that only others' chains need, as of the last `gc`; NULL if the pack was added or lost an
+# object or a row that names it since.
 # `likeness` holds bands of values, from which versions with similar values are guessed; of forgotten versions until the
 # next `gc`.
 # `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
@@ -69,12 +71,14 @@ CREATE TABLE packs (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
     bytes INT NOT NULL,
-    referrers INT NOT NULL DEFAULT 0,
+    uses INT NOT NULL DEFAULT 0,
+    held INT,
     segment BLOB,
     place INT,
     seal INT NOT NULL DEFAULT 0
 );
 CREATE INDEX packs_loose ON packs (id) WHERE segment IS NULL AND (bytes < 262144 OR name LIKE '%.raw.zip');
+CREATE INDEX packs_held ON packs (held) WHERE held IS NULL OR held > 0;
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,
     uid BLOB NOT NULL UNIQUE,
@@ -115,6 +119,7 @@ CREATE TABLE version_packs (
 ) WITHOUT ROWID;
 CREATE INDEX version_packs_pack ON version_packs (pack, objects);
 CREATE TABLE pack_bases (base INT NOT NULL, pack INT NOT NULL, PRIMARY KEY (base, pack)) WITHOUT ROWID;
+CREATE INDEX pack_bases_pack ON pack_bases (pack);
 CREATE TABLE tags (
     name TEXT PRIMARY KEY, version INT NOT NULL REFERENCES versions, seal INT NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
@@ -186,6 +191,7 @@ def _triggers(table: str, columns: tuple[str, ...]) -> Iterable[str]:
     An update that leaves the checksum as it is changes other columns.
     """
     key = columns[0].format("")
+    updated = f"UPDATE OF {', '.join(columns).format('')}" if table == "packs" else "UPDATE"  # Others have no checksum.
     reseal = f"UPDATE {table} SET seal = seal({', '.join(columns).format('')}) WHERE {key} = NEW.{key}"
     counted = _COUNTED.get(table)
     added, changed = [reseal], [reseal]
@@ -203,13 +209,13 @@ def _triggers(table: str, columns: tuple[str, ...]) -> Iterable[str]:
     if table == "packs":
         changed.append("UPDATE seals SET bytes = bytes + NEW.bytes - OLD.bytes WHERE name = 'packs'")
     yield (
-        f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_guard BEFORE UPDATE ON {table} WHEN NEW.seal = OLD.seal"
+        f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_guard BEFORE {updated} ON {table} WHEN NEW.seal = OLD.seal"
         f" AND OLD.seal <> seal({', '.join(columns).format('OLD.')})"
         f" BEGIN SELECT RAISE(ABORT, 'a row of {table} does not match its checksum'); END"
     )
     yield f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_added AFTER INSERT ON {table} BEGIN {'; '.join(added)}; END"
     yield (
-        f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_changed AFTER UPDATE ON {table} WHEN NEW.seal = OLD.seal"
+        f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_changed AFTER {updated} ON {table} WHEN NEW.seal = OLD.seal"
         f" BEGIN {'; '.join(changed)}; END"
     )
     if counted:
@@ -220,19 +226,43 @@ def _triggers(table: str, columns: tuple[str, ...]) -> Iterable[str]:
         )
 
 
-_REFERRERS = (
-    "CREATE TEMP TRIGGER IF NOT EXISTS version_packs_added AFTER INSERT ON version_packs"
-    " WHEN NEW.blobs BEGIN UPDATE packs SET referrers = referrers + 1 WHERE id = NEW.pack; END",
-    "CREATE TEMP TRIGGER IF NOT EXISTS version_packs_changed AFTER UPDATE OF blobs ON version_packs"
-    " BEGIN UPDATE packs SET referrers = referrers + NEW.blobs - OLD.blobs WHERE id = NEW.pack; END",
-    "CREATE TEMP TRIGGER IF NOT EXISTS version_packs_removed AFTER DELETE ON version_packs"
-    " WHEN OLD.blobs BEGIN UPDATE packs SET referrers = referrers - 1 WHERE id = OLD.pack; END",
+#: The columns under the checksum of a row that names a pack, and the column with the pack's id, by table.
+USES: Mapping[str, tuple[str, str]] = {
+    "versions": ("{0}number", "pack"),
+    "version_packs": ("{0}version, {0}blobs, {0}objects", "pack"),
+    "pack_bases": ("-{0}pack", "base"),
+}
+
+
+#: The id of the pack that each such row names, and the row's checksum.
+USED = " UNION ALL ".join(
+    f"SELECT {pack} AS id, seal({columns.format('')}) AS seal FROM {table}" for table, (columns, pack) in USES.items()
 )
+
+
+def _use_triggers(table: str, columns: str, pack: str) -> Iterable[str]:
+    """Yield the triggers that keep the sums of the rows that name a pack, and note the packs that may have garbage."""
+    more, less = f"uses + seal({columns.format('NEW.')})", f"uses - seal({columns.format('OLD.')})"
+    added = f"UPDATE packs SET uses = {more} WHERE id = NEW.{pack}"
+    removed = f"UPDATE packs SET uses = {less}, held = NULL WHERE id = OLD.{pack}"
+    create = "CREATE TEMP TRIGGER IF NOT EXISTS"
+    yield f"{create} {table}_use AFTER INSERT ON {table} BEGIN {added}; END"
+    yield f"{create} {table}_unused AFTER DELETE ON {table} BEGIN {removed}; END"
+    if table == "versions":
+        yield f"{create} {table}_moved AFTER UPDATE OF pack ON {table} BEGIN {removed}; {added}; END"
+    if table == "version_packs":
+        widened = f"UPDATE packs SET uses = {more.replace('uses', less)} WHERE id = NEW.pack"
+        lost = "UPDATE packs SET held = NULL WHERE id = OLD.pack AND NEW.blobs < OLD.blobs"
+        yield f"{create} {table}_widened AFTER UPDATE ON {table} BEGIN {widened}; {lost}; END"
+
 
 #: The statements that create the tables of format 1, in order. SQLite keeps their text, without the blanks here.
 FORMAT_1 = tuple(" ".join(statement.split()) for statement in _TABLES.split(";"))
 #: The triggers of a connection that writes; the file does not hold them.
-TRIGGERS = (*(trigger for table, columns in SEALED.items() for trigger in _triggers(table, columns)), *_REFERRERS)
+TRIGGERS = (
+    *(trigger for table, columns in SEALED.items() for trigger in _triggers(table, columns)),
+    *(trigger for table, (columns, pack) in USES.items() for trigger in _use_triggers(table, columns, pack)),
+)
 #: The sets of rows that have a sum in `seals`.
 SETS = (*_COUNTED, "hot")
 

@@ -48,13 +48,14 @@ def withdraw(storage: Storage, names: Iterable[str]) -> None:
         log_files.delete(storage, names)
 
 
-def read_all(storage: Storage) -> tuple[list[dict[str, Any]], list[str]]:
+def read_all(storage: Storage, after: str = "") -> tuple[list[dict[str, Any]], list[str]]:
     """Return the records of committed transactions, in order, and a sentence for each damaged or missing record.
 
+    Only those after a committed one, if that has a name; then the sentences may be wrong.
     The last transaction may have been interrupted before its commit. Of earlier ones that were, the records that take
     something away, or move a tag, are left out. Raise `FormatVersionError` if a later version of ckstore wrote one.
     """
-    found = log_files.read_files(storage)
+    found = log_files.read_files(storage, after)
     intact = [item.record for item in found if item.record is not None]
     broken = [item for item in found if item.record is None]
     problems = [f"Log record {item.place} is damaged; {LOSS}." for item in broken]
@@ -131,13 +132,6 @@ def forgotten(records: Iterable[Mapping[str, Any]], name: str = "versions") -> s
 def renamed(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the run of each version whose run was renamed since the version was written, by id."""
     return {uid: record["run"] for record in records if record["change"] == "rename" for uid in record["uids"]}
-
-
-def changed_only(storage: Storage, after: str, kinds: Collection[str]) -> bool:
-    """Return whether all records after one, committed or not, are intact and of some kinds of change."""
-    return all(
-        item.record is not None and item.record["change"] in kinds for item in log_files.read_files(storage, after)
-    )
 
 
 def _missing(number: int) -> str:

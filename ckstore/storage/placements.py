@@ -94,7 +94,11 @@ class Placements:
 
     def remove(self, keys: Iterable[int]) -> int:
         """Remove the places of objects; return the number of removed keys."""
-        known = [(key,) for key in sorted(self.find(keys))]
+        places = self.find(keys)
+        self._connection.execute_many(
+            "UPDATE packs SET held = NULL WHERE name = ?", [(pack,) for pack in {pack for pack, _ in places.values()}]
+        )
+        known = [(key,) for key in sorted(places)]
         for part in ("recent", "settled"):
             self._connection.execute_many(f"DELETE FROM {part}_objects WHERE key = ?", known)
         return len(known)

@@ -142,7 +142,6 @@ def test_a_clean_store_is_not_read_again(store: ckstore.Store, monkeypatch: pyte
         return len(planned)
 
     monkeypatch.setattr(module, "plan_for", counted)
-    assert plans() == 2
     assert plans() == 0
     store.tag("1", "first")
     store.ingest({"w": torch.ones(300, 300)}, run="b", step=0, hot=1)
@@ -159,12 +158,10 @@ def test_a_clean_store_is_not_read_again(store: ckstore.Store, monkeypatch: pyte
     with ckstore.open(store.path) as other:
         other.forget(["b@0"])
     assert store.gc(grace=0).removed > 0
+    assert plans() == 0
+    recover(store.path)
     assert plans() == 2
     assert plans() == 0
-    record = max((Path(store.path) / "log").iterdir())
-    store.untag("first")
-    max((Path(store.path) / "log").iterdir()).write_bytes(record.read_bytes())
-    assert plans() == 2
 
 
 @pytest.mark.parametrize("error", [DiskFullError, IntegrityError, None])
@@ -703,12 +700,13 @@ def test_a_plan_outlives_a_writer_that_needs_nothing_of_it(
     """A plan of a large store may take longer than the pauses of a training: it is made once."""
     store.forget(["a@0"])
     plans, leases = [], ExitStack()
+    other = leases.enter_context(ckstore.open(store.path))
     plan_for = module.plan_for
 
     def planned(*arguments: Any) -> Any:
         plans.append(plan_for(*arguments))
         if len(plans) == 1:  # It begins after the plan, and ends after the first attempt to commit.
-            leases.enter_context(store._catalog.lease("ingest 99"))
+            leases.enter_context(other._catalog.lease("ingest 99"))
         return plans[-1]
 
     monkeypatch.setattr(module, "plan_for", planned)
@@ -880,7 +878,7 @@ def test_two_copies_of_one_pack_are_no_problem(store: ckstore.Store) -> None:
     """Copies of killed runs lie next to the next one's copy, and replace the same pack."""
     store.rebase(["a@5"])
     store.forget(["a@0..a@2"])
-    packs = garbage.plan_for(store._repository, 0.0).survey.packs.values()
+    packs = garbage.plan_for(store._repository, 0.0, whole=True).survey.packs.values()
     contents = next(pack for pack in packs if len(pack.slots) > 1 and not pack.wanted)
     copies = [repack(store._repository, contents).pack.name]
     contents.slots.remove(min(contents.slots))
@@ -976,12 +974,12 @@ def test_a_pack_and_its_copy_are_both_written_again(
                 store.ingest(checkpoint, run=f"r{number // 3}", hot=1)  # With blobs of the version before.
             store.encode()
             copies = {contents.name: repack(store._repository, contents).pack.name
-                      for contents in garbage.plan_for(store._repository, 0.0).rewritten}  # fmt: skip
+                      for contents in garbage.plan_for(store._repository, 0.0, whole=True).rewritten}  # fmt: skip
         assert recover(path).problems == []
         with ckstore.open(path) as store:
             if forgets:  # Otherwise the pack is rewritten as the existing copy.
                 store.forget([f"r{run}@{3 * run}" for run in range(3)])
-            going = {contents.name for contents in garbage.plan_for(store._repository, 0.0).rewritten}
+            going = {contents.name for contents in garbage.plan_for(store._repository, 0.0, whole=True).rewritten}
         if any({pack, copy} <= going for pack, copy in copies.items()):
             break
     else:

@@ -104,8 +104,8 @@ class RemoteCatalog(Catalog):
                 self._set_head(made)
         return True
 
-    def log_records(self) -> list[dict[str, Any]]:
-        """Return the notes in the records that the mirror has applied; read all of these."""
+    def log_records(self, after: str = "") -> list[dict[str, Any]]:
+        """Return the notes in the records that the mirror has applied; read all of these, whatever `after`."""
         return [
             {**note, "sequence": head.number, "created": record["created"]}
             for head, record in self._records(Head())

@@ -1,0 +1,150 @@
+"""A gc that looks at the changes alone frees the same bytes as a walk over the whole store."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import ConflictError, NotFoundError
+from ckstore.gc import changed
+from ckstore.gc.plan import plan_for
+from ckstore.objects import units
+from ckstore.storage import pack as packs
+from ckstore.writing.drop import drop
+from tests.checkpoints import settled
+from tests.plans import decisions, of_changes
+
+pytestmark = [pytest.mark.prompt, pytest.mark.local]
+
+State = dict[str, torch.Tensor]
+
+
+class History:
+    """A store, and operations on it that a random generator draws."""
+
+    def __init__(self, place: Path, seed: int) -> None:
+        self.store = ckstore.init(place)
+        self.place = place
+        self._random = random.Random(seed)
+        self._torch = torch.Generator().manual_seed(seed)
+        self._still = self._draw(900)
+        self._states: dict[str, State] = {}
+        self._steps = self._names = 0
+
+    def act(self) -> str:
+        """Make one change; return its name."""
+        names = [*["ingest"] * 6, *["forget"] * 4, "for_good", "undo", "thin", "rebase", "encode", "tag", "untag"]
+        names += ["rename", "drop", "replace", "fork", "gc", "gc", "recover"]
+        name = self._random.choice(names)
+        with suppress(ConflictError, NotFoundError):
+            getattr(self, name)()
+        settled(self.store)
+        return name
+
+    def ingest(self, run: str | None = None, **options: object) -> None:
+        run = run or self._random.choice(["a", "b"])
+        state = self._states.setdefault(run, {"w": self._draw(1200), "v": self._draw(400), "still": self._still})
+        state["w"] = state["w"] + self._random.choice([1e-4, 1e-2, 1.0]) * self._draw(1200)
+        state["v"] = self._random.choice([state["v"], self._draw(400)])
+        self._steps += 1
+        hot = self._random.choice([0, 0, 1, 3])
+        self.store.ingest(dict(state), run=run, **{"step": self._steps, "hot": hot, **options})  # type: ignore[arg-type]
+
+    def replace(self) -> None:
+        row = self._any()
+        self.ingest(row.run, step=row.step, replace=True)
+
+    def fork(self) -> None:
+        self._names += 1
+        self.ingest(f"fork{self._names}", parent=self._any().number)
+
+    def forget(self) -> None:
+        numbers = [row.number for row in self._rows()]
+        self.store.forget(self._random.sample(numbers, min(len(numbers), self._random.choice([1, 1, 3]))))
+
+    def for_good(self) -> None:
+        run = self._any().run
+        self.store.forget(run=run, keep_last=3, prune=True)
+
+    def undo(self) -> None:
+        self.store.undo()
+
+    def thin(self) -> None:
+        self.store.thin(self._any().number)
+
+    def rebase(self) -> None:
+        self.store.rebase(self._any().number)
+
+    def drop(self) -> None:
+        drop(self.store._repository, [self._any()], ["v"])
+
+    def encode(self) -> None:
+        self.store.encode()
+
+    def tag(self) -> None:
+        self.store.tag(self._any().number, self._random.choice(["one", "two"]))
+
+    def untag(self) -> None:
+        self.store.untag(self._random.choice(["one", "two"]))
+
+    def rename(self) -> None:
+        self._names += 1
+        run = self._any().run
+        self.store.rename_run(run, f"name{self._names}")
+        if run in self._states:
+            self._states[f"name{self._names}"] = self._states[run]
+
+    def gc(self) -> None:
+        self.store.gc(grace=self._random.choice([0, 0, None]))
+
+    def recover(self) -> None:
+        self.store.close()
+        if self._random.random() < 0.5:
+            (self.place / "catalog.sqlite").unlink()
+        assert ckstore.recover(self.place).problems == []
+        self.store = ckstore.open(self.place)
+
+    def _rows(self) -> list[ckstore.VersionRow]:
+        return self.store._catalog.versions()
+
+    def _any(self) -> ckstore.VersionRow:
+        rows = self._rows()
+        if not rows:
+            raise NotFoundError("No version.")
+        return self._random.choice(rows)
+
+    def _draw(self, count: int) -> torch.Tensor:
+        return torch.randn(count, generator=self._torch)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_changes_alone_give_the_plan_of_the_whole_store(seed: int, tmp_path: Path) -> None:
+    made = 0
+    with (
+        mock.patch.object(units, "SMALL", 200),
+        mock.patch.object(packs, "_SMALL", 200),
+        mock.patch.object(changed, "_SHARE", 1.0),
+    ):
+        history = History(tmp_path / "store", seed)
+        acts = []
+        for _ in range(40):
+            acts.append(history.act())
+            for grace in (None, 0.0):
+                found = of_changes(history.store, grace)
+                if found is not None:
+                    made += 1
+                    whole = plan_for(history.store._repository, grace, whole=True)
+                    assert decisions(found) == decisions(whole), (acts, grace)
+            if acts[-1] == "gc":
+                assert history.store.verify().problems == []
+        history.store.gc(grace=0)
+        assert plan_for(history.store._repository, 0.0, whole=True).is_empty
+        assert history.store.verify().problems == []
+        history.store.close()
+    assert made > 40
