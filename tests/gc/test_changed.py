@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import ConflictError, NotFoundError
+from ckstore.errors import ConflictError, IntegrityError, NotFoundError
 from ckstore.gc import changed
 from ckstore.gc.plan import plan_for
 from ckstore.objects import units
 from ckstore.storage import pack as packs
 from ckstore.writing.drop import drop
+from tests.catalog_edits import edit
 from tests.checkpoints import settled
 from tests.plans import decisions, of_changes
 
@@ -148,3 +149,38 @@ def test_changes_alone_give_the_plan_of_the_whole_store(seed: int, tmp_path: Pat
         assert history.store.verify().problems == []
         history.store.close()
     assert made > 40
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE version_packs SET objects = ''",
+        "UPDATE version_packs SET blobs = 0",
+        "DELETE FROM version_packs",
+        "DELETE FROM pack_bases",
+        "UPDATE packs SET uses = 0",
+        "UPDATE packs SET held = 0",
+        "UPDATE packs SET held = NULL",
+        "DELETE FROM recent_objects WHERE key % 2",
+        "UPDATE recent_objects SET pack = (SELECT MAX(id) FROM packs) WHERE key % 2",
+    ],
+)
+def test_a_damaged_index_frees_no_needed_byte(statement: str, tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    generator = torch.Generator().manual_seed(0)
+    weight, still = torch.randn(20_000, generator=generator), torch.randn(18_000, generator=generator)
+    with mock.patch.object(changed, "_SHARE", 1.0), ckstore.init(place) as store:
+        for step in range(8):
+            weight = weight + 1e-3 * torch.randn(20_000, generator=generator)
+            store.ingest({"w": weight, "still": still}, run="a", step=step, hot=0)
+        states = {step: store[f"a@{step}"].state_dict() for step in (1, 2, 4, 5, 7)}
+        store.forget(["a@0", "a@3", "a@6"])
+        edit(place / "catalog.sqlite", statement)
+        with suppress(IntegrityError):
+            store.gc(grace=0)
+    assert ckstore.recover(place).problems == []
+    with ckstore.open(place) as store:
+        assert store.verify().problems == []
+        for step, state in states.items():
+            found = store[f"a@{step}"].state_dict()
+            assert all(torch.equal(found[name], value) for name, value in state.items())

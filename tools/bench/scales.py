@@ -22,13 +22,15 @@ import ckstore
 
 #: Ingests whose mean is printed.
 _INGESTS = 50
-#: Verbs by name in the table; `{}` is a version. The second collection finds a clean store.
+#: Verbs by name in the table; `{}` is a version. The second collection finds a clean store; later verbs do not name the
+#: version that was forgotten.
 _VERBS = {
     "show": ("show", "{}"),
     "log -n 5": ("log", "-n", "5"),
     "stats": ("stats",),
     "gc, first": ("gc",),
     "gc, again": ("gc",),
+    "forget --prune, with its gc": ("forget", "{}", "--prune"),
     "verify": ("verify",),
     "recover": ("recover",),
 }
