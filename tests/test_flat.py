@@ -314,6 +314,7 @@ def test_a_gc_reads_changed_packs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
                     rows = rows_read(partial(store.gc, grace=0), monkeypatch)
                 found[versions].append((rows, counted.call_count))
     for (few_rows, few), (many_rows, many) in zip(found[100], found[1000], strict=True):
+        print("gc", few_rows, many_rows, few, many)
         assert few == many
         assert many_rows - few_rows < 30 * 1000 / COUNT
 
