@@ -62,12 +62,15 @@ def seeds(target: str) -> list[bytes]:
     return found
 
 
-def fuzz(program: Path, target: str, corpus: Path, seconds: int) -> int:
-    """Fuzz a target for `seconds` or until it fails; interesting inputs stay in `corpus`. Return the exit code."""
+def fuzz(program: Path, target: str, corpus: Path, end: str) -> int:
+    """Fuzz a target until it fails or libFuzzer's option `end`; interesting inputs stay in `corpus`.
+
+    Return the exit code.
+    """
     corpus.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(seeds(target)):
         (corpus / f"seed-{number}").write_bytes(data)
-    limits = [f"-max_total_time={seconds}", "-timeout=5", "-max_len=20000", f"-artifact_prefix={corpus}/"]
+    limits = [end, "-timeout=60", "-max_len=32768", f"-artifact_prefix={corpus}/"]
     return subprocess.run([program, *limits, corpus], env={**os.environ, "TARGET": target}, check=False).returncode
 
 
@@ -78,7 +81,7 @@ def main(target: str, corpus: str, seconds: str) -> int:
     if program is None:
         print("No Clang with libFuzzer: install one, or name it in CLANG.", file=sys.stderr)
         return 1
-    return fuzz(program, target, inputs, int(seconds))
+    return fuzz(program, target, inputs, f"-max_total_time={seconds}")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests import kernel_fuzzing
+
+SECONDS = os.environ.get("CKSTORE_FUZZ_SECONDS")
+END = f"-max_total_time={SECONDS}" if SECONDS else "-runs=3000"
 
 
 @pytest.fixture(scope="module")
@@ -17,5 +21,5 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("target", kernel_fuzzing.TARGETS)
 def test_decoders(program: Path, target: str, tmp_path: Path) -> None:
-    assert kernel_fuzzing.fuzz(program, target, tmp_path / "inputs", 2) == 0
+    assert kernel_fuzzing.fuzz(program, target, tmp_path / "inputs", END) == 0
     assert len(list((tmp_path / "inputs").iterdir())) > len(kernel_fuzzing.seeds(target))
