@@ -35,7 +35,10 @@ _FLAGS = [
     ),
     *("-g0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
 ]
-_SANITIZE = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+_SANITIZE = [
+    *("-O1", "-g", "-fno-omit-frame-pointer"),
+    *("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+]
 
 _AVX2 = ["-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mfma", "-mlzcnt", "-mmovbe", "-mpopcnt"]
 _AVX512 = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "cd", "dq", "vl"))]
