@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,25 +12,20 @@ import pytest
 from ckstore.codecs.integer_plan import make_plan
 from ckstore.kernels import coarse, entropy, lattice, native
 
-DIGESTS = """
-import sys
-from hashlib import sha256
-from ckstore.kernels import native
-native.level = sys.argv[1]
-from tools.bench.kernel_times import CASES
-for name, case in CASES.items():
-    print(name, *(sha256(case(size)[1]()).hexdigest() for size in (4096, 33280)))
-"""
+REPOSITORY = Path(__file__).parents[2]
 
 
-def test_all_levels_return_the_same_bytes() -> None:
+def digests(level: str, threads: int) -> str:
+    command = [sys.executable, "-m", "tests.kernels.digests", level, str(threads)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+
+
+def test_all_levels_and_threads_return_the_same_bytes() -> None:
     levels = native.LEVELS[: native.LEVELS.index(native.level) + 1]
-    found = [
-        subprocess.run([sys.executable, "-c", DIGESTS, level], capture_output=True, text=True, check=True).stdout
-        for level in levels
-    ]
-    assert found[0].count("\n") > 50
-    assert len(set(found)) == 1
+    expected = digests(native.level, 2)
+    assert expected.count("\n") > 60
+    for level in levels:
+        assert digests(level, 1) == expected, f"{level} differs"
 
 
 def test_arrays_of_other_types_and_sizes_are_refused() -> None:
