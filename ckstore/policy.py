@@ -171,7 +171,8 @@ class Policy:
     fidelity
         `exact`: every bit is restored. `coarse`: weights and moments are rounded.
     scheme
-        For coarse versions: `lattice`, the published `lc` or `dynaquant`, or one of another package.
+        For coarse versions: `lattice`, the published `lc` or `dynaquant`, `factors` of a fine-tune, or one of another
+        package.
     quality
         For coarse versions: the step in units of the change since the parent; smaller is finer.
     max_abs_error, max_rel_error

@@ -211,7 +211,7 @@ class Version(Mapping[str, "LazyTensor"]):
         """Return how the version, or the tensor at a path, is stored; nothing is decoded.
 
         Of a version: the number of objects and how many of them this version added (`here`), objects by kind (exact:
-        `raw`, `full`, `delta`, `patches`, `cast`; coarse: `linear`, `rounded`, `codebook`), those
+        `raw`, `full`, `delta`, `patches`, `cast`; coarse: `linear`, `rounded`, `codebook`, `factors`), those
         `stored_against_others`, and `coarse_bytes` and `exact_bytes`. Of a tensor: `form`, `bundled`, `depth`, and
         `bits` an element.
 

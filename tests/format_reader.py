@@ -414,6 +414,8 @@ class Reader:
         record = self.objects[identity][1]
         dtype = record["dtype"]
         size, mantissa, width = DTYPES[dtype]
+        if record["kind"] == "factors":
+            return self.sums(identity, chunk)
         integers = self.integers(identity, chunk)
         sign, largest = 1 << 8 * size - 1, (((1 << width) - 1) << mantissa) - 1
         if record["kind"] == "rounded":
@@ -431,6 +433,34 @@ class Reader:
             bits = ((bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
         overflown = (bits & bits.dtype.type(sign - 1)) > largest
         return np.where(overflown, bits & bits.dtype.type(sign) | bits.dtype.type(largest), bits)
+
+    def factors(self, identity: str) -> Array:
+        """Return the numbers of an object of factors: weights, left and right ones."""
+        pack, record = self.objects[identity]
+        rank, width = record["rank"], record["width"]
+        groups = np.array([k.bit_length() for k in range(rank)])
+        classes = [np.full(rank, 18), np.tile(groups, record["count"] // width), np.repeat(groups + 9, width)]
+        start, length = record["at"]
+        return Payload(pack.data[start : start + length]).natural(np.concatenate(classes)).astype(np.int64)
+
+    def sums(self, identity: str, chunk: int) -> Array:
+        """Return the values of a chunk of an object of factors, as bits."""
+        record = self.objects[identity][1]
+        rank, width, dtype = record["rank"], record["width"], record["dtype"]
+        weights, left, right = np.split(self.factors(identity), [rank, rank * (1 + record["count"] // width)])
+        left, right = left.reshape(-1, rank), right.reshape(rank, width)
+        sizes = [np.maximum(1, abs(found)) for found in (weights, left.max(0), left.min(0), right.max(1), right.min(1))]
+        assert (sizes[0] * np.maximum(*sizes[1:3]) * np.maximum(*sizes[3:])).sum() < 2**31
+        first = chunk * record["chunk"] // width
+        product = (left[first : first + self._length(record, chunk) // width] * weights) @ right
+        base = self.bits(record["base"], chunk)
+        words = (base.astype(np.uint32) << 16) if dtype == "bfloat16" else base
+        before = base.view(np.float16).astype(np.float32) if dtype == "float16" else words.view(np.float32)
+        tiny, largest = 2.0**-126, float(np.finfo(np.float32).max)
+        before = np.where(np.isfinite(before) & (abs(before) >= tiny), before, 0).astype(np.float64)
+        values = np.clip(before + np.ldexp(product.astype(np.float64).ravel(), record["step"]), -largest, largest)
+        words = np.where(abs(values) < tiny, 0, values).astype(np.float32).view(np.uint32)
+        return words if dtype == "float32" else rounded(words, dtype)
 
     def bits(self, identity: str, chunk: int) -> Array:
         """Return the values of a chunk of an object, as bits."""
@@ -507,6 +537,11 @@ class Reader:
         record = self.objects[identity][1]
         assert (record["kind"] in EXACT) == (identity == content)
         if identity == content:
+            return
+        if record["kind"] == "factors":
+            cut = [record[name] for name in ("step", "width", "rank")]
+            text = f"factors|{dtype}|{'|'.join(map(str, cut))}|{count}|{chunk}|{record['base']}|".encode()
+            assert identifier(text + blake(self.factors(identity).astype("<i4").tobytes(), 20)) == identity
             return
         if record["kind"] == "rounded":
             text = f"rounded|{dtype}|{record['shift']}|{record['level']}|{record['width']}|{count}|{chunk}|".encode()

@@ -68,7 +68,7 @@ def make_store(directory: Path) -> Path:
                 "z": torch.zeros(300),
             }
             torch.save({"model": state, "step": step}, directory / "x")
-            coarse = {2: "lattice", 3: "lc"}.get(step)
+            coarse = {1: "factors", 2: "lattice", 3: "lc"}.get(step)
             store.ingest(
                 directory / "x",
                 run="a",

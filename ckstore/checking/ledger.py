@@ -85,7 +85,7 @@ def _record(repository: Repository, pack: str, slot: int, unneeded: str | None, 
         causes["raw"] += length
     else:
         is_coded = not isinstance(record, Patches)
-        index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 and is_coded else 0
+        index = _PLACE * record.chunks + _CHECKSUM if record.payloads > 1 and is_coded else 0
         places = [place for place in repository.reader.stored.index(record) if place is not None] if is_coded else []
         tables = sum(
             overhead_bytes(repository.packs.pread(pack, record.offset + offset, min(_HEAD, size)), size)

@@ -19,7 +19,7 @@ from ckstore.errors import AccessError, CkstoreError, IntegrityError
 from ckstore.formats.paths import listed
 from ckstore.objects.identity import MemberHasher, digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Coarse, Codebook, Linear, Rounded
+from ckstore.objects.records import Coarse, Codebook, Factors, Linear, Rounded
 from ckstore.objects.units import Unit
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.collector import collection_seldom
@@ -434,6 +434,8 @@ def _lattice_id(reader: ObjectReader, record: Coarse) -> str:
     if isinstance(record, Codebook):
         digests = [digest(reader.numbers(record, chunk).view(np.uint8)) for chunk in chunks]
         base = (record.base or "") if record.additive else ""
+    elif isinstance(record, Factors):
+        digests, base = [digest(reader.factors(record).view(np.uint8))], record.base
     else:
         assert isinstance(record, Linear | Rounded)
         digests = [digest(reader.integers(record, chunk).view(np.uint8)) for chunk in chunks]

@@ -115,7 +115,7 @@ policy_options = with_all(
     ),
     option(
         "--scheme",
-        "Quantisation scheme of coarse versions: lattice, lc, dynaquant, or another package's.  [default: lattice]",
+        "Scheme of coarse versions: lattice, lc, dynaquant, factors, or another package's.  [default: lattice]",
         type=_SchemeName(),
     ),
     option(

@@ -44,8 +44,8 @@ def command(
 
     Versions are stored without deltas, in more bytes; with --max-restore-cost only as many objects, of the selected or
     of all versions, as each version needs. Values do not change, and later versions are deltas as before. `ckstore gc`
-    frees the old deltas. Coarse versions of scheme lc cannot be stored in full: versions that still cost more are
-    listed, with exit code 3.
+    frees the old deltas. Coarse versions of the schemes lc and factors cannot be stored in full: versions that still
+    cost more are listed, with exit code 3.
     """
     if not versions and run is None and max_restore_cost is None:
         raise UsageError(
@@ -69,7 +69,7 @@ def command(
         )
         raise PartialError(
             f"{counted(len(report.beyond), 'version')} ({', '.join(map(str, report.beyond))}) {wanted}, as sums of"
-            " changes (scheme lc) have no values of their own; set the limit when files are ingested"
+            " changes (schemes lc and factors) have no values of their own; set the limit when files are ingested"
             " (`ckstore ingest --max-restore-cost`)."
         )
 

@@ -1,4 +1,4 @@
-"""The interface of lossy schemes on codebooks, ours or of other distributions."""
+"""The interface of lossy schemes on codebooks and factors, ours or of other distributions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ckstore.codecs.codebook import Bits, CodebookLattice, Floats, Indices
+from ckstore.codecs.factors import FactorLattice, Matrix, Numbers
 
 #: Qualities to try: half an octave apart, because steps are powers of two.
 QUALITIES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
@@ -91,3 +92,23 @@ class Scheme:
     of_changes: bool = False
     qualities: tuple[float, ...] = QUALITIES
     statistics: Callable[[], Statistics] | None = None
+
+
+@dataclass(frozen=True)
+class MatrixScheme:
+    """A lossy scheme that stores changes of weights since an exact base as products of two matrices.
+
+    Attributes
+    ----------
+    name
+        In policies, and on the command line.
+    factors
+        Returns the factors of changes, (rows, width) in float64, for errors of the size of a step, and a dtype;
+        `ckstore.codecs.factors.factor_lattice` makes them of numbers. A vector has rows of one element.
+    qualities
+        The qualities that a search tries, from the finest.
+    """
+
+    name: str
+    factors: Callable[[Matrix, float, str], tuple[FactorLattice, Numbers]]
+    qualities: tuple[float, ...] = QUALITIES

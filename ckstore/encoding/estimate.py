@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.codecs.factors import Numbers
 from ckstore.codecs.integers import payload_bits
 from ckstore.codecs.lattice import Bits, Integers, ordinal_classes, ordinal_difference
 from ckstore.codecs.patches import ChangedElements
@@ -67,7 +68,8 @@ class Way:
     """One way to store an object: in full, against `base`, in `context` order (classes from the base), or as patches.
 
     Codebooks have more ways: each its own `lattice`; `additive`, whose values are added to the base's; and `merged`,
-    the end of the chain above the base that the way replaces. A cast has a `source` in place of a base.
+    the end of the chain above the base that the way replaces. A cast has a `source` in place of a base. Factors have
+    their `numbers`.
     """
 
     base: Record | None
@@ -77,6 +79,7 @@ class Way:
     additive: bool = False
     merged: Record | None = None
     source: Source | None = None
+    numbers: Numbers | None = None
 
     @property
     def base_id(self) -> str | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, Floats, as_float32
 from ckstore.codecs.lattice import PARTS, STEP_RANGE, floats, statistics_of
-from ckstore.codecs.scheme import Layer, Statistics
+from ckstore.codecs.scheme import Layer, MatrixScheme, Scheme, Statistics
 from ckstore.codecs.schemes import LATTICE, scheme_of
 from ckstore.codecs.schemes.dynaquant import moment_sensitivity
 from ckstore.encoding.casts import Casts
@@ -25,6 +25,7 @@ from ckstore.encoding.codebooks import CAREFUL, CodebookEncoder
 from ckstore.encoding.common_step import CommonStep, common_step
 from ckstore.encoding.estimate import SPREAD, Encoded, Estimate, Master, Parent, Source
 from ckstore.encoding.exact import ObjectEncoder
+from ckstore.encoding.factors import FactorEncoder
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
 from ckstore.encoding.value_roles import JudgedValues, Values
 from ckstore.errors import IntegrityError, UsageError
@@ -133,8 +134,10 @@ class Estimator:
         self._reader = reader
         self._exact = ObjectEncoder(reader, keep=reader.keeps and KEPT * values.size <= reader.cache.limit)
         self._coarse = CoarseEncoder(reader, policy)
-        self._scheme = None if policy.scheme == LATTICE else scheme_of(policy.scheme)
+        scheme = None if policy.scheme == LATTICE else scheme_of(policy.scheme)
+        self._scheme = scheme if isinstance(scheme, Scheme) else None
         self._codebooks = None if self._scheme is None else CodebookEncoder(reader, self._scheme)
+        self._factors = FactorEncoder(reader, scheme) if isinstance(scheme, MatrixScheme) else None
         self._sizes: dict[object, float] = {}
         self._lock = Lock()
         self._small = Lock()
@@ -213,6 +216,10 @@ class Estimator:
             estimate = self._codebooks.estimate(unit, read, before, lambda: self._layer(unit))
             if estimate is not None:
                 return estimate
+        if self._factors is not None:
+            estimate = self._factors.estimate(unit, read, before, lambda: self._steps(unit))
+            if estimate is not None:
+                return estimate
         return self._coarse.estimate(
             unit, read, before, lambda: self._steps(unit), lambda: self._size(unit), lambda: self._agreement(unit)
         )
@@ -237,6 +244,8 @@ class Estimator:
             read = self._values.checked(unit, rounded=estimate.is_coarse)
             if self._codebooks is not None and way.lattice is not None:
                 return self._codebooks.encode(estimate, way, read, lambda: self._layer(unit), debt)
+            if self._factors is not None and way.numbers is not None:
+                return self._factors.encode(estimate, way, read)
             if estimate.is_coarse:
                 return self._coarse.encode(estimate, way, read, debt)
             parent = self._parent(unit)

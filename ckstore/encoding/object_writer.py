@@ -17,7 +17,7 @@ from ckstore.dtypes import ITEM_SIZES, NATIVE, zarr_type
 from ckstore.encoding.estimate import Encoded
 from ckstore.objects.documents import ManifestDocument, VersionDocument
 from ckstore.objects.identity import array_name
-from ckstore.objects.records import Coarse, Codebook, Delta, Linear, Patches, Raw, Record, Rounded
+from ckstore.objects.records import Coarse, Codebook, Delta, Factors, Linear, Patches, Raw, Record, Rounded
 from ckstore.runtime.checksum import crc32, crc32_combine
 from ckstore.storage import durable
 from ckstore.storage.catalog import Placement, VersionRow, key
@@ -94,16 +94,16 @@ class ObjectWriter:
             return
         self._ids.add(record.id)
         # A record that is stored again has the name of its former pack.
-        if isinstance(record, Patches):
-            entry = self._add_patches(array_name(record.id), encoded)
+        if isinstance(record, Patches | Factors):
+            entry = self._add_bytes(array_name(record.id), encoded)
         else:
             entry = self._add_integers(record, encoded.payloads)
         self.encoded_records.append(replace(record, at=(entry.offset, entry.length), pack=""))
         if encoded.shortcut is not None and isinstance(encoded.shortcut.record, Patches):
-            entry = self._add_patches(f"{array_name(record.id)}.shortcut", encoded.shortcut)
+            entry = self._add_bytes(f"{array_name(record.id)}.shortcut", encoded.shortcut)
             self._shortcuts.append(replace(encoded.shortcut.record, at=(entry.offset, entry.length)))
 
-    def _add_patches(self, name: str, encoded: Encoded) -> PackEntry:
+    def _add_bytes(self, name: str, encoded: Encoded) -> PackEntry:
         return self._encoded.add_bytes(name, [payload or b"" for payload in encoded.payloads])
 
     def put_raw(self, content: str, dtype: str, chunk: int, bits: Bits, digest: bytes | None = None) -> None:

@@ -14,7 +14,7 @@ from ckstore.objects.records import Cast, Codebook, Linear, Patches, Record, Rou
 
 
 def in_full(reader: ObjectReader, record: Record) -> Encoded:
-    """Encode an object in full; it must not be a sum of deltas."""
+    """Encode an object in full; it must not be a sum."""
     chunks = range(record.chunks)
     if isinstance(record, Codebook):
         payloads = [encode_changes(record.lattice.stored(reader.numbers(record, chunk))) for chunk in chunks]

@@ -36,6 +36,9 @@ _MEDIAN_RATIO = (2.0**-7, 8.0)
 #: Magnitudes above which a maximum of gradients cannot be told from a mean of their squares.
 _LARGE = 2.0**-5
 
+#: Last parts of the names of a layer's parameters.
+_OF_LAYERS = {"weight", "bias"}
+
 #: Binary logarithm in place of that of 0.
 _NONE = -200.0
 
@@ -144,6 +147,8 @@ class _Tensor:
         No value is negative, and some are positive.
     sample
         Values at places that depend on `count` alone.
+    name
+        `weight` or `bias` of a layer; otherwise empty.
     """
 
     number: int
@@ -154,6 +159,7 @@ class _Tensor:
     state: State | None
     is_positive: bool
     sample: npt.NDArray[np.float64]
+    name: str
 
 
 class _Judgement:
@@ -197,7 +203,9 @@ class _Judgement:
                 extent = self._values.layouts[place.file].extents[place.extent]
                 shape = extent.shape if unit.is_bundle else (*unit.shape, len(unit.members))
                 tree = place.file, extent.path[:-1][:1]
-                yield _Tensor(number, first, count, shape, tree, state, is_positive, sample)
+                last = str(extent.path[-1]).rpartition(".")[2]
+                name = last if last in _OF_LAYERS else ""
+                yield _Tensor(number, first, count, shape, tree, state, is_positive, sample, name)
             first += count
 
     def _state(self, unit: Unit, member: int) -> State | None:
@@ -299,6 +307,8 @@ def _pairs(tensors: Sequence[_Tensor]) -> Iterator[tuple[_Tensor, _Tensor]]:
             related = _correlations([tensor.sample for tensor in seconds], [tensor.sample for tensor in firsts])
             for second, row in zip(seconds, related, strict=True):
                 for place in np.argsort(-row)[:_TRIED].tolist():
+                    if {second.name, firsts[place].name} == _OF_LAYERS:
+                        continue  # The gain of a norm and a bias: moments of one parameter are called alike.
                     if row[place] > _CORRELATED and _may_be_moments(firsts[place].sample, second.sample):
                         yield firsts[place], second
                         break

@@ -14,7 +14,7 @@ from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.gc.kept import present_form
 from ckstore.lineage.release import Layer, to_store_in_full
 from ckstore.objects.documents import ManifestDocument, VersionDocument
-from ckstore.objects.records import Codebook, Record
+from ckstore.objects.records import Record
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import ScannedPack
@@ -379,8 +379,7 @@ def _read_packs(repository: Repository, state: State, graph: _Graph) -> dict[str
 
 def _contents(name: str, kind: str, size: int, document: ManifestDocument, blobs: Mapping[str, bytes]) -> PackContents:
     sizes = [record.nbytes for record in document.records]
-    # Sums of deltas cannot be stored in full.
-    alone = [None if isinstance(record, Codebook) and record.additive else record.alone for record in document.records]
+    alone = [None if record.is_sum else record.alone for record in document.records]
     blob_sizes = {blob: len(data) for blob, data in blobs.items()}
     described = described_version(document)
     origin = None if described is None else version_origin(described)

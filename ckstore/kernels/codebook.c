@@ -1,4 +1,4 @@
-/* Kernels of the non-uniform quantisers: histograms, assignment to levels, additive values.
+/* Kernels of the published schemes: histograms, assignment to levels, additive values, products of factors.
  *
  * Floats are passed as the words of float32 values. The exponent field alone decides whether a value is normal, so that a
  * process that flushes subnormals computes the same bits. */
@@ -95,6 +95,93 @@ int64_t KERNEL(add)(array base, array indices, array centroids, array out) {
     uint32_t *restrict sums = (uint32_t *)to.data;
     for (int64_t i = 0; i < from.count; i++)
         sums[i] = word_of(normal_value(known[i]) + changes[chosen[i]], largest);
+    return 0;
+}
+
+/* Products of a row are summed for this many columns at once. */
+enum { COLUMNS = 512 };
+
+/* Numbers of factors: a weight for each direction, then `rows` rows and `rank` columns of the two matrices. */
+struct factors {
+    const int32_t *weights, *left, *right;
+    int64_t rank, rows, width;
+};
+
+/* Return the magnitude of a number, at least 1. */
+INLINE int64_t size_of(int32_t number) { return most(number < 0 ? -(int64_t)number : number, 1); }
+
+/* Return whether all sums of products, and the parts of these, fit 32 bits. */
+static bool sums_fit(const struct factors *factors) {
+    int64_t total = 0;
+    for (int64_t k = 0; k < factors->rank; k++) {
+        int64_t left = 1, right = 1;
+        for (int64_t i = 0; i < factors->rows; i++)
+            left = most(left, size_of(factors->left[i * factors->rank + k]));
+        for (int64_t j = 0; j < factors->width; j++)
+            right = most(right, size_of(factors->right[k * factors->width + j]));
+        int64_t product = size_of(factors->weights[k]) * left;
+        if (product > INT32_MAX)
+            return false;
+        product *= right;
+        total += product;
+        if (product > INT32_MAX || total > INT32_MAX)
+            return false;
+    }
+    return true;
+}
+
+/* Write the sums of products of a row, for `columns` columns from `first` on. */
+INLINE void sum_products(
+    const struct factors *factors, const int32_t *left, int64_t first, int64_t columns, int32_t *restrict sums) {
+    memset(sums, 0, (size_t)columns * sizeof *sums);
+    /* Four directions at once, without those of which the row has nothing: fewer sums are read and written. */
+    int64_t found = 0;
+    int32_t by[4] = {0};
+    const int32_t *right[4];
+    for (int64_t k = 0; k < factors->rank; k++) {
+        if (!(by[found] = factors->weights[k] * left[k]))
+            continue;
+        right[found++] = factors->right + k * factors->width + first;
+        if (found == 4) {
+            for (int64_t j = 0; j < columns; j++)
+                sums[j] += by[0] * right[0][j] + by[1] * right[1][j] + by[2] * right[2][j] + by[3] * right[3][j];
+            found = 0;
+        }
+    }
+    for (int64_t n = 0; n < found; n++)
+        for (int64_t j = 0; j < columns; j++)
+            sums[j] += by[n] * right[n][j];
+}
+
+int64_t KERNEL(add_products)(
+    array base, array numbers, int64_t rank, int64_t width, int64_t step, int64_t start, array out) {
+    struct view from = input(base), by = input(numbers), to = output(out);
+    if (from.count < 0 || from.type != U4 || !is_of(&to, U4, from.count) || by.type != I4 || by.count < 0 || rank < 1 ||
+        rank > by.count || width < 1 || width > by.count / rank || start < 0 || start % width || from.count % width ||
+        step < -1022 || step > 1000)
+        return MISFIT;
+    const int32_t *all = (const int32_t *)by.data;
+    int64_t rows = by.count / rank - width - 1, first = start / width;
+    struct factors factors = {all, all + rank, all + rank * (1 + rows), rank, rows, width};
+    if (rows < 0 || rank * (1 + rows + width) != by.count || first + from.count / width > rows)
+        return MISFIT;
+    if (!sums_fit(&factors))
+        return DAMAGED;
+    const double unit = power_of_two(step), largest = unknown(FLT_MAX);
+    const uint32_t *known = (const uint32_t *)from.data;
+    uint32_t *words = (uint32_t *)to.data;
+    int32_t sums[COLUMNS];
+    for (int64_t at = 0; at < from.count;) {
+        int64_t column = at % width, columns = least(width - column, COLUMNS);
+        sum_products(&factors, factors.left + (first + at / width) * rank, column, columns, sums);
+        for (int64_t j = 0; j < columns; j++, at++) {
+            double value = clamped((double)normal_value(known[at]) + (double)sums[j] * unit, largest);
+            float rounded = (float)value;
+            uint32_t word;
+            memcpy(&word, &rounded, sizeof word);
+            words[at] = fabs(value) >= FLT_MIN ? word : 0;
+        }
+    }
     return 0;
 }
 

@@ -1,4 +1,4 @@
-"""Kernels of the non-uniform quantisers: histograms, assignment to levels, additive values: `codebook.c`.
+"""Kernels of the published schemes: histograms, levels, additive values, products of factors: `codebook.c`.
 
 Every kernel works on one chunk. Floats are passed as the words (uint32) of float32 values. The exponent field alone
 decides whether a value is normal, so that a process that flushes subnormals computes the same bits.
@@ -11,6 +11,7 @@ from ckstore.kernels.native import Array, check, function
 
 _nearest = function("nearest", "ppip")
 _add = function("add", "pppp")
+_add_products = function("add_products", "ppiiiip")
 _difference = function("difference", "ppp")
 _bucket_statistics = function("bucket_statistics", "pppi")
 _rank_counts = function("rank_counts", "ppp")
@@ -41,6 +42,15 @@ def add(base: Array, indices: Array, centroids: Array, out: Array) -> None:
     sum rounded once, because 53 bits are more than twice 24 plus one.
     """
     check(_add(id(base), id(indices), id(centroids), id(out)))
+
+
+def add_products(base: Array, numbers: Array, rank: int, width: int, step: int, start: int, out: Array) -> bool:
+    """Write the words of ``base + 2**step * product``, with the rules of `add`, of whole rows from element `start` on.
+
+    `numbers` (int32) are `rank` weights, rows of `rank` numbers, and `rank` rows of `width` numbers. Sums of products
+    are integers, so their order does not matter. Return whether they fit 32 bits; otherwise nothing is written.
+    """
+    return check(_add_products(id(base), id(numbers), rank, width, step, start, id(out))) == 0
 
 
 def difference(words: Array, base: Array, out: Array) -> None:

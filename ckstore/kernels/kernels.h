@@ -120,6 +120,13 @@ int64_t KERNEL(nearest)(array words, array midpoints, int64_t zero, array out);
 /* Write base + centroids[indices] of uint8 indices (n); centroids are float32. */
 int64_t KERNEL(add)(array base, array indices, array centroids, array out);
 
+/* Write base + 2^step * product of the words of elements from `start` on, whole rows of `width`, rounded once. Int32
+ * numbers are a weight for each of `rank` directions, rows of `rank` numbers, and `rank` rows of `width` numbers; an
+ * element of the product is the sum over directions of weight, number of its row and number of its column. DAMAGED if sums
+ * could leave 32 bits. */
+int64_t KERNEL(add_products)(
+    array base, array numbers, int64_t rank, int64_t width, int64_t step, int64_t start, array out);
+
 /* Write value - base. */
 int64_t KERNEL(difference)(array words, array base, array out);
 

@@ -25,6 +25,8 @@ class Work(NamedTuple):
         The same for layers in context order, with all of their bytes together.
     patches, patch_bytes
         Patches applied to chunks, and their bytes.
+    products
+        Multiplications of the factors of changes.
     records
         Layers whose records are looked up before decoding.
     levels
@@ -44,6 +46,7 @@ class Work(NamedTuple):
     grouped_bytes: int = 0
     patches: int = 0
     patch_bytes: int = 0
+    products: int = 0
     records: int = 0
     levels: int = 0
     restored: int = 0
@@ -69,7 +72,7 @@ class Work(NamedTuple):
 WEIGHTS = (
     *(150_000.0, 0.24, 0.46, 0.11),  # plain
     *(250_000.0, 1.45, 0.1),  # grouped
-    *(12_000.0, 1.05),  # patches
+    *(12_000.0, 1.05, 0.05),  # patches, products
     *(4_000.0, 250_000.0),  # records, levels
     *(0.12, 45_000.0, 2_000_000.0),  # restored, extents, files
 )
@@ -87,6 +90,12 @@ def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = 
 def patches(chunks: int, stored: int) -> Work:
     """Return the work of applying patches of `stored` bytes to `chunks` chunks."""
     return Work(patches=chunks, patch_bytes=stored, records=1)
+
+
+def factors(numbers: int, count: int, rank: int, stored: int) -> Work:
+    """Return the work of adding a product of factors to `count` elements: `numbers` numbers from `stored` bytes."""
+    own = layer(1, numbers, stored, grouped=True)
+    return own._replace(plain_elements=count, products=rank * count)
 
 
 def cost(work: Work) -> float:

@@ -9,10 +9,11 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from ckstore.codecs.codebook import CodebookLattice
+from ckstore.codecs.factors import FactorLattice
 from ckstore.codecs.lattice import LinearLattice
 from ckstore.codecs.rounded import RoundedLattice
 
-Lattice = LinearLattice | RoundedLattice | CodebookLattice
+Lattice = LinearLattice | RoundedLattice | CodebookLattice | FactorLattice
 
 #: Characters of an id that name an array: enough for one pack, which has each name four times.
 _NAME = 16
@@ -43,8 +44,11 @@ def content_id(dtype: str, chunk: int, digests: Iterable[bytes]) -> str:
 def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], base: str = "") -> str:
     """Return the lattice id: BLAKE3 of kind, dtype, step, exponents, cut and the digests of the integers' chunks.
 
-    `base` is the lattice id of the object to which a codebook's values are added.
+    `base` is the id of the object to which values of a codebook or changes of factors are added.
     """
+    if isinstance(lattice, FactorLattice):
+        fields = (lattice.dtype, lattice.step, lattice.width, lattice.rank, count, chunk, base)
+        return digest(f"factors|{'|'.join(map(str, fields))}|".encode(), *digests)
     if isinstance(lattice, CodebookLattice):
         head = f"codebook|{lattice.dtype}|{int(lattice.protected)}|{count}|{chunk}|{base}|".encode()
         return digest(head, lattice.centroids.astype("<f4").tobytes(), *digests)

@@ -25,7 +25,7 @@ from ckstore.codecs.short_floats import narrowed
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
 from ckstore.objects.chains import Chains, Resolver
-from ckstore.objects.records import CAST_CHECKSUM, Cast, Codebook, Delta, Linear, Patches, Raw, Record, Rounded
+from ckstore.objects.records import CAST_CHECKSUM, Cast, Codebook, Delta, Factors, Linear, Patches, Raw, Record, Rounded
 from ckstore.objects.stored_chunks import Blocks, StoredChunks
 from ckstore.runtime import forks
 from ckstore.runtime.blocks import Block, empty
@@ -212,7 +212,21 @@ class ObjectReader:
             if record.additive:
                 return self._added(record, chunk)
             return record.lattice.values(self.numbers(record, chunk))
+        if isinstance(record, Factors):
+            _, base, *_ = self.chains.levels(record)
+            return record.lattice.add(self.values(base, chunk, keep=keep), self.factors(record), chunk * record.chunk)
         return self.ordinals(record, chunk, keep=keep, out=out)
+
+    def factors(self, record: Factors) -> Numbers:
+        """Return the numbers (int32) of all chunks of an object of factors, read-only."""
+        numbers = self.cache.get((record.id, 0))
+        if numbers is None:
+            payload = self.stored.payload(record, 0)
+            if payload is None:
+                raise IntegrityError(f"Object {record.id} has no factors; run `ckstore verify`.")
+            self.decoded_chunks += 1
+            numbers = self._decoded((record.id, 0), record.lattice.decode(payload, record.count), keep=True)
+        return numbers
 
     def numbers(self, record: Codebook, chunk: int) -> Numbers:
         """Return the numbers of one chunk of a codebook object, read-only."""

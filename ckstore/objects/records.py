@@ -1,6 +1,7 @@
 """Records: how one object is stored. Each kind declares its fields once, its work and its description.
 
-An exact object is `raw`, `full`, a `delta`, `patches` or a `cast`; a coarse one is `linear`, `rounded` or a `codebook`.
+An exact object is `raw`, `full`, a `delta`, `patches` or a `cast`; a coarse one is `linear`, `rounded`, a `codebook` or
+`factors`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from msgspec.structs import replace
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice
 from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
+from ckstore.codecs.factors import MOST_DIRECTIONS, FactorLattice
 from ckstore.codecs.lattice import CHUNK, FLOATS, PARTS, STEP_RANGE, LinearLattice
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
-from ckstore.lineage.cost import Work, layer, patches
+from ckstore.lineage.cost import Work, factors, layer, patches
 from ckstore.objects.identity import Lattice
 from ckstore.objects.units import Unit
 from ckstore.runtime.cached import cached_property
@@ -102,6 +104,11 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="k
         return self.dtype
 
     @property
+    def is_sum(self) -> bool:
+        """Whether it is added to its base's values, so that it cannot be stored in full and its id depends on these."""
+        return False
+
+    @property
     def origin(self) -> str | None:
         """Id of the first object of this one's run, or None."""
         return None
@@ -130,6 +137,11 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="k
     def chunks(self) -> int:
         """Number of chunks."""
         return -(-self.count // self.chunk)
+
+    @property
+    def payloads(self) -> int:
+        """Number of payloads: one of each chunk, as a rule."""
+        return self.chunks
 
     def size_of(self, chunk: int) -> int:
         """Return the number of elements of a chunk."""
@@ -423,6 +435,11 @@ class Codebook(Coarse, frozen=True, kw_only=True, dict=True):
         return CodebookLattice(self.dtype, centroids, self.protected)
 
     @property
+    def is_sum(self) -> bool:
+        """Whether its values are added to those of its base."""
+        return self.additive
+
+    @property
     def description(self) -> str:
         """The kind, and whether the indices are stored against others."""
         return "codebook" if self.base is None else "codebook delta"
@@ -441,14 +458,68 @@ class Codebook(Coarse, frozen=True, kw_only=True, dict=True):
         return not (self.lattice.protected and self.additive)
 
 
+class Factors(Coarse, frozen=True, kw_only=True):
+    """The values of the base plus changes of rows: a product of two matrices of integers, in one payload.
+
+    Attributes
+    ----------
+    step, width, rank
+        Of the lattice.
+    """
+
+    dtypes = frozenset(CODEBOOK_DTYPES)
+
+    base: Id
+    step: Balance
+    width: Positive
+    rank: Annotated[int, Meta(ge=1, le=MOST_DIRECTIONS)]
+
+    @classmethod
+    def on(cls, lattice: FactorLattice, **fields: Any) -> Self:
+        """Return the record of an object on a lattice."""
+        return cls(step=lattice.step, width=lattice.width, rank=lattice.rank, **fields)
+
+    @property
+    def lattice(self) -> FactorLattice:
+        """The meaning of the numbers."""
+        return FactorLattice(self.dtype, self.step, self.width, self.rank)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether its values are added to those of its base."""
+        return True
+
+    @property
+    def payloads(self) -> int:
+        """Number of payloads: chunks share the factors."""
+        return 1
+
+    @property
+    def work(self) -> Work:
+        """Work of decoding the numbers, and of multiplying and adding."""
+        return factors(self.lattice.size_of(self.count), self.count, self.rank, self.nbytes)
+
+    @property
+    def description(self) -> str:
+        """The kind and the number of directions."""
+        return f"factors of rank {self.rank}"
+
+    def fits_on(self, base: Record) -> bool:
+        """Return whether changes can be added to the other object: errors of a coarse one have no few directions."""
+        return base.is_exact
+
+    def _is_possible(self) -> bool:
+        return self.lattice.is_possible(self.count, self.chunk)
+
+
 #: The names of the kinds.
-KINDS = ("raw", "full", "delta", "patches", "cast", "linear", "rounded", "codebook")
+KINDS = ("raw", "full", "delta", "patches", "cast", "linear", "rounded", "codebook", "factors")
 
 if TYPE_CHECKING:
     AnyRecord = Record
 else:
     #: A record of any kind, as in documents.
-    AnyRecord = Raw | Full | Delta | Patches | Cast | Linear | Rounded | Codebook
+    AnyRecord = Raw | Full | Delta | Patches | Cast | Linear | Rounded | Codebook | Factors
 
 
 def _axes_of(lattice: LinearLattice | RoundedLattice) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class StoredChunks:
         self._indexes: Lru[tuple[str, int, int, int], Index] = Lru(_INDEXES)
 
     def index(self, record: Record) -> Index:
-        """Return (offset, length) in the record's data for each chunk; None if nothing is stored of it."""
-        if record.chunks == 1 and not isinstance(record, Patches):
+        """Return (offset, length) in the record's data for each payload; None if nothing is stored of it."""
+        if record.payloads == 1 and not isinstance(record, Patches):
             return [(0, record.nbytes) if record.nbytes else None]
         key = (record.pack, record.offset, record.nbytes, record.chunks)  # Records of a hostile pack may overlap.
         return self._indexes.get(key) or self._indexes.put(key, self._read_index(record))
@@ -128,4 +128,4 @@ def is_whole(record: Raw, pack: memoryview, workers: int) -> bool:
 
 def _is_picked(record: Record) -> bool:
     """Return whether single chunks of a record are fetched."""
-    return record.nbytes > _SMALL and record.chunks > 1
+    return record.nbytes > _SMALL and record.payloads > 1

@@ -23,7 +23,7 @@ from ckstore.errors import IntegrityError
 from ckstore.objects.documents import BlobRef, VersionDocument
 from ckstore.objects.identity import MemberHasher
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Codebook, Patches, Raw, Record
+from ckstore.objects.records import Patches, Raw, Record
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.objects.units import Unit
 from ckstore.reading.stored_version import StoredVersion
@@ -104,8 +104,8 @@ class Missing:
             for encoded in in_order(pool, self._encoded, self.full, worker_count() + 1):
                 writer.put(encoded)
                 report(encoded.nbytes)
-        for identity, (number, unit) in self.raw.items():
-            writer.put_raw(identity, unit.dtype, unit.chunk, np.concatenate(self._values(identity, number, unit)))
+        for identity, (_, unit) in self.raw.items():
+            writer.put_raw(identity, unit.dtype, unit.chunk, np.concatenate(self._values(identity, unit)))
             report(unit.nbytes)
         writer.begin_sync()
 
@@ -115,13 +115,14 @@ class Missing:
         record = reader.resolver.record(identity)
         if not record.is_exact:
             return in_full(reader, record)
-        self._values(identity, *self.full[identity])
+        self._values(identity, self.full[identity][1])
         return without_lost(reader, record, self.near)
 
-    def _values(self, content: str, number: int, unit: Unit) -> list[Bits]:
+    def _values(self, content: str, unit: Unit) -> list[Bits]:
         """Return the chunks of a unit; raise `IntegrityError` if they do not match the content id."""
         hasher = MemberHasher(unit.dtype, unit.chunk, unit.member_bytes)
-        chunks = [self.version.chunk(number, chunk) for chunk in range(-(-unit.count // unit.chunk))]
+        reader = self.version.repository.reader
+        chunks = [reader.bits(content, chunk) for chunk in range(-(-unit.count // unit.chunk))]
         for chunk in chunks:
             hasher.update(chunk.data.cast("B"))
         if hasher.identity() != content:
@@ -165,7 +166,7 @@ def find_missing(
     `planned` are ids of objects that earlier versions will have sent; the missing ones are added. With `verify`, bases
     that are not the version's own are not sent, and the objects on them are encoded again: values of exact bases cannot
     be compared with their ids, which depend on the layout of their own version. Sums are an exception, since their ids
-    depend on their bases'.
+    depend on their bases': an exact one is encoded again.
     """
     document, units = version.document, version.layout.units
     known = target.resolver.known(document.objects)
@@ -184,6 +185,11 @@ def find_missing(
     chains.find(wanted)
     for identity, place in wanted.items():
         records, needs = chains.below(identity)
+        if verify and len(records) > 1 and chains.is_sum(identity) and records[1].is_exact:
+            # By the layout of the sum's own unit, the values of its base can be compared with their id.
+            missing.full[records[1].id] = place
+            missing.near |= needs
+            del records[1:]
         bases = {record.id for record in records} - own
         if verify and bases and not chains.is_sum(identity):
             missing.full[identity] = place
@@ -245,9 +251,8 @@ class _Chains:
         return self._source.shortcut(record)
 
     def is_sum(self, identity: str) -> bool:
-        """Return whether an object is a sum of deltas, which cannot be stored in full."""
-        record = self._source.record(identity)
-        return isinstance(record, Codebook) and record.additive
+        """Return whether an object is a sum, which cannot be stored in full."""
+        return self._source.record(identity).is_sum
 
     def is_cheaper_in_full(self, identity: str, records: Sequence[Record]) -> bool:
         """Return whether an object takes fewer bytes in full than with its missing bases."""

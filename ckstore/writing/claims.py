@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from ckstore.commit.dependents import dependents, users
 from ckstore.errors import NotFoundError
+from ckstore.objects.records import Factors
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.storage.catalog import key
@@ -102,14 +103,16 @@ class Claims:
                         del slots[slot]
 
     def _objects(self, number: int) -> set[str]:
-        """Return the exact objects of a version; none if another process has forgotten it."""
+        """Return a version's exact objects, and bases of its factors; none if another process has forgotten it."""
         found = self._of_versions.get(number)
         if found is None:
             try:
                 document = StoredVersion(self._repository, self._repository.catalog.version(number)).document
-                found = {
-                    identity for unit, identity in enumerate(document.objects) if unit not in document.coarse_units
-                }
+                coarse = {document.objects[unit] for unit in document.coarse_units}
+                # Factors are added to exact values, which stay for them.
+                records = map(self._repository.resolver.find, coarse)
+                found = {*document.objects} - coarse
+                found |= {record.base for record in records if isinstance(record, Factors)}
             except NotFoundError:
                 found = set()
             self._of_versions[number] = found

@@ -18,7 +18,7 @@ from ckstore.formats.layout import Path
 from ckstore.objects.continuation import Cut, continued
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.layouts import check_layout
-from ckstore.objects.records import check_cut
+from ckstore.objects.records import Factors, check_cut
 from ckstore.objects.units import Unit, plan_units
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
@@ -181,7 +181,16 @@ def parents_of(
         found = {key: replace(item, other=others[key].id) if key in others else item for key, item in found.items()}
     identities = [identity for item in found.values() for identity in (item.id, item.other) if identity is not None]
     repository.resolver.prefetch(identities)
-    return found
+    return {key: _added_to(repository, item) for key, item in found.items()} if parent.fidelity == "coarse" else found
+
+
+def _added_to(repository: Repository, parent: Parent) -> Parent:
+    """Return the object to which a parent's object adds factors in its place: sums have no sums below them."""
+    with suppress(IntegrityError):
+        record = repository.resolver.record(parent.id)
+        if isinstance(record, Factors):
+            return Parent(record.base, other=parent.other)
+    return parent
 
 
 def _parent_of(repository: Repository, row: VersionRow) -> VersionRow | None:

@@ -10,7 +10,6 @@ from ckstore.commit.in_full import store_in_full
 from ckstore.encoding.budget import checked_budget
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost
-from ckstore.objects.records import Codebook
 from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.catalog import VersionRow
@@ -39,8 +38,8 @@ class RebaseReport:
     bytes
         Bytes that were added; `gc` frees the superseded objects.
     beyond
-        Numbers of the versions that still exceed the budget: objects of scheme `lc`, sums of deltas, cannot be stored
-        in full.
+        Numbers of the versions that still exceed the budget: objects of the schemes `lc` and `factors`, sums, cannot
+        be stored in full.
 
     Examples
     --------
@@ -113,7 +112,7 @@ def _beyond(
 ) -> tuple[set[str], bool]:
     """Return the objects of a version to store in full, and whether the version is within the budget then.
 
-    The objects that save most come first. Sums of deltas cannot be stored in full.
+    The objects that save most come first. Sums cannot be stored in full.
     """
     records = [reader.resolver.record(identity) for identity in sorted(set(version.document.objects))]
     depth = {record.id: reader.chains.depth(record) for record in records}
@@ -125,9 +124,7 @@ def _beyond(
     allowed = (budget or 0.0) * (fixed + sum(cost(record.full_work) for record in records))
     total = fixed + sum(spent.values())
     wanted: set[str] = set()
-    sums = {
-        record.id for record in records if isinstance(record, Codebook) and record.additive and depth[record.id] > 0
-    }
+    sums = {record.id for record in records if record.is_sum and depth[record.id] > 0}
     left = sorted(depth.keys() - chosen, key=lambda identity: (depth[identity], identity))
     for identity in sorted(depth, key=lambda identity: (full[identity] - spent[identity], identity)):
         while left and left[-1] in wanted:

@@ -92,6 +92,17 @@ def codebook_add(base: Array, indices: Array, centroids: Array) -> Array:
     return _flushed(np.clip(sums, -_HUGE, _HUGE)).view(np.uint32)
 
 
+def products_add(base: Array, numbers: Array, rank: int, width: int, step: int, start: int) -> Array:
+    """Return words of ``base + 2**step * product`` in float64: see `ckstore.kernels.codebook.add_products`."""
+    rows = numbers.size // rank - width - 1
+    weights, left, right = np.split(numbers.astype(np.int64), [rank, rank * (1 + rows)])
+    product = (left.reshape(rows, rank) * weights) @ right.reshape(rank, width)
+    floats = base.view(np.float32)
+    before = np.where(np.isfinite(floats), _flushed(floats), np.float32(0)).astype(np.float64)
+    sums = np.clip(before + np.ldexp(product.ravel()[start : start + base.size].astype(float), step), -_HUGE, _HUGE)
+    return np.where(np.abs(sums) < _TINY, 0, sums).astype(np.float32).view(np.uint32)
+
+
 def codebook_difference(words: Array, base: Array) -> Array:
     """Return float32 values of ``value - base``: see `ckstore.kernels.codebook.difference`."""
     floats, bases = words.view(np.float32), base.view(np.float32)

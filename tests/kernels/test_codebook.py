@@ -112,3 +112,43 @@ def test_histograms_and_splits_equal_the_reference(case):
     expected = reference.split_indices(indices, words, ranks, split, 3, 200)
     kernels.split_indices(words, ranks, split, 3, 200, indices)
     assert np.array_equal(indices, expected)
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.sampled_from([(1, 1), (3, 2), (40, 7), (9, 600), (130, 130)]), st.integers(-126, 106)
+)
+def test_products_equal_the_reference(seed, shape, step):
+    rng = np.random.default_rng(seed)
+    rows, width = shape
+    rank = int(rng.integers(1, min(shape) + 1))
+    words = adversarial(rng, rows * width)
+    numbers = rng.integers(-90, 91, rank * (1 + rows + width)).astype(np.int32)
+    first, last = sorted(rng.integers(0, rows + 1, 2).tolist())
+    part = words[first * width : last * width].copy()
+    out = np.empty_like(part)
+    assert kernels.add_products(part, numbers, rank, width, step, first * width, out)
+    assert np.array_equal(out, reference.products_add(part, numbers, rank, width, step, first * width))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "fits"),
+    [
+        ([1, 1 << 30, 1, 1], True), ([1, -(1 << 30), 1, 1], True), ([1, 1 << 30, 1, 2], False),
+        ([1 << 20, 1 << 11, 0, 0], False), ([0, -(1 << 31), 1, 1], False), ([1, 1, 46341, 46341], False),
+        ([-(1 << 31), 0, 0, 0], False), ([1, 46340, 1, 46340], True),
+    ],
+)  # fmt: skip
+def test_sums_beyond_32_bits_are_refused(numbers, fits):
+    """A weight, two rows of one number, and one column."""
+    out = np.empty(2, np.uint32)
+    assert kernels.add_products(np.zeros(2, np.uint32), np.array(numbers, np.int32), 1, 1, 0, 0, out) == fits
+
+
+@pytest.mark.parametrize(
+    ("rank", "width", "start", "count"),
+    [(0, 2, 0, 4), (3, 2, 0, 4), (2, 0, 0, 4), (2, 2, 1, 4), (2, 2, 0, 5), (2, 2, 4, 4)],
+)
+def test_products_of_other_sizes_are_refused(rank, width, start, count):
+    numbers = np.zeros(2 * (1 + 3 + 2), np.int32)
+    with pytest.raises(ValueError, match="do not fit"):
+        kernels.add_products(np.zeros(count, "u4"), numbers, rank, width, 0, start, np.empty(count, "u4"))

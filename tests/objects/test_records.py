@@ -41,6 +41,10 @@ CODEBOOK: dict[str, Any] = {
     "id": "a" * 40, "kind": "codebook", "dtype": "float32", "count": 1000, "chunk": 300, "at": [100, 500], "alone": 400,
     "centroids": b64encode(np.array([-1, 0, 1, 2], "<f4").tobytes()).decode(), "protected": True,
 }  # fmt: skip
+FACTORS: dict[str, Any] = {
+    "id": "a" * 40, "kind": "factors", "dtype": "float32", "count": 1000, "chunk": 300, "base": "b" * 40,
+    "at": [100, 500], "alone": 400, "step": -12, "width": 100, "rank": 10,
+}  # fmt: skip
 
 
 def exponents(*values: int) -> str:
@@ -48,7 +52,9 @@ def exponents(*values: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "document", [LINEAR, RAW, FULL, DELTA, PATCHED, CAST, COPY, CODEBOOK], ids=lambda document: document["kind"]
+    "document",
+    [LINEAR, RAW, FULL, DELTA, PATCHED, CAST, COPY, CODEBOOK, FACTORS],
+    ids=lambda document: document["kind"],
 )
 def test_records_come_back(document: dict[str, Any]) -> None:
     assert plainly(read_record(document)) == document
@@ -107,6 +113,19 @@ def test_a_record_ends_behind_its_bytes() -> None:
         (FULL, {"dtype": "complex64"}),
         (CODEBOOK, {"additive": True}),
         (CODEBOOK, {"centroids": "AAAA"}),
+        (FACTORS, {"base": None}),
+        (FACTORS, {"dtype": "float64"}),
+        (FACTORS, {"rank": 0}),
+        (FACTORS, {"rank": 11}),
+        (FACTORS, {"rank": 257, "width": 1 << 10, "count": 1 << 20, "chunk": 1 << 18}),
+        (FACTORS, {"width": 0}),
+        (FACTORS, {"width": 300}),
+        (FACTORS, {"width": 200}),
+        (FACTORS, {"width": 1 << 40}),
+        (FACTORS, {"count": 1001}),
+        (FACTORS, {"count": 1 << 40, "width": 100}),
+        (FACTORS, {"step": -127}),
+        (FACTORS, {"step": 107}),
     ],
     ids=lambda value: ",".join(f"{name}={str(said)[:12]}" for name, said in value.items()) if len(value) < 3 else "",
 )

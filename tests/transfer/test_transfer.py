@@ -18,7 +18,6 @@ import ckstore
 from ckstore.checking import verify as verify_module
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.objects import units
-from ckstore.objects.records import Codebook
 from ckstore.policy import Policy
 from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
@@ -754,7 +753,7 @@ def test_a_store_that_lies_is_refused_by_the_gate(
 
 
 @pytest.mark.local  # The crafted store is a directory.
-@pytest.mark.parametrize("scheme", ["exact", "lattice", "lc"])
+@pytest.mark.parametrize("scheme", ["exact", "lattice", "lc", "factors"])
 def test_a_forged_base_does_not_come_along(directory: Path, scheme: Any) -> None:
     """The base of a stranger's version has the id of other content, which the receiving store ingests later."""
     weight, other = draw(300, 300), draw(300, 300, seed=7)
@@ -762,13 +761,15 @@ def test_a_forged_base_does_not_come_along(directory: Path, scheme: Any) -> None
     moved[0, :9] += 0.5
     policy = Policy("exact") if scheme == "exact" else Policy("coarse", scheme=scheme)
     with ckstore.init(directory / "source") as source, ckstore.init(directory / "honest") as honest:
+        first_policy = Policy("exact") if scheme == "factors" else policy
         for step, values in enumerate([weight, moved]):
-            source.ingest({"w": values}, run="a", step=step, policy=policy, hot=0, max_restore_cost=9)
-        honest.ingest({"w": other}, run="b", step=0, policy=policy, hot=0)
+            asked = policy if step else first_policy
+            source.ingest({"w": values}, run="a", step=step, policy=asked, hot=0, max_restore_cost=9)
+        honest.ingest({"w": other}, run="b", step=0, policy=first_policy, hot=0)
         [forged] = honest["b@0"]._stored.document.objects
         first, second = (source[f"a@{step}"]._stored.row.pack for step in range(2))
         record, _ = source._repository.reader.chains.records(source["a@1"]._stored.document.objects[0])
-        if isinstance(record, Codebook):  # Its id depends on its base's.
+        if record.is_sum:  # Its id depends on its base's.
             record = replace(
                 record, id=verify_module._lattice_id(source._repository.reader, replace(record, base=forged))
             )
@@ -788,12 +789,23 @@ def test_a_forged_base_does_not_come_along(directory: Path, scheme: Any) -> None
     recover(directory / "source")
     with ckstore.init(directory / "target") as store, ckstore.open(directory / "source", "r") as source:
         report = store.pull(source, ["a@1"], verify=True)
-        assert bool(report.failed) == (scheme == "lc"), "only sums need their bases"
+        assert bool(report.failed) == (scheme in ("lc", "factors")), "only sums need their bases"
         assert store._repository.resolver.find(forged) is None
-        store.ingest({"w": other}, run="b", step=0, policy=policy, hot=0)
+        store.ingest({"w": other}, run="b", step=0, policy=first_policy, hot=0)
         assert store.verify().problems == []
         for version, values in {"a@1": moved, "b@0": other}.items():
             assert scheme != "exact" or torch.equal(store[version].state_dict()["w"], values)
+
+
+def test_a_verified_pull_takes_the_exact_base_of_factors(directory: Path) -> None:
+    weight = draw(300, 300)
+    tuned = weight + 0.01 * draw(300, 2, seed=1) @ draw(2, 300, seed=2)
+    with ckstore.init(directory / "source") as source, ckstore.init(directory / "target") as target:
+        source.ingest({"w": weight}, run="a", step=0, hot=0)
+        source.ingest({"w": tuned}, run="a", step=1, hot=0, policy=Policy("coarse", "factors"))
+        assert not target.pull(source, ["a@1"], verify=True).failed
+        assert torch.equal(target["a@1"].state_dict()["w"], source["a@1"].state_dict()["w"])
+        assert target.verify().problems == []
 
 
 def test_a_verified_pull_encodes_again_what_is_stored_on_forgotten_versions(directory: Path) -> None:

@@ -307,6 +307,21 @@ def _codebook(kernel: str) -> Callable[[int], Case]:
     return case
 
 
+def _products(size: int) -> Case:
+    """Factors of 48 directions, half of whose numbers are 0, of rows of 256 elements."""
+    from ckstore.codecs.factors import factor_lattice
+
+    rows, generator = size // 256, np.random.default_rng(2)
+    left, right = (np.rint(generator.standard_normal(shape) * 0.7) for shape in ((rows, 48), (48, 256)))
+    lattice, numbers = factor_lattice("float32", generator.uniform(1e-6, 1e-4, 48), left, right)
+    base = _floats(256 * rows)[0].view(np.uint32)
+
+    def call() -> Any:
+        return lattice.add(base, numbers, 0)
+
+    return _timed(call), lambda: call().tobytes()
+
+
 def _patching(*, inverse: bool) -> Callable[[int], Case]:
     def case(size: int) -> Case:
         from ckstore.codecs.patches import apply_patch, find_changes
@@ -415,6 +430,7 @@ CASES: dict[str, Callable[[int], Case]] = {
         for kernel in ("rounded", "rounded columns", "rounded_values", "rounded_values columns")
     },
     **{f"codebook {kernel}": _codebook(kernel) for kernel in ("nearest", "add", "difference")},
+    "products": _products,
     "patch": _patching(inverse=False),
     "apply patch": _patching(inverse=True),
     "tree": _tree,

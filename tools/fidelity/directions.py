@@ -1,15 +1,15 @@
-"""One fine-tune against its base: the ratio of its weights, and the lost part of its gain in loss.
+"""One fine-tune against its base: the ratio of its weights, the lost part of its gain in loss, and CPU seconds a GB.
 
-*Directions*: each matrix of changes is a product of two matrices of integers, from its singular vectors. A direction is
-kept if it is worth its bits. Steps are such that all elements err alike, times the eighth root of the second moments of
-their rows and columns. A common scale makes up for lost directions. *UltraDelta*, after Wang et al., arXiv 2505.13563:
-changes are dropped at random, more of them in layers of small variance, scaled to their sum of sizes, and have four
-bits. Bits of both are entropies, without tables; those of *lattices* are the bytes of a version of a store.
+*Factors* and *lattices* are schemes of coarse versions; bytes are those of a version of a store that has the base, with
+its manifest, and seconds those of storing and restoring it. *UltraDelta*, after Wang et al., arXiv 2505.13563: changes
+are dropped at random, more of them in layers of small variance, scaled to their sum of sizes, and have four bits. Its
+bits are entropies, without tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,26 +32,16 @@ Weights = Mapping[str, Tensor]
 
 _WINDOWS = 256
 
-#: A direction is kept if its energy is this multiple of that of a step for each of its coefficients.
-_WORTH = 0.1
-
-#: The power of the moments by which steps are shaped, and the largest factor.
-_POWER, _REACH = 1 / 8, 4.0
-
-#: Bits of a direction's scale and counts, and of a row's or column's exponent.
-_HEAD, _EXPONENT = 24, 2.5
-
 #: The step of vectors, as a part of that of matrices.
 _FINER = 1 / 8
 
 
 @dataclass(frozen=True)
 class FineTune:
-    """The weights before and after, and the second moments of the matrices."""
+    """The weights before and after."""
 
     base: Weights
     last: Weights
-    moments: Mapping[str, Matrix]
 
     @property
     def count(self) -> int:
@@ -93,35 +83,6 @@ def vectors(tune: FineTune) -> tuple[dict[str, Matrix], float]:
     return found, bits
 
 
-def shape_of(moments: Matrix, mean: float) -> Matrix:
-    """Return the factors of elements by the moments of their rows and columns, half octaves each."""
-    own = moments.mean() or 1.0
-    axes = [
-        2 ** (np.rint(2 * np.log2(np.clip((moments.mean(axis) / own + 1e-6) ** _POWER, 1 / _REACH, _REACH))) / 2)
-        for axis in (1, 0)
-    ]
-    shape: Matrix = np.outer(*axes) * float((own / mean) ** _POWER)
-    return shape
-
-
-def directions(tune: FineTune, size: float, scale: float) -> tuple[dict[str, Tensor], float]:
-    """Return the weights that directions with a step of `size` mean changes restore, and the bits."""
-    found, bits = vectors(tune)
-    step = size * tune.unit()
-    mean = float(np.mean([moments.mean() for moments in tune.moments.values()]))
-    for name in tune.matrices:
-        change = tune.change(name)
-        shape = shape_of(tune.moments[name], mean)
-        left, scales, right = np.linalg.svd(change * shape, full_matrices=False)
-        kept = int((scales**2 > _WORTH * step**2 * sum(change.shape)).sum())
-        left, scales, right = left[:, :kept], scales[:kept, None], right[:kept]
-        finer = step / 2 ** np.rint(np.log2(scales))
-        first, second = np.rint(left * scales.T / step), np.rint(right / finer)
-        bits += sum(map(entropy, (*first.T, *second))) + _HEAD * kept + _EXPONENT * sum(change.shape)
-        found[name] = (first * step) @ (second * finer) * (scale / shape)
-    return tune.changed(found), bits
-
-
 def ultra_delta(tune: FineTune, kept: float, seed: int) -> tuple[dict[str, Tensor], float]:
     """Return the weights that UltraDelta restores from a part of the changes, and the bits."""
     found, bits = vectors(tune)
@@ -137,25 +98,37 @@ def ultra_delta(tune: FineTune, kept: float, seed: int) -> tuple[dict[str, Tenso
     return tune.changed(found), bits
 
 
-def lattices(tune: FineTune, quality: float, work: Path) -> tuple[dict[str, Tensor], float]:
-    """Return the weights of a coarse version of a store that has the base, and the bits of the version."""
+@dataclass(frozen=True)
+class Stored:
+    """Restored weights, their bits in the store, and CPU seconds of storing and restoring them, if they are."""
+
+    weights: dict[str, Tensor]
+    bits: float
+    seconds: tuple[float, float] | None = None
+
+
+def coarse(tune: FineTune, scheme: str, quality: float, work: Path) -> Stored:
+    """Return the weights of a coarse version of a store that has the base."""
     with TemporaryDirectory(dir=work) as place, ckstore.open(place, create=True) as store:
         store.ingest({"model": dict(tune.base)}, run="r", step=0, hot=0)
         state = {"model": dict(tune.last)}
-        report = store.ingest(state, run="r", step=1, hot=0, policy=Policy("coarse", quality=quality))
+        began = time.process_time()
+        report = store.ingest(state, run="r", step=1, hot=0, policy=Policy("coarse", scheme, quality=quality))
+        stored = time.process_time()
         restored: Any = store["r@1"].state_dict()
-    return restored["model"], 8.0 * report.version.stored_bytes
+        seconds = stored - began, time.process_time() - stored
+    return Stored(restored["model"], 8.0 * report.version.stored_bytes, seconds)
 
 
-def rows(tune: FineTune, work: Path, seeds: int) -> Iterator[tuple[str, dict[str, Tensor], float]]:
-    """Yield the name, restored weights and bits of each way."""
+def rows(tune: FineTune, work: Path, seeds: int) -> Iterator[tuple[str, Stored]]:
+    """Yield the name and the result of each way."""
     for quality in (1.5, 4.0):
-        yield f"lattices, `--quality` {quality:g}", *lattices(tune, quality, work)
+        yield f"lattices, `--quality` {quality:g}", coarse(tune, "lattice", quality, work)
     for kept in (0.5, 0.2):
         for seed in range(seeds):
-            yield f"UltraDelta, {kept:.0%} kept, seed {seed}", *ultra_delta(tune, kept, seed)
-    for size, scale in ((0.7, 1.0), (1.0, 1.0), (1.0, 1.03), (1.1, 1.05), (1.4, 1.05)):
-        yield f"directions, S = {size:g}, scale {scale:g}", *directions(tune, size, scale)
+            yield f"UltraDelta, {kept:.0%} kept, seed {seed}", Stored(*ultra_delta(tune, kept, seed))
+    for quality in (1.0, 1.5, 2.0, 2.8, 4.0):
+        yield f"factors, `--quality` {quality:g}", coarse(tune, "factors", quality, work)
 
 
 def main() -> None:
@@ -172,16 +145,15 @@ def main() -> None:
         settings = runs.text_settings("finetune", given.tier)
         first, last = load(paths[0]), load(paths[-1])
         language = Language(settings, models.prose(), held_out_prose(settings, first["rng"], _WINDOWS))
-        names = [own for own, _ in settings.model().named_parameters()]
-        moments = {
-            own: last["optimizer"]["state"][place]["exp_avg_sq"].double().numpy() for place, own in enumerate(names)
-        }
-        tune = FineTune(first["model"], last["model"], moments)
+        tune = FineTune(first["model"], last["model"])
         before, reached = language.loss(tune.base), language.loss(tune.last)
-        print("| weights | ratio | lost of the gain |\n| --- | ---: | ---: |")
-        for way, weights, bits in rows(tune, work, given.seeds):
-            lost = (language.loss(weights) - reached) / (before - reached)
-            print(f"| {way} | {32 * tune.count / bits:.1f}x | {lost:+.2%} |", flush=True)
+        print("| weights | ratio | lost of the gain | CPU s/GB stored, restored |\n| --- | ---: | ---: | ---: |")
+        for way, found in rows(tune, work, given.seeds):
+            lost = (language.loss(found.weights) - reached) / (before - reached)
+            took = (
+                "" if found.seconds is None else ", ".join(f"{one / (4e-9 * tune.count):.1f}" for one in found.seconds)
+            )
+            print(f"| {way} | {32 * tune.count / found.bits:.1f}x | {lost:+.2%} | {took} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,8 @@ OTHERS = """\
   measures it: its pairs take a little more than those of pcodec ([sizes](benchmarks.md#size)).
 * IncrCP (Lin et al., PVLDB 18): rows that changed, in chunk files. ckstore's exact versions are patches of the changed
   elements ([sizes](decisions.md#sparse-changes-are-patches)).
-* UltraDelta (Wang et al., NeurIPS 2025): one fine-tune against its base, 50x to 224x at task accuracy. A record for it
-  is not part of ckstore; two factors of integers take 1/60 within 0.5 % of the gain
-  ([measured](decisions.md#one-fine-tune-against-its-base-has-few-directions)).
+* UltraDelta (Wang et al., NeurIPS 2025): one fine-tune against its base, 50x to 224x at task accuracy. ckstore's
+  scheme `factors` is for that ([measured](decisions.md#one-fine-tune-against-its-base-has-few-directions)).
 * GEMINI (Wang et al., SOSP 2023): recovery from the memory of other machines. ckstore keeps no copy there. After a
   crash the latest version is hot and in the page cache: a state dict at 2.5 times `torch.load`'s speed
   (`tools/bench/speed --only restoring`). After the loss of a machine it comes from a bucket: 268 MB at 100 MB/s in

@@ -1,7 +1,8 @@
-"""Published lossy schemes, implemented after their papers.
+"""Lossy schemes besides the lattices: published ones, and factors of fine-tunes.
 
-A scheme of another distribution is an entry point of the group `ckstore.schemes`. Our own are listed here, so that
-metadata of installed distributions is read only for a name that is none of theirs.
+Published schemes are implemented after their papers. A scheme of another distribution is an entry point of the group
+`ckstore.schemes`. Our own are listed here, so that metadata of installed distributions is read only for a name that is
+none of theirs.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, UsageError
 
 if TYPE_CHECKING:
-    from ckstore.codecs.scheme import Scheme
+    from ckstore.codecs.scheme import MatrixScheme, Scheme
 
 #: The name of ckstore's own scheme, which has lattices in place of codebooks.
 LATTICE = "lattice"
 
-#: Our published schemes: modules of this package, each with a `SCHEME`.
-OWN = ("lc", "dynaquant")
+#: Our other schemes: modules of this package, each with a `SCHEME`.
+OWN = ("lc", "dynaquant", "factors")
 
 
 @cache
-def scheme_of(name: str) -> Scheme:
+def scheme_of(name: str) -> Scheme | MatrixScheme:
     """Return the scheme of a name.
 
     Raises
@@ -31,12 +32,12 @@ def scheme_of(name: str) -> Scheme:
     UsageError
         No installed distribution has such a scheme.
     CkstoreError
-        It cannot be imported, or is no `Scheme` of that name.
+        It cannot be imported, or is no scheme of that name.
     """
-    from ckstore.codecs.scheme import Scheme
+    from ckstore.codecs.scheme import MatrixScheme, Scheme
 
     if name in OWN:
-        own: Scheme = import_module(f"{__name__}.{name}").SCHEME
+        own: Scheme | MatrixScheme = import_module(f"{__name__}.{name}").SCHEME
         return own
     from importlib.metadata import entry_points
 
@@ -47,6 +48,6 @@ def scheme_of(name: str) -> Scheme:
         found = others[name].load()
     except Exception as error:
         raise CkstoreError(f"The scheme {name} cannot be imported ({error}); uninstall it.") from error
-    if not isinstance(found, Scheme) or found.name != name:
+    if not isinstance(found, Scheme | MatrixScheme) or found.name != name:
         raise CkstoreError(f"The scheme {name} ({others[name].value}) is no `Scheme` of that name.")
     return found
