@@ -187,3 +187,20 @@ def test_sums_beyond_32_bits_are_damage() -> None:
     numbers[:] = 1 << 20
     with pytest.raises(IntegrityError, match="32 bits"):
         lattice.add(np.zeros(12, np.uint32), numbers, 0)
+
+
+def test_tensors_of_large_moments_have_finer_steps(tmp_path: Path) -> None:
+    weights = {"a": draw(300, 256), "b": draw(300, 256, seed=1)}
+    change = 0.01 * draw(300, 256, seed=2)
+    noise = draw(300, 256, seed=3)
+    moments = {
+        number: {"exp_avg": scale * noise, "exp_avg_sq": (scale * noise).square()}
+        for number, scale in enumerate((1e-4, 1e-2))
+    }
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"model": weights, "optimizer": {"state": moments}}, run="r", step=0, hot=0)
+        tuned = {name: value + change for name, value in weights.items()}
+        store.ingest({"model": tuned, "optimizer": {"state": moments}}, run="r", step=1, hot=0, policy=FACTORS)
+        found = records(store, "r@1")
+        assert found["model/b"].nbytes > 1.3 * found["model/a"].nbytes  # type: ignore[attr-defined]
+        assert not any(isinstance(record, Factors) for name, record in found.items() if name.startswith("optimizer"))
