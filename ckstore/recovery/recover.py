@@ -179,8 +179,7 @@ class _Builder:
         # Numbers are never reused, not even those of removed or uncommitted versions.
         self.catalog.skip_numbers(versions.last_number)
         if self.present is not None and _claimed(self.present) is None:
-            remove_claims(self.path)
-            self.report.problems.append("The leases are damaged: processes that ingest or read now are unknown.")
+            remove_claims(self.path)  # Nothing syncs them: a loss of power damages them.
         self._repeat(records, versions)
         self.catalog.note_logged(self.logged[-1] if self.logged else self.last)
 
