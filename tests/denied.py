@@ -8,10 +8,12 @@ import pkgutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
@@ -96,9 +98,11 @@ def call(place: Path, function: Callable[..., int], *arguments: object) -> Done:
 @cache
 def _forks() -> ForkServerContext:
     context = get_context("forkserver")
-    names = [found.name for found in pkgutil.walk_packages(ckstore.__path__, "ckstore.")]
+    names = [__name__, *(found.name for found in pkgutil.walk_packages(ckstore.__path__, "ckstore."))]
     programs = ("ckstore.integrations", "ckstore.__main__", "ckstore.saving.__main__")
     context.set_forkserver_preload([name for name in names if not name.startswith(programs)])
+    with chdir(Path(__file__).parents[1]):  # It imports from its working directory, this module too.
+        ensure_running()
     return context
 
 
