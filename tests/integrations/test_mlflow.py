@@ -16,8 +16,9 @@ from ckstore.integrations.mlflow import artifact_repository
 from ckstore.storage.remote.mirror import VARIABLE as CACHE
 from tests.object_store import object_store
 
-SCRIPT = """
-import hashlib, os, sys
+#: Imports MLflow once, which takes seconds, and runs a script for each location and place in a directory of its own.
+PROGRAM = """
+import os, sys
 from pathlib import Path
 
 import mlflow
@@ -27,9 +28,16 @@ from mlflow.store.artifact.artifact_repository_registry import _artifact_reposit
 import ckstore
 from ckstore.integrations.mlflow import artifact_repository
 
-location, place = sys.argv[1], sys.argv[2]
 if "ckstore" not in registry._registry:  # Where the package is installed, its entry point is used.
     registry.register("ckstore", artifact_repository)
+beginning = Path.cwd()
+for number, (location, place) in enumerate(zip(sys.argv[2::2], sys.argv[3::2])):
+    (beginning / str(number)).mkdir()
+    os.chdir(beginning / str(number))
+    exec(compile(sys.argv[1], location, "exec"))
+"""
+
+SCRIPT = """
 mlflow.set_tracking_uri(Path("mlruns").absolute().as_uri())
 experiment = mlflow.create_experiment("training", artifact_location=location)
 generator = torch.Generator().manual_seed(0)
@@ -110,12 +118,6 @@ pytestmark = [
 ]
 
 
-def run_script(place: str, location: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, location, place]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(autouse=True)
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -183,16 +185,15 @@ def test_files_of_one_step_are_artifacts_of_their_own(tmp_path: Path) -> None:
     assert set(artifacts._files()) == files.keys() - {"checkpoints/ema_step100.pt", "b.txt"}
 
 
-def test_the_location_names_the_store(tmp_path: Path) -> None:
+def test_the_location_or_the_environment_names_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The location alone where it has a path; the environment a store in a bucket."""
     place = tmp_path / "store"
-    ckstore.init(place).close()
-    run_script(str(place), f"ckstore://{place}", tmp_path)
-
-
-def test_the_environment_names_a_store_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with object_store() as server:
         url = f"{server.url}/training"
         for name, value in {**server.anywhere, "CKSTORE": url}.items():
             monkeypatch.setenv(name, value)
-        ckstore.init(url).close()
-        run_script(url, "ckstore:///", tmp_path)
+        for one in (place, url):
+            ckstore.init(one).close()
+        command = [sys.executable, "-c", PROGRAM, SCRIPT, f"ckstore://{place}", str(place), "ckstore:///", url]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
