@@ -207,7 +207,7 @@ class Change:
                 raw=raw,
                 references=document.blob_packs(),
                 uses=catalog.places_of(_keys(document.objects, placed)),
-                bases=self._bases(placed),
+                bases=self._bases(()),  # Some of the new ones may have been committed elsewhere since.
                 replace=replaces,
                 requires=_keys(needs, placed),
                 bands=document.bands,

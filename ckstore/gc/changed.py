@@ -35,7 +35,7 @@ _SHARE = 0.25
 def changed_packs(repository: Repository) -> list[str] | None:
     """Return the packs in which there may be garbage; None if it may be in any pack."""
     catalog, packs = repository.catalog, repository.packs
-    if not catalog.is_only:
+    if not catalog.is_only or catalog.is_incomplete():
         return None
     found = catalog.unswept()
     if len(found) > _SHARE * catalog.totals().packs:

@@ -332,12 +332,14 @@ class _Builder:
             self.report.problems.append(
                 f"Version {row.number} ({version.name}) lacks {missing} objects; its other objects are kept."
             )
+            self.catalog.note_incomplete()
         references = {self.moved.get(name, name) for name in document.blob_packs()}
         for name in sorted(references - self.packs.keys()):
             self.report.problems.append(
                 f"Version {row.number} ({version.name}) lacks data shared with pack {name}, which is damaged or"
                 " missing: the layout of its files, or the bytes between their tensors."
             )
+            self.catalog.note_incomplete()
         self.catalog.commit_version(
             replace(row, run=version.run, step=version.step, parent=parent, superseded=version.superseded),
             [],

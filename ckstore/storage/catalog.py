@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError
 from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
-from ckstore.storage.catalog_reader import COLLECTED, KEPT, SWEPT
+from ckstore.storage.catalog_reader import COLLECTED, INCOMPLETE, KEPT, SWEPT
 from ckstore.storage.catalog_tables import SEALED
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file
 from ckstore.storage.directory_storage import DirectoryStorage
@@ -304,7 +304,7 @@ class Catalog(CatalogClaims):
         )
         for pack, name, has_blobs, slots in self._connection.rows(query, [row.number]):
             stays = name in references or (name in uses and not has_blobs)
-            if name == row.pack or not stays or uses.get(name, "") != slots:
+            if name == row.pack or not stays or slots == ALL or uses.get(name, "") != slots:
                 self._connection.execute("DELETE FROM version_packs WHERE version = ? AND pack = ?", [row.number, pack])
 
     @recorded
@@ -418,6 +418,10 @@ class Catalog(CatalogClaims):
         """Record the time at which `gc` last moved or removed an object, so that other processes notice."""
         self._write(COLLECTED, when)
         self._connection.execute("DELETE FROM likeness WHERE version NOT IN (SELECT number FROM versions)")
+
+    def note_incomplete(self) -> None:
+        """Record that versions lack objects."""
+        self._write(INCOMPLETE, "1")
 
     def note_swept(self, held: Mapping[str, int], *, log: bool = False) -> None:
         """Record packs without garbage, with the bytes that only others' chains need.

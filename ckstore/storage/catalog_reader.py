@@ -39,6 +39,7 @@ from ckstore.storage.schema import (
     Bit,
     Id,
     Integer,
+    Natural,
     Positive,
     Size,
     Text,
@@ -59,6 +60,8 @@ LAST = "versions:last"
 COLLECTED = "collected"
 #: Row of `meta` with the name of a record in the log, up to which nothing can be undone.
 SWEPT = "collected:log"
+#: Row of `meta` that says that versions lack objects: whoever stores these again does not know the versions.
+INCOMPLETE = "collected:whole"
 #: Row of `meta` with the bytes that only forgotten versions need, and the time until which they are kept.
 KEPT = "collected:kept"
 _KEPT = re.compile(r"(\d{1,15}) ([-0-9T:.Z]{27})")
@@ -96,7 +99,7 @@ _NEAREST = 12
 #: Number of versions that are read at once where the first ones may suffice.
 _PAGE = 100
 _TOTAL = rows(Size)
-_USED, _USERS = rows(Whole, Whole), rows(Positive, Bit, Slots | None)
+_USED, _USERS = rows(Whole, Natural), rows(Positive, Bit, Slots | None)
 _ABOVE, _HELD = rows(PackName, Whole | None), rows(Whole, Positive)
 _GLOBS = tuple[Word, ...]
 
@@ -480,6 +483,10 @@ class CatalogReader:
         with believed(self._path):
             check(name, Follows)
         return name
+
+    def is_incomplete(self) -> bool:
+        """Return whether versions lacked objects at the last recovery."""
+        return INCOMPLETE in self.moved_packs([INCOMPLETE])
 
     def unswept(self) -> list[str]:
         """Return the packs that were added, or lost an object or a row that names them, since `gc` looked at them."""

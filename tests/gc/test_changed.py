@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
 import ckstore
+from ckstore.commit.change import Change
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError
 from ckstore.gc import changed
+from ckstore.gc.changed import changed_packs
 from ckstore.gc.plan import plan_for
 from ckstore.objects import units
 from ckstore.storage import pack as packs
@@ -184,3 +187,62 @@ def test_a_damaged_index_frees_no_needed_byte(statement: str, tmp_path: Path) ->
         for step, state in states.items():
             found = store[f"a@{step}"].state_dict()
             assert all(torch.equal(found[name], value) for name, value in state.items())
+
+
+def test_a_base_that_another_push_brought_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pushes send one base; the later one's object, a sum, lies in another pack than it."""
+    weight, policy = torch.randn(300, 256), ckstore.Policy("coarse", "lc")
+    with ckstore.init(tmp_path / "source") as source, ckstore.init(tmp_path / "target") as target:
+        for step in range(3):
+            moments = {"exp_avg": 0.001 * weight, "exp_avg_sq": weight**2}
+            state = {"model": {"weight": weight}, "optimizer": {"state": {0: moments}}}
+            source.ingest(state, run="a", step=step, hot=0, policy=policy)
+            weight = weight + 0.1 * torch.randn(300, 256)
+        settled(source)
+        commit = Change.commit_version
+
+        def after_another(change: Change, *arguments: Any, **options: Any) -> int:
+            monkeypatch.setattr(Change, "commit_version", commit)
+            with ckstore.open(source.place, "r") as again, ckstore.open(target.place) as other:
+                other.pull(again, ["a@1"])
+            return commit(change, *arguments, **options)
+
+        monkeypatch.setattr(changed, "_SHARE", 1.0)
+        monkeypatch.setattr(Change, "commit_version", after_another)
+        assert len(source.push(target, ["a@2"]).versions) == 1
+        assert target["a@2"]._stored.row.depth
+        assert target.verify().problems == []
+        target.gc(grace=0)
+        target.forget(["a@1"])
+        assert changed_packs(target._repository)
+        target.gc(grace=0)
+        assert target.verify().problems == []
+        assert target["a@2"].sha256() == source["a@2"].sha256()
+
+
+def test_an_object_that_was_lost_and_stored_again_stays(tmp_path: Path) -> None:
+    """Nothing in the catalog says that the version which lacked it needs the object in its new pack."""
+    values, others = torch.randn(70_000), [torch.randn(70_000) for _ in range(60)]
+    place = tmp_path / "store"
+    with ckstore.init(place) as store:
+        store.ingest({"w": values}, run="lost", step=0, hot=0)
+        [pack] = (place / "packs").glob("*.zip")
+        for step, other in enumerate(others):
+            store.ingest({"v": other}, run="b", step=step, hot=0)
+        store.ingest({"v": others[0], "w": values}, run="a", step=0, hot=0, parent="b@0")
+        settled(store)
+    pack.unlink()
+    assert ckstore.recover(place).problems
+    with ckstore.open(place) as store:
+        store.ingest({"u": others[1], "w": values}, run="again", step=0, hot=0, parent="b@0")
+        settled(store)
+        assert torch.equal(store["a@0"].state_dict()["w"], values)
+        store.gc(grace=0)
+        store.forget(["again@0"])
+        assert changed_packs(store._repository) is None
+        store.gc(grace=0)
+        assert torch.equal(store["a@0"].state_dict()["w"], values)
+    assert ckstore.recover(place).problems == []
+    with ckstore.open(place) as store:
+        assert not store._catalog.is_incomplete()
+        assert store.verify().problems == []
