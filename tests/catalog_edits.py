@@ -54,6 +54,7 @@ def sign(database: sqlite3.Connection) -> None:
         database.execute(
             "UPDATE packs SET uses ="
             f" coalesce((SELECT SUM(seal) FROM ({catalog_tables.USED}) u WHERE u.id = packs.id), 0)"
+            f" & {catalog_tables.USES_BITS}"
         )
         for table in ("runs", "meta", "policies", "tags"):
             _seal(database, table, sealed[table])

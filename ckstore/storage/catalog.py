@@ -359,6 +359,7 @@ class Catalog(CatalogClaims):
             if name not in removable:
                 raise ConflictError(f"Pack {name} is still referred to; look again for unreferenced packs.")
             self._delete_pack(name)
+        self._connection.execute("DELETE FROM pack_bases WHERE pack NOT IN (SELECT id FROM packs)")
 
     @recorded
     def free_packs(self, names: Sequence[str], objects: Iterable[int], needed: Collection[int] = ()) -> list[str]:
@@ -381,7 +382,6 @@ class Catalog(CatalogClaims):
         for [[number]] in [self._connection.rows("SELECT id FROM packs WHERE name = ?", [name])]:
             self._connection.execute("DELETE FROM version_packs WHERE pack = ? AND NOT blobs", [number])
             self._connection.execute("DELETE FROM pack_bases WHERE base = ?", [number])
-            self._connection.execute("DELETE FROM pack_bases WHERE pack = ?", [number])
         self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
         self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
 

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
-from ckstore.storage.catalog_tables import USED, seal
+from ckstore.storage.catalog_tables import USED, USES_BITS, seal
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed, damaged
 from ckstore.storage.log_files import Follows
 from ckstore.storage.pack import PackInfo, PackName
@@ -39,7 +39,6 @@ from ckstore.storage.schema import (
     Bit,
     Id,
     Integer,
-    Natural,
     Positive,
     Size,
     Text,
@@ -60,7 +59,7 @@ LAST = "versions:last"
 COLLECTED = "collected"
 #: Row of `meta` with the name of a record in the log, up to which nothing can be undone.
 SWEPT = "collected:log"
-#: Row of `meta` that says that versions lack objects: whoever stores these again does not know the versions.
+#: Row of `meta` that says that versions lack objects: an ingest that stores these again does not know the versions.
 INCOMPLETE = "collected:whole"
 #: Row of `meta` with the bytes that only forgotten versions need, and the time until which they are kept.
 KEPT = "collected:kept"
@@ -99,7 +98,7 @@ _NEAREST = 12
 #: Number of versions that are read at once where the first ones may suffice.
 _PAGE = 100
 _TOTAL = rows(Size)
-_USED, _USERS = rows(Whole, Natural), rows(Positive, Bit, Slots | None)
+_USED, _USERS = rows(Whole, Whole), rows(Positive, Bit, Slots | None)
 _ABOVE, _HELD = rows(PackName, Whole | None), rows(Whole, Positive)
 _GLOBS = tuple[Word, ...]
 
@@ -490,7 +489,7 @@ class CatalogReader:
 
     def unswept(self) -> list[str]:
         """Return the packs that were added, or lost an object or a row that names them, since `gc` looked at them."""
-        query = "SELECT name FROM packs WHERE (held IS NULL OR held > 0) AND held IS NULL ORDER BY id"
+        query = "SELECT name FROM packs WHERE held IS NULL ORDER BY id"
         return [name for (name,) in self._connection.rows(query, schema=_NAMES)]
 
     def held(self, besides: Collection[str] = ()) -> int:
@@ -498,7 +497,7 @@ class CatalogReader:
 
         Packs that were changed since do not count.
         """
-        [[total]] = self._connection.rows("SELECT TOTAL(held) FROM packs WHERE held IS NULL OR held > 0", schema=_TOTAL)
+        [[total]] = self._connection.rows("SELECT TOTAL(held) FROM packs", schema=_TOTAL)
         query = "SELECT id, held FROM packs WHERE held > 0 AND name"
         return int(total) - int(sum(size for _, size in self._connection.rows_of(query, besides, _HELD)))
 
@@ -524,7 +523,7 @@ class CatalogReader:
             *(seal(version) for (version,) in own),
             *(seal(number, blobs, slots or "") for number, blobs, slots in others),
         )
-        if total != sum(sums) + sum(seal(-pack) for (pack,) in above):
+        if total != (sum(sums) + sum(seal(-pack) for (pack,) in above)) & USES_BITS:
             raise damaged(self._path, f"rows that name pack {pack} are missing or changed")
         names = self._connection.rows_of("SELECT name, held FROM packs WHERE id", [pack for (pack,) in above], _ABOVE)
         return Uses(
@@ -691,7 +690,7 @@ class CatalogReader:
             raise damaged(self._path, f"run {run} has not the {count} versions up to {last} that sum up to {total}")
         for (name,) in self._connection.rows(
             f"SELECT name FROM packs LEFT JOIN (SELECT id, SUM(seal) AS total FROM ({USED}) GROUP BY id) USING (id)"
-            " WHERE uses <> coalesce(total, 0)"
+            f" WHERE uses <> coalesce(total, 0) & {USES_BITS}"
         ):
             raise damaged(self._path, f"rows that name pack {name} are missing or changed")
 

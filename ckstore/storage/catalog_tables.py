@@ -78,7 +78,6 @@ CREATE TABLE packs (
     seal INT NOT NULL DEFAULT 0
 );
 CREATE INDEX packs_loose ON packs (id) WHERE segment IS NULL AND (bytes < 262144 OR name LIKE '%.raw.zip');
-CREATE INDEX packs_held ON packs (held) WHERE held IS NULL OR held > 0;
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,
     uid BLOB NOT NULL UNIQUE,
@@ -117,9 +116,8 @@ CREATE TABLE version_packs (
     objects TEXT NOT NULL,
     PRIMARY KEY (version, pack)
 ) WITHOUT ROWID;
-CREATE INDEX version_packs_pack ON version_packs (pack, objects);
+CREATE INDEX version_packs_pack ON version_packs (pack);
 CREATE TABLE pack_bases (base INT NOT NULL, pack INT NOT NULL, PRIMARY KEY (base, pack)) WITHOUT ROWID;
-CREATE INDEX pack_bases_pack ON pack_bases (pack);
 CREATE TABLE tags (
     name TEXT PRIMARY KEY, version INT NOT NULL REFERENCES versions, seal INT NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
@@ -234,6 +232,8 @@ USES: Mapping[str, tuple[str, str]] = {
 }
 
 
+#: Bits of a sum of such checksums; these take four bytes in a row.
+USES_BITS = (1 << 31) - 1
 #: The id of the pack that each such row names, and the row's checksum.
 USED = " UNION ALL ".join(
     f"SELECT {pack} AS id, seal({columns.format('')}) AS seal FROM {table}" for table, (columns, pack) in USES.items()
@@ -243,15 +243,15 @@ USED = " UNION ALL ".join(
 def _use_triggers(table: str, columns: str, pack: str) -> Iterable[str]:
     """Yield the triggers that keep the sums of the rows that name a pack, and note the packs that may have garbage."""
     more, less = f"uses + seal({columns.format('NEW.')})", f"uses - seal({columns.format('OLD.')})"
-    added = f"UPDATE packs SET uses = {more} WHERE id = NEW.{pack}"
-    removed = f"UPDATE packs SET uses = {less}, held = NULL WHERE id = OLD.{pack}"
+    added = f"UPDATE packs SET uses = ({more}) & {USES_BITS} WHERE id = NEW.{pack}"
+    removed = f"UPDATE packs SET uses = ({less}) & {USES_BITS}, held = NULL WHERE id = OLD.{pack}"
     create = "CREATE TEMP TRIGGER IF NOT EXISTS"
     yield f"{create} {table}_use AFTER INSERT ON {table} BEGIN {added}; END"
     yield f"{create} {table}_unused AFTER DELETE ON {table} BEGIN {removed}; END"
     if table == "versions":
         yield f"{create} {table}_moved AFTER UPDATE OF pack ON {table} BEGIN {removed}; {added}; END"
     if table == "version_packs":
-        widened = f"UPDATE packs SET uses = {more.replace('uses', less)} WHERE id = NEW.pack"
+        widened = f"UPDATE packs SET uses = ({more.replace('uses', less)}) & {USES_BITS} WHERE id = NEW.pack"
         lost = "UPDATE packs SET held = NULL WHERE id = OLD.pack AND NEW.blobs < OLD.blobs"
         yield f"{create} {table}_widened AFTER UPDATE ON {table} BEGIN {widened}; {lost}; END"
 

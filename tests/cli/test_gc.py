@@ -108,5 +108,6 @@ def test_damage(ckstore, filled: Path) -> None:
 
 def test_another_one_at_work(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "PATIENCE", 0.1)
+    ckstore("forget", "gpt@0")
     with library.open(filled / ".ckstore") as store, store._catalog.lease("gc"):
         assert str(os.getpid()) in ckstore("gc", code=11).sentence
