@@ -241,9 +241,7 @@ class _Collection:
                 except ConflictError as error:  # Another mirror deleted a copy as a leftover.
                     self._drop(list(self._copies))
                     report = None
-                    if (
-                        refused is not None and refused == plan.state
-                    ):  # Nobody has changed anything since it was refused before.
+                    if refused == plan.state:  # Nobody has changed anything since it was refused before.
                         raise IntegrityError("The catalog contradicts itself; run `ckstore recover`.") from error
                     refused = plan.state
                 if report is not None:
