@@ -36,6 +36,7 @@ def test_a_store_is_smaller_than_its_files_compressed(directory: Path) -> None:
         store.ingest(path, run="r", step=step)
     settled(store)
     total = sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
-    assert total < 0.95 * compressed
+    # Half a percent of it are the sums in the catalog by which `gc` decides.
+    assert total < 0.955 * compressed
     store["r@59"].checkout(directory / "out.pt")
     assert (directory / "out.pt").read_bytes() == path.read_bytes()
