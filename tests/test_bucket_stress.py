@@ -16,7 +16,7 @@ pytest.importorskip("ministack")
 @pytest.mark.timeout(240)
 def test_a_few_seconds() -> None:
     # In a program of its own: it forks, which clients with threads do not survive.
-    command = [sys.executable, "-m", "tests.bucket_stress", "4", "0", "3"]
+    command = [sys.executable, "-m", "tests.bucket_stress", "6", "0", "3"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "\n0 faults" in ended.stdout

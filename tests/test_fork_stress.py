@@ -19,7 +19,7 @@ pytestmark = [
 def test_a_few_forks() -> None:
     """`CKSTORE_TEST_FORKS` gives their number."""
     # In a program of its own, so that a child which hangs ends with it.
-    command = [sys.executable, "-m", "tests.fork_stress", os.environ.get("CKSTORE_TEST_FORKS", "12"), "0", "120"]
+    command = [sys.executable, "-m", "tests.fork_stress", os.environ.get("CKSTORE_TEST_FORKS", "24"), "0", "120"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "\n0 hangs, 0 mixtures, 0 LockedErrors\n0 faults" in ended.stdout
