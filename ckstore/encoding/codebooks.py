@@ -34,6 +34,19 @@ from ckstore.objects.units import Unit
 CAREFUL = ("second", "relative")
 
 
+def decodable(reader: ObjectReader, unit: Unit, parent: Parent | None) -> Record | None:
+    """Return the record of the parent's object; None if it is lost, damaged or cut in another way."""
+    if parent is None:
+        return None
+    try:
+        record = reader.resolver.record(parent.id)
+        check_cut(record, unit)
+        reader.values(record, 0)
+    except IntegrityError:
+        return None
+    return record
+
+
 class CodebookEncoder:
     """Estimates and encodes objects by a scheme.
 
@@ -148,14 +161,7 @@ class CodebookEncoder:
 
     def _record(self, unit: Unit, parent: Parent | None) -> Codebook | None:
         """Return the parent's record if the scheme continues it; one that cannot be decoded counts as none."""
-        if parent is None:
-            return None
-        try:
-            record = self.reader.resolver.record(parent.id)
-            check_cut(record, unit)
-            self.reader.values(record, 0)
-        except IntegrityError:
-            return None
+        record = decodable(self.reader, unit, parent)
         if isinstance(record, Codebook) and record.additive == self.scheme.of_changes:
             return record
         return None

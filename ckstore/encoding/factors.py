@@ -10,16 +10,17 @@ from ckstore.codecs.codebook import CODEBOOK_DTYPES, Bits, as_float32, has_unrep
 from ckstore.codecs.factors import MOST_ELEMENTS, FactorLattice, Matrix, Numbers
 from ckstore.codecs.scheme import MatrixScheme
 from ckstore.encoding.coarse import Steps
+from ckstore.encoding.codebooks import decodable
 from ckstore.encoding.deviations import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate, Parent, ReadUnit, Way
 from ckstore.encoding.magnitudes import row_width
 from ckstore.encoding.positives import loses_positives, may_lose
-from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.errors import CkstoreError
 from ckstore.lineage.cost import cost, factors
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import Factors, Raw, Record, check_cut, common_fields, exact_work
+from ckstore.objects.records import Factors, Raw, Record, common_fields, exact_work
 from ckstore.objects.units import Unit
 
 #: The step of factors, as a part of that of a lattice: at the default quality the root mean square of the changes.
@@ -74,16 +75,9 @@ class FactorEncoder:
 
     def _base(self, unit: Unit, parent: Parent | None) -> Record | None:
         """Return the record of the parent's object; None if it is hot, coarse, lost, damaged or cut in another way."""
-        if parent is None:
-            return None
-        try:
-            record = self.reader.resolver.record(parent.id)
-            check_cut(record, unit)
-            self.reader.values(record, 0)
-        except IntegrityError:
-            return None
+        record = decodable(self.reader, unit, parent)
         # The raw objects of a hot version that becomes coarse go.
-        return None if isinstance(record, Raw) or not record.is_exact else record
+        return None if record is None or isinstance(record, Raw) or not record.is_exact else record
 
     def _decoded(self, record: Record) -> Bits:
         """Return the values of an object, all its chunks."""
