@@ -65,7 +65,9 @@ def whole() -> Iterator[Whole]:
             state = {"w": weight, "slow": slow, "exp_avg": weight * 0.1, "b": slow[:9].to(torch.bfloat16)}
             state |= {"table": table, "codes": codes}
             torch.save({"model": state, "step": 10 * step}, path)
-            digests[store.ingest(path, run="a", metrics={"loss": 0.5}).version.number] = sha256(path)
+            digests[store.ingest(path, run="a", metrics={"loss": 0.5}, config={"lr": 3e-4}).version.number] = sha256(
+                path
+            )
             weight = weight + 0.001 * torch.randn(12, 20, generator=generator)
             slow = slow + 1e-7 * torch.randn(150, generator=generator)
             table[7] += 0.5
@@ -206,11 +208,13 @@ def test_bytes_of_the_catalog(whole: Whole, copy: Path) -> None:
         ("UPDATE versions SET pack = (SELECT pack FROM versions WHERE number = 2) WHERE number = 1", True),
         ("UPDATE versions SET number = 7 WHERE number = 2", True),
         ("UPDATE versions SET step = 11 WHERE number = 2", True),
-        ("UPDATE versions SET created = '2020-01-01T00:00:00.000000Z' WHERE number = 2", True),
+        ("UPDATE versions SET created = created + 1 WHERE number = 2", True),
         ("UPDATE versions SET parent = NULL WHERE number = 2", True),
         ("UPDATE versions SET original_bytes = original_bytes + 1", True),
         ("UPDATE versions SET stored_bytes = stored_bytes - 1", True),
         ("UPDATE versions SET metrics = '{}'", True),
+        ("UPDATE origins SET text = '{}'", True),
+        ("DELETE FROM origins", True),
         ("UPDATE versions SET fidelity = 'coarse'", True),
         ("UPDATE runs SET name = 'other'", True),
         ("UPDATE versions SET cost = cost + 0.5 WHERE number = 2", True),

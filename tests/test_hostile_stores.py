@@ -401,7 +401,7 @@ def test_values_of_any_type_in_the_catalog(crafted: CraftedStore) -> None:
     """
     columns = {
         table: [row[1] for row in crafted.sql(f"PRAGMA table_info({table})")]
-        for table in ("runs", "packs", "versions", "tags", "meta", "recent_objects")
+        for table in ("runs", "packs", "versions", "origins", "tags", "meta", "recent_objects")
     }
     assert all(columns.values()), "there is no such table"
     whole = (crafted.path / "catalog.sqlite").read_bytes()

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError
+from ckstore.runtime.provenance import RESERVED
 from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, INCOMPLETE, KEPT, SWEPT
@@ -463,11 +464,13 @@ class Catalog(CatalogClaims):
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """Change the columns that thinning, rebasing or later metrics affect; raise `NotFoundError`."""
-        values = {
-            "depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes,
-            "metrics": None if metrics is None else _json(dict(metrics)),
-        }  # fmt: skip
+        values = {"depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes}
         self.version(number)
+        if metrics is not None:
+            self._connection.execute(
+                "UPDATE versions SET metrics = ?, origin = ? WHERE number = ?",
+                [*self._divided(metrics, number), number],
+            )
         for column, value in values.items():
             if value is not None:
                 self._connection.execute(f"UPDATE versions SET {column} = ? WHERE number = ?", [value, number])
@@ -635,13 +638,29 @@ class Catalog(CatalogClaims):
 
     def _insert_version(self, row: VersionRow, parent: int | None) -> None:
         named = {"run": "(SELECT id FROM runs WHERE name = ?)", "pack": "(SELECT id FROM packs WHERE name = ?)"}
-        marks = ", ".join(named.get(name, "?") for name in VERSION_COLUMNS)
-        uid = bytes.fromhex(row.uid)
-        changed = {"uid": uid, "parent": parent, "dropped": _json(row.dropped), "metrics": _json(dict(row.metrics))}
+        columns = [*VERSION_COLUMNS, "origin"]
+        marks = ", ".join(named.get(name, "?") for name in columns)
+        metrics, origin = self._divided(row.metrics, parent)
+        values = {
+            **{name: getattr(row, name) for name in VERSION_COLUMNS}, "uid": bytes.fromhex(row.uid), "parent": parent,
+            "created": durable.microseconds(row.created), "dropped": _json(row.dropped), "metrics": metrics,
+            "origin": origin,
+        }  # fmt: skip
         self._connection.execute(
-            f"INSERT INTO versions ({', '.join(VERSION_COLUMNS)}) VALUES ({marks})",
-            [changed.get(name, getattr(row, name)) for name in VERSION_COLUMNS],
+            f"INSERT INTO versions ({', '.join(columns)}) VALUES ({marks})", [values[name] for name in columns]
         )
+
+    def _divided(self, metrics: Mapping[str, Any], other: int | None) -> tuple[str, int | None]:
+        """Return metrics as JSON, and the row of their origin: the one of another version if the two are equal."""
+        text = _json({name: metrics[name] for name in RESERVED if name in metrics})
+        if text == "{}":
+            return _json(dict(metrics)), None
+        query = "SELECT o.id FROM versions v JOIN origins o ON o.id = v.origin WHERE v.number = ? AND o.text = ?"
+        found = self._connection.rows(query, [other, text])
+        if not found:
+            self._connection.execute("INSERT INTO origins (text) VALUES (?)", [text])
+            found = self._connection.rows("SELECT last_insert_rowid()")
+        return _json({name: value for name, value in metrics.items() if name not in RESERVED}), found[0][0]
 
 
 def _by_pack(places: Iterable[tuple[str, int]]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
-from ckstore.storage.catalog_tables import USED, USES_BITS, seal
+from ckstore.storage.catalog_tables import CREATED, USED, USES_BITS, seal
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed, damaged
 from ckstore.storage.log_files import Follows
 from ckstore.storage.pack import PackInfo, PackName
@@ -65,12 +65,14 @@ INCOMPLETE = "collected:whole"
 KEPT = "collected:kept"
 _KEPT = re.compile(r"(\d{1,15}) ([-0-9T:.Z]{27})")
 
-_COLUMNS = (
-    {"uid": "lower(hex(v.uid))", "run": "r.name", "pack": "p.name"}.get(name, f"v.{name}") for name in VERSION_COLUMNS
-)
-#: Columns of a version and its checksum, and the tables of its names, whose rows may be lost.
+_NAMED = {
+    "uid": "lower(hex(v.uid))", "run": "r.name", "created": CREATED.format("v."), "pack": "p.name",
+    "metrics": "v.metrics, a.text",
+}  # fmt: skip
+_COLUMNS = (_NAMED.get(name, f"v.{name}") for name in VERSION_COLUMNS)
+#: Columns of a version and its checksum, and the tables of its names and origin, whose rows may be lost.
 VERSION = f"{', '.join(_COLUMNS)}, v.seal"
-NAMES = "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack"
+NAMES = "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack LEFT JOIN origins a ON a.id = v.origin"
 #: Columns and checksum of a set's sum, and of a run with its sum.
 _SET = "s.name, s.rows, s.total, s.last, s.bytes, s.seal"
 _RUN = "o.id, o.name, o.versions, o.total, o.last, o.highest, o.seal"
@@ -761,9 +763,10 @@ def _place(row: Sequence[Any]) -> tuple[str, Place]:
 
 def _version(row: Sequence[Any]) -> VersionRow:
     values = list(row)
+    origin = values.pop(22)
     if values[0] == values[4]:
         raise ValueError(f"version {values[0]} is its own parent")
     values[16], values[18], values[19] = bool(values[16]), bool(values[18]), bool(values[19])
     values[20] = () if values[20] == "[]" else decode(values[20], _GLOBS)
-    values[21] = decode_plain(values[21])
+    values[21] = {**decode_plain(values[21]), **({} if origin is None else decode_plain(origin))}
     return VersionRow(*values)

@@ -3,8 +3,8 @@
 Every row that states a fact has a checksum of its columns (`seal`), and the number of rows and the sum of their
 checksums are in `seals`, those of a run's versions in `runs`: a changed, lost or repeated row is found when it is
 read. Triggers of each connection that writes keep them; they refuse to change a damaged row. A version's checksum
-includes the names of its run and pack. Places of objects are checked against the packs' manifests; claims state nothing
-about versions.
+includes the names of its run and pack, and the text of its origin. Places of objects are checked against the packs'
+manifests; claims state nothing about versions.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections.abc import Iterable, Mapping
 
 from ckstore.runtime.checksum import crc32
 
-#: Columns of a version, with the names of its run and pack, for a row named by `{0}`.
+#: The time of a version, whose column has microseconds since 1970, as text.
+CREATED = "strftime('%Y-%m-%dT%H:%M:%S', {0}created / 1000000, 'unixepoch') || printf('.%06dZ', {0}created % 1000000)"
+#: Columns of a version, with the names of its run and pack and the text of its origin, for a row named by `{0}`.
 _VERSION = (
     "{0}number", "lower(hex({0}uid))", "(SELECT name FROM runs WHERE id = {0}run)", "{0}step", "{0}parent",
-    "{0}created", "(SELECT name FROM packs WHERE id = {0}pack)", "{0}manifest_offset", "{0}manifest_length",
+    CREATED, "(SELECT name FROM packs WHERE id = {0}pack)", "{0}manifest_offset", "{0}manifest_length",
     "{0}original_bytes", "{0}stored_bytes", "{0}elements", "{0}tensors", "{0}files", "{0}depth", "{0}cost", "{0}base",
-    "{0}fidelity", "{0}hot", "{0}superseded", "{0}dropped", "{0}metrics", "{0}source",
+    "{0}fidelity", "{0}hot", "{0}superseded", "{0}dropped", "{0}metrics",
+    "(SELECT text FROM origins WHERE id = {0}origin)", "{0}source",
 )  # fmt: skip
 
 #: The columns under each table's checksum, in the order of the tables; the first one is the key.
@@ -44,6 +47,7 @@ SEALED: Mapping[str, tuple[str, ...]] = {
 # of a pack's objects. `packs.uses` is the sum of the checksums (`use`) of all rows that name the pack. `packs.held` are
 # the bytes of its objects that only others' chains need, as of the last `gc`; NULL if the pack was added or lost an
 # object or a row that names it since.
+# `origins` has those of the metrics that versions of a run share: how they were made, and their configuration.
 # `likeness` holds bands of values, from which versions with similar values are guessed; of forgotten versions until the
 # next `gc`.
 # `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
@@ -78,13 +82,14 @@ CREATE TABLE packs (
     seal INT NOT NULL DEFAULT 0
 );
 CREATE INDEX packs_loose ON packs (id) WHERE segment IS NULL AND (bytes < 262144 OR name LIKE '%.raw.zip');
+CREATE TABLE origins (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,
     uid BLOB NOT NULL UNIQUE,
     run INT NOT NULL REFERENCES runs,
     step INT,
     parent INT REFERENCES versions,
-    created TEXT NOT NULL,
+    created INT NOT NULL,
     pack INT NOT NULL REFERENCES packs,
     manifest_offset INT NOT NULL,
     manifest_length INT NOT NULL,
@@ -101,6 +106,7 @@ CREATE TABLE versions (
     superseded INT NOT NULL,
     dropped TEXT NOT NULL,
     metrics TEXT NOT NULL,
+    origin INT REFERENCES origins,
     source TEXT,
     seal INT NOT NULL DEFAULT 0
 );
@@ -108,6 +114,7 @@ CREATE UNIQUE INDEX versions_run_step ON versions (run, step) WHERE superseded =
 CREATE INDEX versions_run ON versions (run, superseded, number);
 CREATE INDEX versions_parent ON versions (parent);
 CREATE INDEX versions_pack ON versions (pack);
+CREATE INDEX versions_origin ON versions (origin) WHERE origin IS NOT NULL;
 CREATE INDEX versions_hot ON versions (number) WHERE hot;
 CREATE TABLE version_packs (
     version INT NOT NULL REFERENCES versions ON DELETE CASCADE,
@@ -258,8 +265,14 @@ def _use_triggers(table: str, columns: str, pack: str) -> Iterable[str]:
 
 #: The statements that create the tables of format 1, in order. SQLite keeps their text, without the blanks here.
 FORMAT_1 = tuple(" ".join(statement.split()) for statement in _TABLES.split(";"))
+_UNSHARED = "NOT EXISTS (SELECT 1 FROM versions WHERE origin = OLD.origin)"
 #: The triggers of a connection that writes; the file does not hold them.
 TRIGGERS = (
+    *(
+        f"CREATE TEMP TRIGGER IF NOT EXISTS origins_{name} AFTER {change} ON versions WHEN OLD.origin IS NOT NULL"
+        f" BEGIN DELETE FROM origins WHERE id = OLD.origin AND {_UNSHARED}; END"
+        for name, change in (("unused", "DELETE"), ("replaced", "UPDATE OF origin"))
+    ),
     *(trigger for table, columns in SEALED.items() for trigger in _triggers(table, columns)),
     *(trigger for table, (columns, pack) in USES.items() for trigger in _use_triggers(table, columns, pack)),
 )

@@ -29,17 +29,21 @@ _LEVEL = 16
 DICTIONARY = (
     b'"coarse":{"scheme":"lattice","parameters":{"quality":1.5},"units":{"0":["'
     b'"hot":{"policy":"{\\"fidelity\\":\\"exact\\"}","budget":2.0},"likeness":"","dropped":["'
-    b'"rebase":true,"stands_for":["{"kind":"raw","crcs":[{"kind":"rounded","shift":,"level":,"rows":"PPPP","cols":"PPPP'
+    b'"stands_for":["{"kind":"raw","crcs":[{"kind":"rounded","shift":,"level":,"rows":"PPPP","cols":"PPPP'
     b'{"kind":"codebook","centroids":"{"kind":"patches","sizes":[{"kind":"linear","step":-,"origin":"'
     b'"},{"kind":"full","id":"","dtype":"bfloat16","count":'
     b'{"document":{"number":1,"created":"2026-01-01T00:00:00.000000Z","kind":"encoded","records":['
     b'{"kind":"delta","id":"","dtype":"float32","count":1024,"chunk":262144,"at":[42,1000],"alone":1000,"base":"",'
-    b'"debt":10,"context":true}],"version":{"number":1,"run":"run","step":100,"parent":1,"created":"20",'
-    b'"fidelity":"exact","directory":false,"files":[["checkpoint.pt",1000,"",420,17000000000,{"name":"skeleton.0",'
-    b'"against":{"name":"skeleton.0","pack":".zip"}}]],"links":[],"directories":[],"layout":{"name":"layout",'
-    b'"pack":".zip","against":{"name":"layout","pack":".zip"}},"crcs":{"name":"crcs"},"objects":["],"metrics":{"loss":},'
-    b'"source":"/","facts":{"step":100,"epoch":1},"summary":{"original_bytes":1000,"elements":1000,"tensors":10,'
-    b'"depth":1,"cost":1.0,"base":false},"replaces":null}},"blobs":[["skeleton.0",100],["layout",100],["crcs",100]]}'
+    b'"debt":2},{"kind":"delta","id":"","dtype":"float32","count":1024,"chunk":262144,"at":[42,1000],"alone":1000,'
+    b'"base":"","context":true}],"rebase":true,"version":{"number":10,"run":"run","step":100,"parent":10,'
+    b'"created":"2026-01-01T00:00:00.000000Z","fidelity":"exact","directory":false,"files":[["checkpoint_10.pt",10000,'
+    b'"",420,17959697,{"name":"skeleton.0","against":{"name":"skeleton.0","pack":".zip","against":{"name":"skeleton.0",'
+    b'"pack":".zip"}}}]],"links":[],"directories":[],"layout":{"name":"layout","against":{"name":"layout","pack":".zip",'
+    b'"against":{"name":"layout","pack":".zip"}}},"crcs":{"name":"crcs"},"objects":["",""],"metrics":{"loss":,"made":{'
+    b'"commit":"","dirty":false,"command":"train.py","host":"","python":"3.11.0","torch":"2.0.0+cu120"},"config":{}},'
+    b'"source":"/checkpoint_10.pt","facts":{"step":100,"epoch":1},"summary":{"original_bytes":10000,"elements":1000,'
+    b'"tensors":10,"depth":1,"cost":1.1000,"base":false},"replaces":null}},"blobs":[["skeleton.0",100],["layout",24],'
+    b'["crcs",73]]}'
 )
 
 

@@ -135,7 +135,9 @@ def version_types(truth: Any, globs: Any, metrics: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-VERSION_ROWS = rows(*version_types(Bit, Text, Text))
+_TYPES = version_types(Bit, Text, Text)
+#: A row of the catalog: metrics and origin apart.
+VERSION_ROWS = rows(*_TYPES[:-1], Text | None, _TYPES[-1])
 #: A `VersionRow` as JSON: its fields in order.
 PLAIN_ROW: Any = tuple[version_types(bool, list[Text], Plain)]  # type: ignore[misc]
 

@@ -54,6 +54,38 @@ def test_a_committed_version_comes_back(catalog, store):
     assert catalog.objects() == 3
 
 
+def test_versions_share_their_origin(catalog, store):
+    """A version takes the row of its parent's origin if the two are equal; without a version the row is gone."""
+    config = {"model": {"layers": [1, 2]}, "lr": 3e-4}
+    first = write_version(catalog, store, step=1, metrics={"loss": 1.0, "made": {"host": "a"}, "config": config})
+    same = {"made": {"host": "a"}, "config": config}
+    second = write_version(catalog, store, step=2, parent=1, metrics=same | {"loss": 0.5})
+    third = write_version(catalog, store, step=3, parent=2, metrics={"made": {"host": "b"}})
+    assert catalog.versions() == [first, second, third]
+
+    def origins() -> list[int]:
+        return [version for (version,) in catalog._connection.rows("SELECT origin FROM versions ORDER BY number")]
+
+    def texts() -> list[str]:
+        return [text for (text,) in catalog._connection.rows("SELECT text FROM origins ORDER BY id")]
+
+    assert origins() == [1, 1, 2]
+    assert list(map(json.loads, texts())) == [same, {"made": {"host": "b"}}]
+    with catalog.transaction():
+        catalog.update_version(2, metrics={"loss": 0.4})
+        catalog.update_version(3, metrics=same)
+    assert catalog.version(2).metrics == {"loss": 0.4}
+    assert catalog.version(3).metrics == same
+    assert origins() == [1, None, 3]
+    assert len(texts()) == 2
+    with catalog.transaction():
+        catalog.forget_versions([1])
+    assert len(texts()) == 1
+    with catalog.transaction():
+        catalog.forget_versions([2, 3])
+    assert texts() == []
+
+
 def test_an_empty_catalog_answers(catalog):
     assert catalog.versions() == catalog.runs() == catalog.packs() == catalog.reservations() == catalog.leases() == []
     assert catalog.latest() is None
