@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import hypothesis
@@ -18,7 +19,7 @@ import pytest
 
 from ckstore import Store, init, policy
 from ckstore.gc import kept
-from tests import places
+from tests import forked, places
 from tests.checkpoints import scratch, series
 from tests.object_store import object_store
 from tools import runs
@@ -54,10 +55,21 @@ def _is_needed() -> bool:
 sys.meta_path.append(_TorchIsMissing())
 
 
-def pytest_configure() -> None:
-    """Take SIGINT where a job in the background of a script ignores it: the programs of tests would inherit that."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Take SIGINT where a job in the background of a script ignores it: the programs of tests would inherit that.
+
+    A worker of pytest-xdist shares the servers of `tests.forked` with the others.
+    """
+    if hasattr(config, "workerinput"):
+        forked.share(config.workerinput["servers"])
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist where the servers of `tests.forked` are."""
+    node.workerinput["servers"] = forked.share()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,29 +3,30 @@
 Importing torch takes two seconds of a processor and libraries on top of it up to seven, which is more than tests
 then do with it. A forked program is a process like any other: it has an environment, a working directory and streams,
 may be killed, and ends with an exit code. An import that a program forgot and its server has made goes unnoticed:
-README and tutorial, which run most verbs, are run by real processes.
+README and tutorial, which run most verbs, are run by real processes. The workers of pytest-xdist share the servers.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import importlib.util
 import os
 import pkgutil
 import select
 import shlex
+import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -49,13 +50,49 @@ BEGINNINGS = {
 }  # fmt: skip
 
 
+class Servers:
+    """The servers of a test session, in a directory; they end with the process that makes it, and their programs too.
+
+    Parameters
+    ----------
+    directory
+        That of the servers of another process, which are shared.
+    """
+
+    def __init__(self, directory: str | None = None) -> None:
+        # Names of sockets may be a hundred bytes long.
+        self.directory = Path(directory or tempfile.mkdtemp(prefix="ckstore-"))
+        self._end: int | None = None
+        if directory is None:
+            os.mkfifo(self.directory / "end")
+            # Its other ends are the stdin of the servers: the kernel closes this one in any case.
+            self._end = os.open(self.directory / "end", os.O_RDWR | os.O_NONBLOCK)
+
+    def server(self, kind: str) -> Server:
+        """Return the server of a kind, a name in `BEGINNINGS`; the first call starts it."""
+        place = self.directory / kind
+        place.mkdir(exist_ok=True)
+        with (place / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            server = Server(place)
+            if not server.programs.is_dir():
+                server.start(self.directory / "end", BEGINNINGS[kind])
+        return server
+
+    def close(self) -> None:
+        """End the servers and their programs, unless they are shared with the process that made them."""
+        if self._end is not None:
+            os.close(self._end)
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
 class Server:
     """A process that has imported some modules, and forks.
 
     Parameters
     ----------
-    modules
-        Names of modules that programs begin with.
+    place
+        Its directory.
 
     Attributes
     ----------
@@ -63,28 +100,36 @@ class Server:
         Directory for `PATH`: its `ckstore`, `python` and `torchrun` are forked, and are real in all other respects.
     """
 
-    def __init__(self, *modules: str) -> None:
-        # Names of sockets may be a hundred bytes long.
-        self._directory = tempfile.TemporaryDirectory(prefix="ckstore-", ignore_cleanup_errors=True)
-        self.programs = Path(self._directory.name)
-        self._socket = str(self.programs / "socket")
+    def __init__(self, place: Path) -> None:
+        self.programs = place / "bin"
+        self._socket = str(place / "socket")
+
+    def start(self, end: Path, modules: Sequence[str]) -> None:
+        """Start the process, which ends once no process writes to the pipe `end`."""
+        until = os.open(end, os.O_RDONLY | os.O_NONBLOCK)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._socket)
+            listener.listen(128)  # Clients that connect during the imports wait.
+            listener.set_inheritable(True)
+            # With one thread there is none that a fork would lose.
+            environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            arguments = [sys.executable, "-m", "tests.forked", str(listener.fileno()), *modules]
+            os.posix_spawn(
+                sys.executable, arguments, environment, setsid=True,
+                file_actions=[(os.POSIX_SPAWN_DUP2, until, 0)],
+            )  # fmt: skip
+        os.close(until)
+        self.programs.mkdir()
         for name in ("ckstore", "python", "torchrun"):
             command = shlex.join([sys.executable, "-IS", stand_in.__file__, sys.executable, self._socket, name])
             (self.programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
             (self.programs / name).chmod(0o755)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._socket)
-            listener.listen(128)  # Clients that connect during the imports wait.
-            # With one thread there is none that a fork would lose.
-            environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forked", str(listener.fileno()), *modules],
-                cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
-                start_new_session=True,
-            )  # fmt: skip
 
     def run(self, script: Path, environments: Sequence[Mapping[str, str]], cwd: Path) -> list[tuple[int, str]]:
-        """Run a script in several environments at once; return exit codes and output."""
+        """Run a script in several environments at once; return exit codes and output.
+
+        Where that raises, as at a time limit, the programs are killed.
+        """
         with ExitStack() as stack:
             nothing = stack.enter_context(Path(os.devnull).open("rb")).fileno()
             printed = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in environments]
@@ -99,37 +144,26 @@ class Server:
                 to.seek(0)
             return [(code, to.read()) for code, to in zip(codes, printed, strict=True)]
 
-    def end(self) -> None:
-        """End the process, and programs that hang."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
-        self._directory.cleanup()
+
+_servers: list[Servers] = []
 
 
-@contextmanager
-def forking(kind: str) -> Iterator[Server]:
-    """The server of a kind, a name in `BEGINNINGS`, which is kept."""
+def share(directory: str | None = None) -> str:
+    """Share the servers of another process from now on, or offer those of this one; return their directory."""
+    if not _servers:
+        _servers.append(Servers(directory))
+        atexit.register(_servers[0].close)
+    return str(_servers[0].directory)
+
+
+def server_of(kind: str) -> Server:
+    """Return the server of a kind, a name in `BEGINNINGS`, which is kept."""
     if importlib.util.find_spec(kind) is None:
         import pytest
 
         pytest.skip(f"{kind} is not installed")
-    server = _servers.pop(kind, None) or Server(*BEGINNINGS[kind])
-    try:
-        yield server
-    except BaseException:
-        server.end()
-        raise
-    _servers[kind] = server
-
-
-_servers: dict[str, Server] = {}
-
-
-@atexit.register
-def _end_all() -> None:
-    """End the servers that are kept for the next programs with the same modules."""
-    while _servers:
-        _servers.popitem()[1].end()
+    share()
+    return _servers[0].server(kind)
 
 
 def run_forked(
@@ -146,8 +180,7 @@ def run_forked(
     """
     path = os.environ["PYTHONPATH"] if places.BUCKET in os.environ else str(REPOSITORY)
     own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with forking(kind) as server:
-        return server.run(script, [{**os.environ, **own, **environment} for environment in environments], cwd)
+    return server_of(kind).run(script, [{**os.environ, **own, **environment} for environment in environments], cwd)
 
 
 def of_ranks(world: int) -> list[dict[str, str]]:
@@ -171,16 +204,19 @@ def _begin(modules: Sequence[str]) -> None:
 
 def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each requested program; in a forked process, return its request and its streams."""
-    # The end of stdin is that of the process that began this one.
+    waiting: set[int] = set()
+    # The end of stdin is that of the process whose session this is.
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         asking, _ = listener.accept()
         with suppress(ChildProcessError):  # There is none.
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if os.fork():
+            while ended := os.waitpid(-1, os.WNOHANG)[0]:
+                waiting.discard(ended)
+        if waits := os.fork():
+            waiting.add(waits)
             asking.close()
             continue
-        # A process that waits for the program, so that several programs may run at once.
+        # A process that waits for the program, so that several programs may run at once, and leads its group.
+        os.setpgid(0, 0)
         program, streams = stand_in.asked(asking)
         child = os.fork()
         if not child:
@@ -189,9 +225,28 @@ def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
             return program, streams
         for stream in streams:
             os.close(stream)
-        asking.sendall(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
-        os._exit(0)
-    sys.exit()
+        _wait(child, asking)
+    for group in waiting:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    os._exit(0)
+
+
+def _wait(child: int, asking: socket.socket) -> NoReturn:
+    """Wait for a program, and report its exit code; kill it, and what it started, if nobody waits for that."""
+    woken, waking = socket.socketpair()
+    waking.setblocking(False)
+    signal.set_wakeup_fd(waking.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poll = select.poll()
+    poll.register(asking, 0)
+    poll.register(woken, select.POLLIN)
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if any(event & select.POLLHUP for _, event in poll.poll()):
+            os.killpg(0, signal.SIGKILL)
+        woken.recv(64)
+    asking.sendall(str(os.waitstatus_to_exitcode(ended[1])).encode())
+    os._exit(0)
 
 
 def _become(program: Mapping[str, Any], streams: Sequence[int]) -> None:
@@ -252,6 +307,7 @@ def _live(program: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    os.chdir(REPOSITORY)
     _begin(sys.argv[2:])
     gc.collect()
     gc.freeze()

@@ -34,7 +34,7 @@ from blake3 import blake3
 import ckstore
 from ckstore import errors
 from ckstore.cli.verb import EXIT_CODES
-from tests.forked import forking, run_forked
+from tests.forked import run_forked, server_of
 from tests.object_store import object_store
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -144,15 +144,12 @@ def run_console(block: str, place: Path, went_in: dict[str, str], beginning: str
     """Run commands; those of a `beginning` in `tests.forked.BEGINNINGS` are forked from a process that has it."""
     environment = {name: value for name, value in os.environ.items() if name != "CKSTORE"}
     programs = [str(Path(sys.executable).parent), environment["PATH"]]
-    with contextlib.ExitStack() as stack:
-        if beginning:
-            forked = str(stack.enter_context(forking(beginning)).programs)
-            programs.insert(0, forked)
-            environment["PYTHON_EXEC"] = f"{forked}/python"  # The interpreter that `torchrun` starts.
-        environment |= {
-            "PATH": os.pathsep.join(programs), "PYTHONWARNINGS": "error", "TZ": "UTC", "LC_ALL": "C.UTF-8",
-        }  # fmt: skip
-        run_commands(block, place, went_in, environment)
+    if beginning:
+        forked = str(server_of(beginning).programs)
+        programs.insert(0, forked)
+        environment["PYTHON_EXEC"] = f"{forked}/python"  # The interpreter that `torchrun` starts.
+    environment |= {"PATH": os.pathsep.join(programs), "PYTHONWARNINGS": "error", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
+    run_commands(block, place, went_in, environment)
 
 
 def run_commands(block: str, place: Path, went_in: dict[str, str], environment: dict[str, str]) -> None:
