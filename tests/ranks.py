@@ -37,6 +37,7 @@ from ckstore.errors import UnreachableError
 from ckstore.formats.paths import path_to_text
 from ckstore.integrations import dcp as integration
 from ckstore.integrations.dcp import Staging, StopSignal, StoreReader, StoreWriter
+from ckstore.objects import units
 from ckstore.storage import durable
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.remote.remote_packs import RemotePacks
@@ -46,6 +47,9 @@ from tools.models import GPT, windows
 
 #: Seconds that a rank waits for another one.
 LIMIT = 8
+
+#: The size of the parts of tensors for most tests, an eighth of the real one: the cuts are the same.
+PART = 1 << 19
 
 
 def run_ranks(
@@ -116,10 +120,10 @@ def state_of(mesh: DeviceMesh, seed: int = 1) -> dict[str, Any]:
             "few": distribute_tensor(torch.randn(1, 4), mesh, [Shard(0)]),
             "same": distribute_tensor(torch.randn(5, 5), mesh, [Replicate()]),
             "half": distribute_tensor(torch.randn(70_000).bfloat16(), mesh, [Shard(0)]),
-            "large": distribute_tensor(torch.randn(3, 1 << 21), mesh, [Shard(0)]),
-            "wide": distribute_tensor(torch.randn(700, 6007), mesh, [Shard(1)]),
-            "grid": distribute_tensor(torch.randn(999, 7001), grid, [Shard(0), Shard(1)][: grid.ndim]),
-            "turned": distribute_tensor(torch.randn(1000, 4099), grid, [Shard(1), Shard(0)][: grid.ndim]),
+            "large": distribute_tensor(torch.randn(3, units.PART // 2), mesh, [Shard(0)]),
+            "wide": distribute_tensor(torch.randn(700, units.PART // 698), mesh, [Shard(1)]),
+            "grid": distribute_tensor(torch.randn(999, units.PART // 599), grid, [Shard(0), Shard(1)][: grid.ndim]),
+            "turned": distribute_tensor(torch.randn(1000, units.PART // 1025), grid, [Shard(1), Shard(0)][: grid.ndim]),
             "hybrid": distribute_tensor(torch.randn(601, 307), grid, [Replicate(), Shard(0)][: grid.ndim]),
             "biases": [distribute_tensor(torch.randn(100 + k), mesh, [Shard(0)]) for k in range(20)],
             "zeros": [distribute_tensor(torch.zeros(300, 300), mesh, [Shard(0)]) for _ in range(3)],
@@ -559,6 +563,7 @@ def main() -> None:
     task, arguments = json.loads(os.environ["ASKED"])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    units.PART = int(os.environ.get("PART", PART))
     if "NETNS" in os.environ:
         enter(os.environ["NETNS"])
     Path(os.environ["OWN"], "process").write_text(str(os.getpid()))

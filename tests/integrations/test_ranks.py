@@ -13,13 +13,28 @@ from typing import Any
 import pytest
 
 import ckstore
+from ckstore.objects import units
 from ckstore.objects.likeness import BANDS
 from ckstore.recovery.recover import recover
 from ckstore.writing.encode import encode
 from tests.object_store import ObjectStore, object_store
-from tests.ranks import LIMIT, run_jobs, run_ranks
+from tests.ranks import LIMIT, PART, run_jobs, run_ranks
 
 pytestmark = pytest.mark.local
+
+REAL = units.PART
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "PART", PART)
+
+
+@pytest.fixture
+def real_parts(small_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors are so large that a save takes a while, and what is read besides them is little."""
+    monkeypatch.setattr(units, "PART", REAL)
+    monkeypatch.setenv("PART", str(REAL))
 
 
 def all_succeed(found: list[Any]) -> list[Any]:
@@ -147,6 +162,7 @@ def test_a_rank_that_dies_fails_the_save_on_all(tmp_path: Path, rank: int, point
         assert len(store) == 1
 
 
+@pytest.mark.usefixtures("real_parts")
 @pytest.mark.parametrize("seed", range(int(os.environ.get("CKSTORE_KILLS", "3"))))
 def test_a_rank_that_dies_at_any_moment_hangs_and_loses_nothing(tmp_path: Path, seed: int) -> None:
     """A version is whole, or not there at all; then nobody was told that it is."""
@@ -239,6 +255,7 @@ def bucket(tmp_path: Path) -> Iterator[tuple[ObjectStore, str]]:
         yield server, url
 
 
+@pytest.mark.usefixtures("real_parts")
 def test_ranks_save_into_a_bucket(tmp_path: Path) -> None:
     """Each rank has a mirror of its own.
 
