@@ -204,8 +204,9 @@ def test_damaged_streams(stream: bytes) -> None:
 
 
 @pytest.mark.parametrize("called", ["__builtin__\nset", "__builtin__\nfrozenset", "collections\nOrderedDict", "codecs"])
-def test_a_shared_value_is_not_copied_without_end(called: str) -> None:
-    many = 20_000
+def test_a_shared_value_is_not_copied_without_end(monkeypatch: pytest.MonkeyPatch, called: str) -> None:
+    monkeypatch.setattr(machine, "_FREE_COPIES", 1 << 14)
+    many = 2000
     shared, call = pickle.dumps(list(range(many)), 2)[2:-1], f"c{called}\n".encode()
     if called == "codecs":
         shared, call = pickle.dumps("a" * many, 2)[2:-1], b"c_codecs\nencode\n"
@@ -217,8 +218,9 @@ def test_a_shared_value_is_not_copied_without_end(called: str) -> None:
         read_pickle(stream, reduce=reduce)
 
 
-def test_a_shared_state_is_not_copied_without_end() -> None:
-    state = pickle.dumps({f"k{i}": i for i in range(20_000)}, 2)[2:-1]
+def test_a_shared_state_is_not_copied_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_FREE_COPIES", 1 << 14)
+    state = pickle.dumps({f"k{i}": i for i in range(2000)}, 2)[2:-1]
     stream = b"\x80\x02" + state + b"q\xf00](" + 10_000 * b"ccollections\nOrderedDict\n)Rh\xf0b" + b"e."
     with pytest.raises(InputError, match="too often"):
         read_pickle(stream, reduce=reduce)
