@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import collections
 import itertools
-import os
-import subprocess
-import sys
-import textwrap
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,8 +17,6 @@ import ckstore
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.integrations.jax import load, save
 from tests.checkpoints import flip
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 class Name(Fraction):
@@ -182,41 +175,6 @@ def test_a_training_that_loads_an_earlier_tree_goes_back_to_it(store: ckstore.St
     assert [store[f"flax@{step}"].parent for step in (8, 10)] == [1, 4]
 
 
-def test_states_of_flax_come_back(store: ckstore.Store) -> None:
-    run(
-        """
-        import jax, jax.numpy as jnp, optax
-        import flax.linen as nn
-        from flax import nnx
-        from flax.training.train_state import TrainState
-        import ckstore
-        from ckstore.integrations.jax import load, save
-
-        def same(one, other):
-            leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-            return jax.tree.structure(one) == jax.tree.structure(other) and all(jnp.all(a == b) for a, b in leaves)
-
-        def made(seed):
-            params = model.init(jax.random.key(seed), jnp.ones((1, 4)))["params"]
-            return TrainState.create(apply_fn=model.apply, params=params, tx=tx)
-
-        model = nn.Dense(3)
-        tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-        state = made(0)
-        state = state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params))
-        network = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
-        with ckstore.init("store") as store:
-            save(store, state, run="linen", step=int(state.step))
-            assert same(load(store, "linen@1", like=made(1)), state)
-            save(store, nnx.state(network), run="nnx", step=1)
-            other = nnx.Linear(4, 3, rngs=nnx.Rngs(1))
-            nnx.update(other, load(store, "nnx@1", like=nnx.state(other)))
-            assert (other.kernel[...] == network.kernel[...]).all()
-        """,
-        store.path.parent / "flax",
-    )
-
-
 def test_reports_know_the_moments_of_optax(store: ckstore.Store) -> None:
     optax = pytest.importorskip("optax")
     params = {"dense": {"kernel": jnp.ones((4, 3)), "mu": jnp.ones(3)}}
@@ -270,28 +228,3 @@ def test_trainings_resume_from_thinned_versions(store: ckstore.Store, kind: str,
             float(loss_of(trained(*start, 150, 150 + steps)[0], 999)) for start in ((back[keys[0]], state), tree)
         )
         assert found == pytest.approx(exact, rel=0.25, abs=0.02)
-
-
-def test_torch_is_not_needed(store: ckstore.Store) -> None:
-    run(
-        """
-        import sys
-        sys.modules["torch"] = None
-        import jax.numpy as jnp
-        import ckstore
-        from ckstore.integrations.jax import load, save
-        with ckstore.init("store") as store:
-            save(store, {"w": jnp.ones(3, jnp.bfloat16)}, run="flax", step=1)
-            assert (load(store, "flax@1", like={"w": jnp.zeros(3, jnp.bfloat16)})["w"] == 1).all()
-        """,
-        store.path.parent / "alone",
-    )
-
-
-def run(program: str, place: Path) -> None:
-    place.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=place, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
