@@ -10,6 +10,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
 
 #: Seconds after which a child counts as hanging.
 PATIENCE = 120.0
@@ -48,6 +52,20 @@ def exit_code(child: int, patience: float | None = None) -> int:
 def in_child(work: Callable[[], None], patience: float | None = None) -> int:
     """Return the exit code of a forked child that does `work`; -SIGKILL where it did not come to an end."""
     return exit_code(fork(work), patience)
+
+
+def flushed(work: Callable[[], bytes], place: Path) -> bytes:
+    """Return what `work` returns in a forked child that flushes subnormal numbers to 0; it is written to `place`."""
+    torch = pytest.importorskip("torch")
+
+    def flush() -> None:
+        assert torch.set_flush_denormal(True)
+        assert (torch.tensor([1e-40]) * 1).item() == 0
+        assert np.float32(1e-38) / np.float32(4) == 0
+        place.write_bytes(work())
+
+    assert in_child(flush) == 0
+    return place.read_bytes()
 
 
 @contextmanager

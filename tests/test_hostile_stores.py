@@ -230,7 +230,9 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
     "a layout of a length that is not stated": (blob("layout", lambda: bomb(1 << 29, stated=False)), "checkout verify"),
     "checksums that inflate": (blob("crcs", lambda: bomb(1 << 28)), "checkout verify"),
     "a manifest that claims a gigabyte": (manifest_text(b"{}", 1 << 30), "checkout verify recover"),
-    "a manifest of zeros": (manifest_text(b"[" + b"0," * (1 << 27) + b"0]"), "checkout verify recover"),
+    "a manifest of zeros": (
+        lambda crafted: manifest_text(b"[" + b"0," * (1 << 27) + b"0]")(crafted), "checkout verify recover",
+    ),
     "a log record of the last number": (
         lambda crafted: crafted.log({"change": "untag", "tag": "a"}, 999_999_999_999), "recover",
     ),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,6 +19,7 @@ from ckstore.codecs.codebook import (
 from ckstore.codecs.integers import decode_integers, encode_integers
 from ckstore.codecs.lattice import FLOATS
 from ckstore.errors import IntegrityError, UsageError
+from tests.children import flushed
 
 HOSTILE = np.array(
     [0.0, -0.0, 1e-45, -1e-40, 1.2e-38, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, -1.0, 6e-8, 65504.0], np.float32
@@ -234,35 +232,25 @@ def test_non_finite_values_are_unrepresentable(dtype):
     assert np.array_equal(as_float32(bits, dtype)[finite], doubles(bits, dtype)[finite].astype(np.float32))
 
 
-FLUSHED = """
-import sys
-import numpy as np
-import torch
-from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice, codebook, differences
-if sys.argv[1] == "flush":
-    assert torch.set_flush_denormal(True)
-    assert np.float32(1e-38) / np.float32(4) == 0
-rng = np.random.default_rng(0)
-for dtype in CODEBOOK_DTYPES:
-    unsigned = np.uint32 if dtype == "float32" else np.uint16
-    base, bits = (rng.integers(0, 1 << 8 * np.dtype(unsigned).itemsize, 20000, dtype=unsigned) for _ in range(2))
-    near = rng.integers(0, 1 << 25, 20000).astype(np.uint32)
-    if dtype == "float32":
-        base[::2] = near[::2]
-        bits[::2] = near[::2] + 9
-    words = rng.integers(1 << 23, 1 << 25, 200).astype(np.uint32)
-    lattice = CodebookLattice(dtype, np.unique(np.concatenate((words.view(np.float32), -words.view(np.float32)))[:255]))
-    indices = lattice.nearest(differences(bits, base, dtype))
-    for array in (indices, lattice.add(base, indices), lattice.values(indices), differences(bits, base, dtype)):
-        sys.stdout.buffer.write(array.tobytes())
-"""
+def computed() -> bytes:
+    """Indices, values and differences of codebooks of all dtypes, one after the other."""
+    rng = np.random.default_rng(0)
+    found = []
+    for dtype in CODEBOOK_DTYPES:
+        unsigned = np.uint32 if dtype == "float32" else np.uint16
+        base, bits = (rng.integers(0, 1 << 8 * np.dtype(unsigned).itemsize, 20000, dtype=unsigned) for _ in range(2))
+        near = rng.integers(0, 1 << 25, 20000).astype(np.uint32)
+        if dtype == "float32":
+            base[::2] = near[::2]
+            bits[::2] = near[::2] + 9
+        words = rng.integers(1 << 23, 1 << 25, 200).astype(np.uint32)
+        both = np.concatenate((words.view(np.float32), -words.view(np.float32)))
+        lattice = CodebookLattice(dtype, np.unique(both[:255]))
+        indices = lattice.nearest(differences(bits, base, dtype))
+        found += [indices, lattice.add(base, indices), lattice.values(indices), differences(bits, base, dtype)]
+    return b"".join(array.tobytes() for array in found)
 
 
-def test_a_process_that_flushes_subnormals_computes_the_same_bits():
-    pytest.importorskip("torch")
-    outputs = [
-        subprocess.run([sys.executable, "-c", FLUSHED, mode], check=True, capture_output=True).stdout
-        for mode in ("keep", "flush")
-    ]
-    assert len(outputs[0]) > 100_000
-    assert outputs[0] == outputs[1]
+def test_a_process_that_flushes_subnormals_computes_the_same_bits(tmp_path):
+    assert len(computed()) > 100_000
+    assert flushed(computed, tmp_path / "out") == computed()

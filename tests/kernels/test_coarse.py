@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +12,8 @@ from hypothesis import strategies as st
 from ckstore.codecs.lattice import STEP_RANGE, LinearLattice
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice, largest_finite, quarter_octave
 from ckstore.kernels import coarse as kernels
+from tests.children import flushed
 from tests.kernels import reference
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 NONE = np.empty(0, np.int16)
 UNSIGNED = {"float64": np.uint64, "float32": np.uint32, "float16": np.uint16, "bfloat16": np.uint16}
@@ -148,15 +144,6 @@ def test_sums_of_values_and_squares_in_steps_equal_numpys(dtype: str, data) -> N
         assert np.allclose(by_cols, np.bincount(place % width, summed, width), atol=1e-9)
 
 
-DECODE = """
-import hashlib, torch
-assert torch.set_flush_denormal(True)
-assert (torch.tensor([1e-40]) * 1).item() == 0
-from tests.kernels.test_coarse import decoded
-print(hashlib.sha256(decoded()).hexdigest())
-"""
-
-
 def decoded() -> bytes:
     """Values of lattices whose steps and values are as small as they may be, one after the other."""
     rng = np.random.default_rng(3)
@@ -168,9 +155,6 @@ def decoded() -> bytes:
     return b"".join(lattice.values(integers, 0).tobytes() for lattice in (*linear, *rounded))
 
 
-def test_a_process_that_flushes_subnormals_decodes_the_same_bits() -> None:
-    pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, "-c", DECODE], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == hashlib.sha256(decoded()).hexdigest()
+def test_a_process_that_flushes_subnormals_decodes_the_same_bits(tmp_path: Path) -> None:
+    assert flushed(decoded, tmp_path / "out") == decoded()
     assert any(0 < word < 1 << 23 for word in np.frombuffer(decoded(), "u4").tolist()), "nothing subnormal is decoded"
