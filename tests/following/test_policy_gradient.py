@@ -16,7 +16,11 @@ from torch import Tensor
 
 import ckstore
 
-pytestmark = [pytest.mark.local, pytest.mark.encoded]
+pytestmark = [
+    pytest.mark.local,
+    pytest.mark.encoded,
+    pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning"),
+]
 
 #: Versions, more where this variable is set: `CKSTORE_VERSIONS=200`.
 VERSIONS = int(os.environ.get("CKSTORE_VERSIONS", "6"))
@@ -68,7 +72,7 @@ def test_workers_act_by_the_weights_of_each_version(tmp_path: Path, monkeypatch:
     Path("like").mkdir()
     save_file(policy.state_dict(), "like/model.safetensors")
     Path("like/config.json").write_text(json.dumps({"torch_dtype": "float32"}))
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # Importing torch takes longer than all that the workers do.
     rollouts = context.Queue()
     ckstore.init("store").close()
     workers = [context.Process(target=work, args=(name, rollouts), daemon=True) for name in WORKERS]

@@ -13,13 +13,11 @@ SECONDS = os.environ.get("CKSTORE_FUZZ_SECONDS")
 END = f"-max_total_time={SECONDS}" if SECONDS else "-runs=3000"
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = kernel_fuzzing.compiled(tmp_path_factory.mktemp("fuzzing") / "program")
-    return found or pytest.skip("no Clang with libFuzzer")
-
-
-@pytest.mark.parametrize("target", kernel_fuzzing.TARGETS)
-def test_decoders(program: Path, target: str, tmp_path: Path) -> None:
-    assert kernel_fuzzing.fuzz(program, target, tmp_path / "inputs", END) == 0
-    assert len(list((tmp_path / "inputs").iterdir())) > len(kernel_fuzzing.seeds(target))
+@pytest.mark.timeout(180 + len(kernel_fuzzing.TARGETS) * int(SECONDS or 0))
+def test_decoders(tmp_path: Path) -> None:
+    """One test, so that one process compiles the program."""
+    program = kernel_fuzzing.compiled(tmp_path / "program") or pytest.skip("no Clang with libFuzzer")
+    for target in kernel_fuzzing.TARGETS:
+        inputs = tmp_path / target
+        assert kernel_fuzzing.fuzz(program, target, inputs, END) == 0, target
+        assert len(list(inputs.iterdir())) > len(kernel_fuzzing.seeds(target))
