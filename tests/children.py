@@ -55,7 +55,7 @@ def in_child(work: Callable[[], None], patience: float | None = None) -> int:
 
 
 def flushed(work: Callable[[], bytes], place: Path) -> bytes:
-    """Return what `work` returns in a forked child that flushes subnormal numbers to 0; it is written to `place`."""
+    """Return the result of `work` in a forked child that flushes subnormal numbers to 0; `place` is its file."""
     torch = pytest.importorskip("torch")
 
     def flush() -> None:

@@ -233,7 +233,7 @@ def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _wait(child: int, asking: socket.socket) -> NoReturn:
-    """Wait for a program, and report its exit code; kill it, and what it started, if nobody waits for that."""
+    """Wait for a program, and report its exit code; kill its group if nobody waits for that."""
     woken, waking = socket.socketpair()
     waking.setblocking(False)
     signal.set_wakeup_fd(waking.fileno())

@@ -72,7 +72,7 @@ def test_states_of_flax_come_back(tmp_path: Path) -> None:
 
 
 def alone(arguments: list[str], place: Path) -> str:
-    """Run Python with nothing imported; return what it prints."""
+    """Run Python with nothing imported; return its output."""
     done = subprocess.run(
         [sys.executable, *arguments], cwd=place, env={**os.environ, "PYTHONPATH": str(REPOSITORY), **FAST},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,

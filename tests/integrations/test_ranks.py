@@ -32,7 +32,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def real_parts(small_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors are so large that a save takes a while, and what is read besides them is little."""
+    """Large tensors: a save takes a while, and a load reads little besides their chunks."""
     monkeypatch.setattr(units, "PART", REAL)
     monkeypatch.setenv("PART", str(REAL))
 
