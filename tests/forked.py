@@ -3,7 +3,7 @@
 Importing torch takes two seconds of a processor and libraries on top of it up to seven, which is more than tests
 then do with it. A forked program is a process like any other: it has an environment, a working directory and streams,
 may be killed, and ends with an exit code. An import that a program forgot and its server has made goes unnoticed:
-README and tutorial, which run most verbs, are run by real processes. The workers of pytest-xdist share the servers.
+the tutorial, which runs most verbs, is run by real processes. The workers of pytest-xdist share the servers.
 """
 
 from __future__ import annotations
