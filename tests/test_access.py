@@ -163,18 +163,29 @@ def test_a_part_that_may_not_be_written_is_named(place: Path, close: Close) -> N
         assert len(store) == 3
 
 
+#: Runs verbs, each in a process forked from one that has imported the program, and prints their exit codes.
+EACH_VERB = """
+import os, sys
+import ckstore.gc.collect, ckstore.intake.intake, ckstore.recovery.recover, ckstore.store
+from ckstore.cli.program import run
+for verb in sys.argv[1:]:
+    if not os.fork():
+        sys.exit(run(["--store", "store", *verb.split()]))
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
 def test_a_store_that_is_mounted_read_only(place: Path) -> None:
     """By a mount of its own; one sentence, and readers go on."""
     verbs = ["ingest step9.safetensors", "tag a@2 x", "forget a@2", "gc", "encode", "recover"]
-    script = "\n".join([
-        'mount --bind store store && mount -o remount,ro,bind store || { echo "no mount" >&2; exit 99; }',
-        *(f'"$0" -m ckstore --store store {verb}; echo "$?"' for verb in [*verbs, "verify", "log"]),
-    ])  # fmt: skip
+    script = (
+        'mount --bind store store && mount -o remount,ro,bind store || { echo "no mount" >&2; exit 99; }\n'
+        'exec "$0" -c "$@"'
+    )
     if shutil.which("unshare") is None:
         pytest.skip("a mount of its own takes unshare")
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, sys.executable], cwd=place, capture_output=True, text=True, check=False
-    )
+    command = ["unshare", "-rm", "sh", "-c", script, sys.executable, EACH_VERB, *verbs, "verify", "log"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     if done.returncode == 99 or "unshare" in done.stderr:
         pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
     codes = [line for line in done.stdout.splitlines() if line.isdigit()]
