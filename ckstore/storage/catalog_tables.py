@@ -265,17 +265,21 @@ def _use_triggers(table: str, columns: str, pack: str) -> Iterable[str]:
 
 #: The statements that create the tables of format 1, in order. SQLite keeps their text, without the blanks here.
 FORMAT_1 = tuple(" ".join(statement.split()) for statement in _TABLES.split(";"))
-_UNSHARED = "NOT EXISTS (SELECT 1 FROM versions WHERE origin = OLD.origin)"
-#: The triggers of a connection that writes; the file does not hold them.
-TRIGGERS = (
-    *(
-        f"CREATE TEMP TRIGGER IF NOT EXISTS origins_{name} AFTER {change} ON versions WHEN OLD.origin IS NOT NULL"
-        f" BEGIN DELETE FROM origins WHERE id = OLD.origin AND {_UNSHARED}; END"
-        for name, change in (("unused", "DELETE"), ("replaced", "UPDATE OF origin"))
-    ),
-    *(trigger for table, columns in SEALED.items() for trigger in _triggers(table, columns)),
-    *(trigger for table, (columns, pack) in USES.items() for trigger in _use_triggers(table, columns, pack)),
+#: Origins go with the last version that has them.
+_ORIGINS = tuple(
+    f"CREATE TEMP TRIGGER IF NOT EXISTS origins_{name} AFTER {change} ON versions WHEN OLD.origin IS NOT NULL BEGIN"
+    " DELETE FROM origins WHERE id = OLD.origin AND NOT EXISTS (SELECT 1 FROM versions WHERE origin = OLD.origin); END"
+    for name, change in (("unused", "DELETE"), ("replaced", "UPDATE OF origin"))
 )
+#: The triggers of a connection that writes, by table; the file does not hold them.
+TRIGGERS = {
+    table: (
+        *(_triggers(table, SEALED[table]) if table in SEALED else ()),
+        *(_use_triggers(table, *USES[table]) if table in USES else ()),
+        *(_ORIGINS if table == "versions" else ()),
+    )
+    for table in dict.fromkeys((*SEALED, *USES))
+}
 #: The sets of rows that have a sum in `seals`.
 SETS = (*_COUNTED, "hot")
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -67,6 +68,7 @@ class Connection:
         self._ends: list[Callable[[bool | None], None]] = []
         self._is_inherited = False
         self._size = self._claims = 0
+        self._has_triggers = False
         self._steps = -1
         with access.access_explained(path):
             if not path.is_file():
@@ -255,6 +257,7 @@ class Connection:
                     self._reopen()
                 self._database.execute("PRAGMA busy_timeout = 0")
                 try:
+                    self._add_triggers()
                     self._database.execute("BEGIN IMMEDIATE")
                     return
                 except sqlite3.OperationalError as error:
@@ -268,6 +271,13 @@ class Connection:
             finally:
                 self._lock.acquire()
             pause = min(2 * pause, _LONGEST_PAUSE) if time.monotonic() < begun + _FAIR else _FIRST_PAUSE
+
+    def _add_triggers(self) -> None:
+        """Add the triggers before the first transaction: many connections are opened for writing, and read."""
+        if not self._has_triggers:
+            for trigger in chain.from_iterable(catalog_tables.TRIGGERS.values()):
+                self._database.execute(trigger)
+            self._has_triggers = True
 
     def _reopen(self) -> None:
         if not self.path.is_file():
@@ -297,6 +307,7 @@ class Connection:
             inode = os.stat(self.path).st_ino
             database = self._connect_to_write() if self.mode == "a" else self._connect_read_only()
             self._inode = inode
+            self._has_triggers = False
             return database
 
     def _connect_to_write(self) -> sqlite3.Connection:
@@ -402,10 +413,6 @@ class Connection:
         odd = catalog_tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER))
         if odd is not None:
             raise IntegrityError(f"{self.path} has an unexpected {odd!r}; run `ckstore recover` to rebuild it.")
-        if self.mode == "a":
-            with explained(self.path):
-                for trigger in catalog_tables.TRIGGERS:
-                    self._database.execute(trigger)
 
     def _upgrade(self) -> None:
         if self.mode == "r":
@@ -413,8 +420,12 @@ class Connection:
             return
         from ckstore.storage.migrations import migrate
 
-        with self.transaction(), explained(self.path):
-            migrate(self._database, FORMAT)
+        self._has_triggers = True  # The migration adds the triggers that it needs.
+        try:
+            with self.transaction(), explained(self.path):
+                migrate(self._database, FORMAT)
+        finally:
+            self._has_triggers = False
 
 
 @contextmanager

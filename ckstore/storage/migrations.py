@@ -16,7 +16,8 @@ migrations = Migrations("ckstore")
 @migrations(name="0001_tables")
 def create_tables(db: Database) -> None:
     """Format 1."""
-    for statement in (*catalog_tables.FORMAT_1, *catalog_tables.TRIGGERS):
+    triggers = catalog_tables.TRIGGERS["seals"] + catalog_tables.TRIGGERS["meta"]
+    for statement in (*catalog_tables.FORMAT_1, *triggers):
         db.execute(statement)
     for name in catalog_tables.SETS:
         db.execute("INSERT INTO seals (name) VALUES (?)", [name])
