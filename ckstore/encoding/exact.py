@@ -18,7 +18,6 @@ from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import CAST_CHECKSUM, Cast, Delta, Full, Patches, Raw, Record, check_cut, common_fields
 from ckstore.objects.units import Unit
-from ckstore.runtime.blocks import empty
 from ckstore.runtime.checksum import crc32
 
 #: Context order is used if it saves at least this part of the payload.
@@ -125,9 +124,7 @@ class ObjectEncoder:
                 for other in replaced:
                     self.reader.cache.drop((other, chunk))
                 if self.reader.cache.get((content, chunk)) is None:  # Possibly cached by a read of a hot version.
-                    own = empty(bits.size, bits.dtype)
-                    own[...] = bits  # A copy: the next objects reuse the memory of `bits`.
-                    self.reader.cache.put((content, chunk), own)
+                    self.reader.cache.put_part((content, chunk), bits)
         return payloads, others
 
     def _base(self, parent: Parent, unit: Unit) -> Record | None:

@@ -39,11 +39,11 @@ Way = tuple[Sequence[Patches], Sequence[Record]]
 class ChunkCache:
     """Decoded chunks by (id, index). Beyond `limit` bytes the least recently used are evicted. Safe for threads.
 
-    An array that would keep a much larger buffer alive is copied first.
+    An array that would keep a much larger buffer alive is copied first, unless the rest of the buffer is cached, too.
     """
 
     def __init__(self, limit: int) -> None:
-        self._chunks: Lru[tuple[str, int], npt.NDArray[Any]] = Lru(limit, _held)
+        self._chunks: Lru[tuple[str, int], npt.NDArray[Any]] = Lru(limit, _weight)
 
     @property
     def limit(self) -> int:
@@ -82,22 +82,45 @@ class ChunkCache:
         if array.nbytes > self.limit:
             return
         if _held(array) > 2 * array.nbytes:
-            own = empty(array.size, array.dtype)
-            own[...] = array
-            array = own
-            array.flags.writeable = False
+            array = _copy(array)
         self._chunks.put(key, array)
+
+    def put_part(self, key: tuple[str, int], array: npt.NDArray[Any]) -> None:
+        """Cache a chunk of an object whose chunks are all cached, in the memory that they share; make it read-only.
+
+        A chunk in memory that the caller may write to is copied.
+        """
+        array.flags.writeable = False
+        self._chunks.put(key, array if isinstance(_owner(array), Block) else _copy(array))
+
+
+def _copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    own = empty(array.size, array.dtype)
+    own[...] = array
+    own.flags.writeable = False
+    return own
+
+
+def _weight(array: npt.NDArray[Any]) -> int:
+    """Return the bytes that a cached array counts: of a part of an object its own."""
+    held = _held(array)
+    return held if held <= 2 * array.nbytes else array.nbytes
 
 
 def _held(array: npt.NDArray[Any]) -> int:
     """Return the bytes of memory that `array` keeps alive."""
+    owner = _owner(array)
+    return owner.nbytes if isinstance(owner, Block) else memoryview(owner).nbytes
+
+
+def _owner(array: npt.NDArray[Any]) -> Any:
     owner: Any = array
     while not isinstance(owner, Block):
         below = owner.base if isinstance(owner, np.ndarray) else owner.obj if isinstance(owner, memoryview) else None
         if below is None:
-            return memoryview(owner).nbytes
+            break
         owner = below
-    return owner.nbytes
+    return owner
 
 
 #: Bytes of cached chunks for work that is done once.
@@ -263,6 +286,8 @@ class ObjectReader:
     def ordinals(self, record: Record, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Return the bits of one chunk of an exact object, read-only."""
         pending, _, bits = self._undecoded(record, chunk)
+        if bits is not None and not pending:
+            return bits
         return self._decoded((record.id, chunk), self._applied(pending, chunk, bits, out), keep=keep)
 
     def _applied(self, pending: Sequence[Record], chunk: int, bits: Bits | None, out: Bits | None = None) -> Bits:

@@ -1,4 +1,4 @@
-"""Arrays of a chunk's size whose memory is reused once it is free.
+"""Arrays of the sizes of chunks and objects whose memory is reused once it is free.
 
 Memory that the C library returns to the system must be mapped page by page again, and zeroed: for an array of 2^18
 floats that takes as long as decoding it.
@@ -12,16 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 #: Arrays with fewer or more bytes are allocated as usual.
-_LEAST, _MOST = 1 << 16, 1 << 22
+_LEAST, _MOST = 1 << 16, 1 << 25
 
 #: Arrays begin with a line of the cache: a store of a whole vector that crosses lines takes twice as long.
 _LINE = 64
 
-#: Bytes that are kept of each size.
+#: Bytes that are kept of each size up to that of a chunk, whose binary logarithm is at most ...
 _KEPT = 16 << 20
+_CHUNK = 22
+
+#: ... and bytes of all larger sizes together: the objects that an ingest holds while it reads, plans and encodes.
+_KEPT_OBJECTS = 96 << 20
 
 #: Free memory, and its address, by the binary logarithm of its size. Appending and popping are atomic.
-_free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = {size: [] for size in range(_LEAST.bit_length() - 1, 24)}
+_free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = {size: [] for size in range(_LEAST.bit_length() - 1, 26)}
 
 
 class Block:
@@ -45,10 +49,20 @@ class Block:
             "data": (self._memory[1], False),
         }
 
-    def __del__(self, free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = _free, kept: int = _KEPT) -> None:
-        # At the end of the process, this module's names may be deleted before the last array.
+    # At the end of the process, this module's names may be deleted before the last array.
+    def __del__(
+        self,
+        free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = _free,
+        kept: int = _KEPT,
+        chunk: int = _CHUNK,
+        kept_objects: int = _KEPT_OBJECTS,
+    ) -> None:
         same = free[self._size]
-        if len(same) << self._size < kept:
+        if self._size <= chunk:
+            is_kept = len(same) << self._size < kept
+        else:
+            is_kept = sum([len(free[size]) << size for size in free if size > chunk]) + self.nbytes <= kept_objects
+        if is_kept:
             same.append(self._memory)
 
 

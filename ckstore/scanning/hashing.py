@@ -26,6 +26,7 @@ from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.objects.continuation import Cut
 from ckstore.objects.identity import content_id
 from ckstore.objects.units import Member, plan_units
+from ckstore.runtime.blocks import empty
 from ckstore.runtime.checksum import crc32
 from ckstore.scanning.content_cuts import plan_cuts
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
@@ -44,9 +45,6 @@ _WINDOWS = 3
 
 #: The size of short windows, and of windows of data that stay in place.
 _SHORT = 8 << 20
-
-#: The alignment of objects in memory: NumPy needs aligned items, and the processor profits from aligned cache lines.
-_ALIGNMENT = 64
 
 Progress = Callable[[int], None]
 
@@ -286,9 +284,6 @@ class _Held:
     def __init__(self, version: ScannedVersion, window: int) -> None:
         self._version = version
         self._size = window
-        self._arena = max([window, *(unit.nbytes for unit in version.units if unit.nbytes <= WINDOW)])
-        self._arenas = deque(np.empty(self._arena, np.uint8) for _ in range(_WINDOWS))
-        self._used = 0
         self._window: list[int] = []
         self._filled = 0
         #: Windows that were passed on and may still be used.
@@ -313,14 +308,7 @@ class _Held:
                     self._late[number] = None
                     return None
                 self._waiting += nbytes
-                buffer = np.empty(nbytes, np.uint8)
-            else:
-                if self._used + nbytes <= self._arena:
-                    buffer = self._arenas[0][self._used : self._used + nbytes]
-                    self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-                else:
-                    buffer = np.empty(nbytes, np.uint8)
-            self._buffers[number] = buffer
+            buffer = self._buffers[number] = empty(nbytes, np.uint8)
         return None if buffer is None else memoryview(buffer)[position:]
 
     def lend(self, number: int, data: memoryview) -> Iterator[list[int]]:
@@ -360,8 +348,7 @@ class _Held:
     def _close(self) -> Iterator[list[int]]:
         """Yield the complete units; at the next request the oldest window is coded, and its memory is free again."""
         self._before.append(self._window)
-        self._window, self._filled, self._used = [], 0, 0
-        self._arenas.rotate()
+        self._window, self._filled = [], 0
         yield self._before[-1]
         if len(self._before) == _WINDOWS:
             for number in self._before.popleft():

@@ -51,7 +51,12 @@ def test_memory_is_released_with_the_last_view() -> None:
 def test_only_so_much_is_kept() -> None:
     held = [empty(1 << 20, np.uint8) for _ in range(64)]
     held.clear()
-    assert all(len(free) << size <= memory._KEPT for size, free in memory._free.items())
+    assert len(memory._free[20]) << 20 == memory._KEPT
+    objects = [empty(1 << size, np.uint8) for size in (23, 24, 25) for _ in range(8)]
+    objects.clear()
+    kept = {size: len(free) << size for size, free in memory._free.items()}
+    assert all(kept[size] <= memory._KEPT for size in kept if size <= memory._CHUNK)
+    assert sum(kept[size] for size in (23, 24, 25)) == memory._KEPT_OBJECTS
 
 
 def test_threads_never_share_memory() -> None:
