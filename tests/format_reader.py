@@ -377,6 +377,17 @@ class Reader:
         )
         return projected + stored
 
+    def _before(self, record: dict[str, Any], chunk: int) -> Array:
+        """Return the elements of the base of a delta, or of patches, that are those of a chunk."""
+        if not record.get("part"):
+            return self.ordinal_bits(record["base"], chunk)
+        base = self.objects[record["base"]][1]
+        assert base["count"] > record["count"]
+        assert record["chunk"] == base["chunk"] or record["count"] <= record["chunk"]
+        whole = [self.ordinal_bits(record["base"], number) for number in range(-(-base["count"] // base["chunk"]))]
+        first = chunk * record["chunk"]
+        return np.concatenate(whole)[first : first + self._length(record, chunk)]
+
     def ordinal_bits(self, identity: str, chunk: int) -> Array:
         """Return the values of a chunk of an object on an ordinal lattice, as bits."""
         pack, record = self.objects[identity]
@@ -394,11 +405,11 @@ class Reader:
             assert zlib.crc32(bits.tobytes()) == int.from_bytes(data[:4], "little")
             return bits
         if record["kind"] == "patches":
-            before, data = self.ordinal_bits(record["base"], chunk), self._patch(pack, record, chunk)
+            before, data = self._before(record, chunk), self._patch(pack, record, chunk)
             return patched(before, data, record["dtype"]) if data else before
         predicted = np.zeros(self._length(record, chunk), f"u{size}")
         if "base" in record:
-            predicted = self.ordinal_bits(record["base"], chunk)
+            predicted = self._before(record, chunk)
         payload = self._payload(pack, record, chunk)
         if payload is None:
             return predicted

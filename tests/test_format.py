@@ -74,6 +74,29 @@ def test_a_reader_written_from_the_format_restores_every_file(written: Path):
         assert blake3(data).hexdigest() == version["files"][0][2]
 
 
+def test_the_reader_restores_tensors_that_shrink(tmp_path: Path) -> None:
+    """Of one chunk and of several, whose elements all change, or few; of a chunk that begins as two others do."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(3000, 2900), (20_000, 19_000), (9000, 8000), (70_000, 65_000)]
+    tensors = [torch.randn(before, 32 if before < 70_000 else 1, generator=generator) for before, _ in sizes]
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(3):
+            if step == 1:
+                tensors = [tensor[:after].clone() for tensor, (_, after) in zip(tensors, sizes, strict=True)]
+            state = {f"all{number}": tensor + step * 1e-5 for number, tensor in enumerate(tensors)}
+            for number, tensor in enumerate(tensors):
+                state[f"some{number}"] = tensor.clone()
+                state[f"some{number}"][:: 97 + step] += step
+            torch.save(state, tmp_path / f"step{step}.pt")
+            store.ingest(tmp_path / f"step{step}.pt", run="r")
+    reader = Reader(tmp_path / "store")
+    kinds = {record["kind"] for _, record in reader.objects.values() if record.get("part")}
+    assert kinds == {"delta", "patches"}
+    for number in reader.versions:
+        [(path, data)] = reader.files(number)
+        assert data == (tmp_path / path).read_bytes()
+
+
 def test_the_reader_restores_a_hot_version(tmp_path: Path) -> None:
     for step in range(3):
         torch.save(checkpoint(step), tmp_path / f"step{step}.pt")

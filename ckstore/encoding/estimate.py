@@ -42,12 +42,13 @@ class Parent:
     """The parent version's object of the same signature.
 
     `spread` is the mean square of a coarse object's errors (`CoarseUnit`), `other` the id of the object in the nearest
-    ancestor of the other fidelity.
+    ancestor of the other fidelity. The object of another signature is `longer`: its first elements are the unit's.
     """
 
     id: str
     spread: float = SPREAD
     other: str | None = None
+    longer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,18 @@ from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work, cost, layer, patches, price
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import CAST_CHECKSUM, Cast, Delta, Full, Patches, Raw, Record, check_cut, common_fields
+from ckstore.objects.records import (
+    CAST_CHECKSUM,
+    Cast,
+    Delta,
+    Full,
+    Patches,
+    Raw,
+    Record,
+    begins,
+    check_cut,
+    common_fields,
+)
 from ckstore.objects.units import Unit
 from ckstore.runtime.checksum import crc32
 
@@ -36,6 +47,9 @@ SHORTCUT_WORTH = 0.75
 #: the chain would decode them, and a cheap chain gets long. A patch of an ancestor replaces the levels between: where
 #: the same elements change again, it takes less than a base.
 PATCH_WORTH = 1.5
+
+#: Objects of a chain that are parts of their bases, at most.
+_PARTS = 4
 
 
 class ObjectEncoder:
@@ -109,7 +123,7 @@ class ObjectEncoder:
         def payload(one: Way, chunk: int, bits: Bits) -> memoryview | bytes | None:
             if one.patched and one.base is estimate.parent and chunk in estimate.patches:
                 return estimate.patches[chunk]
-            before = None if one.base is None else self.reader.ordinals(one.base, chunk, keep=False)
+            before = None if one.base is None else self.reader.before(one.base, unit, chunk, keep=False)
             if one.source is not None:
                 before = narrowed(one.source.read(start, start + bits.size), unit.dtype)
             return encode_values(unit, bits, before, one)
@@ -135,7 +149,10 @@ class ObjectEncoder:
         for identity in (parent.id, parent.other):
             if identity is not None:
                 record = self.reader.resolver.record(identity)
-                check_cut(record, unit)
+                if not parent.longer:
+                    check_cut(record, unit)
+                elif not begins(record, unit) or self.reader.chains.parts(record) >= _PARTS:
+                    return None
                 if record.is_exact and not isinstance(record, Raw):
                     return record
         return None
@@ -145,7 +162,7 @@ class ObjectEncoder:
         count, chunks, read_price = unit.count, sample.chunks, self.reader.blocks.read_price
         levels = () if record is None else self.reader.chains.levels(record)
         ancestors = nearby_ancestors(level for level in levels if level.dtype == unit.dtype)
-        before = [self._sampled(ancestor, sample) for _, ancestor in ancestors]
+        before = [self._sampled(ancestor, unit, sample) for _, ancestor in ancestors]
         is_sparse = bool(before) and _is_sparse(sample.bits, before[-1])
         taken = sample if is_sparse else sample.part()
         base = taken.nbytes(ordinal_difference(taken.bits, None, unit.dtype))
@@ -176,11 +193,13 @@ class ObjectEncoder:
                 work = layer(chunks, count, int(stored), grouped=context, delta=True).plus(below)
                 offer(f"{'context' if context else 'natural'}-{place}", Way(ancestor, context=context), stored, work)
         candidates = Candidates(tuple(options), 0.0 if record is None else record.debt)
-        parent = record if is_sparse else None
+        parent = record if is_sparse and record is not None and record.count == count else None
         return Estimate(unit, candidates, ways, alone, int(base), parent=parent, patches=known)
 
-    def _sampled(self, record: Record, sample: Sample) -> Bits:
+    def _sampled(self, record: Record, unit: Unit, sample: Sample) -> Bits:
         """Return the same elements of another object as those of a sample."""
+        if record.count != unit.count:
+            return sample.cut(self.reader.before(record, unit, sample.chunk))
         key = record.id, sample.chunk
         found = self.reader.samples.get(key)
         if found is None or found.size != sample.bits.size:
@@ -204,7 +223,7 @@ class ObjectEncoder:
         for chunk in chunks or [sample.chunk]:
             first = chunk * unit.chunk
             bits = read(first, min(first + unit.chunk, unit.count))
-            before = self.reader.ordinals(record, chunk)
+            before = self.reader.before(record, unit, chunk)
             known[chunk] = find_changes(bits, before, is_float=unit.dtype in FLOATS).patch()
             found += len(known[chunk] or b"")
             compared += bits.size
@@ -220,10 +239,11 @@ def encoded_as(whole: Record, way: Way, payloads: list[memoryview | bytes | None
         return Encoded(Cast(**whole.common, base=way.source.content, sizes=sizes), payloads)
     if way.base is None:
         return Encoded(Full(**whole.common), payloads)
+    based = whole.common | {"base": way.base.id, "debt": debt, "part": way.base.count > whole.count}
     if way.patched and any(payloads):
         sizes = tuple(len(payload or b"") for payload in payloads)
-        return Encoded(Patches(**whole.common, base=way.base.id, debt=debt, sizes=sizes), payloads)
-    return Encoded(Delta(**whole.common, base=way.base.id, debt=debt, context=way.context), payloads)
+        return Encoded(Patches(**based, sizes=sizes), payloads)
+    return Encoded(Delta(**based, context=way.context), payloads)
 
 
 def encode_values(of: Unit | Record, bits: Bits, before: Bits | None, way: Way) -> memoryview | bytes | None:

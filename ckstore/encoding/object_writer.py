@@ -230,8 +230,9 @@ def _recipe(record: Record) -> str:
     if isinstance(record, Codebook):
         return "base + this" if record.additive else _LEVELS
     if not isinstance(record, Linear):
-        sign = "sign(base) * " if is_mirrored(record.dtype, record.count, record.chunk) else ""
-        return f"ord(base) + {sign}this"
+        base = f"base[:{record.count}]" if record.part else "base"
+        sign = f"sign({base}) * " if is_mirrored(record.dtype, record.count, record.chunk) else ""
+        return f"ord({base}) + {sign}this"
     step, has_axes = record.step, record.rows or record.cols
     return f"2**({step} + rows + cols) * (project(base) + this)" if has_axes else f"2**{step} * (project(base) + this)"
 

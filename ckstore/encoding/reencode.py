@@ -48,6 +48,6 @@ def _exactly(reader: ObjectReader, record: Record, way: Way) -> Encoded:
     """Encode an exact object in one way."""
     payloads = []
     for chunk in range(record.chunks):
-        before = None if way.base is None else reader.ordinals(way.base, chunk)
+        before = None if way.base is None else reader.before(way.base, record, chunk)
         payloads.append(encode_values(record, reader.ordinals(record, chunk), before, way))
     return encoded_as(record, way, payloads)

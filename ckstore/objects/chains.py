@@ -11,9 +11,12 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work
-from ckstore.objects.records import Cast, Patches, Record, check_cut
+from ckstore.objects.records import Cast, Patches, Record, check_base
 
 T = TypeVar("T")
+
+#: Parts in a chain that are decoded, more than writers make: chains of several stores may join.
+_MOST_PARTS = 16
 
 
 class Resolver(Protocol):
@@ -37,12 +40,16 @@ class Resolver(Protocol):
 
 
 class _Link(NamedTuple):
-    """A record, the link of its base, the number of deltas down to the chain's end, and the work of all of them."""
+    """A record, the link of its base, the number of deltas down to the chain's end, the work of all of them, and parts.
+
+    `parts` is the number of records in the chain that are parts of their bases.
+    """
 
     record: Record
     below: _Link | None
     depth: int
     work: Work
+    parts: int
 
 
 class Chains:
@@ -101,7 +108,7 @@ class Chains:
             record = self._resolver.find(identity)
             if record is not None and applied:
                 try:
-                    _check_fit(record, applied[-1])
+                    check_base(record, applied[-1])
                 except IntegrityError:  # Of a shortcut that is not sound.
                     continue
             if identity in undone:
@@ -110,7 +117,7 @@ class Chains:
             if record is None:  # Of a shortcut, which needs no object.
                 continue
             for level in (record, self._resolver.shortcut(record)):
-                if level is not None and level.base is not None:
+                if level is not None and level.base is not None and not level.part:
                     cost = nbytes + level.nbytes + sum(one.nbytes for one in undone.get(level.base, ()))
                     heappush(ways, (cost, next(numbers), level.base, [*applied, level]))
         return [], chain
@@ -121,7 +128,7 @@ class Chains:
         with suppress(IntegrityError):  # Nothing needs the held object any more.
             passed: list[Patches] = []
             for level in self.records(held) if held else ():
-                if not isinstance(level, Patches) or isinstance(level, Cast):
+                if not isinstance(level, Patches) or isinstance(level, Cast) or level.part:
                     break
                 passed = [*passed, level]
                 undone[level.base] = passed
@@ -134,6 +141,10 @@ class Chains:
     def depth(self, record: Record) -> int:
         """Return the number of deltas in the chain that restoring the object takes."""
         return self._resolver.settled(partial(self._link, record)).depth
+
+    def parts(self, record: Record) -> int:
+        """Return the number of objects in the chain that are parts of their bases."""
+        return self._resolver.settled(partial(self._link, record)).parts
 
     def _link(self, record: Record) -> _Link:
         generation = self._resolver.generation
@@ -153,7 +164,10 @@ class Chains:
             level, link = self._base(level), None
         for level in reversed(above.values()):
             work = level.work if link is None else level.work.plus(link.work)
-            links[level.id] = link = _Link(level, link, 0 if link is None else link.depth + 1, work)
+            depth, parts = (0, 0) if link is None else (link.depth + 1, link.parts + level.part)
+            if parts > _MOST_PARTS:  # Each is decoded within the one above.
+                raise IntegrityError(f"The chain of object {record.id} has too many parts; run `ckstore recover`.")
+            links[level.id] = link = _Link(level, link, depth, work, parts)
         assert link is not None
         return link
 
@@ -161,12 +175,5 @@ class Chains:
         if record.base is None:
             return None
         base = self._resolver.record(record.base)
-        _check_fit(base, record)
+        check_base(base, record)
         return base
-
-
-def _check_fit(base: Record, record: Record) -> None:
-    """Raise `IntegrityError` unless a record can be stored against another one."""
-    check_cut(base, record, record.base_dtype)
-    if not record.fits_on(base):
-        raise IntegrityError(f"Object {record.id} cannot be a delta against {base.id}; run `ckstore recover`.")

@@ -106,6 +106,30 @@ def continued(version: Cut, parent: Cut, apart: Container[tuple[int, int]] = ())
     return [*same, *renewed, *_signed(rest, {unit.signature for unit in [*same, *renewed]})]
 
 
+def beginnings(version: Cut, parent: Cut) -> dict[str, str]:
+    """Return the parent's units whose first elements a version has as a unit of its own, by signature of that one."""
+    known, own = ({unit.signature for unit in cut.units} for cut in (parent, version))
+    fresh = [unit for unit in version.units if unit.signature not in known]
+    left = [unit for unit in parent.units if unit.signature not in own]
+    if not fresh or not left:
+        return {}
+    after, before = _Pieces(version.files, fresh), _Pieces(parent.files, left)
+    moved = _moves(before.pieces, after.pieces)
+    found: dict[tuple[int, int], tuple[Unit, int]] = {}
+    for unit in left:
+        piece, first, size = before.beginning(unit)
+        for start, taken, other, at in moved.get(piece, ()):
+            if start <= first < start + taken:
+                found[other, at + first - start] = unit, min(size, start + taken - first)
+    longer = {}
+    for unit in fresh:
+        piece, first, size = after.beginning(unit)
+        whole, most = found.get((piece, first), (unit, 0))
+        if size == sum([member.count for member in unit.members]) <= most and whole.dtype == unit.dtype:
+            longer[unit.signature] = whole.signature
+    return longer
+
+
 def _signed(units: Iterable[Unit], signatures: set[str]) -> Iterator[Unit]:
     """Yield units with signatures of their own: a part of a tensor that grew may look like a former one."""
     for unit in units:
@@ -165,6 +189,16 @@ class _Pieces:
         """Return the place of a unit's member."""
         number, start = self._starts[member.file, member.extent]
         return _Place(number, start + member.first, member.count)
+
+    def beginning(self, unit: Unit) -> _Place:
+        """Return the stretch of a piece with which a unit begins."""
+        piece, first, size = self.place(unit.members[0])
+        for member in unit.members[1:]:
+            place = self.place(member)
+            if place[:2] != (piece, first + size):
+                break
+            size += place.size
+        return _Place(piece, first, size)
 
 
 def _moves(before: Sequence[Piece], after: Sequence[Piece]) -> dict[int, list[_Stretch]]:

@@ -246,6 +246,11 @@ class VersionDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {} if self.coarse is None else self.coarse.units
 
     @property
+    def prefixes(self) -> list[str]:
+        """The prefix of the typed paths of each file's tensors in the units."""
+        return [f"{file.path}/" if self.is_directory else "" for file in self.files]
+
+    @property
     def _refs(self) -> list[BlobRef]:
         return [self.layout, self.crcs, *(file.skeleton for file in self.files)]
 

@@ -27,6 +27,7 @@ from ckstore.errors import IntegrityError
 from ckstore.objects.chains import Chains, Resolver
 from ckstore.objects.records import CAST_CHECKSUM, Cast, Codebook, Delta, Factors, Linear, Patches, Raw, Record, Rounded
 from ckstore.objects.stored_chunks import Blocks, StoredChunks
+from ckstore.objects.units import Unit
 from ckstore.runtime import forks
 from ckstore.runtime.blocks import Block, empty
 from ckstore.runtime.checksum import crc32
@@ -81,7 +82,7 @@ class ChunkCache:
         array.flags.writeable = False
         if array.nbytes > self.limit:
             return
-        if _held(array) > 2 * array.nbytes:
+        if _held(array) >= 2 * array.nbytes:
             array = _copy(array)
         self._chunks.put(key, array)
 
@@ -104,7 +105,7 @@ def _copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _weight(array: npt.NDArray[Any]) -> int:
     """Return the bytes that a cached array counts: of a part of an object its own."""
     held = _held(array)
-    return held if held <= 2 * array.nbytes else array.nbytes
+    return held if held < 2 * array.nbytes else array.nbytes
 
 
 def _held(array: npt.NDArray[Any]) -> int:
@@ -174,12 +175,28 @@ class ObjectReader:
     def _undecoded(self, record: Record, chunk: int) -> tuple[list[Record], Record | None, npt.NDArray[Any] | None]:
         """Return the levels of a chain to decode, lowest first, and the cached level below them with its chunk."""
         pending: list[Record] = []
-        for level in self.chains.levels(record):
+        levels = self.chains.levels(record)
+        for level in levels:
             cached = self.cache.get((level.id, chunk))
             if cached is not None:
                 return pending[::-1], level, cached
             pending.append(level)
+            if level.part:
+                below = next(levels)
+                return pending[::-1], below, self.before(below, level, chunk, keep=False)
         return pending[::-1], None, None
+
+    def before(self, base: Record, of: Record | Unit, chunk: int, *, keep: bool = True) -> Bits:
+        """Return the bits of an exact object's elements that are those of a chunk of one stored against it."""
+        if base.count == of.count:
+            return self.ordinals(base, chunk, keep=keep)
+        first, last = chunk * of.chunk, min((chunk + 1) * of.chunk, of.count)
+        parts = [
+            self.ordinals(base, number, keep=keep)[max(first - start, 0) : last - start]
+            for number in range(first // base.chunk, -(-last // base.chunk))
+            for start in (number * base.chunk,)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     # Decoded chunks are cached unless `keep` is false, as for a sequential read. Values are decoded into `out` if
     # given, unless they are cached or another buffer already holds them: callers use the returned array.

@@ -109,6 +109,11 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="k
         return False
 
     @property
+    def part(self) -> bool:
+        """Whether its elements are the first ones of its base, which has more."""
+        return False
+
+    @property
     def origin(self) -> str | None:
         """Id of the first object of this one's run, or None."""
         return None
@@ -241,9 +246,12 @@ class Delta(_Based, frozen=True, kw_only=True):
     ----------
     context
         Chunks are coded in context order (classes from the base).
+    part
+        The base has more elements, and the first of them are the object's.
     """
 
     context: bool = False
+    part: bool = False
 
     @property
     def work(self) -> Work:
@@ -263,9 +271,12 @@ class Patches(_Based, frozen=True, kw_only=True):
     ----------
     sizes
         Bytes of each chunk's patch, 0 for an unchanged chunk.
+    part
+        The base has more elements, and the first of them are the object's.
     """
 
     sizes: Annotated[tuple[Whole, ...], Meta(min_length=1)]
+    part: bool = False
 
     @property
     def work(self) -> Work:
@@ -290,7 +301,7 @@ class Cast(Patches, frozen=True, kw_only=True):
         return CAST_FROM
 
     def _is_possible(self) -> bool:
-        return Patches._is_possible(self) and min(self.sizes) >= CAST_CHECKSUM
+        return Patches._is_possible(self) and min(self.sizes) >= CAST_CHECKSUM and not self.part
 
 
 class Coarse(Record, frozen=True, kw_only=True):
@@ -540,3 +551,19 @@ def check_cut(record: Record, other: Record | Unit, dtype: str | None = None) ->
     """Raise `IntegrityError` unless a record has count and chunks of its owner, and its dtype or the given one."""
     if (record.dtype, record.count, record.chunk) != (dtype or other.dtype, other.count, other.chunk):
         raise IntegrityError(f"Object {record.id} is cut into other chunks than its owner; run `ckstore verify`.")
+
+
+def begins(base: Record, other: Record | Unit) -> bool:
+    """Return whether an object may have the first elements of a base with more: its chunks are the base's, or one."""
+    fits = other.chunk == base.chunk or other.count <= other.chunk
+    return fits and base.dtype == other.dtype and base.count > other.count
+
+
+def check_base(base: Record, record: Record) -> None:
+    """Raise `IntegrityError` unless a record can be stored against another one."""
+    if not record.part:
+        check_cut(base, record, record.base_dtype)
+    elif not begins(base, record):
+        raise IntegrityError(f"Object {record.id} is no part of {base.id}; run `ckstore verify`.")
+    if not record.fits_on(base):
+        raise IntegrityError(f"Object {record.id} cannot be a delta against {base.id}; run `ckstore recover`.")

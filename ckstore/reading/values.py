@@ -9,6 +9,7 @@ import numpy as np
 
 from ckstore.codecs.lattice import Bits
 from ckstore.formats.layout import FileLayout
+from ckstore.objects.continuation import Cut
 from ckstore.objects.units import Unit
 from ckstore.reading.stored_version import StoredVersion
 
@@ -34,6 +35,12 @@ class StoredValues:
     def layouts(self) -> Sequence[FileLayout]:
         """The layouts of the files."""
         return self._version.layout.files
+
+    @property
+    def cut(self) -> Cut:
+        """The files and the units."""
+        document, layout = self._version.document, self._version.layout
+        return Cut([*zip(document.prefixes, layout.files, strict=True)], layout.units)
 
     @property
     def size(self) -> int:

@@ -102,6 +102,11 @@ class ScannedVersion:
             file.source.check_unchanged()
         self.held.clear()
 
+    @property
+    def cut(self) -> Cut:
+        """The files and the units."""
+        return Cut([(self.prefix(file), file.layout) for file in self.files], self.units)
+
     def prefix(self, file: ScannedFile) -> str:
         """Return the prefix of the typed paths of a file's tensors in this version's units."""
         return f"{file.path}/" if self.is_directory else ""

@@ -15,7 +15,7 @@ from ckstore.encoding.estimator import parent_objects
 from ckstore.encoding.value_roles import Values
 from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.formats.layout import Path
-from ckstore.objects.continuation import Cut, continued
+from ckstore.objects.continuation import Cut, beginnings, continued
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.layouts import check_layout
 from ckstore.objects.records import Factors, check_cut
@@ -63,8 +63,8 @@ def nearest_version(
     It shares at least half of the elements by name and shape, or continues them unless `scanned` is cut for good, and
     is not superseded. The differences take less than the part `worth` of the values in full.
     """
-    files = [(scanned.prefix(file), file.layout) for file in scanned.files]
-    cut = Cut(files, scanned.units or plan_units(files))
+    cut = scanned.cut
+    cut = Cut(cut.files, cut.units or plan_units(cut.files))
     total = sum(unit.count for unit in cut.units)
     candidates = []
     for number in numbers:
@@ -208,14 +208,31 @@ def units_after(
     uid, alone, units = repository.last_cut
     if uid == parent.uid and version.units == alone:
         return list(units)
+    before = _cut_of(repository, parent)
+    return list(version.units) if before is None else continued(version, before, apart)
+
+
+def _cut_of(repository: Repository, row: VersionRow) -> Cut | None:
+    """Return the files and units of a version; None if its layout is lost."""
     try:
-        document = repository.resolver.document(parent)
-        layout = repository.resolver.layout(document.layout, parent.pack)
+        document = repository.resolver.document(row)
+        layout = repository.resolver.layout(document.layout, row.pack)
         check_layout(layout, document)
     except (IntegrityError, NotFoundError):
-        return list(version.units)
-    prefixes = (f"{file.path}/" if document.is_directory else "" for file in document.files)
-    return continued(version, Cut([*zip(prefixes, layout.files, strict=True)], layout.units), apart)
+        return None
+    return Cut([*zip(document.prefixes, layout.files, strict=True)], layout.units)
+
+
+def with_longer(
+    repository: Repository, version: Cut, parents: Mapping[str, Parent], parent: VersionRow
+) -> dict[str, Parent]:
+    """Return the parent's objects, and for units that it lacks the ones that begin with their elements."""
+    if all(unit.signature in parents for unit in version.units):
+        return dict(parents)
+    before = _cut_of(repository, parent)
+    longer = {} if before is None else beginnings(version, before)
+    found = {own: replace(parents[other], longer=True) for own, other in longer.items() if other in parents}
+    return {**parents, **found}
 
 
 def cuts_of(repository: Repository, row: VersionRow) -> dict[tuple[str, Path], tuple[int, list[int]]]:
@@ -235,9 +252,8 @@ def cuts_of(repository: Repository, row: VersionRow) -> dict[tuple[str, Path], t
     found = {}
     for (file, number), parts in firsts.items():
         extent = layout.files[file].extents[number]
-        prefix = f"{document.files[file].path}/" if document.is_directory else ""
         if len(parts) > 1:
-            found[prefix, extent.path] = extent.count, sorted(parts)
+            found[document.prefixes[file], extent.path] = extent.count, sorted(parts)
     return found
 
 

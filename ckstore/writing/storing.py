@@ -21,6 +21,7 @@ from ckstore.encoding.value_roles import Values
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import FileLayout
 from ckstore.lineage.cost import cost
+from ckstore.objects.continuation import Cut
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.resolver import CatalogResolver
@@ -30,7 +31,7 @@ from ckstore.repository import Repository
 from ckstore.runtime.threads import batches, one_ahead, worker_count
 from ckstore.scanning.hashing import WINDOW, held_windows
 from ckstore.scanning.scanned import ScannedVersion
-from ckstore.writing.parents import parents_of, with_relatives
+from ckstore.writing.parents import parents_of, with_longer, with_relatives
 from ckstore.writing.request import Request
 
 #: Objects that are estimated and planned together, with their content ids.
@@ -48,6 +49,10 @@ class UnitSource(Values, Protocol):
     @property
     def contents(self) -> Sequence[str]:
         """The content ids, in the order of the units."""
+
+    @property
+    def cut(self) -> Cut:
+        """The files and the units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,8 @@ def store_objects(
     parents = parents_of(repository, request.parent, coarse=request.policy.is_coarse)
     if request.parent is not None and request.parent.run != request.run and not request.policy.is_coarse:
         parents = with_relatives(repository, values, parents, request.parent, request.bands)
+    if request.parent is not None and not request.policy.is_coarse:
+        parents = with_longer(repository, values.cut, parents, request.parent)
     estimator = Estimator(reader, values, request.policy, parents, request.gradients, Casts(values))
     budget = version_budget(reader, values.layouts, values.size, parents.values(), request.budget)
     objects = _Objects(reader, resolver, values)

@@ -121,6 +121,55 @@ def test_a_cycle_is_refused() -> None:
         Chains(Records(records)).depth(records[3])
 
 
+def test_a_part_has_the_first_elements_of_a_base_with_more() -> None:
+    base = {**fields(0), "count": 9, "chunk": 4}
+    part = Delta(**{**fields(1), "count": 7, "chunk": 4, "base": name(0), "part": True})
+    chains = Chains(Records([Full(**base), part]))
+    assert chains.depth(part) == 1
+    assert chains.work(part) == part.work.plus(Full(**base).work), "the whole base is decoded"
+    one = replace(part, count=5, chunk=5)
+    assert Chains(Records([Full(**base), one])).depth(one) == 1
+    for wrong in (
+        {"count": 7}, {"count": 6}, {"chunk": 3}, {"dtype": "int64"}, {"part": False},
+    ):  # fmt: skip
+        records = [Full(**{**base, **{key: value for key, value in wrong.items() if key != "part"}})]
+        wrong_part = replace(part, part=wrong.get("part", True))
+        with pytest.raises(IntegrityError):
+            Chains(Records([*records, wrong_part])).depth(wrong_part)
+    linear = Linear(**{**base, "dtype": "float32", "width": 1, "step": 0})
+    with pytest.raises(IntegrityError, match="cannot be a delta"):
+        Chains(Records([linear, replace(part, dtype="float32")])).depth(replace(part, dtype="float32"))
+
+
+def test_parts_in_a_circle_or_of_many_parts_are_refused() -> None:
+    def parts(first: int, number: int) -> list[Record]:
+        return [
+            Delta(**{**fields(one), "count": 50 - one, "chunk": 99, "base": name(one - 1), "part": True})
+            for one in range(first, first + number)
+        ]
+
+    base = Full(**{**fields(0), "count": 50, "chunk": 99})
+    few, many = parts(1, 16), parts(1, 17)
+    assert Chains(Records([base, *few])).parts(few[-1]) == 16
+    with pytest.raises(IntegrityError, match="too many parts"):
+        Chains(Records([base, *many])).levels(many[-1]).__next__()
+    circle = [replace(one, base=name(3)) if one.id == name(1) else one for one in parts(1, 3)]
+    with pytest.raises(IntegrityError):
+        Chains(Records(circle)).depth(circle[2])
+
+
+def test_no_way_between_objects_leads_over_a_part() -> None:
+    base = Full(**{**fields(0), "count": 9, "chunk": 9, "at": (0, 100)})
+    shorter = Patches(
+        **{**fields(1), "count": 5, "chunk": 9, "base": name(0), "sizes": (1,), "at": (0, 1), "part": True}
+    )
+    last = Patches(**{**fields(2), "count": 5, "chunk": 9, "base": name(1), "sizes": (1,), "at": (0, 1)})
+    chains = Chains(Records([base, shorter, last]))
+    assert chains.between(name(1), name(2)) == ([], [last])
+    assert chains.between(name(0), name(2)) == ([], [last, shorter, base])
+    assert chains.between(name(2), name(0)) == ([], [base])
+
+
 @pytest.mark.parametrize("wrong", [{}, {"dtype": "int64"}, {"count": 2}, {"chunk": 2}])
 @pytest.mark.parametrize("held", [1, 2])
 def test_a_shortcut_to_an_object_of_another_cut_is_not_taken(held: int, wrong: dict[str, Any]) -> None:

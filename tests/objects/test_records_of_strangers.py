@@ -33,3 +33,10 @@ def test_fields_of_other_kinds_are_ignored(value: Any) -> None:
 def test_integers_have_no_context_order() -> None:
     with pytest.raises(IntegrityError, match="out of bounds"):
         read_record(document("delta", base="cd" * 20, context=True))
+
+
+def test_a_cast_is_no_part_of_its_base() -> None:
+    cast = document("cast", base="cd" * 20, sizes=[30]) | {"dtype": "bfloat16"}
+    assert not read_record(cast).part
+    with pytest.raises(IntegrityError, match="out of bounds"):
+        read_record(cast | {"part": True})
