@@ -18,7 +18,7 @@ from tests.checkpoints import settled
 pytestmark = pytest.mark.local
 
 #: Versions until the caches and the interpreter's free lists are full, and in each half after that.
-FIRST, LATER = 40, 40
+FIRST, LATER = 24, 24
 #: Bytes that a version may leave behind, in the interpreter's free lists: less than the records of its objects.
 LARGEST = 700
 
