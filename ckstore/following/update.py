@@ -6,38 +6,36 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from blake3 import blake3
 
-from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError
+from ckstore.following.changed_chunks import ChangedChunks, Stretch, stretches_of
 from ckstore.following.marker import LOCK, MARKER, HeldFile, Marker, is_as_left
+from ckstore.following.written_files import WrittenFiles, read_at
 from ckstore.formats.skeleton import pieces
 from ckstore.formats.sources import PERMISSIONS
 from ckstore.objects.identity import MemberHasher
 from ckstore.reading.checkout import chosen_entries, inside, write_entry
 from ckstore.reading.stored_version import StoredVersion
-from ckstore.runtime.blocks import empty
 from ckstore.runtime.local_path import leads_out
+from ckstore.runtime.scratch import scratch
 from ckstore.runtime.threads import batches, shared, worker_count
 from ckstore.storage import durable
 
 if TYPE_CHECKING:
-    from ckstore.codecs.lattice import Bits
     from ckstore.objects.records import Patches, Record
 
 #: Bytes that a thread decodes at a time.
-_GROUP = 2 << 20
+_GROUP = 1_000_000
 
 #: Bytes of a file that are hashed at a time.
 _BLOCK = 1 << 20
-
-#: A stretch of a file: the file's number, first byte, number of bytes.
-_Stretch = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +82,7 @@ class _Update:
         self._root = root
         self._before = before
         self._written = 0
+        self._digests: dict[int, str] = {}
         self._include = tuple(include)
         chosen = chosen_entries(version, include)
         self._files = {number: entry for number, entry in enumerate(self._document.files) if entry.path in chosen}
@@ -159,7 +158,7 @@ class _Update:
         found, unknown = {}, []
         for number in units:
             unit = self._layout.units[number]
-            stretches = _stretches(self._version, number)
+            stretches = stretches_of(self._version, number)
             key = unit.dtype, unit.chunk, *((paths[file], first, nbytes) for file, first, nbytes in stretches)
             if key in known:
                 found[number] = known[key]
@@ -172,7 +171,7 @@ class _Update:
                     readable[file] = durable.open_file(inside(self._root, paths[file]))
                     stack.callback(os.close, readable[file][0])
 
-            def hashed(item: tuple[int, list[_Stretch]]) -> tuple[int, str | None]:
+            def hashed(item: tuple[int, list[Stretch]]) -> tuple[int, str | None]:
                 number, stretches = item
                 unit = self._layout.units[number]
                 hasher = MemberHasher(unit.dtype, unit.chunk, [nbytes for _, _, nbytes in stretches])
@@ -180,7 +179,9 @@ class _Update:
                     descriptor, size = readable.get(file, (-1, 0))
                     if first + nbytes > size:
                         return number, None
-                    hasher.update(memoryview(_read(descriptor, [(first, nbytes)])))
+                    data = bytearray(nbytes)
+                    read_at(memoryview(data), [(descriptor, first, nbytes)])
+                    hasher.update(memoryview(data))
                 return number, hasher.identity()
 
             hashes = shared(hashed, unknown, worker_count())
@@ -209,7 +210,7 @@ class _Update:
         ]
         found = {}
         for number, unit in enumerate(layout.units):
-            stretches = _stretches(version, number)
+            stretches = stretches_of(version, number)
             if all(sound[file] for file, _, _ in stretches):
                 places = ((document.files[file].path, first, nbytes) for file, first, nbytes in stretches)
                 found[unit.dtype, unit.chunk, *places] = document.objects[number]
@@ -219,58 +220,30 @@ class _Update:
         self, held: Mapping[int, str], ways: Mapping[int, tuple[Sequence[Patches], Sequence[Record]]]
     ) -> None:
         """Write the chunks that differ from the directory's, decoded against these."""
-        reader = self._version.repository.reader.in_passing()
-        version = self._version.read_by(reader)
-        chunks = [
-            (number, chunk)
-            for number, way in ways.items()
-            if any(way)  # Otherwise the directory has the object already.
-            for chunk in range(-(-self._layout.units[number].count // self._layout.units[number].chunk))
-        ]
+        with self._opened() as opened:
+            chunks = ChangedChunks(self._version, opened, held, ways)
+            files = WrittenFiles(opened, {number: self._files[number].size for number in self._in_place})
 
-        with self._opened() as files:
+            def write(group: list[tuple[int, int]]) -> dict[int, int]:
+                memory = scratch("followed", sum(map(chunks.nbytes, group)), np.uint8)
+                parts = chunks.read(group, memory)
+                return files.write(memory, [part for part in parts if part[0] in self._in_place])
 
-            def write(group: list[tuple[int, int]]) -> int:
-                return sum(write_chunk(*item) for item in group)
+            with closing(files):
+                for written in shared(write, batches(chunks.numbers(), chunks.nbytes, _GROUP), worker_count()):
+                    self._written += files.note(written)
+                for number in self._in_place:
+                    self._write_skeleton(number, files)
+                self._digests = files.digests()
 
-            def write_chunk(number: int, chunk: int) -> int:
-                unit, way = self._layout.units[number], ways[number]
-                stretches = list(_of_chunk(_stretches(version, number), unit.chunk * ITEM_SIZES[unit.dtype], chunk))
-                values: Bits | None = None
-                if number in held and all(level.base is not None for level in way[1]):
-                    if not reader.changes(way, chunk):
-                        return 0
-                    values = empty(min(unit.chunk, unit.count - chunk * unit.chunk), f"u{ITEM_SIZES[unit.dtype]}")
-                    _read_into(values.data.cast("B"), [(files[file], first, size) for file, first, size in stretches])
-                    try:
-                        values = reader.led(way, chunk, values)
-                    except IntegrityError:  # The file was changed, and kept its size and time.
-                        values = None
-                if values is None:
-                    values = version.chunk(number, chunk, keep=False)
-                data, written = values.data.cast("B"), 0
-                for file, first, nbytes in stretches:
-                    if file in self._in_place:
-                        _write(files[file], data[:nbytes], first)
-                        written += nbytes
-                    data = data[nbytes:]
-                return written
-
-            def size_of(item: tuple[int, int]) -> int:
-                unit = self._layout.units[item[0]]
-                return unit.chunk * ITEM_SIZES[unit.dtype]
-
-            for written in shared(write, batches(chunks, size_of, _GROUP), worker_count()):
-                self._written += written
-            for number in self._in_place:
-                self._write_skeleton(number, files[number])
-
-    def _write_skeleton(self, number: int, descriptor: int) -> None:
-        skeleton, position = self._version.skeleton(number), 0
+    def _write_skeleton(self, number: int, files: WrittenFiles) -> None:
+        skeleton, position = np.frombuffer(self._version.skeleton(number), np.uint8), 0
+        parts = []
         for piece in pieces(self._layout.files[number]):
             if piece.extent < 0:
                 start, position = position, position + piece.stop - piece.start
-                _write(descriptor, memoryview(skeleton)[start:position], piece.start)
+                parts.append((number, piece.start, start, position))
+        files.write(skeleton, parts)
 
     @contextmanager
     def _opened(self) -> Iterator[dict[int, int]]:
@@ -321,7 +294,7 @@ class _Update:
         for number in self._changed:
             entry, place = self._files[number], self._made_place(number)
             made = self._copies.get(number, place)
-            if number not in self._in_place or _digest(made) != entry.blake3:
+            if number not in self._in_place or self._digests[number] != entry.blake3:
                 mended = mended or number in self._in_place
                 made.unlink(missing_ok=True)
                 write_entry(self._version, number, made)
@@ -416,46 +389,6 @@ def _remove(place: Path) -> None:
             return
         for directory, _, _ in os.walk(place, topdown=False):
             os.rmdir(directory)
-
-
-def _stretches(version: StoredVersion, number: int) -> list[_Stretch]:
-    """Return the stretches of files with the bytes of a unit, in order."""
-    found = []
-    for member in version.layout.units[number].members:
-        extent = version.layout.files[member.file].extents[member.extent]
-        size = ITEM_SIZES[extent.dtype]
-        found.append((member.file, extent.start + member.first * size, member.count * size))
-    return found
-
-
-def _of_chunk(stretches: Sequence[_Stretch], length: int, chunk: int) -> Iterator[_Stretch]:
-    """Yield the parts of a unit's stretches in one of its chunks of `length` bytes."""
-    start, stop, position = chunk * length, (chunk + 1) * length, 0
-    for file, first, nbytes in stretches:
-        low, high = max(start - position, 0), min(stop - position, nbytes)
-        if low < high:
-            yield file, first + low, high - low
-        position += nbytes
-
-
-def _read(descriptor: int, parts: Sequence[tuple[int, int]]) -> bytearray:
-    data = bytearray(sum(nbytes for _, nbytes in parts))
-    _read_into(memoryview(data), [(descriptor, first, nbytes) for first, nbytes in parts])
-    return data
-
-
-def _read_into(target: memoryview, parts: Sequence[tuple[int, int, int]]) -> None:
-    """Fill memory with parts of open files; a part that a file lacks stays as it is, and a digest tells."""
-    for descriptor, first, nbytes in parts:
-        part, target = target[:nbytes], target[nbytes:]
-        while part and (count := os.preadv(descriptor, [part], first)):
-            part, first = part[count:], first + count
-
-
-def _write(descriptor: int, data: memoryview, position: int) -> None:
-    while data:
-        count = os.pwrite(descriptor, data, position)
-        data, position = data[count:], position + count
 
 
 def _digest(place: Path) -> str:

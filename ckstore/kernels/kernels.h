@@ -267,6 +267,10 @@ int64_t KERNEL(chunk_values)(array bytes, int64_t first, array values);
 /* Write the values of the nodes above pairs of children (2n, 8). */
 int64_t KERNEL(parent_values)(array children, array values);
 
+/* Write the roots of the largest aligned trees above leaves from number `first` on to the nodes, u4 (n, 8), and the
+ * logarithms of their leaves to the levels, u1 (n), n at least 128; overwrite the leaves' values. Return their number. */
+int64_t KERNEL(largest_trees)(array values, int64_t first, array nodes, array levels);
+
 /* Write the digest of bytes: uint8, the last chunk, and the values of the trees before it. */
 int64_t KERNEL(root_value)(array bytes, int64_t chunk, array above, array value);
 

@@ -4,6 +4,10 @@
 #include "arrays.h"
 #include "entropy/words.h"
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 enum { NODES = 8, LEAF = 1024, BLOCK_BYTES = 64, LEAF_START = 1, LEAF_END = 2, PARENT = 4, ROOT = 8 };
 
 typedef uint32_t lanes __attribute__((vector_size(4 * NODES)));
@@ -13,9 +17,24 @@ static const uint32_t IV[8] = {
 
 #define ROTATED(x, bits) ((x) >> (bits) | (x) << (32 - (bits)))
 
+/* Rotate by whole bytes: `last` is the byte that becomes the first. */
+#if defined __AVX2__ && !defined __AVX512VL__
+INLINE lanes rotated_bytes(lanes x, const uint8_t last) {
+    const __m128i first = _mm_add_epi8(
+        _mm_set_epi8(12, 12, 12, 12, 8, 8, 8, 8, 4, 4, 4, 4, 0, 0, 0, 0),
+        _mm_and_si128(
+            _mm_add_epi8(
+                _mm_set_epi8(3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0), _mm_set1_epi8((char)last)),
+            _mm_set1_epi8(3)));
+    return (lanes)_mm256_shuffle_epi8((__m256i)x, _mm256_broadcastsi128_si256(first));
+}
+#else
+#define rotated_bytes(x, last) ROTATED(x, 8 * (last))
+#endif
+
 #define MIX(a, b, c, d, x, y) \
-    a += b + (x); d = ROTATED(d ^ a, 16); c += d; b = ROTATED(b ^ c, 12); \
-    a += b + (y); d = ROTATED(d ^ a, 8); c += d; b = ROTATED(b ^ c, 7)
+    a += b + (x); d = rotated_bytes(d ^ a, 2); c += d; b = ROTATED(b ^ c, 12); \
+    a += b + (y); d = rotated_bytes(d ^ a, 1); c += d; b = ROTATED(b ^ c, 7)
 
 /* Replace the values h by those after a block of words m. */
 INLINE void mix_block(
@@ -49,10 +68,32 @@ INLINE void mix_block(
 
 /* Load the words of a block of each lane. */
 INLINE void load_blocks(const uint8_t *const bytes[NODES], lanes m[16]) {
+#ifdef __AVX2__
+    /* The transpose of eight words of eight lanes: pairs of lanes, then four, then all. */
+    for (int half = 0; half < 16; half += 8) {
+        __m256i rows[NODES], pairs[NODES];
+        for (int lane = 0; lane < NODES; lane++)
+            rows[lane] = _mm256_loadu_si256((const __m256i *)(bytes[lane] + 4 * half));
+        for (int i = 0; i < NODES; i += 2) {
+            pairs[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
+            pairs[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
+        }
+        for (int i = 0; i < NODES; i += 4)
+            for (int high = 0; high < 2; high++) {
+                rows[i + 2 * high] = _mm256_unpacklo_epi64(pairs[i + high], pairs[i + 2 + high]);
+                rows[i + 2 * high + 1] = _mm256_unpackhi_epi64(pairs[i + high], pairs[i + 2 + high]);
+            }
+        for (int i = 0; i < 4; i++) {
+            m[half + i] = (lanes)_mm256_permute2x128_si256(rows[i], rows[i + 4], 0x20);
+            m[half + 4 + i] = (lanes)_mm256_permute2x128_si256(rows[i], rows[i + 4], 0x31);
+        }
+    }
+#else
 #define WORD(lane) *(const unaligned_4 *)(bytes[lane] + 4 * word)
     for (int word = 0; word < 16; word++)
         m[word] = (lanes){WORD(0), WORD(1), WORD(2), WORD(3), WORD(4), WORD(5), WORD(6), WORD(7)};
 #undef WORD
+#endif
 }
 
 INLINE void begin_values(lanes h[8]) {
@@ -95,24 +136,56 @@ int64_t KERNEL(chunk_values)(array bytes, int64_t first, array values) {
     return 0;
 }
 
-int64_t KERNEL(parent_values)(array children, array values) {
-    struct view source = input(children), target = output(values);
-    int64_t count = target.count / 8;
-    if (!is_of(&target, U4, count * 8) || !is_of(&source, U4, count * 16))
-        return MISFIT;
+/* Compute the values of the nodes above pairs of children, perhaps in the memory of these. */
+static void join_pairs(const uint8_t *children, uint32_t *values, int64_t count) {
     for (int64_t node = 0; node < count; node += NODES) {
         int64_t left = count - node < NODES ? count - node : NODES;
         static const uint32_t zeros[2][NODES];
         const uint8_t *at[NODES];
         lanes h[8], m[16];
         for (int lane = 0; lane < NODES; lane++)
-            at[lane] = source.data + (node + (lane < left ? lane : 0)) * BLOCK_BYTES;
+            at[lane] = children + (node + (lane < left ? lane : 0)) * BLOCK_BYTES;
         begin_values(h);
         load_blocks(at, m);
         mix_block(h, m, zeros, BLOCK_BYTES, PARENT);
-        store_values(h, (uint32_t *)target.data + 8 * node, left);
+        store_values(h, values + 8 * node, left);
     }
+}
+
+int64_t KERNEL(parent_values)(array children, array values) {
+    struct view source = input(children), target = output(values);
+    int64_t count = target.count / 8;
+    if (!is_of(&target, U4, count * 8) || !is_of(&source, U4, count * 16))
+        return MISFIT;
+    join_pairs(source.data, (uint32_t *)target.data, count);
     return 0;
+}
+
+int64_t KERNEL(largest_trees)(array values, int64_t first, array nodes, array levels) {
+    struct view leaves = output(values), roots = output(nodes), heights = output(levels);
+    int64_t count = leaves.count / 8, most = heights.count, before = 0, after = 0;
+    if (first < 0 || most < 128 || heights.type != U1 || !is_of(&roots, U4, most * 8) || !is_of(&leaves, U4, count * 8))
+        return MISFIT;
+    uint32_t *row = (uint32_t *)leaves.data;
+    enum { ROW = 8 * sizeof(uint32_t) };
+    /* Trees that end a level lie at the end of `nodes` until all are known. */
+    for (uint8_t level = 0; count; level++, first /= 2) {
+        if (first & 1) {
+            memcpy(roots.data + ROW * before, row, ROW);
+            heights.data[before++] = level;
+            row += 8, first++, count--;
+        }
+        if (count & 1) {
+            after++;
+            memcpy(roots.data + ROW * (most - after), row + 8 * (count - 1), ROW);
+            heights.data[most - after] = level;
+        }
+        count /= 2;
+        join_pairs((const uint8_t *)row, row, count);
+    }
+    memmove(roots.data + ROW * before, roots.data + ROW * (most - after), (size_t)(ROW * after));
+    memmove(heights.data + before, heights.data + most - after, (size_t)after);
+    return before + after;
 }
 
 int64_t KERNEL(root_value)(array bytes, int64_t chunk, array above, array value) {

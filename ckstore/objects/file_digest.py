@@ -6,16 +6,19 @@ digest  = FileDigest(); digest.add(...)     # another: bytes and stretches in th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.kernels.tree import LEAF, chunk_values, parent_values, root_value
+from ckstore.kernels.tree import LEAF, chunk_values, largest_trees, parent_values, root_value
+from ckstore.runtime.scratch import scratch
 
 Bytes = npt.NDArray[np.uint8]
 Nodes = npt.NDArray[np.uint32]
+
+#: Trees of a stretch at most: two of each size.
+_TREES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +39,16 @@ def stretch_of(data: Bytes, start: int) -> Stretch:
     if first >= last:
         return Stretch(data.tobytes(), (), b"")
     low, high = first * LEAF - start, last * LEAF - start
-    values = np.empty((last - first, 8), np.uint32)
+    values = scratch("leaves", 8 * (last - first), np.uint32).reshape(-1, 8)
     chunk_values(np.ascontiguousarray(data[low:high]), first, values)
-    return Stretch(data[:low].tobytes(), tuple(_trees(values, first)), data[high:].tobytes())
+    return Stretch(data[:low].tobytes(), _trees(values, first), data[high:].tobytes())
 
 
-def _trees(values: Nodes, first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the roots of the largest aligned trees above leaves, in order."""
-    right: list[tuple[int, bytes]] = []
-    level = 0
-    while len(values):
-        if first % 2:
-            yield level, values[0].tobytes()
-            values, first = values[1:], first + 1
-        if len(values) % 2:
-            right.append((level, values[-1].tobytes()))
-            values = values[:-1]
-        above = np.empty((len(values) // 2, 8), np.uint32)
-        parent_values(values, above)
-        values, first, level = above, first // 2, level + 1
-    yield from reversed(right)
+def _trees(values: Nodes, first: int) -> tuple[tuple[int, bytes], ...]:
+    """Return the roots of the largest aligned trees above leaves, in order; overwrite the leaves' values."""
+    nodes, levels = np.empty((_TREES, 8), np.uint32), np.empty(_TREES, np.uint8)
+    count = largest_trees(values, first, nodes, levels)
+    return tuple((level, node.tobytes()) for level, node in zip(levels[:count].tolist(), nodes, strict=False))
 
 
 class FileDigest:

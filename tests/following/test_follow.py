@@ -18,6 +18,7 @@ from msgspec.structs import replace
 import ckstore
 from ckstore.following import follow as following
 from ckstore.following import update as updating
+from ckstore.following import written_files
 from ckstore.following.marker import LOCK, MARKER, read_marker
 from ckstore.gc import plan
 from ckstore.objects.records import Patches
@@ -399,7 +400,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         if left < 0:
             raise Killed
 
-    write, write_file = updating._write, durable.write_file
+    write, write_file = written_files.write_at, durable.write_file
 
     def written(descriptor: int, data: memoryview, position: int) -> None:
         write(descriptor, data[: len(data) // 2], position)
@@ -410,7 +411,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         step()
         return write_file(*given, **named)
 
-    monkeypatch.setattr(updating, "_write", written)
+    monkeypatch.setattr(written_files, "write_at", written)
     monkeypatch.setattr(durable, "write_file", file_written)
 
 
