@@ -16,6 +16,9 @@ from ckstore.storage.writeback import Writeback
 #: Bytes of a file that are hashed at a time.
 _BLOCK = 2 << 20
 
+#: Files of at least this many bytes are synced early.
+_LARGE = 1 << 20
+
 #: Bytes of a file: its number, the first byte, and where they are in memory: from a byte to before another one.
 Part = tuple[int, int, int, int]
 
@@ -27,7 +30,7 @@ class WrittenFiles:
         self._descriptors = descriptors
         self._sizes = sizes
         self._stretches: dict[int, dict[int, tuple[int, Stretch]]] = {number: {} for number in sizes}
-        self._writebacks = {number: Writeback(descriptors[number]) for number in sizes}
+        self._writebacks = {number: Writeback(descriptors[number]) for number, size in sizes.items() if size >= _LARGE}
 
     def write(self, memory: Bytes, parts: Iterable[Part]) -> dict[int, int]:
         """Write and hash parts of files, given by their places in `memory`; return the bytes written by file."""
@@ -40,13 +43,13 @@ class WrittenFiles:
         return written
 
     def note(self, written: Mapping[int, int]) -> int:
-        """Start to sync files in the background; return the sum of the bytes. For one thread alone."""
-        for file, nbytes in written.items():
-            self._writebacks[file].wrote(nbytes)
+        """Start to sync large files in the background; return the sum of the bytes. For one thread alone."""
+        for file in written.keys() & self._writebacks.keys():
+            self._writebacks[file].wrote(written[file])
         return sum(written.values())
 
     def digests(self) -> dict[int, str]:
-        """Make the files durable, and return the BLAKE3 of each; read bytes that were not written."""
+        """Make large files durable, and return the BLAKE3 of each file; read bytes that were not written."""
         for writeback in self._writebacks.values():
             writeback.end()
         gaps = [(file, *gap) for file in self._sizes for gap in self._gaps(file)]
