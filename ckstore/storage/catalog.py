@@ -15,7 +15,7 @@ from ckstore.runtime.provenance import RESERVED
 from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, INCOMPLETE, KEPT, SWEPT
-from ckstore.storage.catalog_tables import SEALED
+from ckstore.storage.catalog_tables import LARGEST_ORIGIN, SEALED
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
@@ -442,7 +442,8 @@ class Catalog(CatalogClaims):
     def note_kept(self, nbytes: int, until: str) -> None:
         """Record the bytes that only forgotten versions need until a time, so that nobody collects in vain before."""
         if self.is_only:
-            self._write(KEPT, f"{nbytes} {until}")
+            with self.transaction():
+                self._write(KEPT, f"{nbytes} {until}")
 
     @recorded
     def note_gone(self, names: Sequence[str]) -> None:
@@ -643,8 +644,7 @@ class Catalog(CatalogClaims):
         metrics, origin = self._divided(row.metrics, parent)
         values = {
             **{name: getattr(row, name) for name in VERSION_COLUMNS}, "uid": bytes.fromhex(row.uid), "parent": parent,
-            "created": durable.microseconds(row.created), "dropped": _json(row.dropped), "metrics": metrics,
-            "origin": origin,
+            "dropped": _json(row.dropped), "metrics": metrics, "origin": origin,
         }  # fmt: skip
         self._connection.execute(
             f"INSERT INTO versions ({', '.join(columns)}) VALUES ({marks})", [values[name] for name in columns]
@@ -653,7 +653,7 @@ class Catalog(CatalogClaims):
     def _divided(self, metrics: Mapping[str, Any], other: int | None) -> tuple[str, int | None]:
         """Return metrics as JSON, and the row of their origin: the one of another version if the two are equal."""
         text = _json({name: metrics[name] for name in RESERVED if name in metrics})
-        if text == "{}":
+        if text == "{}" or len(text) > LARGEST_ORIGIN:
             return _json(dict(metrics)), None
         query = "SELECT o.id FROM versions v JOIN origins o ON o.id = v.origin WHERE v.number = ? AND o.text = ?"
         found = self._connection.rows(query, [other, text])

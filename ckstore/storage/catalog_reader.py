@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
-from ckstore.storage.catalog_tables import CREATED, USED, USES_BITS, seal
+from ckstore.storage.catalog_tables import LARGEST_ORIGIN, USED, USES_BITS, seal
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed, damaged
 from ckstore.storage.log_files import Follows
 from ckstore.storage.pack import PackInfo, PackName
@@ -65,14 +65,14 @@ INCOMPLETE = "collected:whole"
 KEPT = "collected:kept"
 _KEPT = re.compile(r"(\d{1,15}) ([-0-9T:.Z]{27})")
 
-_NAMED = {
-    "uid": "lower(hex(v.uid))", "run": "r.name", "created": CREATED.format("v."), "pack": "p.name",
-    "metrics": "v.metrics, a.text",
-}  # fmt: skip
+_NAMED = {"uid": "lower(hex(v.uid))", "run": "r.name", "pack": "p.name", "metrics": "v.metrics, a.text"}
 _COLUMNS = (_NAMED.get(name, f"v.{name}") for name in VERSION_COLUMNS)
 #: Columns of a version and its checksum, and the tables of its names and origin, whose rows may be lost.
 VERSION = f"{', '.join(_COLUMNS)}, v.seal"
-NAMES = "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack LEFT JOIN origins a ON a.id = v.origin"
+NAMES = (
+    "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack"
+    f" LEFT JOIN origins a ON a.id = v.origin AND length(a.text) <= {LARGEST_ORIGIN}"
+)
 #: Columns and checksum of a set's sum, and of a run with its sum.
 _SET = "s.name, s.rows, s.total, s.last, s.bytes, s.seal"
 _RUN = "o.id, o.name, o.versions, o.total, o.last, o.highest, o.seal"

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping
 
 from ckstore.runtime.checksum import crc32
 
-#: The time of a version, whose column has microseconds since 1970, as text.
-CREATED = "strftime('%Y-%m-%dT%H:%M:%S', {0}created / 1000000, 'unixepoch') || printf('.%06dZ', {0}created % 1000000)"
+#: Characters of an origin at most; a larger one stays in the row of its version.
+LARGEST_ORIGIN = 1 << 17
+
 #: Columns of a version, with the names of its run and pack and the text of its origin, for a row named by `{0}`.
 _VERSION = (
     "{0}number", "lower(hex({0}uid))", "(SELECT name FROM runs WHERE id = {0}run)", "{0}step", "{0}parent",
-    CREATED, "(SELECT name FROM packs WHERE id = {0}pack)", "{0}manifest_offset", "{0}manifest_length",
+    "{0}created", "(SELECT name FROM packs WHERE id = {0}pack)", "{0}manifest_offset", "{0}manifest_length",
     "{0}original_bytes", "{0}stored_bytes", "{0}elements", "{0}tensors", "{0}files", "{0}depth", "{0}cost", "{0}base",
     "{0}fidelity", "{0}hot", "{0}superseded", "{0}dropped", "{0}metrics",
     "(SELECT text FROM origins WHERE id = {0}origin)", "{0}source",
@@ -89,7 +90,7 @@ CREATE TABLE versions (
     run INT NOT NULL REFERENCES runs,
     step INT,
     parent INT REFERENCES versions,
-    created INT NOT NULL,
+    created TEXT NOT NULL,
     pack INT NOT NULL REFERENCES packs,
     manifest_offset INT NOT NULL,
     manifest_length INT NOT NULL,

@@ -182,6 +182,7 @@ class Connection:
         with self._lock, explained(self.path):
             if self._is_inherited:
                 forks.check()
+            self._add_triggers()
             return self._database.execute(statement, parameters)
 
     def execute_many(self, statement: str, parameters: Collection[Sequence[Any]]) -> None:
@@ -190,6 +191,7 @@ class Connection:
             with self._lock, explained(self.path):
                 if self._is_inherited:
                     forks.check()
+                self._add_triggers()
                 self._database.executemany(statement, parameters)
 
     @contextmanager
@@ -273,7 +275,7 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE) if time.monotonic() < begun + _FAIR else _FIRST_PAUSE
 
     def _add_triggers(self) -> None:
-        """Add the triggers before the first transaction: many connections are opened for writing, and read."""
+        """Add the triggers before the first change: many connections are opened for writing, and read."""
         if not self._has_triggers:
             for trigger in chain.from_iterable(catalog_tables.TRIGGERS.values()):
                 self._database.execute(trigger)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,11 +31,6 @@ def checkpoint(step: str) -> None:
 def timestamp() -> str:
     """Return the time in UTC, ISO 8601 with microseconds: of fixed width, so that text order is time order."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def microseconds(time: str) -> int:
-    """Return the microseconds from 1970 to a `timestamp`."""
-    return (datetime.fromisoformat(time) - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
 def sync_file(descriptor: int) -> None:

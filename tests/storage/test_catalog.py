@@ -32,6 +32,7 @@ from ckstore.errors import (
 from ckstore.storage import change_log, connection, durable, placements, root
 from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.catalog_replacement import replace_catalog
+from ckstore.storage.catalog_tables import LARGEST_ORIGIN, SEALED
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.pack import PackEntry, PackInfo
 from tests.storage.version_writer import identifier, write_version
@@ -84,6 +85,32 @@ def test_versions_share_their_origin(catalog, store):
     with catalog.transaction():
         catalog.forget_versions([2, 3])
     assert texts() == []
+
+
+def test_a_large_origin_stays_in_its_row(catalog, store):
+    config = {"config": {"text": "a" * LARGEST_ORIGIN}}
+    rows = [write_version(catalog, store, step=step, metrics=config) for step in range(2)]
+    assert catalog.versions() == rows
+    assert catalog._connection.rows("SELECT COUNT(*) FROM origins") == [(0,)]
+    large = json.dumps(config)
+    with closing(sqlite3.connect(store / root.CATALOG)) as database, database:
+        connection.add_seal(database)
+        database.execute("INSERT INTO origins VALUES (1, ?)", [large])
+        database.execute("UPDATE versions SET metrics = '{}', origin = 1")
+        columns = ", ".join(SEALED["versions"]).format("")
+        database.execute(f"UPDATE versions SET seal = seal({columns})")
+    with pytest.raises(IntegrityError, match="does not match its checksum"):
+        catalog.version(1)
+
+
+def test_a_note_in_a_catalog_that_was_replaced_has_a_checksum(catalog, store):
+    write_version(catalog, store)
+    again = store / "again"
+    again.write_bytes((store / root.CATALOG).read_bytes())
+    again.replace(store / root.CATALOG)
+    assert len(catalog.versions()) == 1
+    catalog.note_kept(5, durable.timestamp())
+    catalog.prove()
 
 
 def test_an_empty_catalog_answers(catalog):
