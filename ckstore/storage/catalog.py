@@ -419,6 +419,7 @@ class Catalog(CatalogClaims):
         """Record the time at which `gc` last moved or removed an object, so that other processes notice."""
         self._write(COLLECTED, when)
         self._connection.execute("DELETE FROM likeness WHERE version NOT IN (SELECT number FROM versions)")
+        self._connection.execute("DELETE FROM origins WHERE id NOT IN (SELECT origin FROM versions WHERE origin)")
 
     def note_incomplete(self) -> None:
         """Record that versions lack objects."""

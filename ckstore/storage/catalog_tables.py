@@ -48,7 +48,8 @@ SEALED: Mapping[str, tuple[str, ...]] = {
 # of a pack's objects. `packs.uses` is the sum of the checksums (`use`) of all rows that name the pack. `packs.held` are
 # the bytes of its objects that only others' chains need, as of the last `gc`; NULL if the pack was added or lost an
 # object or a row that names it since.
-# `origins` has those of the metrics that versions of a run share: how they were made, and their configuration.
+# `origins` has those of the metrics that versions share: how they were made, and their configuration; of forgotten
+# versions until the next `gc`.
 # `likeness` holds bands of values, from which versions with similar values are guessed; of forgotten versions until the
 # next `gc`.
 # `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
@@ -115,7 +116,6 @@ CREATE UNIQUE INDEX versions_run_step ON versions (run, step) WHERE superseded =
 CREATE INDEX versions_run ON versions (run, superseded, number);
 CREATE INDEX versions_parent ON versions (parent);
 CREATE INDEX versions_pack ON versions (pack);
-CREATE INDEX versions_origin ON versions (origin) WHERE origin IS NOT NULL;
 CREATE INDEX versions_hot ON versions (number) WHERE hot;
 CREATE TABLE version_packs (
     version INT NOT NULL REFERENCES versions ON DELETE CASCADE,
@@ -266,18 +266,11 @@ def _use_triggers(table: str, columns: str, pack: str) -> Iterable[str]:
 
 #: The statements that create the tables of format 1, in order. SQLite keeps their text, without the blanks here.
 FORMAT_1 = tuple(" ".join(statement.split()) for statement in _TABLES.split(";"))
-#: Origins go with the last version that has them.
-_ORIGINS = tuple(
-    f"CREATE TEMP TRIGGER IF NOT EXISTS origins_{name} AFTER {change} ON versions WHEN OLD.origin IS NOT NULL BEGIN"
-    " DELETE FROM origins WHERE id = OLD.origin AND NOT EXISTS (SELECT 1 FROM versions WHERE origin = OLD.origin); END"
-    for name, change in (("unused", "DELETE"), ("replaced", "UPDATE OF origin"))
-)
 #: The triggers of a connection that writes, by table; the file does not hold them.
 TRIGGERS = {
     table: (
         *(_triggers(table, SEALED[table]) if table in SEALED else ()),
         *(_use_triggers(table, *USES[table]) if table in USES else ()),
-        *(_ORIGINS if table == "versions" else ()),
     )
     for table in dict.fromkeys((*SEALED, *USES))
 }
