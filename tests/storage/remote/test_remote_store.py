@@ -500,8 +500,8 @@ class Planned:
         self._task = task
         monkeypatch.setattr(collect_module, "plan_for", self._planned)
 
-    def _planned(self, *arguments: Any) -> Any:
-        plan = plan_for(*arguments)
+    def _planned(self, *arguments: Any, **options: Any) -> Any:
+        plan = plan_for(*arguments, **options)
         self.count += 1
         self._task()
         return plan
