@@ -25,7 +25,7 @@ def test_a_cluster_stores_a_folder(ckstore: Ckstore, place: Path) -> None:
         warnings.simplefilter("ignore")  # Warnings of the cluster's own code are not ours to mend.
         distributed = pytest.importorskip("distributed")
         with distributed.LocalCluster(
-            n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", dashboard_address=None, host="127.0.0.1"
+            n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None, host="127.0.0.1"
         ) as cluster:
             address = cluster.scheduler_address.removeprefix("tcp://")
             done = ckstore("ingest", "in", "--recursive", "--executor", f"dask={address}", "--json").json
