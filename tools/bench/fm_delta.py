@@ -20,18 +20,16 @@ _TOP, _BOTTOM, _MASK = 1 << 24, 1 << 16, (1 << 32) - 1
 
 def encode(data: Bytes, base: Bytes, item: int) -> bytes:
     """Return the coded difference of two equally long arrays of floats of `item` bytes."""
-    # Of one type, as each takes seconds to compile for.
-    new, old = (_ordered(each, item).astype(np.uint64) for each in (data, base))
-    symbols, rest = _differences(new, old, 8 * item)
+    symbols, rest = _differences(_ordered(data, item), _ordered(base, item), 8 * item)
     return bytes(_encode(symbols, rest, 8 * item))
 
 
 def decode(payload: bytes, base: Bytes, item: int) -> Bytes:
     """Invert `encode`."""
     old = _ordered(base, item)
-    new = _decode(np.frombuffer(payload, np.uint8), old.astype(np.uint64), 8 * item).astype(old.dtype)
+    new = _decode(np.frombuffer(payload, np.uint8), old, 8 * item)
     top = old.dtype.type(1 << (8 * item - 1))
-    return np.where(new & top, new ^ top, ~new).view(np.uint8)
+    return np.where(new & top, new ^ top, ~new).astype(old.dtype).view(np.uint8)
 
 
 def _ordered(data: Bytes, item: int) -> np.ndarray:
