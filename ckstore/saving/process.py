@@ -6,7 +6,6 @@ modules.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pickle
@@ -111,8 +110,6 @@ def serve(settings: Settings, connection: Connection) -> None:
     template = None if settings.like is None else Template(Path(settings.like[0]), settings.like[1])
     nbytes = 0 if template is None else template.nbytes
     with address.open("a", cache_bytes(nbytes, settings.memory)) as repository:
-        gc.collect()
-        gc.freeze()  # Modules and their classes live as long as the process.
         encoder = BackgroundEncoder(repository)
         saved = None
         try:
