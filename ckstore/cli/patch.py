@@ -11,7 +11,7 @@ from ckstore.cli.verb import VersionName, open_store, option, verb
 
 
 @verb(
-    ("ckstore patch policy@1199 policy@1200 -o weight_v001200", "write the delta of a step"),
+    ("ckstore patch policy@1100 policy@1200 -o weight_v000012", "write the twelfth delta"),
     exit_codes=[12, 13],
 )
 @click.argument("base", type=VersionName())
@@ -25,8 +25,9 @@ def command(ctx: click.Context, base: str, version: str, output: Path, force: bo
     """Write the changes from BASE to VERSION as a delta directory.
 
     It has the form that slime, miles and the endpoint pull_weights of SGLang read: a Hugging Face directory with the
-    changed bytes of each tensor (`overwrite`), compressed with zstd, and with a BLAKE3 for each new tensor. Its version
-    and base_version are the steps.
+    changed bytes of each tensor (`overwrite`), compressed with zstd, and with a BLAKE3 for each new tensor. SGLang
+    applies weight_v000001, weight_v000002 and so on, one by one: such a TARGET is the delta's version, the number
+    before it the base_version. Under other names they are the steps.
     """
     with open_store(ctx) as store:
         found = store[version]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _DENSE = 0.5
 
 _LEVEL = 1
+
+#: Name of a delta directory; engines apply deltas one by one, in the order of their numbers.
+_NUMBERED = re.compile("weight_v([0-9]{6,})")
 
 #: Key of a safetensors header that is no tensor's.
 _METADATA = "__metadata__"
@@ -126,8 +130,9 @@ def write_delta(base: StoredVersion, version: StoredVersion, target: Path, *, fo
 
     It is a Hugging Face directory: for each changed tensor a zstd frame of the number of changed bytes, their places
     (all u32) and the bytes; the metadata of the index names the versions and the encoding, that of the file has the
-    BLAKE3 of each new tensor.
+    BLAKE3 of each new tensor. The name of the target numbers the delta; under other names the versions are the steps.
     """
+    numbers = _numbers(base, version, target)
     frames: dict[str, bytes] = {}
     digests: dict[str, str] = {}
     for name, _, dtype, after, before in changed_tensors(base, version):
@@ -142,10 +147,9 @@ def write_delta(base: StoredVersion, version: StoredVersion, target: Path, *, fo
         data = np.uint32(places.size).astype("<u4").tobytes() + places.tobytes() + new[places].tobytes()
         frames[name], digests[name] = compress(data, _LEVEL), blake3(new).hexdigest()
     file = "model-00000-of-00001.safetensors"
-    steps = [one.row.number if one.row.step is None else one.row.step for one in (version, base)]
     index = {
         "metadata": {
-            "version": f"{steps[0]:06d}", "base_version": f"{steps[1]:06d}", "delta_encoding": "overwrite",
+            "version": f"{numbers[1]:06d}", "base_version": f"{numbers[0]:06d}", "delta_encoding": "overwrite",
             "compression_format": "zstd", "checksum_format": "blake3",
         },
         "weight_map": dict.fromkeys(frames, file),
@@ -163,3 +167,16 @@ def write_delta(base: StoredVersion, version: StoredVersion, target: Path, *, fo
             (made / file).write_bytes(len(text).to_bytes(8, "little") + text + b"".join(frames.values()))
         (made / "model.safetensors.index.json").write_text(json.dumps(index))
     return position
+
+
+def _numbers(base: StoredVersion, version: StoredVersion, target: Path) -> tuple[int, int]:
+    """Return the numbers of the base and of the version for engines."""
+    if named := _NUMBERED.fullmatch(target.name):
+        number = int(named[1])
+        if number == 0:
+            raise UsageError(
+                f"{target.name} is the checkpoint that engines start with; deltas begin at weight_v000001."
+            )
+        return number - 1, number
+    first, second = (one.row.number if one.row.step is None else one.row.step for one in (base, version))
+    return first, second

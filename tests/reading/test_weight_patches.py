@@ -83,6 +83,21 @@ def test_a_delta_directory_is_applied_as_engines_do(store: ckstore.Store) -> Non
         assert torch.equal(before[name], after[name])
 
 
+def test_the_name_of_a_delta_directory_numbers_it(store: ckstore.Store) -> None:
+    """SGLang applies one after the other and compares `base_version` with the version before."""
+    Path("deltas").mkdir()
+    for name, expected in (
+        ("weight_v000001", (0, 1)),
+        ("weight_v1000000", (999_999, 1_000_000)),
+        ("weight_v1", (4, 5)),
+    ):
+        store["policy@5"].write_patch("policy@4", Path("deltas") / name)
+        said = json.loads(Path("deltas", name, "model.safetensors.index.json").read_text())["metadata"]
+        assert (int(said["base_version"]), int(said["version"])) == expected
+    with pytest.raises(ckstore.UsageError, match="deltas begin at weight_v000001"):
+        store["policy@5"].write_patch("policy@4", "weight_v000000")
+
+
 def test_other_models_are_refused(store: ckstore.Store) -> None:
     _, after = states()
     store.ingest(write(Path("model"), {**after, "d": torch.ones(3)}), run="policy", step=6)
