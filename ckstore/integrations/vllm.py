@@ -43,8 +43,9 @@ class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     """Updates the model of a worker to a version: the backend `ckstore` of vLLM's `WeightTransferConfig`.
 
     An update applies the elements that differ from the version before. The first one loads all weights, unless the init
-    info names the version that the model was loaded from; so does one after a failure, or where elements are not finite
-    or of other types than floats.
+    info names the version that the model was loaded from; so does one after a failure, or where vLLM cannot apply
+    patches: elements are not numbers or of other types than floats, most of a tensor changes, or the model has loaders
+    that compute.
 
     vLLM finds the backend with ckstore installed. A trainer publishes with `Store.publish`, and posts `{"store": …}` to
     `/init_weight_transfer_engine`, then after each save `{"version": …}` to `/update_weights`.
@@ -76,15 +77,22 @@ class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         version = self._store[update_info.version]
         patches = self._patches(version)
         self._present = None  # The model may be a mixture until all are applied.
-        if patches is None:
+        if patches is None or not self._applied(patches):
             initialize_layerwise_reload(self.model)
             self.model.load_weights(
                 (patch.name, patch.values.view(patch.shape).to(self.device)) for patch in version.patches()
             )
             finalize_layerwise_reload(self.model, self.model_config)
-        elif patches:
-            load_checkpoint_weight_patches(self.model, patches, validate_unique_indices=False)
         self._present = version.id
+
+    def _applied(self, patches: list[CheckpointWeightPatch]) -> bool:
+        """Apply patches; return whether the loaders of the model could."""
+        try:
+            if patches:
+                load_checkpoint_weight_patches(self.model, patches, validate_unique_indices=False)
+        except NotImplementedError:
+            return False
+        return True
 
     def _patches(self, version: Version) -> list[CheckpointWeightPatch] | None:
         """Return the patches of the present version; None if vLLM cannot apply them alone."""
@@ -95,7 +103,10 @@ class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         except NotFoundError:  # It was forgotten since.
             return None
         # vLLM marks elements that stay with NaN.
-        if any(patch.indices is None or bool(patch.values.isnan().any()) for patch in found):
+        if any(
+            patch.indices is None or not patch.dtype.is_floating_point or bool(patch.values.isnan().any())
+            for patch in found
+        ):
             return None
         places = {patch.name: patch.indices for patch in found if patch.indices is not None}
         return [

@@ -81,6 +81,7 @@ class Model(torch.nn.Module):
         super().__init__()
         self.a = torch.nn.Parameter(torch.zeros(300, 100, dtype=torch.bfloat16), requires_grad=False)
         self.b = torch.nn.Parameter(torch.zeros(7, dtype=torch.bfloat16), requires_grad=False)
+        self.c = torch.nn.Parameter(torch.zeros(9, dtype=torch.int32), requires_grad=False)
         self.told: list[str] = []
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -93,6 +94,7 @@ class Model(torch.nn.Module):
 def load_patches(model: Model, patches: Iterable[CheckpointWeightPatch], **_: Any) -> None:
     for patch in patches:
         assert patch.indices is not None
+        assert patch.dtype.is_floating_point
         assert not patch.values.isnan().any()
         flat = getattr(model, patch.name.removeprefix("model.")).view(-1)
         assert tuple(patch.shape) == tuple(getattr(model, patch.name.removeprefix("model.")).shape)
@@ -140,6 +142,7 @@ def test_workers_apply_the_elements_that_changed(engine: Any, tmp_path: Path, mo
     weights = {
         "model.a": torch.randn(300, 100, generator=generator).bfloat16(),
         "model.b": torch.randn(7, generator=generator).bfloat16(),
+        "model.c": torch.arange(9, dtype=torch.int32),
     }
     Path("like").mkdir()
     for number, name in enumerate(weights):
@@ -152,7 +155,7 @@ def test_workers_apply_the_elements_that_changed(engine: Any, tmp_path: Path, mo
         told, engine.model.told = engine.model.told, []
         for key, value in weights.items():
             held = getattr(engine.model, key.removeprefix("model."))
-            assert torch.equal(held.view(torch.int16), value.view(torch.int16))
+            assert torch.equal(held.view(torch.uint8), value.view(torch.uint8))
         return list(told)
 
     with ckstore.open("store", create=True) as store, store.publish("policy", like="like") as publisher:
@@ -175,20 +178,33 @@ def test_workers_apply_the_elements_that_changed(engine: Any, tmp_path: Path, mo
         # Most elements change.
         weights["model.b"] += 1
         assert update(publish(3)) == ["begun", "loaded", "ended"]
+        # Elements are no floats.
+        weights["model.c"][4] += 1
+        assert update(publish(4)) == ["begun", "loaded", "ended"]
+        # A loader computes: vLLM refuses a patch that it has begun to apply.
+        weights["model.a"][5, 5] += 1
+
+        def refuse(model: Model, patches: list[CheckpointWeightPatch], **_: Any) -> None:
+            load_patches(model, [patch._replace(values=patch.values + 1) for patch in patches])
+            raise NotImplementedError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["ckstore.integrations.vllm"], "load_checkpoint_weight_patches", refuse)
+            assert update(publish(5)) == ["model.a 1", "begun", "loaded", "ended"]
         weights["model.b"][0] += 1
-        publish(4)
-        store.forget("policy@3")
-        assert update("policy@4") == ["begun", "loaded", "ended"]
+        publish(6)
+        store.forget("policy@5")
+        assert update("policy@6") == ["begun", "loaded", "ended"]
         # A failure leaves a mixture.
         weights["model.b"][0] += 1
-        publish(5)
+        publish(7)
         with monkeypatch.context() as patch:
             patch.setattr(sys.modules["ckstore.integrations.vllm"], "load_checkpoint_weight_patches", None)
             with pytest.raises(TypeError):
-                engine.update_weights({"version": "policy@5"})
-        assert update("policy@5") == ["begun", "loaded", "ended"]
+                engine.update_weights({"version": "policy@7"})
+        assert update("policy@7") == ["begun", "loaded", "ended"]
         # The model was loaded from a followed directory.
         weights["model.b"][0] += 1
-        publish(6)
-        engine.init_transfer_engine(engine.init_info_cls(store="store", version="policy@5"))
+        publish(8)
+        engine.init_transfer_engine(engine.init_info_cls(store="store", version="policy@7"))
         assert update("policy") == ["model.b 1"]
