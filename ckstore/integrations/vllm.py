@@ -79,10 +79,12 @@ class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._present = None  # The model may be a mixture until all are applied.
         if patches is None or not self._applied(patches):
             initialize_layerwise_reload(self.model)
-            self.model.load_weights(
-                (patch.name, patch.values.view(patch.shape).to(self.device)) for patch in version.patches()
-            )
-            finalize_layerwise_reload(self.model, self.model_config)
+            try:
+                self.model.load_weights(
+                    (patch.name, patch.values.view(patch.shape).to(self.device)) for patch in version.patches()
+                )
+            finally:  # Else loaders stay wrapped, and the next reload wraps them again.
+                finalize_layerwise_reload(self.model, self.model_config)
         self._present = version.id
 
     def _applied(self, patches: list[CheckpointWeightPatch]) -> bool:

@@ -203,6 +203,12 @@ def test_workers_apply_the_elements_that_changed(engine: Any, tmp_path: Path, mo
             with pytest.raises(TypeError):
                 engine.update_weights({"version": "policy@7"})
         assert update("policy@7") == ["begun", "loaded", "ended"]
+        with monkeypatch.context() as patch:
+            patch.setattr(Model, "load_weights", None)
+            engine.init_transfer_engine(engine.init_info_cls(store="store"))
+            with pytest.raises(TypeError):
+                engine.update_weights({"version": "policy@7"})
+        assert update("policy@7") == ["begun", "ended", "begun", "loaded", "ended"]
         # The model was loaded from a followed directory.
         weights["model.b"][0] += 1
         publish(8)
