@@ -25,6 +25,7 @@ from ckstore.retention.forget import forget
 from ckstore.storage.connection import Connection
 from ckstore.storage.segments import COUNT, size_of
 from ckstore.writing.drop import drop
+from ckstore.writing.encode import encode
 from tests.catalog_edits import edit, sign, without_triggers
 
 pytestmark = pytest.mark.local
@@ -210,6 +211,24 @@ def test_the_number_of_versions_does_not_matter(counter: Counter, tmp_path: Path
     for name in few:
         assert many[name].calls <= TOLERANCE * few[name].calls, name
         assert many[name].instructions <= TOLERANCE * few[name].instructions + CONNECTION, name
+
+
+def test_the_number_of_hot_versions_does_not_matter(counter: Counter, tmp_path: Path) -> None:
+    """A thread that encodes reads none of the versions that wait, or it would fall behind further."""
+    found = []
+    for waiting in (4, 64):
+        with ckstore.init(tmp_path / str(waiting)) as store:
+            for step in range(waiting + 2):
+                run = "r" if step < 2 else f"other{step % 2}"
+                store.ingest({"w": torch.full((900,), step / 7)}, run=run, step=step, hot=99)
+            encode(store._repository, [store._catalog.version(1)])
+            operation = partial(encode, store._repository, [store._catalog.version(2)])
+            found.append(counter.count(store.path / "catalog.sqlite", operation))
+            assert store._catalog.hot_sizes("r") == {}
+    few, many = found
+    print(few.calls, many.calls, few.instructions, many.instructions)
+    assert many.calls <= TOLERANCE * few.calls
+    assert many.instructions <= TOLERANCE * few.instructions + 100 * 60
 
 
 def frozen(place: Path, versions: int, scale: float) -> ckstore.Store:

@@ -27,7 +27,7 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.storage import manifest, root
 from ckstore.storage.catalog import Placement, VersionRow, key
-from ckstore.storage.pack import PackInfo
+from ckstore.storage.pack import RAW, PackInfo
 from ckstore.storage.pack_reader import is_named
 from ckstore.storage.rows import keys
 from ckstore.storage.zip_stream import digest_file
@@ -95,9 +95,8 @@ class Change:
         An object with a base must be new to the store: otherwise its base could itself be stored against it.
         """
         catalog = self.repository.catalog
-        raw = set(catalog.raw_packs())
         objects = catalog.find_objects(keys([record.id for record in self.writer.encoded_records]).values())
-        if any(pack not in raw for pack, _ in objects.values()):
+        if any(not pack.endswith(RAW) for pack, _ in objects.values()):
             raise ConflictError("Another process has encoded some of these objects; try again.")
 
     def finish(
@@ -279,7 +278,7 @@ class Change:
         def change() -> list[str]:
             self._check_unchanged(before)
             self.check_unencoded()
-            if not self._move({"change": "encode", "version": before.number}).isdisjoint(catalog.raw_packs()):
+            if any(name.endswith(RAW) for name in self._move({"change": "encode", "version": before.number})):
                 raise ConflictError("Objects of this version are only stored unencoded; try again.")
             catalog.note_swept({pack.name: 0 for pack in self.packs})  # It needs all of them.
             raw = frees()

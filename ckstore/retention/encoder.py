@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from ckstore.commit.join import join_due
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, NotFoundError
 from ckstore.repository import Repository
 from ckstore.retention.retain import Changed, note_changes, retain
 from ckstore.runtime import forks
-from ckstore.writing.encode import due, encode
+from ckstore.writing.encode import encode
 
 if TYPE_CHECKING:
     from ckstore.storage.catalog import VersionRow
@@ -175,10 +175,10 @@ class BackgroundEncoder:
                 if self._opened is None:
                     self._opened = self._repository.reopened("a", self._repository.cache_bytes)
                 rows = self._look(self._opened, run, keep)
-                for row in rows[:1]:
+                for row in rows:
                     self._held = max(self._held, _LEAST_CACHE + _CACHED * row.original_bytes)
                     self._opened.reader.limit_caches(self._held)
-                encode(self._opened, rows[:1], progress=self._step)
+                encode(self._opened, rows, progress=self._step)
                 with self._retaining:
                     retained = retain(self._opened, run, progress=self._step)
                     note_changes(self._changed.setdefault(run, {}), retained)
@@ -192,22 +192,24 @@ class BackgroundEncoder:
                 _warn(run, error)
                 rows = []
             with self._lock:
-                for row in rows[:1]:
+                for row in rows:
                     self._due[run].pop(row.number, None)
                 if rows and not self._is_closed:  # Another version may be due.
                     self._runs.setdefault(run, keep)
 
     def _look(self, opened: Repository, run: str, keep: int) -> list[VersionRow]:
-        """Return the versions of a run that are due; note them, and the free space of the disk."""
+        """Return the first due version of a run, if any; note all of them, and the free space of the disk."""
         free = shutil.disk_usage(self._repository.path).free
         with self._lock:
             known = set(self._due.get(run, ()))
-        rows = due(opened, run, keep=keep)
+        sizes = opened.catalog.hot_sizes(run, keep)
         with self._lock:
             self._free = free
             added = {number: size for number, size in self._due.get(run, {}).items() if number not in known}
-            self._due[run] = {row.number: row.stored_bytes for row in rows} | added
-        return rows
+            self._due[run] = sizes | added
+        with suppress(NotFoundError):  # It was forgotten since.
+            return [opened.catalog.version(number) for number in list(sizes)[:1]]
+        return []
 
     def _step(self, nbytes: int) -> None:
         """Pause or abort the thread if requested; called after each few megabytes."""

@@ -84,6 +84,7 @@ _PLACES, _JOINED = rows(PackName, Id, Whole, Whole), rows(Id, Positive, Whole)
 #: The condition of the index of packs with files of their own that are small or raw.
 _LOOSE = "segment IS NULL AND (bytes < 262144 OR name LIKE '%.raw.zip')"
 _STEPS = rows(Positive, Integer | None)
+_SIZES = rows(Positive, Whole)
 _NAMES = rows(PackName)
 _OFFSETS = rows(PackName, Whole)
 _DESCRIBED = rows(Whole, Id, PackName, Whole)
@@ -300,15 +301,14 @@ class CatalogReader:
             run, nbytes,
         )  # fmt: skip
 
-    def hot_versions(self, run: str, keep: int = 0) -> list[VersionRow]:
-        """Return the hot versions of a run by number, without its `keep` latest versions."""
+    def hot_sizes(self, run: str, keep: int = 0) -> dict[int, int]:
+        """Return the stored bytes of the hot versions of a run by number, without its `keep` latest versions."""
         query = (
-            "SELECT v.number FROM versions v JOIN runs r ON r.id = v.run WHERE r.name = ? AND v.superseded = 0"
-            " ORDER BY 1 DESC LIMIT ?"
+            "SELECT v.number, v.stored_bytes FROM versions v INDEXED BY versions_hot JOIN runs r ON r.id = v.run"
+            " WHERE v.hot AND r.name = ? AND v.number NOT IN (SELECT number FROM versions"
+            " WHERE run = r.id AND superseded = 0 ORDER BY number DESC LIMIT ?) ORDER BY v.number"
         )
-        found = self.hot()  # First: a version that is committed in between is among the latest.
-        latest = {number for (number,) in self._connection.rows(query, [run, keep])}
-        return [row for row in found if row.run == run and row.number not in latest]
+        return dict(self._connection.rows(query, [run, keep], _SIZES))
 
     def with_uid(self, prefix: str) -> list[VersionRow]:
         """Return the versions whose id has this hexadecimal prefix, by number."""
@@ -411,11 +411,13 @@ class CatalogReader:
         )
         return [name for (name,) in self._connection.rows(query, [count], _NAMES)]
 
-    def raw_packs(self) -> list[str]:
-        """Return the names of the packs with raw objects."""
-        query = f"SELECT {_PACK} FROM packs p WHERE {_LOOSE} AND name LIKE '%.raw.zip'"
-        found = self._connection.sealed(query, schema=PACK_ROWS)
-        return [name for _, name, _ in found]
+    def unused_raw_packs(self) -> list[str]:
+        """Return the names of the packs with raw objects that no hot version uses."""
+        query = (
+            f"SELECT {_PACK} FROM packs p WHERE {_LOOSE} AND name LIKE '%.raw.zip' AND NOT EXISTS"
+            " (SELECT 1 FROM version_packs u JOIN versions v ON v.number = u.version WHERE u.pack = p.id AND v.hot)"
+        )
+        return [name for _, name, _ in self._connection.sealed(query, schema=PACK_ROWS)]
 
     def known_packs(self, names: Iterable[str]) -> set[str]:
         """Return the names of those packs that the catalog has."""

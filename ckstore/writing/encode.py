@@ -67,10 +67,11 @@ def due(repository: Repository, run: str | None = None, *, keep: int | None = No
     `keep` is the number of a run's latest versions that stay hot; by default the policy's.
     """
     catalog = repository.catalog
-    found = []
+    numbers: set[int] = set()
+    rows = catalog.hot()  # First: a version that is committed in between is among the latest.
     for name in [run] if run is not None else [known.name for known in catalog.runs()]:
-        found += catalog.hot_versions(name, policy_of(catalog, name).kept_hot if keep is None else keep)
-    return sorted(found, key=lambda row: row.number)
+        numbers |= catalog.hot_sizes(name, policy_of(catalog, name).kept_hot if keep is None else keep).keys()
+    return [row for row in rows if row.number in numbers]
 
 
 @collection_seldom()
@@ -155,25 +156,26 @@ def _encode(repository: Repository, row: VersionRow, progress: Progress | None) 
 def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
     """Return the raw packs to free after this version is encoded, and the raw objects that hot versions still need.
 
-    These are the packs of this version, and of others that were encoded or forgotten and shared objects with it. A
+    These are packs that no hot version uses: of this version, and of others that were encoded or forgotten. A
     `recover` may have added those of a version that is not committed yet; they stay. Content that is encoded exactly is
     not needed raw. The objects of a version that becomes coarse exist only raw.
     """
     repository, number = version.repository, version.row.number
     resolver = repository.resolver
-    hot = {row.number: row for row in repository.catalog.hot() if row.number != number}
     packs: dict[str, Collection[int]] = {version.row.pack: ()}
     inside: set[str] = set()
-    for name in repository.catalog.raw_packs():
+    for name in repository.catalog.unused_raw_packs():
         with suppress(IntegrityError):
             owner = resolver.number_of(name)
-            if owner == number or (owner not in hot and _is_superseded(repository, owner)):
+            if owner == number or _is_superseded(repository, owner):
                 identities = [record.id for record in resolver.manifest(name).document.records]
                 packs[name] = [*map(key, identities)]
                 inside.update(identities)
     inside -= {identity for unit, identity in enumerate(encoded.objects) if unit not in encoded.coarse_units}
     needed: set[str] = set()
-    for row in hot.values() if inside else ():
+    for row in repository.catalog.hot() if inside else ():
+        if row.number == number:
+            continue
         try:
             needed |= inside.intersection(resolver.document(row).objects)
         except IntegrityError:

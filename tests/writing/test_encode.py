@@ -722,13 +722,9 @@ def test_a_raw_pack_that_another_encoding_removes_is_passed_over(
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
         for run in ("a", "b"):
             other.ingest(state(len(run)), run=run, step=1, hot=1)
-        names = store._catalog.raw_packs()
-
-        def late() -> list[str]:
-            other.encode(run="a")
-            return names
-
-        monkeypatch.setattr(store._repository.catalog, "raw_packs", late)
+        names = raw_packs(store)
+        other.encode(run="a")
+        monkeypatch.setattr(store._repository.catalog, "unused_raw_packs", lambda: names)
         assert store.encode(run="b").versions == [2]
         assert raw_packs(store) == []
         assert store.verify().problems == []
@@ -774,5 +770,5 @@ def test_a_version_that_is_saved_while_another_thread_looks_stays_hot(
         return found
 
     monkeypatch.setattr(type(catalog._connection), "rows", rows)
-    assert catalog.hot_versions("r", 9) == []
+    assert catalog.hot_sizes("r", 9) == {}
     assert [row.hot for row in catalog.versions()] == [True, True]
