@@ -71,7 +71,7 @@ _COLUMNS = (_NAMED.get(name, f"v.{name}") for name in VERSION_COLUMNS)
 VERSION = f"{', '.join(_COLUMNS)}, v.seal"
 NAMES = (
     "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack"
-    f" LEFT JOIN origins a ON a.id = v.origin AND length(a.text) <= {LARGEST_ORIGIN}"
+    f" LEFT JOIN origins a ON a.id = v.origin AND length(CAST(a.text AS BLOB)) <= {LARGEST_ORIGIN}"
 )
 #: Columns and checksum of a set's sum, and of a run with its sum.
 _SET = "s.name, s.rows, s.total, s.last, s.bytes, s.seal"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from ckstore.runtime.checksum import crc32
 
-#: Characters of an origin at most; a larger one stays in the row of its version.
+#: Bytes of an origin at most; a larger one stays in the row of its version.
 LARGEST_ORIGIN = 1 << 17
 
 #: Columns of a version, with the names of its run and pack and the text of its origin, for a row named by `{0}`.
@@ -49,7 +49,8 @@ SEALED: Mapping[str, tuple[str, ...]] = {
 # the bytes of its objects that only others' chains need, as of the last `gc`; NULL if the pack was added or lost an
 # object or a row that names it since.
 # `origins` has those of the metrics that versions share: how they were made, and their configuration; of forgotten
-# versions until the next `gc`.
+# versions until the next `gc`. Their checksums tell of a lost row: a foreign key without an index would make SQLite
+# read all versions for each row that `gc` frees.
 # `likeness` holds bands of values, from which versions with similar values are guessed; of forgotten versions until the
 # next `gc`.
 # `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
@@ -108,7 +109,7 @@ CREATE TABLE versions (
     superseded INT NOT NULL,
     dropped TEXT NOT NULL,
     metrics TEXT NOT NULL,
-    origin INT REFERENCES origins,
+    origin INT,
     source TEXT,
     seal INT NOT NULL DEFAULT 0
 );

@@ -87,12 +87,14 @@ def test_versions_share_their_origin(catalog, store):
     assert texts() == []
 
 
-def test_a_large_origin_stays_in_its_row(catalog, store):
+@pytest.mark.parametrize("mark", ["", "\0"])
+def test_a_large_origin_stays_in_its_row(catalog, store, mark):
+    """SQLite counts the characters of a text up to a zero."""
     config = {"config": {"text": "a" * LARGEST_ORIGIN}}
     rows = [write_version(catalog, store, step=step, metrics=config) for step in range(2)]
     assert catalog.versions() == rows
     assert catalog._connection.rows("SELECT COUNT(*) FROM origins") == [(0,)]
-    large = json.dumps(config)
+    large = mark + json.dumps(config)
     with closing(sqlite3.connect(store / root.CATALOG)) as database, database:
         connection.add_seal(database)
         database.execute("INSERT INTO origins VALUES (1, ?)", [large])
@@ -101,6 +103,21 @@ def test_a_large_origin_stays_in_its_row(catalog, store):
         database.execute(f"UPDATE versions SET seal = seal({columns})")
     with pytest.raises(IntegrityError, match="does not match its checksum"):
         catalog.version(1)
+
+
+def test_gc_does_not_read_all_versions_for_each_origin(tmp_path):
+    counted = []
+    for number in (20, 80):
+        store, ticks = tmp_path / str(number), []
+        with Catalog.create(store) as catalog, catalog.transaction():
+            for step in range(2 * number):
+                write_version(catalog, store, step=step, objects=1, metrics={"made": {"host": str(step)}})
+            catalog.forget_versions(range(1, number + 1))
+            catalog._connection._database.set_progress_handler(lambda ticks=ticks: ticks.append(None), 10)
+            catalog.note_collected(durable.timestamp())
+            assert catalog._connection.rows("SELECT COUNT(*) FROM origins") == [(number,)]
+            counted.append(len(ticks))
+    assert counted[1] < 6 * counted[0]
 
 
 def test_a_note_in_a_catalog_that_was_replaced_has_a_checksum(catalog, store):
