@@ -11,7 +11,7 @@ import numpy as np
 from ckstore.objects.file_digest import Bytes, FileDigest, Stretch, stretch_of
 from ckstore.runtime.scratch import scratch
 from ckstore.runtime.threads import shared, worker_count
-from ckstore.storage.writeback import Writeback
+from ckstore.storage.writeback import Writeback, syncing_threads
 
 #: Bytes of a file that are hashed at a time.
 _BLOCK = 2 << 20
@@ -30,7 +30,9 @@ class WrittenFiles:
         self._descriptors = descriptors
         self._sizes = sizes
         self._stretches: dict[int, dict[int, tuple[int, Stretch]]] = {number: {} for number in sizes}
-        self._writebacks = {number: Writeback(descriptors[number]) for number, size in sizes.items() if size >= _LARGE}
+        self._threads = syncing_threads(worker_count())  # There may be hundreds of files.
+        large = [number for number, size in sizes.items() if size >= _LARGE]
+        self._writebacks = {number: Writeback(descriptors[number], self._threads) for number in large}
 
     def write(self, memory: Bytes, parts: Iterable[Part]) -> dict[int, int]:
         """Write and hash parts of files, given by their places in `memory`; return the bytes written by file."""
@@ -61,9 +63,8 @@ class WrittenFiles:
         return found
 
     def close(self) -> None:
-        """Wait for running syncs."""
-        for writeback in self._writebacks.values():
-            writeback.cancel()
+        """Wait for running syncs, and start no other."""
+        self._threads.shutdown(cancel_futures=True)
 
     def _gaps(self, file: int) -> list[tuple[int, int]]:
         """Return the bytes of a file that were not hashed, in blocks, as (first, size)."""

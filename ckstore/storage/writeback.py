@@ -14,11 +14,18 @@ _LEAST = 1 << 20
 
 
 class Writeback:
-    """Syncs a growing file in a separate thread; its descriptor must stay open until `finish` or `cancel`."""
+    """Syncs a growing file in a separate thread; its descriptor must stay open until `finish` or `cancel`.
 
-    def __init__(self, descriptor: int) -> None:
+    Parameters
+    ----------
+    threads
+        Threads that several files share, whose owner ends them; by default one of its own.
+    """
+
+    def __init__(self, descriptor: int, threads: ThreadPoolExecutor | None = None) -> None:
         self._descriptor = descriptor
         self._written = 0
+        self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._is_ending = False
@@ -58,6 +65,12 @@ class Writeback:
 
     def _submit(self, sync: Callable[[int], None]) -> None:
         self._written = 0
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckstore-writeback")
-        self._pending.append(self._pool.submit(sync, self._descriptor))
+        threads = self._threads or self._pool
+        if threads is None:
+            threads = self._pool = syncing_threads(1)
+        self._pending.append(threads.submit(sync, self._descriptor))
+
+
+def syncing_threads(most: int) -> ThreadPoolExecutor:
+    """Return threads that sync files; none begins before there is work for it."""
+    return ThreadPoolExecutor(most, thread_name_prefix="ckstore-writeback")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 from blake3 import blake3
 
 from ckstore.following.written_files import WrittenFiles
+from ckstore.runtime.threads import worker_count
+from ckstore.storage import durable
 
 
 @pytest.mark.parametrize("size", [0, 1, 1024, 5 << 20, (5 << 20) + 1000])
@@ -34,3 +38,23 @@ def test_the_digest_is_that_of_written_and_other_bytes(tmp_path: Path, size: int
     assert path.read_bytes() == expected.tobytes()
     files.close()
     os.close(descriptor)
+
+
+def test_files_share_the_threads_that_sync_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: dict[int, int] = {}
+
+    def sync(descriptor: int) -> None:
+        synced[descriptor] = threading.get_ident()
+
+    monkeypatch.setattr(durable, "sync_file", sync)
+    data = np.ones(1 << 20, np.uint8)
+    with ExitStack() as stack:
+        descriptors = {number: os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(50)}
+        for descriptor in descriptors.values():
+            stack.callback(os.close, descriptor)
+        files = stack.enter_context(closing(WrittenFiles(descriptors, dict.fromkeys(descriptors, data.size))))
+        for number in descriptors:
+            files.note(files.write(data, [(number, 0, 0, data.size)]))
+        assert set(files.digests().values()) == {blake3(data.tobytes()).hexdigest()}
+        assert synced.keys() == set(descriptors.values())
+        assert len(set(synced.values())) <= worker_count()
