@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ckstore.codecs.codebook import Numbers
 from ckstore.codecs.integers import add_integers, decode_integers
 from ckstore.codecs.lattice import (
+    CHUNK,
     FLOATS,
     Bits,
     Integers,
@@ -44,7 +45,7 @@ class ChunkCache:
     """
 
     def __init__(self, limit: int) -> None:
-        self._chunks: Lru[tuple[str, int], npt.NDArray[Any]] = Lru(limit, _weight)
+        self._chunks: Lru[tuple[str, int], npt.NDArray[Any]] = Lru(limit, _weight, _parts)
 
     @property
     def limit(self) -> int:
@@ -91,8 +92,11 @@ class ChunkCache:
 
         A chunk in memory that the caller may write to is copied.
         """
+        owner = _owner(array)
+        if not isinstance(owner, Block) or owner.nbytes > self.limit:
+            array = _copy(array)
         array.flags.writeable = False
-        self._chunks.put(key, array if isinstance(_owner(array), Block) else _copy(array))
+        self._chunks.put(key, array)
 
 
 def _copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -106,6 +110,14 @@ def _weight(array: npt.NDArray[Any]) -> int:
     """Return the bytes that a cached array counts: of a part of an object its own."""
     held = _held(array)
     return held if held < 2 * array.nbytes else array.nbytes
+
+
+def _parts(key: tuple[str, int], array: npt.NDArray[Any]) -> Iterator[tuple[str, int]]:
+    """Yield the keys of all chunks that may share memory with one: a single chunk would keep all of it."""
+    held = _held(array)
+    if held >= 2 * array.nbytes:
+        least = max(array.nbytes, CHUNK // 2 * array.itemsize)  # The last chunk may have fewer bytes.
+        yield from ((key[0], chunk) for chunk in range(-(-held // least)))
 
 
 def _held(array: npt.NDArray[Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from ckstore.runtime.forks import Lock
@@ -15,7 +15,8 @@ Value = TypeVar("Value")
 class Lru(Generic[Key, Value]):
     """Values by key, the least recently used ones dropped beyond a limit of the sum of their weights; safe for threads.
 
-    The weight of a value, by default 1, must not change while the value is cached.
+    The weight of a value, by default 1, must not change while the value is cached. A dropped value takes along those
+    whose keys `joined` names.
 
     Examples
     --------
@@ -24,9 +25,15 @@ class Lru(Generic[Key, Value]):
     ([0, 1, 2], None, 2)
     """
 
-    def __init__(self, limit: int, weight: Callable[[Value], int] | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        weight: Callable[[Value], int] | None = None,
+        joined: Callable[[Key, Value], Iterable[Key]] | None = None,
+    ) -> None:
         self.limit = limit
         self._weight_of = weight
+        self._joined = joined
         self._values: OrderedDict[Key, Value] = OrderedDict()
         self._sum = 0
         self._lock = Lock()
@@ -61,16 +68,21 @@ class Lru(Generic[Key, Value]):
             self._values[key] = value
             self._sum += weight
             while self._sum > self.limit:
-                _, dropped = self._values.popitem(last=False)
+                oldest, dropped = self._values.popitem(last=False)
                 self._sum -= self._weigh(dropped)
+                for other in () if self._joined is None else self._joined(oldest, dropped):
+                    self._drop(other)
             return value
 
     def drop(self, key: Key) -> None:
         """Drop a value, if cached."""
         with self._lock:
-            value = self._values.pop(key, None)
-            if value is not None:
-                self._sum -= self._weigh(value)
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._sum -= self._weigh(value)
 
     def clear(self) -> None:
         """Drop all values."""

@@ -18,6 +18,7 @@ from ckstore.objects import stored_chunks
 from ckstore.objects.reader import ChunkCache
 from ckstore.objects.records import Full, Linear, Record
 from ckstore.objects.stored_chunks import StoredChunks
+from ckstore.runtime.blocks import empty
 from tests.crafted import CraftedStore
 
 pytestmark = pytest.mark.encoded
@@ -153,6 +154,28 @@ def test_views_of_whole_arrays_are_not_copied() -> None:
     for name, array in (("own", own), ("seen", seen), ("bytes", np.frombuffer(bytes(400), np.uint32))):
         cache.put((name, 0), array)
         assert cache.get((name, 0)) is array
+
+
+def test_chunks_that_share_memory_are_dropped_together() -> None:
+    """Else chunks that are often read would each keep the memory of their object."""
+    chunk, parts = 1 << 18, 4
+    cache = ChunkCache(8 * parts * chunk)
+    for number in range(40):
+        whole = empty(parts * chunk - 3, np.uint8)
+        whole[:] = number
+        for part in range(parts):
+            cache.put_part((str(number), part), whole[part * chunk : (part + 1) * chunk])
+        for read in range(number):
+            cache.get((str(read), read % parts))
+    found = [cache.get((str(number), part)) for number in range(40) for part in range(parts)]
+    arrays = [array for array in found if array is not None]
+    assert len(arrays) >= 7 * parts
+    assert len({id(array.base) for array in arrays}) <= 9
+    large = empty(16 * parts * chunk, np.uint8)
+    cache.put_part(("large", 0), large[:chunk])
+    kept = cache.get(("large", 0))
+    assert kept is not None
+    assert not np.shares_memory(kept, large)
 
 
 def test_shard_indexes_are_dropped_beyond_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
