@@ -27,9 +27,14 @@ from tests.plans import decisions, of_changes
 
 RUNS = ["a", "b", "c"]
 TAGS = ["best", "last", "x"]
-CHANGES = ["noise", "little", "nothing", "some", "fresh", "another shape"]
+CHANGES = ["noise", "little", "nothing", "some", "fresh", "another shape", "fewer rows", "more rows"]
 # As users have it, encoded at once, and as it was written until it is encoded.
 HOT = [None, 0, 9]
+
+
+def config_of(step: int) -> dict[str, int]:
+    """Return the configuration of a version; some versions share it."""
+    return {"stage": step // 3}
 
 
 class Crash(BaseException):
@@ -48,7 +53,11 @@ def changed(weights: dict[str, torch.Tensor], change: str, seed: int) -> dict[st
         return first_weights(seed)
     if change == "another shape":
         return {name: tensor.reshape(-1, 5) if tensor.dim() == 2 else tensor for name, tensor in weights.items()}
-    size = {"noise": 1e-2, "little": 1e-7, "nothing": 0.0, "some": 1e-2}[change]
+    if change == "fewer rows":
+        weights = {name: tensor[:-3].clone() if len(tensor) > 9 else tensor for name, tensor in weights.items()}
+    if change == "more rows":
+        weights = {name: torch.cat([tensor, tensor[:2]]) for name, tensor in weights.items()}
+    size = {"noise": 1e-2, "little": 1e-7, "nothing": 0.0}.get(change, 1e-2)
     found = {}
     for name, tensor in weights.items():
         noise = size * torch.randn(tensor.shape, generator=generator)
@@ -160,7 +169,7 @@ class StoreMachine(RuleBasedStateMachine):
         if step in {self.places[number][1] for number in self._present(run)}:
             self.superseded = before
             with pytest.raises(ConflictError, match="holds other content"):
-                self.store.ingest(self._file(weights, step), run=run, step=step, parent=parent)
+                self.store.ingest(self._file(weights, step), run=run, step=step, parent=parent, config=config_of(step))
             return
         self._stored(weights, run, step, parent=parent, hot=hot)
 
@@ -170,7 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(set(self.digests) - self.superseded)))
         run, step = self.places[number]
         digest, weights = self.thinned.get(number, (self.digests[number], self.weights[number]))
-        report = self.store.ingest(self._file(weights, step), run=run, step=step)
+        report = self.store.ingest(self._file(weights, step), run=run, step=step, config=config_of(step))
         assert report.is_new == (number in self.thinned)
         if not report.is_new:
             assert report.version.number == number
@@ -198,7 +207,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         if number in self.tags.values():
             try:
-                self.store.ingest(path, run=run, step=step, replace=True)
+                self.store.ingest(path, run=run, step=step, replace=True, config=config_of(step))
             except ConflictError:
                 return
             raise AssertionError("a tagged version was replaced")
@@ -497,7 +506,8 @@ class StoreMachine(RuleBasedStateMachine):
         died = False
         with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.commit.change.remove_uncommitted"):
             try:
-                number = self.store.ingest(path, run=run, step=self.steps, hot=hot).version.number
+                config = config_of(self.steps)
+                number = self.store.ingest(path, run=run, step=self.steps, hot=hot, config=config).version.number
             except Crash:
                 died = True
         (self.store.path / "packs" / ".tmp-1-0123abcd").write_bytes(b"half a pack")
@@ -523,6 +533,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         rows = self.store._catalog.versions()
         assert {row.number: (row.run, row.step) for row in rows} == self.places
+        assert all(row.metrics["config"] == config_of(row.step or 0) for row in rows)
         assert {row.number for row in rows if row.superseded} == self.superseded
         for run in {run for run, _ in self.places.values()}:
             present = self._present(run) or {number for number, (of, _) in self.places.items() if of == run}
@@ -623,7 +634,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _stored(self, weights: dict[str, torch.Tensor], run: str, step: int, **options: Any) -> None:
         path = self._file(weights, step)
-        report = self.store.ingest(path, run=run, step=step, **options)
+        report = self.store.ingest(path, run=run, step=step, config=config_of(step), **options)
         assert report.is_new
         self._note(report.version.number, sha256(path), weights, run, step)
 
