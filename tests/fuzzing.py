@@ -84,6 +84,10 @@ def make_store(directory: Path) -> Path:
         store.set_policy(Policy("coarse", quality=2.0), "b")
         store.rebase([2])
         store.thin([3])
+        rows = torch.randn(40, 20)
+        for count in (40, 30):  # The second one is a part of the first one.
+            store.ingest({"w": rows[:count].clone()}, run="c", config={"rows": count}, hot=0)
+            rows = rows + 0.001 * torch.randn(40, 20)
     return directory / "store"
 
 
