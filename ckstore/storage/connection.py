@@ -67,7 +67,7 @@ class Connection:
         self._depth = 0
         self._ends: list[Callable[[bool | None], None]] = []
         self._is_inherited = False
-        self._size = self._claims = 0
+        self._size = self._claims = self._connected = 0
         self._has_triggers = False
         self._steps = -1
         with access.access_explained(path):
@@ -175,7 +175,7 @@ class Connection:
     def state(self) -> tuple[int, int, int]:
         """Return a value that differs after any change of the file, by this connection or another."""
         [[changes]] = self.rows("PRAGMA data_version")
-        return self._inode, changes, self._database.total_changes
+        return self._connected, changes, self._database.total_changes
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement inside the present transaction."""
@@ -309,6 +309,7 @@ class Connection:
             inode = os.stat(self.path).st_ino
             database = self._connect_to_write() if self.mode == "a" else self._connect_read_only()
             self._inode = inode
+            self._connected += 1
             self._has_triggers = False
             return database
 

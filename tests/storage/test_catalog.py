@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -128,6 +129,20 @@ def test_a_note_in_a_catalog_that_was_replaced_has_a_checksum(catalog, store):
     assert len(catalog.versions()) == 1
     catalog.note_kept(5, durable.timestamp())
     catalog.prove()
+
+
+def test_a_catalog_that_took_the_place_of_its_successor_has_another_state(filled, store):
+    """Its inode is the former one; so may be that of a catalog that two recoveries made."""
+    path, aside = store / "catalog.sqlite", store / "aside"
+    with Catalog(store, "r") as catalog:
+        states = [catalog.state()]
+        path.rename(aside)
+        shutil.copy(aside, path)
+        states.append(catalog.state())
+        filled.set_policy("", None)
+        aside.replace(path)
+        states.append(catalog.state())
+    assert len(set(states)) == 3
 
 
 def test_an_empty_catalog_answers(catalog):
