@@ -180,9 +180,7 @@ class GcPlan:
             self._repository.catalog.prove()
         unexplained = self._unexplained(without)
         if unexplained and self._since:
-            self._since = ""  # Earlier collections may have seen them go.
-            for name in ("_records", "_collections", "_logged", "_numbers"):
-                vars(self).pop(name, None)
+            self._read_whole_log()  # Earlier collections may have seen them go.
             unexplained = self._unexplained(without)
         if unexplained:
             raise IntegrityError(
@@ -192,14 +190,22 @@ class GcPlan:
 
     def _unexplained(self, without: Collection[int]) -> list[Origin]:
         """Return the versions that are not in the catalog, without a reason in the log."""
-        forgotten = {*without, *change_log.forgotten(self._records)}
+        found = gone_versions(self.survey.packs.values(), self.survey.present)
+        gone = [origin for origin in found if not self._is_present(origin)]
+        forgotten = change_log.forgotten(self._records)
         return [
-            origin
-            for origin in gone_versions(self.survey.packs.values(), self.survey.present)
-            if not self._is_present(origin)
-            and self._number(*origin[:2]) not in forgotten
-            and not self._is_logged(origin)
+            (uid, number, parent, created)
+            for uid, number, parent, created in gone
+            if self._number(uid, number) not in without
+            and forgotten.isdisjoint({(uid, self._number(uid, number)), ("", self._number(uid, number))})
+            and not self._is_logged((uid, number, parent, created))
         ]
+
+    def _read_whole_log(self) -> None:
+        """Read the records before the last collection, too."""
+        self._since = ""
+        for name in ("_records", "_collections", "_logged", "_numbers"):
+            vars(self).pop(name, None)
 
     @cached_property
     def _records(self) -> list[dict[str, Any]]:
@@ -243,8 +249,13 @@ class GcPlan:
         uid, number, _, created = origin
         if self.state.part is None:
             return (self._number(uid, number), created) in self._present
+        catalog = self._repository.catalog
         with suppress(NotFoundError):
-            return self._repository.catalog.version(self._number(uid, number)).created == created
+            if catalog.version(self._number(uid, number)).created == created:
+                return True
+        if self._since and catalog.with_uid(uid):  # It was renumbered before the last collection, or came back since.
+            self._read_whole_log()
+            return self._is_present(origin)
         return False
 
     @cached_property

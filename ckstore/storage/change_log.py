@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 from ckstore.errors import CkstoreError, IntegrityError
@@ -118,14 +119,16 @@ def _renamed(values: Sequence[Any], record: Mapping[str, Any]) -> Sequence[Any]:
     return plain_row(replace(row, run=record["run"])) if row.uid in record["uids"] else values
 
 
-def forgotten(records: Iterable[Mapping[str, Any]], name: str = "versions") -> set[Any]:
-    """Return the numbers, or the `uids`, of the versions that were forgotten and did not come back."""
-    found: set[Any] = set()
+def forgotten(records: Iterable[Mapping[str, Any]]) -> set[tuple[str, int]]:
+    """Return ids and numbers of the versions that were forgotten and did not come back.
+
+    The id is empty for a version that a recovery left out.
+    """
+    found: set[tuple[str, int]] = set()
     for record in records:
-        if record["change"] == "forget":
-            found.update(record[name])
-        elif record["change"] == "undo":
-            found.difference_update(record[name])
+        if record["change"] in ("forget", "undo"):
+            change = found.update if record["change"] == "forget" else found.difference_update
+            change(zip(record["uids"] or repeat(""), record["versions"], strict=False))
     return found
 
 

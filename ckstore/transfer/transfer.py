@@ -211,7 +211,7 @@ class Transfer:
     @cached_property
     def _forgotten(self) -> set[str]:
         """Ids of the versions that the target has forgotten, since its log began."""
-        return change_log.forgotten(self._target.catalog.log_records(), "uids")
+        return {uid for uid, _ in change_log.forgotten(self._target.catalog.log_records())}
 
     def _existing(self, row: VersionRow) -> VersionRow | None:
         """Find a version in the target, by its id or by its content; raise `ConflictError` if its step has another.

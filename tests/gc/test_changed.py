@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -246,3 +247,28 @@ def test_an_object_that_was_lost_and_stored_again_stays(tmp_path: Path) -> None:
     with ckstore.open(place) as store:
         assert not store._catalog.is_incomplete()
         assert store.verify().problems == []
+
+
+def test_a_version_that_was_renumbered_before_the_last_gc_is_not_gone(tmp_path: Path) -> None:
+    """Its former number is that of another version, which is forgotten; the record of both is read."""
+    place = tmp_path / "store"
+    for run, path in (("a", place), ("b", tmp_path / "other")):
+        with ckstore.init(path) as store:
+            store.ingest({"w": torch.randn(70_000)}, run=run, step=0, hot=0)
+            settled(store)
+    for pack in (tmp_path / "other" / "packs").glob("*.zip"):
+        shutil.copy(pack, place / "packs")
+    [problem] = ckstore.recover(place).problems
+    assert "both claim number 1" in problem
+    with mock.patch.object(changed, "_SHARE", 1.0), ckstore.open(place) as store:
+        store.gc(grace=0)
+        [forgotten, other] = store._catalog.versions()
+        assert (forgotten.number, other.number) == (1, 2)
+        store.thin(2)
+        store.forget([1])
+        plan = of_changes(store, 0.0)
+        assert plan is not None
+        assert decisions(plan) == decisions(plan_for(store._repository, 0.0, whole=True))
+        assert store.gc(grace=0).versions == 1
+        gone = [version for record in store._catalog.log_records() for version in record.get("versions", [])]
+        assert [version[:2] for version in gone if isinstance(version, list)] == [[forgotten.uid, 1]]
