@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import ckstore
 from ckstore.errors import CkstoreError
-from ckstore.gc.changed import changed_packs
+from ckstore.gc.changed import changes
 from ckstore.gc.plan import GcPlan
 
 
@@ -28,7 +28,7 @@ def decisions(plan: GcPlan) -> dict[str, object]:
 
 def of_changes(store: ckstore.Store, grace: float | None) -> GcPlan | None:
     """Return the plan that looks at the changes alone; None if the whole store has to be looked at."""
-    changed = changed_packs(store._repository)
+    changed = changes(store._repository)
     if changed is None:
         return None
     with suppress(CkstoreError):

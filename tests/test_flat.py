@@ -6,7 +6,7 @@ import cProfile
 import pstats
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -127,7 +127,12 @@ def grown(place: Path, versions: int, hot: int = 9, runs: int = RUNS) -> None:
         store.tag(f"r0@{10**6 + 1}", "best")
         store.encode(f"r0@{10**6 + 2}")
         bands = store[f"r0@{10**6}"]._stored.document.bands
-    with without_triggers(place / "catalog.sqlite") as database:
+    add_versions(place / "catalog.sqlite", versions, runs, bands)
+
+
+def add_versions(catalog: Path, versions: int, runs: int, bands: Sequence[int], *, in_segments: bool = True) -> None:
+    """Add rows of versions with lower numbers than those in a catalog, whose second version they copy."""
+    with without_triggers(catalog) as database:
         database.execute("PRAGMA foreign_keys = OFF")
         for table, column in (
             ("versions", "number"), ("versions", "parent"), ("version_packs", "version"), ("tags", "version"),
@@ -146,8 +151,8 @@ def grown(place: Path, versions: int, hot: int = 9, runs: int = RUNS) -> None:
                 "id": 1000 + number,
                 "name": f"{digest.hexdigest()}.zip",
                 "held": 0,
-                "segment": digest.digest(),
-                "place": 100,
+                "segment": digest.digest() if in_segments else None,
+                "place": 100 if in_segments else None,
             }
             row |= {
                 "number": number, "uid": digest.digest(), "run": 1 + number % runs, "step": number, "parent": None,
@@ -315,27 +320,31 @@ def test_a_gc_with_nothing_to_do_reads_a_row_for_each_segment(monkeypatch: pytes
 def test_a_gc_reads_changed_packs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The manifests that one reads after a change do not depend on the others, and rows only on their segments."""
     found: dict[int, list[tuple[int, int]]] = {}
-    read = CatalogResolver._read_manifest
     for versions in (100, 1000):
         with joined(tmp_path / str(versions), versions) as store:
-            weight = torch.randn(8000, generator=torch.Generator().manual_seed(1))
-            changes: list[Callable[[], object]] = [
-                lambda: None,
-                partial(store.forget, f"r0@{10**6 + 2}"),
-                partial(forget, store._repository, [store._catalog.resolve(f"r0@{10**6}")], for_good=True),
-                partial(store.ingest, {"w": weight}, run="r0", step=10**6 + 4, hot=0),
-                partial(store.thin, f"r0@{10**6 + 3}"),
-            ]
-            found[versions] = []
-            for change in changes:
-                change()
-                with mock.patch.object(CatalogResolver, "_read_manifest", autospec=True, side_effect=read) as counted:
-                    rows = rows_read(partial(store.gc, grace=0), monkeypatch)
-                found[versions].append((rows, counted.call_count))
+            found[versions] = list(read_by_gc(store, monkeypatch))
     for (few_rows, few), (many_rows, many) in zip(found[100], found[1000], strict=True):
         print("gc", few_rows, many_rows, few, many)
         assert few == many
         assert many_rows - few_rows < 30 * 1000 / COUNT
+
+
+def read_by_gc(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of rows and of manifests that a collection reads after each of some changes."""
+    read = CatalogResolver._read_manifest
+    weight = torch.randn(8000, generator=torch.Generator().manual_seed(1))
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        partial(store.forget, f"r0@{10**6 + 2}"),
+        partial(forget, store._repository, [store._catalog.resolve(f"r0@{10**6}")], for_good=True),
+        partial(store.ingest, {"w": weight}, run="r0", step=10**6 + 4, hot=0),
+        partial(store.thin, f"r0@{10**6 + 3}"),
+    ]
+    for change in changes:
+        change()
+        with mock.patch.object(CatalogResolver, "_read_manifest", autospec=True, side_effect=read) as counted:
+            rows = rows_read(partial(store.gc, grace=0), monkeypatch)
+        yield rows, counted.call_count
 
 
 #: Most calls of functions for each further version of one tensor.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -32,26 +32,40 @@ _SOME = 8
 _SHARE = 0.25
 
 
-def changed_packs(repository: Repository) -> list[str] | None:
-    """Return the packs in which there may be garbage; None if it may be in any pack."""
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The packs in which there may be garbage, and the names of files of packs that the catalog lacks."""
+
+    packs: list[str]
+    files: set[str]
+
+
+def changes(repository: Repository) -> Changes | None:
+    """Return the changes since the last collection; None if there may be garbage in any pack."""
     catalog, packs = repository.catalog, repository.packs
-    if not catalog.is_only or catalog.is_incomplete():
+    if catalog.is_incomplete():
         return None
     found = catalog.unswept()
     if len(found) > _SHARE * catalog.totals().packs:
         return None
-    names, segments = packs.apart(), packs.segments()
+    names, segments = set(packs.apart()), packs.segments()
     inside = sum(count for name, (count, _) in catalog.joined().items() if name in segments)
-    if (segments and packs.doubled()) or len(catalog.known_packs(names)) + inside != catalog.totals().packs:
+    known = catalog.known_packs(names)
+    if (segments and packs.doubled()) or len(known) + inside != catalog.totals().packs:
         return None
-    return found
+    return Changes(found, _unknown(repository, names - known))
+
+
+def _unknown(repository: Repository, names: set[str]) -> set[str]:
+    """Return the packs that are not recorded as gone: those are deleted in due time anyway."""
+    return names - repository.catalog.gone(names).keys() if names else names
 
 
 def changed_state(repository: Repository) -> State:
     """Return the state of an empty part: the files that the catalog lacks."""
     catalog = repository.catalog
     names = set(repository.packs.apart())
-    names -= catalog.known_packs(names)
+    names = _unknown(repository, names - catalog.known_packs(names))
     files = [info for info in repository.packs.list_packs() if info.name in names] if names else []
     return State(catalog.identity(), [], [], {}, files, Part(frozenset(), frozenset(), {}, {}))
 
@@ -113,6 +127,7 @@ class _Reader:
         self._inside: set[int] = set()
         above: set[str] = set()
         waiting = sorted(packs)
+        repository.resolver.prefetch_manifests(waiting)
         while waiting:
             name = waiting.pop()
             if name not in self.packs:
@@ -122,6 +137,7 @@ class _Reader:
                         above.add(other)
                     else:  # It was changed, or has objects that are only bases: it is part of the decision.
                         waiting.append(other)
+        repository.resolver.prefetch_manifests(above - self.packs)
         self._needed = {number for name in sorted(above - self.packs) for number in self._read_above(name)}
 
     def name_those_of(self, forgotten: Mapping[int, Sequence[VersionRow]]) -> None:

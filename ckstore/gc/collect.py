@@ -15,8 +15,8 @@ from ckstore.commit.dependents import users
 from ckstore.commit.in_full import store_in_full
 from ckstore.commit.join import garbage, join, join_due
 from ckstore.errors import ConflictError, DiskFullError, IntegrityError, LockedError, NotFoundError
-from ckstore.gc.changed import changed_packs
-from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE, GRACE, GcPlan, plan_for, unused_segments
+from ckstore.gc.changed import changes
+from ckstore.gc.plan import GARBAGE_BYTES, GARBAGE_SHARE, GRACE, GcPlan, plan_for, removed_packs, unused_segments
 from ckstore.gc.reachability import PackContents, State
 from ckstore.gc.repack import Copy, repack
 from ckstore.storage import durable, reserve, root
@@ -68,10 +68,8 @@ def _join(repository: Repository) -> None:
 
 def held_since(repository: Repository) -> int | None:
     """Return the held bytes that the last collection found, if a new one would find no garbage either; else None."""
-    if changed_packs(repository) != []:
-        return None
-    names = repository.packs.apart()
-    return repository.catalog.held() if len(repository.catalog.known_packs(names)) == len(names) else None
+    found = changes(repository)
+    return None if found is None or found.packs or found.files else repository.catalog.held()
 
 
 #: Seconds to wait for other writers to finish, and between two checks.
@@ -151,6 +149,7 @@ def gc(
     The commit waits `patience` seconds, ten minutes by default, until no other process writes; a second `gc` waits for
     the first.
     """
+    repository.catalog.refresh()
     if dry_run:
         return expected(repository, grace)
     with reserve.spent(repository.path), repository.catalog.lease(_PURPOSE) as lease:
@@ -172,8 +171,8 @@ class _Collection:
         self._before: set[str] = set()
         # The copy of each pack, and the contents that it was made for.
         self._copies: dict[str, tuple[Copy, tuple[Any, ...]]] = {}
-        # Packs that a gc has already counted as freed: a remote store deletes them later.
-        self._removals: Set[str] = set()
+        # Packs that this run has already counted as freed: a remote store deletes them later.
+        self._removals: set[str] = set()
         # Objects that were stored in full, and their bytes.
         self._in_full: set[str] = set()
         self._added = 0
@@ -185,19 +184,17 @@ class _Collection:
         """Plan, copy and commit until nothing changes in between."""
         before = overhead(self._repository)
         held = held_since(self._repository)
-        if held is not None:
-            report = GcReport(held=held)
-            self._sweep(report)
-        else:
-            report = self._run()
+        report = self._run() if held is None else GcReport(held=held)
+        self._delete_gone(report)
+        self._sweep(report)
         tidy(self._repository)
         # The bytes of a pack in a segment are free once the segment is written again; a join writes headers.
         report.bytes = max(report.bytes + before - overhead(self._repository), 0)
         return report
 
     def _run(self) -> GcReport:
-        packs = self._repository.packs
-        self._before = set(packs.apart()) if self._repository.catalog.is_only else {i.name for i in packs.list_packs()}
+        if self._repository.catalog.is_only:  # In a bucket, no two copies have the same name.
+            self._before = set(self._repository.packs.apart())
         try:
             report = self._collect(rewriting=True)
         except DiskFullError:
@@ -212,10 +209,11 @@ class _Collection:
             # Others may have encoded versions in the meantime, with the former costs.
             update_costs(self._repository, self._in_full)
         report.add(GcReport(-self._added, in_full=len(self._in_full)))
-        swept = self._repository.packs.sweep(self._grace)
-        _add_files(report, [nbytes for name, nbytes in swept.items() if name not in self._removals])
-        self._sweep(report)
         return report
+
+    def _delete_gone(self, report: GcReport) -> None:
+        """Delete packs of a remote store that have left the catalog."""
+        _add_files(report, self._repository, self._repository.packs.sweep(self._grace), self._removals)
 
     def _collect(self, *, rewriting: bool) -> GcReport:
         refused: State | None = None
@@ -336,7 +334,7 @@ class _Collection:
         freed = catalog.commit(change)
         if freed is None:
             return None
-        self._removals = plan.removals | freed.removals
+        self._removals |= freed.removals
         if plan.is_empty:
             return freed.report
         self._drop([name for name in self._copies if name not in freed.copied])
@@ -463,8 +461,12 @@ def expected(repository: Repository, grace: float | None = None, without: Collec
     """Predict the report of a collection, once the versions of some numbers are forgotten for good."""
     temporaries = root.find_temporaries(repository.path, GRACE if grace is None else grace)
     held = None if without else held_since(repository)
+    gone = repository.catalog.gone()
+    leaving = {info.name: info.bytes for info in repository.packs.list_packs() if info.name in gone} if gone else {}
     if held is not None:
-        return GcReport(sum(map(durable.size_of, temporaries)), files=len(temporaries), held=held)
+        report = GcReport(sum(map(durable.size_of, temporaries)), files=len(temporaries), held=held)
+        _add_files(report, repository, leaving)
+        return report
     plan = plan_for(repository, grace, ahead=True, without=without)
     freed = sum(pack.bytes for pack in plan.removed) + sum(info.bytes for info in plan.files)
     freed += sum(pack.garbage for pack in plan.rewritten) + sum(durable.size_of(path) for path in temporaries)
@@ -472,15 +474,19 @@ def expected(repository: Repository, grace: float | None = None, without: Collec
     report = GcReport(freed - plan.survey.added, len(plan.removed), len(plan.rewritten), in_full)
     report.files, report.versions = len(plan.files) + len(temporaries), len(plan.lost)
     report.held, report.kept, report.until = plan.survey.held, plan.survey.kept, plan.kept.until
-    gone = repository.catalog.gone().keys() - plan.removals
-    _add_files(report, [info.bytes for info in repository.packs.list_packs() if info.name in gone] if gone else [])
+    _add_files(report, repository, leaving)
     return report
 
 
-def _add_files(report: GcReport, sizes: Sequence[int]) -> None:
-    """Count raw packs that encodings freed and that the remote store still holds."""
-    report.bytes += sum(sizes)
-    report.files += len(sizes)
+def _add_files(
+    report: GcReport, repository: Repository, gone: Mapping[str, int], removals: Set[str] = frozenset()
+) -> None:
+    """Count the bytes of packs of a remote store that encodings freed; collections have counted their `removals`."""
+    if left := gone.keys() - removals:
+        first = min(repository.catalog.gone(left).values())
+        left -= removed_packs(repository.catalog.log_records(f"{first - 1:012d}"))
+    report.bytes += sum(gone[name] for name in left)
+    report.files += len(left)
 
 
 def _purpose(pack: PackContents) -> tuple[Any, ...]:

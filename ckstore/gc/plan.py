@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import IntegrityError, NotFoundError
-from ckstore.gc.changed import changed_packs, changed_state, changed_survey
+from ckstore.gc.changed import Changes, changed_state, changed_survey, changes
 from ckstore.gc.kept import kept
 from ckstore.gc.reachability import (
     Origin,
@@ -90,7 +90,7 @@ class GcPlan:
         *,
         ahead: bool = False,
         without: Collection[int] = (),
-        changed: Iterable[str] | None = None,
+        changed: Changes | None = None,
     ) -> None:
         self._repository = repository
         self._stamp = repository.catalog.state()
@@ -117,7 +117,7 @@ class GcPlan:
             self.survey = survey(repository, self.state, staying, ahead=ahead, forgotten=self.kept.rows)
         else:
             self.state, self.survey = changed_survey(
-                repository, self.state, changed, _may_go, staying, ahead=ahead, forgotten=self.kept.rows
+                repository, self.state, changed.packs, _may_go, staying, ahead=ahead, forgotten=self.kept.rows
             )
             self._count_held()
         if self.survey.lost and not self.is_current():
@@ -133,11 +133,6 @@ class GcPlan:
     def is_empty(self) -> bool:
         """Whether the transaction would change nothing."""
         return not (self.removed or self.rewritten or self.files or self.survey.dead)
-
-    @property
-    def removals(self) -> set[str]:
-        """Packs that earlier collections recorded as removed."""
-        return removed_packs(self._collections)
 
     def is_current(self) -> bool:
         """Return whether nothing has changed since the plan."""
@@ -319,9 +314,15 @@ class GcPlan:
         return True
 
     def _knows_files(self, written: Collection[str]) -> bool:
-        """Return whether all files of packs are of the catalog, of the plan, or `written` for it."""
+        """Return whether all files of packs are of the catalog, of the plan, or `written` for it.
+
+        Where others' packs are always on their way, a commit checks its bases itself.
+        """
+        catalog = self._repository.catalog
+        if not catalog.is_only:
+            return True
         names = {*self._repository.packs.apart()} - {*written, *(info.name for info in self.state.files)}
-        return self._repository.catalog.known_packs(names) == names
+        return catalog.known_packs(names) == names
 
     def origins_to_log(self, committed: Collection[str]) -> list[Origin]:
         """Return versions to log as gone: formerly present or never committed, and not in the log yet.
@@ -393,7 +394,7 @@ def plan_for(
     objects were stored in full if it looks `ahead`, and after the versions of the numbers `without` were forgotten. It
     is made from the changes since the last collection, unless that takes, or is to be, the `whole` store.
     """
-    changed = None if whole or without else changed_packs(repository)
+    changed = None if whole or without else changes(repository)
     if changed is not None:
         # Where anything there contradicts, the whole store is looked at.
         with suppress(IntegrityError, NotFoundError):

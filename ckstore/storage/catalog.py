@@ -430,8 +430,6 @@ class Catalog(CatalogClaims):
 
         With `log`, the part of the log before the first version that can come back is not read for such any more.
         """
-        if not self.is_only:
-            return
         with self.transaction():
             self._connection.execute_many(
                 "UPDATE packs SET held = ? WHERE name = ?", [(size, name) for name, size in held.items()]
@@ -450,8 +448,11 @@ class Catalog(CatalogClaims):
     def note_gone(self, names: Sequence[str]) -> None:
         """Record the packs that will be deleted: no other writer of a remote store may refer to them."""
 
-    def gone(self) -> dict[str, int]:
-        """Return the packs of a remote store that are or will be deleted, each with the number of its record."""
+    def gone(self, names: Collection[str] | None = None) -> dict[str, int]:
+        """Return the packs of a remote store that are or will be deleted, each with the number of its record.
+
+        None asks for all of them.
+        """
         return {}
 
     @recorded

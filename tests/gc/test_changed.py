@@ -16,7 +16,7 @@ import ckstore
 from ckstore.commit.change import Change
 from ckstore.errors import ConflictError, IntegrityError, NotFoundError
 from ckstore.gc import changed
-from ckstore.gc.changed import changed_packs
+from ckstore.gc.changed import changes
 from ckstore.gc.plan import plan_for
 from ckstore.objects import units
 from ckstore.storage import pack as packs
@@ -34,13 +34,16 @@ class History:
     """A store, and operations on it that a random generator draws."""
 
     def __init__(self, place: Path, seed: int) -> None:
-        self.store = ckstore.init(place)
         self.place = place
+        self.store = self._made()
         self._random = random.Random(seed)
         self._torch = torch.Generator().manual_seed(seed)
         self._still = self._draw(900)
         self._states: dict[str, State] = {}
         self._steps = self._names = 0
+
+    def _made(self) -> ckstore.Store:
+        return ckstore.init(self.place)
 
     def act(self) -> str:
         """Make one change; return its name."""
@@ -215,7 +218,9 @@ def test_a_base_that_another_push_brought_stays(tmp_path: Path, monkeypatch: pyt
         assert target.verify().problems == []
         target.gc(grace=0)
         target.forget(["a@1"])
-        assert changed_packs(target._repository)
+        found = changes(target._repository)
+        assert found is not None
+        assert found.packs
         target.gc(grace=0)
         assert target.verify().problems == []
         assert target["a@2"].sha256() == source["a@2"].sha256()
@@ -240,7 +245,7 @@ def test_an_object_that_was_lost_and_stored_again_stays(tmp_path: Path) -> None:
         assert torch.equal(store["a@0"].state_dict()["w"], values)
         store.gc(grace=0)
         store.forget(["again@0"])
-        assert changed_packs(store._repository) is None
+        assert changes(store._repository) is None
         store.gc(grace=0)
         assert torch.equal(store["a@0"].state_dict()["w"], values)
     assert ckstore.recover(place).problems == []

@@ -18,7 +18,7 @@ from ckstore.errors import CkstoreError, ConflictError, IntegrityError, ReadOnly
 from ckstore.runtime.lru import Lru
 from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog, recorded
-from ckstore.storage.catalog_reader import NAMES, VERSION
+from ckstore.storage.catalog_reader import INCOMPLETE, NAMES, SWEPT, VERSION
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote import retries
@@ -44,7 +44,8 @@ _TABLES = {
     "runs": "SELECT name FROM runs ORDER BY 1",
     "objects": "SELECT o.key, p.name, o.slot FROM objects o JOIN packs p ON p.id = o.pack ORDER BY 1",
     "policies": "SELECT run, policy FROM policies ORDER BY 1",
-    "collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'mirror:head') ORDER BY 1",
+    "collections": "SELECT key, value FROM meta"
+    f" WHERE key NOT IN ('store', '{HEAD}', '{SWEPT}', '{INCOMPLETE}') ORDER BY 1",
 }
 #: Prefix of the rows of `meta` for removed packs; the pack's name follows.
 GONE = "gone:"
@@ -66,6 +67,7 @@ class RemoteCatalog(Catalog):
         self._within = False
         self._heard = -math.inf
         self._named: Lru[str, tuple[Collection[int], Collection[str]]] = Lru(EVERY)
+        self._read: Lru[tuple[int, Head], list[dict[str, Any]]] = Lru(1)
 
     def refresh(self, within: float = 0.0) -> None:
         """Apply the records of others; takes one request if there are none."""
@@ -105,12 +107,39 @@ class RemoteCatalog(Catalog):
         return True
 
     def log_records(self, after: str = "") -> list[dict[str, Any]]:
-        """Return the notes in the records that the mirror has applied; read all of these, whatever `after`."""
-        return [
-            {**note, "sequence": head.number, "created": record["created"]}
-            for head, record in self._records(Head())
-            for note in record["notes"]
-        ]
+        """Return the notes in the records that the mirror has applied; only those after the record of a name."""
+        number, last = int(after[:12] or 0), self._head()
+        found = self._read.get((number, last))
+        if found is None:
+            found = [
+                {
+                    **note,
+                    "sequence": head.number,
+                    "created": record["created"],
+                    "follows": _name(number, record["before"]),
+                }
+                for number, (head, record) in enumerate(self._log.between(number, last), number)
+                for note in record["notes"]
+            ]
+            self._read.put((number, last), found)
+        return list(found)
+
+    def logged(self) -> str:
+        """Return a name of the last record that the mirror has applied."""
+        head = self._head()
+        return _name(head.number, head.digest)
+
+    def is_incomplete(self) -> bool:
+        """Return whether versions may lack objects: a pack was lost."""
+        later = self.log_records(self.swept())
+        return super().is_incomplete() or any(record["change"] == "lost" for record in later)
+
+    def note_swept(self, held: Mapping[str, int], *, log: bool = False) -> None:
+        """As for a local catalog, in this mirror alone."""
+        with self.transaction():
+            if log and self.is_incomplete():
+                self.note_incomplete()
+            super().note_swept(held, log=log)
 
     def _records(self, first: Head) -> list[tuple[Head, dict[str, Any]]]:
         """Return the records after `first` that the mirror has applied."""
@@ -194,10 +223,13 @@ class RemoteCatalog(Catalog):
         for name in names:
             self._write(GONE + name, str(self._head().number + 1))
 
-    def gone(self) -> dict[str, int]:
+    def gone(self, names: Collection[str] | None = None) -> dict[str, int]:
         """Return the removed packs, each with the number of its record."""
-        query = "SELECT key, value, seal FROM meta WHERE substr(key, 1, ?) = ?"
-        found = self._connection.sealed(query, [len(GONE), GONE], META_ROWS)
+        if names is None:
+            query = "SELECT key, value, seal FROM meta WHERE substr(key, 1, ?) = ?"
+            found = self._connection.sealed(query, [len(GONE), GONE], META_ROWS)
+        else:
+            found = list(self.moved_packs([GONE + name for name in names]).items())
         return {name.removeprefix(GONE): int(number) for name, number in found if number.isdigit()}
 
     def _made(self, method: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
@@ -251,6 +283,11 @@ class RemoteCatalog(Catalog):
 
     def _set_head(self, head: Head) -> None:
         self._write(HEAD, f"{head.number} {head.digest}")
+
+
+def _name(number: int, digest: str) -> str:
+    """Return a name of a record, as those of a directory's log; empty before the first one."""
+    return f"{number:012d}-{digest[:16]}" if number else ""
 
 
 def _lasting(value: Any) -> Any:

@@ -47,7 +47,7 @@ _LEVEL = 3
 _DIGEST = 20
 
 StoreId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-_FORMAT = fields({"format": Positive})
+_FORMAT, _FOLLOWS = fields({"format": Positive}), fields({"before": Id})
 _RECORD = fields(
     {
         "format": Positive,
@@ -171,6 +171,23 @@ class RemoteLog:
         """
         return self._followed(head, self._lines_after(head))
 
+    def between(self, known: int, head: Head) -> list[tuple[Head, dict[str, Any]]]:
+        """Return the records after a number up to a head, in order, each with the head that it makes.
+
+        Raise `IntegrityError` unless they lead to that head, or if a record is damaged or missing.
+        """
+        found: list[tuple[Head, dict[str, Any]]] = []
+        lines = self._lines_between(known, head.number)
+        # The digests in the lines lead from the head back to the first one.
+        before = Head(known, self._digest_before(known, lines[0])) if lines else head
+        for line in lines:
+            record = _read(line, before, self.store)
+            before = Head(before.number + 1, digest_of(line))
+            found.append((before, record))
+        if before != head:
+            raise IntegrityError(f"Record {head.number} of the log is not the known one; run `ckstore recover`.")
+        return found
+
     def _lines_after(self, head: Head) -> list[bytes]:
         """Return the lines of the records after a head."""
         listing, self._listing = self._listing, None
@@ -279,6 +296,15 @@ class RemoteLog:
             return _unpacked(data).split(b"\n")
         except ValueError as error:
             raise self._lost(number) from error
+
+    def _digest_before(self, number: int, line: bytes) -> str:
+        """Return the digest of the record of a number, from the next one's line."""
+        try:
+            plain = decode(line, dict[str, Any])
+            check(plain, _FOLLOWS)
+        except ValueError as error:
+            raise self._lost(number + 1) from error
+        return str(plain["before"])
 
     def _lost(self, number: int) -> IntegrityError:
         return IntegrityError(f"Record {number} of the log is missing or damaged; restore {self._name(number)}.")

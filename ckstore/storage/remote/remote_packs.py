@@ -207,8 +207,9 @@ class RemotePacks(PackReader):
 
     def _sweep(self, until: Callable[[Mapping[int, datetime]], float]) -> dict[str, int]:
         """Delete packs dropped before a cutoff, which `until` computes from the records' times by number."""
-        gone = self._catalog.gone()
-        there = {info.name: info.bytes for info in self.list_packs() if info.name in gone}
+        sizes = {info.name: info.bytes for info in self.list_packs()}
+        gone = self._catalog.gone(sizes.keys() - self._catalog.known_packs(sizes))
+        there = {name: sizes[name] for name in gone}
         if not there:
             return {}
         try:
@@ -246,6 +247,10 @@ class RemotePacks(PackReader):
         """Close a pack that was or will be removed."""
         super().forget(pack)
         self._cache.drop(pack)
+
+    def apart(self) -> list[str]:
+        """Return the packs in the object store, whether the catalog has them or not."""
+        return [info.name for info in self.list_packs()]
 
     def segments(self) -> dict[str, int]:
         """Return nothing: packs in an object store are not joined."""
