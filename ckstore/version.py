@@ -248,12 +248,12 @@ class Version(Mapping[str, "LazyTensor"]):
         from ckstore.reading.storage_facts import StorageFacts, tensor_object
         from ckstore.table import version_record
 
-        facts, deviations, tensors = StorageFacts(self._stored), self.deviations(), []
+        facts, deviations, paths, tensors = StorageFacts(self._stored), self.deviations(), self._stored.paths, []
         for path in self.match(globs):
-            file, tensor = self._stored.paths[path]
+            file, tensor = paths[path]
             off = deviations.get(path)
             error = None if off is None else {"max_abs": off.max_abs, "rms": off.rms, "relative": off.relative}
-            tensors.append(tensor_object(path, tensor) | facts.of_tensor(file, tensor) | {"error": error})
+            tensors.append({**tensor_object(path, tensor), **facts.of_tensor(file, tensor), "error": error})
         return {
             **version_record(self._stored.row, self.tags),
             "children": [row.number for row in self._stored.repository.catalog.children(self.number)],

@@ -29,8 +29,8 @@ MOST = {
     "state dict": 125,
     "slice": 0,
     "names": 0,
-    "ls": 8,
-    "show": 15,
+    "ls": 1,
+    "show": 6,
 }
 
 

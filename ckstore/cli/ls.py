@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.verb import VersionName, open_store, verb, version_of, with_options
+from ckstore.runtime.collector import collection_seldom
 
 if TYPE_CHECKING:
     from ckstore.version import Version
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("-l", "--long", "is_long", is_flag=True, help="Show how each tensor is stored.")
 @json_option
 @click.pass_context
+@collection_seldom()
 def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: bool, as_json: bool) -> None:
     """List the tensors of a version.
 
@@ -40,8 +44,14 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
         found = version_of(store, version)
         if is_long:
             tensors = found.describe(globs)["tensors"]
+            rows = [
+                (*_cells(item["dtype"], tuple(item["shape"])), *_form_cells(item), item["path"]) for item in tensors
+            ]
         else:
-            tensors = [tensor_object(path, found._stored.paths[path][1]) for path in found.match(globs)]
+            paths = found._stored.paths
+            chosen = [(path, paths[path][1]) for path in found.match(globs)]
+            tensors = [tensor_object(path, tensor) for path, tensor in chosen] if as_json else []
+            rows = [(*_cells(tensor.dtype, tensor.shape), path) for path, tensor in chosen]
         if not (globs or as_json):
             _print_opaque(found)
     if as_json:
@@ -52,7 +62,7 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
         headings += ["form", "depth", "bits"]
         right += [4, 5]
     # Paths come last: they are long, and vary most in length.
-    print_table([*headings, "path"], [(*_cells(item, is_long), item["path"]) for item in tensors], right)
+    print_table([*headings, "path"], rows, right)
 
 
 def _print_opaque(version: Version) -> None:
@@ -73,9 +83,11 @@ def _first(items: list[str]) -> str:
     return ", ".join(items[:3]) + (", …" if len(items) > 3 else "")
 
 
-def _cells(item: dict[str, Any], is_long: bool) -> list[object]:
-    cells = [item["dtype"], "x".join(map(str, item["shape"])) or "()", f"{item['elements']:,}"]
-    if is_long:
-        form = f"{item['form']} (bundle)" if item["bundled"] else item["form"]
-        cells += [form, item["depth"], None if item["bits"] is None else f"{item['bits']:.3f}"]
-    return cells
+@lru_cache
+def _cells(dtype: str, shape: tuple[int, ...]) -> tuple[str, str, str]:
+    return dtype, "x".join(map(str, shape)) or "()", f"{prod(shape):,}"
+
+
+def _form_cells(item: dict[str, Any]) -> tuple[object, ...]:
+    form = f"{item['form']} (bundle)" if item["bundled"] else item["form"]
+    return form, item["depth"], None if item["bits"] is None else f"{item['bits']:.3f}"

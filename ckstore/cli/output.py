@@ -171,7 +171,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
     """Print aligned columns, those of the indexes `right` to the right; None is printed as `-`."""
     ends = set(right)
     lines = [_aligned(column, is_right=number in ends) for number, column in enumerate(_columns(headings, rows))]
-    heading, *left = ["  ".join(cells).rstrip() for cells in zip(*lines, strict=True)]
+    heading, *left = map(str.rstrip, map("  ".join, zip(*lines, strict=True)))
     print_line(heading, bold=True)
     if left:
         click.echo("\n".join(left))  # Its cells are printable.
@@ -180,7 +180,9 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
 def _columns(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[list[str]]:
     """Yield the texts of each column, which begin with its heading."""
     for heading, *cells in zip([heading.upper() for heading in headings], *rows, strict=True):
-        yield [heading, *map(printable, ["-" if cell is None else str(cell) for cell in cells])]
+        texts = [*map(str, cells)] if None not in cells else ["-" if cell is None else str(cell) for cell in cells]
+        # All at once first: a version may have a hundred thousand tensors.
+        yield [heading, *(texts if "".join(texts).isprintable() else map(printable, texts))]
 
 
 def _aligned(column: Sequence[str], *, is_right: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ from ckstore.cli.output import (
     time_text,
 )
 from ckstore.cli.verb import VersionName, open_store, option, verb
+from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.provenance import RESERVED
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 @option("--sha256", "Decode the files to print their SHA-256.")
 @option("--json", "Print JSON: one object.", name="as_json")
 @click.pass_context
+@collection_seldom()
 def command(ctx: click.Context, version: str, sha256: bool, as_json: bool) -> None:
     """Show details of a version.
 
@@ -119,12 +122,14 @@ def _dropped_text(version: Version) -> str | None:
     return f"{', '.join(version.dropped)}: {len(version)} of {version._stored.row.tensors} tensors are left"
 
 
-def _cells(item: dict[str, Any]) -> list[object]:
-    bits, error = item["bits"], item["error"]
-    form = f"{item['form']} (bundle)" if item["bundled"] else item["form"]
-    cells = [form, None if bits is None else f"{bits:.3f}"]
+def _cells(item: dict[str, Any]) -> tuple[object, ...]:
+    error, form = item["error"], _form_cells(item["form"], item["bundled"], item["bits"])
     if error is None:
-        cells += ["0", "0", "0"]
-    else:
-        cells += [f"{error['max_abs']:.3g}", f"{error['rms']:.3g}", percent_text(error["relative"])]
-    return [*cells, item["path"]]
+        return *form, "0", "0", "0", item["path"]
+    relative = percent_text(error["relative"])
+    return *form, f"{error['max_abs']:.3g}", f"{error['rms']:.3g}", relative, item["path"]
+
+
+@lru_cache
+def _form_cells(form: str | None, is_bundled: bool, bits: float | None) -> tuple[str | None, str | None]:
+    return f"{form} (bundle)" if is_bundled else form, None if bits is None else f"{bits:.3f}"

@@ -116,15 +116,15 @@ def match_texts(texts: Iterable[str], include: Sequence[str] = (), exclude: Sequ
     In globs `*` matches any characters, also `/`, and `?` matches one. All other characters match themselves, also `[`.
     A glob that matches a path also matches everything below it.
     """
-    included = [_glob(pattern) for pattern in include]
-    excluded = [_glob(pattern) for pattern in exclude]
-    numbers = []
-    for number, text in enumerate(texts):
-        if included and not any(pattern.fullmatch(text) for pattern in included):
-            continue
-        if not any(pattern.fullmatch(text) for pattern in excluded):
-            numbers.append(number)
-    return numbers
+    listed = list(texts)
+    numbers: Iterable[int] = range(len(listed))
+    if include:
+        is_included = _globs(include)
+        numbers = [number for number in numbers if is_included(listed[number])]
+    if exclude:
+        is_excluded = _globs(exclude)
+        numbers = [number for number in numbers if not is_excluded(listed[number])]
+    return list(numbers)
 
 
 def literal_segments(pattern: str) -> list[str]:
@@ -140,11 +140,16 @@ def literal_segments(pattern: str) -> list[str]:
     return segments[: wild[0]] if wild else segments
 
 
-def _glob(pattern: str) -> re.Pattern[str]:
+def _globs(patterns: Iterable[str]) -> Callable[[str], object]:
+    """Return a function that matches a whole text against globs."""
+    return re.compile("|".join(map(_glob, patterns)), re.DOTALL).fullmatch
+
+
+def _glob(pattern: str) -> str:
     parts = re.split(r"(\*+|\?)", pattern.rstrip("/"))
     wild = {"*": ".*", "?": "."}
     expression = "".join(wild.get(part[:1], "") if index % 2 else re.escape(part) for index, part in enumerate(parts))
-    return re.compile(f"{expression}(?:/.*)?", re.DOTALL)
+    return f"(?:{expression}(?:/.*)?)"
 
 
 @lru_cache(_TEXTS, typed=True)

@@ -14,7 +14,9 @@ def tensor_deviations(version: StoredVersion) -> dict[str, Deviation]:
     for number, facts in version.document.coarse_units.items():
         for member, deviation in zip(version.layout.units[number].members, facts.deviations, strict=True):
             parts.setdefault((member.file, member.extent), []).append((member.count, deviation))
-    found = {}
+    found: dict[str, Deviation] = {}
+    if not parts:
+        return found
     for path, (file, tensor) in version.paths.items():
         pieces = [piece for place in tensor.places(file) for piece in parts.get(place, ())]
         if pieces:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,8 @@ class StorageFacts:
 
         `bits` are stored bits an element.
         """
-        numbers = tuple({number: None for place in tensor.places(file) for number in self._by_extent.get(place, ())})
+        listed = [self._by_extent.get(place, []) for place in tensor.places(file)]
+        numbers = tuple(listed[0] if len(listed) == 1 else dict.fromkeys(chain.from_iterable(listed)))
         found = self._described.get(numbers)
         if found is None:
             found = self._described[numbers] = self._figures([self.objects[number] for number in numbers])
