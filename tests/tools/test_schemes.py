@@ -190,7 +190,18 @@ def test_rows_without_new_ones_stay_with_their_day(tmp_path: Path) -> None:
     assert text.index("| LC-Checkpoint | 15.0x |") < text.index("| GOBO | 10.0x |")
     assert "Measured on 2026-11-26 with `tools/bench/schemes --tier small --only gpt` on a machine." in text
     assert text.endswith("Older rows (GOBO): 2026-11-22 on a machine.")
+    target.write_text(target.read_text().replace(" | rework |", " |").replace("|  |", "|").replace(" | ---: |", " |"))
+    page.write({"gpt": [row("lc 1.5", 200, "2026-11-26")]}, "small", target)
+    table = [line for line in speed_figures.sections_of(target)["Whole runs: GPT"].splitlines() if line[:1] == "|"]
+    assert {line.count("|") for line in table} == {8}, "older rows without the last column have an empty cell"
     assert "| LC-Checkpoint, GPT | [LC]; ckstore | 0.5% | +0.00%, 15.0x," in target.read_text()
+
+
+def test_only_named_rows_are_measured(tmp_path: Path) -> None:
+    found = Found(tmp_path, machine="", again=False, report=lambda line: None, named=("whole, l", "excp"))
+    for name in ("weights, lc", "whole, lc", "whole, excp"):
+        found.row("gpt", name, dict)
+    assert [row["name"] for row in found.rows("gpt")] == ["whole, excp", "whole, lc"]
 
 
 @pytest.mark.parametrize("arguments", [["--only", "gtp"], ["--tier", "huge"]])

@@ -22,16 +22,29 @@ class Found:
         Also measure existing rows again.
     report
         Called with a line on each measurement.
+    named
+        Measure only rows whose names contain one of these.
     """
 
-    def __init__(self, directory: Path, *, machine: str, again: bool, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        machine: str,
+        again: bool,
+        report: Callable[[str], None],
+        named: tuple[str, ...] = ("",),
+    ) -> None:
         self.directory = directory
         self.machine = machine
         self.again = again
         self.report = report
+        self.named = named
 
     def row(self, part: str, name: str, measure: Callable[[], dict[str, Any]]) -> None:
-        """Measure a row and keep it, unless it exists."""
+        """Measure a row and keep it, unless it exists or is not named."""
+        if not any(text in name for text in self.named):
+            return
         path = self.directory / part / f"{name.replace('/', '-')}.json"
         if self.again or not path.exists():
             self.report(f"{part}: {name}")

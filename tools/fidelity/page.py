@@ -204,7 +204,9 @@ def _merged(old: str, new: str) -> str:
     before, rows = _rows(old), _rows(new)
     if before.keys() <= rows.keys():
         return new
-    text = new.replace("\n".join(rows.values()), "\n".join((before | rows).values()))
+    columns = max(line.count("|") for line in rows.values())
+    padded = {name: line + "  |" * (columns - line.count("|")) for name, line in before.items()}
+    text = new.replace("\n".join(rows.values()), "\n".join((padded | rows).values()))
     _, mark, day = old.partition(_MEASURED)
     names = "; ".join(name for name in before if name not in rows)
     day = re.sub(" with `.*`", "", day, count=1)

@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="tools/bench/schemes", description=__doc__)
     parser.add_argument("--tier", choices=runs.TIERS, default="small", help="of the trained runs")
     parser.add_argument("--only", type=speeds.names(PARTS), default=tuple(PARTS), metavar="PART,...")
+    parser.add_argument("--rows", nargs="+", default=[""], metavar="TEXT", help="measure rows whose names contain one")
     parser.add_argument("--again", action="store_true", help="also measure existing rows again")
     parser.add_argument("--work", type=Path, default=_REPOSITORY / ".cache", help="keeps trained runs and rows")
     parser.add_argument(
@@ -46,7 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(line, file=sys.stderr, flush=True)
 
     bench = Bench(chosen.tier, chosen.work, say)
-    found = Found(bench.kept / "found", machine=speed_figures.machine(chosen.work), again=chosen.again, report=say)
+    machine = speed_figures.machine(chosen.work)
+    found = Found(bench.kept / "found", machine=machine, again=chosen.again, report=say, named=tuple(chosen.rows))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
