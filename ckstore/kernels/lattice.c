@@ -152,11 +152,18 @@ int64_t KERNEL(linear_quantise)(
     return 0;
 }
 
-/* Return value / 2^bits, rounded half up; clamped to a lattice's range if it grows. */
-INLINE int32_t shifted(int64_t value, int64_t bits) {
-    int64_t right = least(most(bits, 0), 40), left = least(most(-bits, 0), 30);
-    int64_t grown = least(most(value * (INT64_C(1) << left), -MAX_INTEGER), MAX_INTEGER);
-    return (int32_t)(bits < 0 ? grown : (value + ((INT64_C(1) << right) >> 1)) >> right);
+/* Rows with an exponent beyond this have the same integers, whatever those of the columns. */
+enum { FARTHEST = 1 << 20 };
+
+/* Return value / 2^bits, rounded half up; clamped to a lattice's range if it grows. In 32 bits without branches, which
+ * AVX2 shifts by a number for each element. */
+INLINE int32_t shifted(int32_t value, int32_t bits) {
+    int32_t left = bits < -24 ? 24 : bits < 0 ? -bits : 0, right = bits > 31 ? 31 : bits > 0 ? bits : 0;
+    int32_t before = bits > 32 ? 31 : bits > 1 ? bits - 1 : 0, bound = MAX_INTEGER >> left;
+    int32_t kept = value > bound ? bound : value;
+    kept = kept < -bound ? -bound : kept;
+    int32_t grown = (int32_t)((uint32_t)kept << left), shrunk = (value >> right) + (value >> before & (bits > 0));
+    return bits < 0 ? grown : shrunk;
 }
 
 int64_t KERNEL(linear_project)(
@@ -170,10 +177,12 @@ int64_t KERNEL(linear_project)(
     int32_t *restrict target = (int32_t *)to.data;
     for (int64_t k = 0; k < from.count;) {
         int64_t end = k + least(from.count - k, grid.width - grid.col), bits = row_exponent(&grid);
-        if (grid.cols)
-            for (int64_t i = k; i < end; i++)
-                target[i] = shifted(source[i], bits + grid.cols[grid.col + i - k]);
-        else if (bits >= 0) {
+        int32_t own = (int32_t)least(most(bits, -FARTHEST), FARTHEST);
+        if (grid.cols) {
+            const int16_t *restrict cols = grid.cols + grid.col;
+            for (int64_t i = 0; i < end - k; i++)
+                target[k + i] = shifted(source[k + i], own + cols[i]);
+        } else if (bits >= 0) {
             /* By far the most common case, vectorised in 32 bits. No integer of a lattice has more. */
             int64_t right = least(bits, 30);
             uint32_t half = (UINT32_C(1) << right) >> 1;
@@ -181,7 +190,7 @@ int64_t KERNEL(linear_project)(
                 target[i] = (int32_t)((uint32_t)source[i] + half) >> right;
         } else
             for (int64_t i = k; i < end; i++)
-                target[i] = shifted(source[i], bits);
+                target[i] = shifted(source[i], own);
         advance(&grid, end - k);
         k = end;
     }

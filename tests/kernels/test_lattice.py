@@ -59,6 +59,17 @@ def corrected(predicted, residuals, dtype, mirrored=False):
     return bits
 
 
+@pytest.mark.parametrize("step", [0, 40, -40, 30_000, -30_000])
+def test_integers_of_any_size_move_by_any_exponent(step):
+    cols = np.arange(-45, 46, dtype=np.int16)
+    column = np.array([0, 1, 2, 3, 5, (1 << 24) - 1, 1 << 24, -1, -2, -3, -5, 1 - (1 << 24), -1 << 24], np.int32)
+    rows = np.arange(column.size, dtype=np.int16) - 6
+    integers, out = np.repeat(column, cols.size), np.empty(column.size * cols.size, np.int32)
+    kernels.linear_project(integers, step, rows, cols, cols.size, 0, out)
+    shift = (step + rows.astype(np.int64)[:, None] + cols).ravel()
+    assert np.array_equal(out, reference.linear_project(integers, shift))
+
+
 @given(cases())
 def test_integers_and_values_equal_the_reference(case):
     dtype, parent, bits, lattice, start = case
