@@ -267,7 +267,7 @@ def _lattice(dtype: str, kernel: str) -> Callable[[int], Case]:
         rows = rng.integers(-2, 3, size // width).astype(np.int16)
         cols = rng.integers(-2, 3, width).astype(np.int16) if kernel.endswith("columns") else rows[:0]
         lattice: Any = LinearLattice(dtype, -14, width, rows, cols)
-        other = LinearLattice(dtype, -12, width, rows, cols)
+        other = LinearLattice(dtype, -12, width, np.roll(rows, 1), np.roll(cols, 1))
         if kernel.startswith("rounded"):
             lattice = RoundedLattice(dtype, 18 if dtype == "float32" else 2, 100, width, rows, cols)
         integers = lattice.quantise(bits, 0)
