@@ -762,8 +762,8 @@ def test_a_version_that_is_saved_while_another_thread_looks_stays_hot(
     read = type(catalog._connection).rows
     reader = threading.get_ident()
 
-    def rows(connection: Any, query: str, *rest: Any) -> Any:
-        found = read(connection, query, *rest)
+    def rows(connection: Any, query: str, *rest: Any, **named: Any) -> Any:
+        found = read(connection, query, *rest, **named)
         if threading.get_ident() == reader and ("LIMIT" in query or "v.hot" in query):
             monkeypatch.undo()
             store.ingest(state(1), run="r", step=1, hot=9)
