@@ -18,7 +18,7 @@ from ckstore.storage import durable
 from ckstore.storage.remote import mirror
 from tests.checkpoints import sha256
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
-from tests.test_state_machine import CHANGES, HOT, RUNS, Crash, StoreMachine
+from tests.test_state_machine import CHANGES, HOT, RUNS, Crash, StoreMachine, config_of
 
 pytestmark = pytest.mark.local
 
@@ -94,7 +94,7 @@ class RemoteStoreMachine(StoreMachine):
         died = False
         with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.commit.change.remove_uncommitted"):
             try:
-                self.store.ingest(path, run=run, step=self.steps, hot=hot)
+                self.store.ingest(path, run=run, step=self.steps, hot=hot, config=config_of(self.steps))
             except Crash:
                 died = True
         self.store = self._open()
