@@ -207,8 +207,9 @@ class BackgroundEncoder:
             self._free = free
             added = {number: size for number, size in self._due.get(run, {}).items() if number not in known}
             self._due[run] = sizes | added
-        with suppress(NotFoundError):  # It was forgotten since.
-            return [opened.catalog.version(number) for number in list(sizes)[:1]]
+        for number in sizes:
+            with suppress(NotFoundError):  # It was forgotten since.
+                return [opened.catalog.version(number)]
         return []
 
     def _step(self, nbytes: int) -> None:

@@ -21,8 +21,10 @@ import pytest
 import ckstore
 from ckstore.formats.torch.live_state import describe_state_dict
 from ckstore.retention import encoder as encoder_module
+from ckstore.retention.forget import forget
 from ckstore.saving.process import Save, Settings, serve
 from ckstore.saving.staging import Area, Packed
+from ckstore.storage.catalog_reader import CatalogReader
 from ckstore.writing import encode as encode_module
 from tests.checkpoints import settled
 from tests.children import in_child
@@ -230,6 +232,28 @@ def test_every_close_encodes_a_version_that_is_due(directory: Path) -> None:
             assert len(hot(store)) <= 2
     with ckstore.open(directory / "store") as store:
         assert len(hot(store)) == 1
+
+
+def test_a_version_that_is_forgotten_while_the_thread_looks_is_passed_over(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(4):
+        store.ingest(state(step), run="a", step=step, hot=9)
+    sizes = CatalogReader.hot_sizes
+
+    def late(catalog: CatalogReader, run: str, keep: int = 0) -> dict[int, int]:
+        found = sizes(catalog, run, keep)
+        if 1 in found:
+            forget(store._repository, [store._catalog.version(1)], for_good=True)
+        return found
+
+    monkeypatch.setattr(CatalogReader, "hot_sizes", late)
+    encoder = encoder_module.BackgroundEncoder(store._repository)
+    encoder.begin("a", 1)
+    while encoder._thread is not None:
+        time.sleep(0.01)
+    encoder.close()
+    assert hot(store) == [4]
 
 
 @pytest.mark.local
