@@ -50,7 +50,7 @@ from ckstore.storage.schema import (
     rows,
 )
 from ckstore.storage.segments import SUFFIX, Place
-from ckstore.storage.slots import Slots, among
+from ckstore.storage.slots import ALL, Slots, among
 from ckstore.storage.version_names import near_names, resolve
 
 #: Row of `meta` with the highest number of any committed version.
@@ -411,11 +411,15 @@ class CatalogReader:
         )
         return [name for (name,) in self._connection.rows(query, [count], _NAMES)]
 
-    def unused_raw_packs(self) -> list[str]:
-        """Return the names of the packs with raw objects that no hot version uses."""
+    def former_raw_packs(self) -> list[str]:
+        """Return the names of the packs with raw objects, without those of hot versions, which use all of their own.
+
+        Hot versions may share objects in the others; perhaps these are encoded by now.
+        """
         query = (
             f"SELECT {_PACK} FROM packs p WHERE {_LOOSE} AND name LIKE '%.raw.zip' AND NOT EXISTS"
-            " (SELECT 1 FROM version_packs u JOIN versions v ON v.number = u.version WHERE u.pack = p.id AND v.hot)"
+            " (SELECT 1 FROM version_packs u JOIN versions v ON v.number = u.version"
+            f" WHERE u.pack = p.id AND v.hot AND u.objects = '{ALL}')"
         )
         return [name for _, name, _ in self._connection.sealed(query, schema=PACK_ROWS)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
 from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import VersionRow, key
-from ckstore.storage.pack import RAW, PackWriter
+from ckstore.storage.pack import PackWriter
 from ckstore.writing.describe import describe_encoded
 from ckstore.writing.rebase import within_budget
 from ckstore.writing.request import Request
@@ -137,7 +137,6 @@ def _encode(repository: Repository, row: VersionRow, progress: Progress | None) 
         if before.hot is None:
             raise ConflictError(f"Version {row.number} was encoded by another process.")
         values = StoredValues(stored)
-        held = catalog.places_of(map(key, before.objects))
         parent = None if row.parent is None else catalog.version(row.parent)
         request = Request(
             row.run, parent=parent, policy=before.hot.asked, budget=before.hot.budget, bands=tuple(before.bands)
@@ -150,23 +149,22 @@ def _encode(repository: Repository, row: VersionRow, progress: Progress | None) 
                 document, blobs = describe_encoded(stored, request, [objects[content] for content in values.contents])
                 change.finish(document, blobs, again=True)
                 change.read_back()  # Before the raw objects go, which may be the only copy.
-                change.commit_encoded(row, lease, partial(_raw_packs, stored, document, held))
+                change.commit_encoded(row, lease, partial(_raw_packs, stored, document))
     return within_budget(repository, catalog.version(row.number), before.hot.budget)
 
 
-def _raw_packs(version: StoredVersion, encoded: VersionDocument, held: Iterable[str]) -> RawPacks:
+def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
     """Return the raw packs to free after this version is encoded, and the raw objects that hot versions still need.
 
-    These are packs that `held` its objects, or that no hot version uses: of this version, and of others that were
-    encoded or forgotten. A `recover` may have added those of a version that is not committed yet; they stay. Content
-    that is encoded exactly is not needed raw. The objects of a version that becomes coarse exist only raw.
+    These are packs of this version, and of others that were encoded or forgotten and shared objects with it. A
+    `recover` may have added those of a version that is not committed yet; they stay. Content that is encoded exactly is
+    not needed raw. The objects of a version that becomes coarse exist only raw.
     """
     repository, number = version.repository, version.row.number
     resolver = repository.resolver
     packs: dict[str, Collection[int]] = {version.row.pack: ()}
     inside: set[str] = set()
-    names = {name for name in held if name.endswith(RAW)}
-    for name in sorted(names.union(repository.catalog.unused_raw_packs())):
+    for name in repository.catalog.former_raw_packs():
         with suppress(IntegrityError):
             owner = resolver.number_of(name)
             if owner == number or _is_superseded(repository, owner):

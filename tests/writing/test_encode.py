@@ -263,6 +263,18 @@ def test_versions_that_share_raw_objects(directory: Path) -> None:
                 assert store.verify().problems == []
 
 
+def test_a_raw_pack_goes_although_hot_versions_share_its_objects(directory: Path) -> None:
+    """The frozen layer is encoded by then; else the first checkpoint would stay unencoded next to the last one."""
+    with ckstore.init(directory / "store") as store:
+        for step in range(3):
+            store.ingest(state(step), run="r", step=step, hot=9)
+        for step in range(3):
+            assert len(raw_packs(store)) == 3 - step
+            store.encode([f"r@{step}"])
+            assert store.verify().problems == []
+        assert raw_packs(store) == []
+
+
 @pytest.mark.parametrize("fidelity", ["exact", "coarse"])
 @pytest.mark.parametrize("again", [False, True])
 def test_objects_shared_with_an_encoded_version_stay(directory: Path, fidelity: str, again: bool) -> None:
@@ -724,7 +736,7 @@ def test_a_raw_pack_that_another_encoding_removes_is_passed_over(
             other.ingest(state(len(run)), run=run, step=1, hot=1)
         names = raw_packs(store)
         other.encode(run="a")
-        monkeypatch.setattr(store._repository.catalog, "unused_raw_packs", lambda: names)
+        monkeypatch.setattr(store._repository.catalog, "former_raw_packs", lambda: names)
         assert store.encode(run="b").versions == [2]
         assert raw_packs(store) == []
         assert store.verify().problems == []
