@@ -182,7 +182,7 @@ def test_edited_rows(made: tuple[Path, Facts]) -> None:
     path, before = made
     assert wrongs(path, before, lambda catalog: None, list(VERBS)) == []
     found = list(edits(path))
-    chosen = found if ALL else random.Random(3).sample(found, 20)
+    chosen = found if ALL else random.Random(3).sample(found, 40)
     wrong = [(statement, parameters, problems) for statement, parameters in chosen
              if (problems := wrongs(path, before, apply(statement, parameters), list(VERBS)))]  # fmt: skip
     assert not wrong, f"{len(wrong)} of {len(chosen)}: {wrong[:5]}"
@@ -214,7 +214,7 @@ def test_flipped_bits(made: tuple[Path, Facts]) -> None:
     wrong = []
     bits = list(range(100 * 8, 8 * len(data)))
     if not ALL:
-        bits = random.Random(5).sample(bits, 300)
+        bits = random.Random(5).sample(bits, 600)
     for bit in bits:
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8

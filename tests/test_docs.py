@@ -49,7 +49,7 @@ GUEST = re.compile(
 )
 
 #: Their scripts take long: they are killed and run again where `CKSTORE_GUESTS` is set.
-SLOW_GUESTS = ("jax", "lightning", "transformers")
+SLOW_GUESTS = ("lightning", "transformers")
 
 #: The page whose commands start real processes: most verbs.
 WHOLE = "tutorial.md"
