@@ -103,15 +103,17 @@ def pristine() -> Iterator[Path]:
             store.ingest(weights(21), run="b", step=1, hot=0)
             joined(store)
             assert store._catalog.in_segments()
+            store.ingest(weights(40), run="p", step=0, hot=0)
+            store.ingest(weights(41), run="p", step=1, hot=0)
             store.ingest(weights(30), run="h", step=0, hot=0)
             store.ingest(weights(31), run="h", step=1, hot=9)
             store.ingest(weights(31), run="s", step=0, hot=9)
-            store.ingest(weights(40), run="p", step=0, hot=0)
-            store.ingest(weights(41), run="p", step=1, hot=0)
             store.set_policy(Policy(retention=Retention(keep_last=1)), "p")
             store.tag("a@3", "last")
             store.thin(["b@1"])
             store.forget(["b@0"])
+            # Versions that are encoded later would be encoded first if they were their parent.
+            assert [row.run for row in store._catalog.hot()] == ["h", "s"]
             assert store.verify().problems == []
         shutil.copytree(path, directory / "other")
         with ckstore.open(directory / "other") as other:
@@ -161,6 +163,7 @@ def test_an_operation_that_ends_at_any_step(
         done = copied("done")
         code, steps = struck(operation, done, mode, 0)
         assert code == 0
+        assert steps > 0
         undisturbed[name] = without_uids(state(pristine)), without_uids(state(done)), steps
     before, after, steps = undisturbed[name]
     points = list(range(1, steps + 1))
