@@ -121,7 +121,8 @@ class Steps:
         def undo() -> None:
             if name != "unlink" and os.path.lexists(target):
                 os.rename(target, paths[0])
-            if grave is not None and not os.path.exists(target):
+            # A directory that was removed later keeps no file.
+            if grave is not None and not os.path.exists(target) and os.path.isdir(os.path.dirname(target)):
                 shutil.copy2(grave, target)
                 self._old.add(os.stat(target).st_ino)
 
