@@ -19,6 +19,9 @@ from ckstore.storage.remote.calls import CALLS
 REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCES = sorted((REPOSITORY / "ckstore").rglob("*.py"))
 
+#: Pages that programs write from docstrings, help and measurements.
+GENERATED = {"reference/python.md", "reference/cli.md", "schemes.md"}
+
 #: Nodes that may have a docstring.
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -69,7 +72,15 @@ def counts() -> dict[str, int]:
         "terms of the glossary": len(re.findall(r"^\* \*\*", glossary, re.MULTILINE)),
         "modules": sum(path.name != "__init__.py" for path in SOURCES),
         "lines of Python": sum(lines_of_code(path.read_text()) for path in SOURCES),
+        "words in docs": words_of_pages(),
     }
+
+
+def words_of_pages() -> int:
+    """Return the number of words of the pages that people write, tables and examples among them."""
+    docs = REPOSITORY / "docs"
+    pages = (path for path in docs.rglob("*.md") if path.relative_to(docs).as_posix() not in GENERATED)
+    return sum(len(page.read_text().split()) for page in pages)
 
 
 def limits() -> dict[str, int]:
