@@ -148,23 +148,26 @@ def undo(repository: Repository) -> ForgetReport:
         catalog.note_kept(0, record["created"])
         return [catalog.version(number) for number in numbers]
 
+    found: list[VersionRow] | None = None
     with reserve.kept(repository.path):
-        found = catalog.commit(change)
-        if found is None:
-            found = _make_exact(repository)
+        while not found:  # Another process may have undone a thinning, or freed it, since `change` saw it.
+            found = catalog.commit(change)
+            if found is None:
+                found = _make_exact(repository)
     repository.resolver.forget()
     return ForgetReport(found)
 
 
 def _make_exact(repository: Repository) -> list[VersionRow]:
-    """Make the versions of the last thinning exact again, each in its own commit."""
+    """Make the versions of the last thinning, if there is one, exact again, each in its own commit."""
     catalog = repository.catalog
     with catalog.lease("undo"):
         records = [record for record in _undoable(repository) if record["change"] == "thin"]
         last = [record for record in records if record["began"] == records[-1]["began"]]
         # The first ones last: if this is interrupted, they are still the last that were thinned.
         found = [make_exact(repository, row_of(record["rows"][0]), record["sequence"]) for record in reversed(last)]
-        catalog.note_kept(0, last[0]["created"])
+        if last:
+            catalog.note_kept(0, last[0]["created"])
     return sorted(found, key=lambda row: row.number)
 
 

@@ -15,6 +15,8 @@ from ckstore import Policy, Retention
 from ckstore.errors import ConflictError, NotFoundError
 from ckstore.gc import kept
 from ckstore.recovery.recover import recover
+from ckstore.repository import Repository
+from ckstore.retention import forget
 from ckstore.retention.encoder import BackgroundEncoder
 from tests.checkpoints import settled
 
@@ -267,6 +269,23 @@ def test_versions_that_are_thinned_for_good(store: ckstore.Store, by: str) -> No
     with pytest.raises(NotFoundError):
         store.undo()
     assert store.verify().problems == []
+
+
+def test_a_thinning_that_another_process_undoes_first(store: ckstore.Store) -> None:
+    store.forget("a@4")
+    store.thin("a@1")
+    make_exact = forget._make_exact
+
+    def later(repository: Repository) -> object:
+        make_exact(repository)  # By the other process.
+        return make_exact(repository)
+
+    with mock.patch.object(forget, "_make_exact", later):
+        assert [row.step for row in store.undo().versions] == [4]
+    store.thin("a@1")
+    with mock.patch.object(forget, "_make_exact", later), pytest.raises(NotFoundError, match="Nothing to undo"):
+        store.undo()
+    check(store, list(range(5)))
 
 
 def test_a_thinned_version_is_forgotten_and_both_are_undone(store: ckstore.Store) -> None:
