@@ -45,7 +45,7 @@ _AVX512 = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "cd", "dq", "vl")
 
 #: Flags of the levels of processors, by architecture; others have the baseline only. Few processors lack AVX2: the
 #: smaller code of their level keeps the wheel below 1.5 MB.
-_LEVELS = {"x86_64": {"baseline": ["-O2"], "avx2": _AVX2, "avx512": _AVX512}}
+_LEVELS = {"x86_64": {"baseline": ["-Os"], "avx2": _AVX2, "avx512": _AVX512}}
 
 
 def main() -> None:
@@ -77,7 +77,9 @@ def compile_kernels(library: Path, more: list[str]) -> None:
             processes.append(subprocess.Popen([*command, *arguments], cwd=KERNELS))
         codes = [process.wait() for process in processes]
         partial = Path(directory, library.name)
-        link = ["-shared", *more, *objects, "-o", str(partial), "-lm"]
+        # Apple's linker warns that it ignores this.
+        stripped = [] if more or sys.platform == "darwin" else ["-s"]
+        link = ["-shared", *more, *stripped, *objects, "-o", str(partial), "-lm"]
         if any(codes) or subprocess.run([*command, *link], cwd=KERNELS).returncode:
             raise SystemExit(f"The kernels could not be compiled by {shlex.join(command)}.")
         shutil.copy(partial, library.with_suffix(".partial"))
