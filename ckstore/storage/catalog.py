@@ -15,7 +15,7 @@ from ckstore.runtime.provenance import RESERVED
 from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, INCOMPLETE, KEPT, SWEPT
-from ckstore.storage.catalog_tables import LARGEST_ORIGIN, SEALED
+from ckstore.storage.catalog_tables import LARGEST_ORIGIN, PACK_NAME, SEALED
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
@@ -300,7 +300,7 @@ class Catalog(CatalogClaims):
     def _drop_uses(self, row: VersionRow, references: Collection[str], uses: Mapping[str, str]) -> None:
         """Delete the rows of a version's packs that neither stay nor grow: `gc` looks at these packs."""
         query = (
-            "SELECT r.pack, p.name, r.blobs, r.objects FROM version_packs r JOIN packs p ON p.id = r.pack"
+            f"SELECT r.pack, {PACK_NAME}, r.blobs, r.objects FROM version_packs r JOIN packs p ON p.id = r.pack"
             " WHERE r.version = ?"
         )
         for pack, name, has_blobs, slots in self._connection.rows(query, [row.number]):

@@ -14,9 +14,10 @@ from msgspec import Meta, Struct
 
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
-from ckstore.storage.catalog_tables import LARGEST_ORIGIN, USED, USES_BITS, seal
+from ckstore.storage.catalog_tables import LARGEST_ORIGIN, PACK_NAME, USED, USES_BITS, bounded, seal
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed, damaged
 from ckstore.storage.log_files import Follows
+from ckstore.storage.names import Label
 from ckstore.storage.pack import PackInfo, PackName
 from ckstore.storage.placements import Placements
 from ckstore.storage.rows import (
@@ -41,7 +42,6 @@ from ckstore.storage.schema import (
     Integer,
     Positive,
     Size,
-    Text,
     Whole,
     Word,
     check,
@@ -65,21 +65,25 @@ INCOMPLETE = "collected:whole"
 KEPT = "collected:kept"
 _KEPT = re.compile(r"(\d{1,15}) ([-0-9T:.Z]{27})")
 
-_NAMED = {"uid": "lower(hex(v.uid))", "run": "r.name", "pack": "p.name", "metrics": "v.metrics, a.text"}
+_NAMED = {
+    "uid": "lower(hex(v.uid))",
+    "run": bounded("r.name"),
+    "pack": PACK_NAME,
+    "metrics": f"v.metrics, {bounded('a.text', LARGEST_ORIGIN)}",
+}
 _COLUMNS = (_NAMED.get(name, f"v.{name}") for name in VERSION_COLUMNS)
 #: Columns of a version and its checksum, and the tables of its names and origin, whose rows may be lost.
 VERSION = f"{', '.join(_COLUMNS)}, v.seal"
-NAMES = (
-    "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack"
-    f" LEFT JOIN origins a ON a.id = v.origin AND length(CAST(a.text AS BLOB)) <= {LARGEST_ORIGIN}"
-)
-#: Columns and checksum of a set's sum, and of a run with its sum.
-_SET = "s.name, s.rows, s.total, s.last, s.bytes, s.seal"
-_RUN = "o.id, o.name, o.versions, o.total, o.last, o.highest, o.seal"
+NAMES = "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack LEFT JOIN origins a ON a.id = v.origin"
+#: Columns and checksum of a set's sum, and of a run with its sum; a query for the set repeats them in each row.
+_SET = ", ".join(map(bounded, ("s.name", "s.rows", "s.total", "s.last", "s.bytes", "s.seal")))
+_RUN = ", ".join(map(bounded, ("o.id", "o.name", "o.versions", "o.total", "o.last", "o.highest", "o.seal")))
 _OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 
-_PACK = "p.id, p.name, p.bytes, p.seal"
-_PLACE = "p.name, lower(hex(p.segment)), p.place, p.bytes"
+_PACK = f"p.id, {PACK_NAME}, p.bytes, p.seal"
+_PLACE = f"{PACK_NAME}, lower(hex(p.segment)), p.place, p.bytes"
+_TAG = f"{bounded('t.name')}, t.version, t.seal"
+META = f"{bounded('t.key')}, {bounded('t.value')}, t.seal"
 _PLACES, _JOINED = rows(PackName, Id, Whole, Whole), rows(Id, Positive, Whole)
 #: The condition of the index of packs with files of their own that are small or raw.
 _LOOSE = "segment IS NULL AND (bytes < 262144 OR name LIKE '%.raw.zip')"
@@ -89,7 +93,7 @@ _NAMES = rows(PackName)
 _OFFSETS = rows(PackName, Whole)
 _DESCRIBED = rows(Whole, Id, PackName, Whole)
 _NUMBER_ROWS = rows(Whole)
-_LAST_ROWS = rows(Text, Annotated[str, Meta(pattern=r"\A[0-9]{1,15}\Z")])
+_LAST_ROWS = rows(Label, Annotated[str, Meta(pattern=r"\A[0-9]{1,15}\Z")])
 _NUMBERS = rows(Positive)
 _SLOTS, _USES, _BASES = rows(Slots), rows(Positive, PackName, Slots | None, Bit), rows(PackName, PackName)
 #: Distance of numbers within which a similar version is looked for.
@@ -226,7 +230,7 @@ class CatalogReader:
     def described(self) -> list[tuple[int, str, str, int]]:
         """Return number, id, pack and manifest offset of every version."""
         query = (
-            "SELECT v.number, lower(hex(v.uid)), p.name, v.manifest_offset"
+            f"SELECT v.number, lower(hex(v.uid)), {PACK_NAME}, v.manifest_offset"
             " FROM versions v JOIN packs p ON p.id = v.pack"
         )
         return self._connection.rows(query, schema=_DESCRIBED)
@@ -328,16 +332,16 @@ class CatalogReader:
 
     def tags(self) -> dict[str, int]:
         """Return version numbers by tag, sorted by tag."""
-        return dict(self._set("tags", "t.name, t.version, t.seal", "tags t ON 1", "t.name", TAG_ROWS))
+        return dict(self._set("tags", _TAG, "tags t ON 1", "t.name", TAG_ROWS))
 
     def tagged(self, tag: str) -> int | None:
         """Return the number of the version with a tag, or None."""
-        found = self._connection.sealed("SELECT name, version, seal FROM tags WHERE name = ?", [tag], TAG_ROWS)
+        found = self._connection.sealed(f"SELECT {_TAG} FROM tags t WHERE name = ?", [tag], TAG_ROWS)
         return int(found[0][1]) if found else None
 
     def tags_of(self, number: int) -> list[str]:
         """Return the tags of a version, sorted."""
-        query = "SELECT name, version, seal FROM tags WHERE version = ? ORDER BY name"
+        query = f"SELECT {_TAG} FROM tags t WHERE version = ? ORDER BY name"
         return [tag for tag, _ in self._connection.sealed(query, [number], TAG_ROWS)]
 
     def alike(self, bands: Iterable[int]) -> list[int]:
@@ -406,7 +410,7 @@ class CatalogReader:
         Those of hot versions are left out: they will be replaced.
         """
         query = (
-            f"SELECT p.name FROM packs p WHERE {_LOOSE} AND name NOT LIKE '%.raw.zip' AND bytes < 262144"
+            f"SELECT {PACK_NAME} FROM packs p WHERE {_LOOSE} AND name NOT LIKE '%.raw.zip' AND bytes < 262144"
             " AND id NOT IN (SELECT pack FROM versions WHERE hot) ORDER BY id LIMIT ?"
         )
         return [name for (name,) in self._connection.rows(query, [count], _NAMES)]
@@ -425,7 +429,9 @@ class CatalogReader:
 
     def known_packs(self, names: Iterable[str]) -> set[str]:
         """Return the names of those packs that the catalog has."""
-        return {name for (name,) in self._connection.rows_of("SELECT name FROM packs WHERE name", names, _NAMES)}
+        return {
+            name for (name,) in self._connection.rows_of(f"SELECT {PACK_NAME} FROM packs p WHERE name", names, _NAMES)
+        }
 
     def find_objects(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Return pack name and slot of each known object, by key."""
@@ -442,16 +448,16 @@ class CatalogReader:
     def moved_packs(self, names: Iterable[str] | None) -> dict[str, str]:
         """Return the new names of packs that `gc` has rewritten; None asks for all."""
         if names is None:
-            query = "SELECT key, value, seal FROM meta WHERE key NOT IN ('store', ?) AND instr(key, ':') = 0"
+            query = f"SELECT {META} FROM meta t WHERE key NOT IN ('store', ?) AND instr(key, ':') = 0"
             return dict(self._connection.sealed(query, [COLLECTED], META_ROWS))
-        found = self._connection.rows_of("SELECT key, value, seal FROM meta WHERE key", names)
+        found = self._connection.rows_of(f"SELECT {META} FROM meta t WHERE key", names)
         return dict(self._connection.unsealed(found, META_ROWS))
 
     def own_packs(self, number: int) -> list[str]:
         """Return the names of the packs that a version was written to; the last one has its manifest."""
         # The pack of its raw objects was added immediately before.
         query = (
-            "SELECT p.name FROM packs p JOIN versions v ON p.id = v.pack"
+            f"SELECT {PACK_NAME} FROM packs p JOIN versions v ON p.id = v.pack"
             " OR p.id = v.pack - 1 AND p.name LIKE '%.raw.zip' WHERE v.number = ? ORDER BY p.id"
         )
         return [name for (name,) in self._connection.rows(query, [number], _NAMES)]
@@ -464,8 +470,8 @@ class CatalogReader:
         query = (
             "WITH RECURSIVE line(parent, pack, depth) AS (SELECT parent, pack, depth FROM versions WHERE number = ?"
             " UNION ALL SELECT v.parent, v.pack, l.depth - 1 FROM line l JOIN versions v ON v.number = l.parent"
-            " WHERE l.depth > 0) SELECT p.name FROM packs p JOIN line l ON p.id = l.pack"
-            " UNION SELECT p.name FROM packs p JOIN version_packs r ON r.pack = p.id WHERE r.version = ?"
+            f" WHERE l.depth > 0) SELECT {PACK_NAME} FROM packs p JOIN line l ON p.id = l.pack"
+            f" UNION SELECT {PACK_NAME} FROM packs p JOIN version_packs r ON r.pack = p.id WHERE r.version = ?"
         )
         return {name for (name,) in self._connection.rows(query, [number, number], _NAMES)} | set(
             self.own_packs(number)
@@ -473,7 +479,7 @@ class CatalogReader:
 
     def manifest_offsets(self, names: Sequence[str]) -> dict[str, int]:
         """Return the offset of the manifest in each of these packs that has one, by name."""
-        query = "SELECT p.name, v.manifest_offset FROM packs p JOIN versions v ON v.pack = p.id WHERE p.name"
+        query = f"SELECT {PACK_NAME}, v.manifest_offset FROM packs p JOIN versions v ON v.pack = p.id WHERE p.name"
         return dict(self._connection.rows_of(query, names, _OFFSETS))
 
     def identity(self) -> str:
@@ -497,7 +503,7 @@ class CatalogReader:
 
     def unswept(self) -> list[str]:
         """Return the packs that were added, or lost an object or a row that names them, since `gc` looked at them."""
-        query = "SELECT name FROM packs WHERE held IS NULL ORDER BY id"
+        query = f"SELECT {PACK_NAME} FROM packs p WHERE held IS NULL ORDER BY id"
         return [name for (name,) in self._connection.rows(query, schema=_NAMES)]
 
     def held(self, besides: Collection[str] = ()) -> int:
@@ -533,7 +539,9 @@ class CatalogReader:
         )
         if total != (sum(sums) + sum(seal(-pack) for (pack,) in above)) & USES_BITS:
             raise damaged(self._path, f"rows that name pack {pack} are missing or changed")
-        names = self._connection.rows_of("SELECT name, held FROM packs WHERE id", [pack for (pack,) in above], _ABOVE)
+        names = self._connection.rows_of(
+            f"SELECT {PACK_NAME}, held FROM packs p WHERE id", [pack for (pack,) in above], _ABOVE
+        )
         return Uses(
             [version for (version,) in own],
             [version for version, blobs, _ in others if blobs],
@@ -583,13 +591,17 @@ class CatalogReader:
     def packs_on(self, names: Iterable[str]) -> set[str]:
         """Return the names of the packs that may have objects whose bases are in some packs."""
         query = (
-            "SELECT p.name FROM packs b JOIN pack_bases l ON l.base = b.id JOIN packs p ON p.id = l.pack WHERE b.name"
+            f"SELECT {PACK_NAME} FROM packs b JOIN pack_bases l ON l.base = b.id"
+            " JOIN packs p ON p.id = l.pack WHERE b.name"
         )
         return {name for (name,) in self._connection.rows_of(query, names, _NAMES)}
 
     def bases(self) -> set[tuple[str, str]]:
         """Return pairs of a pack, and one that may have bases of its objects, by name. Reads the whole table."""
-        query = "SELECT p.name, b.name FROM pack_bases l JOIN packs b ON b.id = l.base JOIN packs p ON p.id = l.pack"
+        query = (
+            f"SELECT {PACK_NAME}, {bounded('b.name')} FROM pack_bases l"
+            " JOIN packs b ON b.id = l.base JOIN packs p ON p.id = l.pack"
+        )
         return set(self._connection.rows(query, schema=_BASES))
 
     def uses(self, numbers: Collection[int]) -> dict[int, dict[str, tuple[str, int]]]:
@@ -599,9 +611,9 @@ class CatalogReader:
         """
         found: dict[int, dict[str, tuple[str, int]]] = {number: {} for number in numbers}
         for query in (
-            "SELECT r.version, p.name, NULLIF(r.objects, ''), r.blobs FROM version_packs r JOIN packs p"
+            f"SELECT r.version, {PACK_NAME}, NULLIF(r.objects, ''), r.blobs FROM version_packs r JOIN packs p"
             " ON p.id = r.pack WHERE r.version",
-            "SELECT v.number, p.name, '*', 1 FROM versions v JOIN packs p ON p.id = v.pack WHERE v.number",
+            f"SELECT v.number, {PACK_NAME}, '*', 1 FROM versions v JOIN packs p ON p.id = v.pack WHERE v.number",
         ):
             for number, name, slots, blobs in self._connection.rows_of(query, numbers, _USES):
                 found[number][name] = slots or "", blobs
@@ -618,7 +630,9 @@ class CatalogReader:
 
     def policies(self) -> dict[str, str]:
         """Return the policies as text, by run; the store's under the empty name."""
-        return dict(self._set("policies", "t.run, t.policy, t.seal", "policies t ON 1", "t.run", POLICY_ROWS))
+        return dict(
+            self._set("policies", f"{bounded('t.run')}, t.policy, t.seal", "policies t ON 1", "t.run", POLICY_ROWS)
+        )
 
     def unreferenced_packs(self, names: Iterable[str] | None = None) -> list[PackInfo]:
         """Return the packs, of all or of some, without live data: no manifest, blob or object."""
@@ -635,7 +649,7 @@ class CatalogReader:
 
     def last_number(self) -> int:
         """Return the highest version number that was ever committed."""
-        found = self._connection.sealed("SELECT key, value, seal FROM meta WHERE key = ?", [LAST], _LAST_ROWS)
+        found = self._connection.sealed(f"SELECT {META} FROM meta t WHERE key = ?", [LAST], _LAST_ROWS)
         [[present]] = self._connection.rows("SELECT COALESCE(MAX(number), 0) FROM versions", schema=_NUMBER_ROWS)
         return max([int(present), *(int(number) for _, number in found)])
 
@@ -652,7 +666,7 @@ class CatalogReader:
 
     def reservations(self) -> list[Claim]:
         """Return the reserved numbers of running and killed ingests."""
-        query = "SELECT number, pid, host, created FROM reservations WHERE host <> '' ORDER BY number"
+        query = f"SELECT number, pid, {bounded('host')}, created FROM reservations WHERE host <> '' ORDER BY number"
         return [Claim(*row) for row in self._connection.claims(query, RESERVATION_ROWS)]
 
     def reserved_numbers(self) -> set[int]:
@@ -670,7 +684,9 @@ class CatalogReader:
 
     def _claims(self) -> list[Claim]:
         found = self._connection.claims(
-            "SELECT id, pid, host, created, purpose, expires FROM leases ORDER BY created, id", LEASE_ROWS
+            f"SELECT id, pid, {bounded('host')}, created, {bounded('purpose')}, expires FROM leases"
+            " ORDER BY created, id",
+            LEASE_ROWS,
         )
         return [Claim(*row) for row in found]
 
@@ -689,15 +705,17 @@ class CatalogReader:
         self.packs()
         self.tags()
         self.policies()
-        self._set("meta", "t.key, t.value, t.seal", "meta t ON 1", "t.key", META_ROWS)
+        self._set("meta", META, "meta t ON 1", "t.key", META_ROWS)
         for run, count, total, last in self._connection.rows(
-            "SELECT o.name, o.versions, o.total, o.last FROM runs o LEFT JOIN versions v ON v.run = o.id GROUP BY o.id"
+            f"SELECT {bounded('o.name')}, o.versions, o.total, o.last FROM runs o"
+            " LEFT JOIN versions v ON v.run = o.id GROUP BY o.id"
             " HAVING o.versions <> COUNT(v.number) OR o.total <> coalesce(SUM(v.seal), 0)"
             " OR o.last <> coalesce(MAX(v.number) FILTER (WHERE NOT v.superseded), MAX(v.number), 0)"
         ):
             raise damaged(self._path, f"run {run} has not the {count} versions up to {last} that sum up to {total}")
         for (name,) in self._connection.rows(
-            f"SELECT name FROM packs LEFT JOIN (SELECT id, SUM(seal) AS total FROM ({USED}) GROUP BY id) USING (id)"
+            f"SELECT {PACK_NAME} FROM packs p LEFT JOIN"
+            f" (SELECT id, SUM(seal) AS total FROM ({USED}) GROUP BY id) USING (id)"
             f" WHERE uses <> coalesce(total, 0) & {USES_BITS}"
         ):
             raise damaged(self._path, f"rows that name pack {name} are missing or changed")

@@ -13,9 +13,22 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ckstore.runtime.checksum import crc32
+from ckstore.storage.names import LONGEST
 
 #: Bytes of an origin at most; a larger one stays in the row of its version.
 LARGEST_ORIGIN = 1 << 17
+
+
+def bounded(column: str, longest: int = LONGEST) -> str:
+    """Return the SQL of a text, in which SQLite refuses a longer one as too big: a query may repeat it in each row.
+
+    `longest` counts bytes; `length` alone would count the characters up to a NUL.
+    """
+    return f"CASE WHEN length(CAST({column} AS BLOB)) > {longest} THEN zeroblob(1 << 31) ELSE {column} END"
+
+
+#: The name of a pack in a row of a query.
+PACK_NAME = bounded("p.name")
 
 #: Columns of a version, with the names of its run and pack and the text of its origin, for a row named by `{0}`.
 _VERSION = (

@@ -39,8 +39,14 @@ BUSY_TIMEOUT = 30.0
 _CACHE_KIB = 1 << 16
 #: Number of values in one statement; SQLite's own limit on parameters is 32,766.
 _AT_ONCE = 500
-#: SQLite's messages for a catalog that ckstore did not write in this form: missing tables, or endless recursion.
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_INTERRUPT)
+#: SQLite's errors for a catalog that ckstore did not write in this form: missing tables, endless recursion, long names.
+_DAMAGED = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_TOOBIG,
+)
 #: Limit of a query in steps of SQLite's machine, some millions a second: pages of a damaged catalog may form
 #: cycles, and have endless rows.
 _STEPS, _STEPS_A_BYTE, _STEPS_AT_ONCE = 5_000_000, 20, 100_000
@@ -415,7 +421,7 @@ class Connection:
             self._upgrade()
         odd = catalog_tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER))
         if odd is not None:
-            raise IntegrityError(f"{self.path} has an unexpected {odd!r}; run `ckstore recover` to rebuild it.")
+            raise IntegrityError(f"{self.path} has an unexpected {odd!r:.200}; run `ckstore recover` to rebuild it.")
 
     def _upgrade(self) -> None:
         if self.mode == "r":

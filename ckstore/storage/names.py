@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from unicodedata import normalize
+
+from msgspec import Meta
 
 from ckstore.errors import UsageError
 from ckstore.steps import step_of_text
@@ -28,6 +30,8 @@ BY_METRIC = re.compile(r"(?:(.+)@)?(best|least|most):(.+)")
 ID_PREFIX = re.compile(r"[0-9a-f]{4,40}")
 #: Longest name in bytes, as of a file.
 LONGEST = 255
+#: A name of a host, the purpose of a lease, and key and value of a row of `meta`.
+Label = Annotated[str, Meta(pattern=r"\A[^\0]*\Z", max_length=LONGEST)]
 
 #: Characters without a meaning yet: of patterns, and of ancestors as in git.
 _RESERVED = "*?^~"
@@ -132,6 +136,8 @@ def _plain(name: str) -> str:
 def _check_name(value: Any) -> None:
     if not isinstance(value, str):
         raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
+    if len(value) > LONGEST:  # The cache of `objection` would keep it.
+        raise ValueError(f"{value[:20]!r}… is longer than {LONGEST} bytes, and cannot name a run or a tag")
     if reason := objection(value):
         raise ValueError(f"{value!r} {reason}, and cannot name a run or a tag")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ckstore.errors import ConflictError, UsageError
+from ckstore.storage.catalog_tables import PACK_NAME
 from ckstore.storage.connection import Connection
 from ckstore.storage.pack import PackName
 from ckstore.storage.rows import Placement
@@ -30,7 +31,7 @@ class Placements:
 
     def find(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Return pack name and slot of each known key."""
-        query = "SELECT o.key, p.name, o.slot FROM objects o JOIN packs p ON p.id = o.pack WHERE o.key"
+        query = f"SELECT o.key, {PACK_NAME}, o.slot FROM objects o JOIN packs p ON p.id = o.pack WHERE o.key"
         found = self._connection.rows_of(query, keys, _FOUND)
         return {key: (pack, slot) for key, pack, slot in found}
 
@@ -49,7 +50,7 @@ class Placements:
 
     def by_pack(self) -> dict[str, dict[int, int]]:
         """Return the key of every object by slot, for each pack by name."""
-        names = dict(self._connection.rows("SELECT id, name FROM packs", schema=_NAMES))
+        names = dict(self._connection.rows(f"SELECT id, {PACK_NAME} FROM packs p", schema=_NAMES))
         found: dict[str, dict[int, int]] = {}
         query = "SELECT key, pack, slot FROM objects"
         for key, pack, slot in self._connection.rows(query, schema=_PLACED):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from ckstore.storage.names import Name, Title
+from ckstore.storage.names import Label, Name, Title
 from ckstore.storage.pack import PackName
 from ckstore.storage.schema import Bit, Id, Integer, Natural, Plain, Positive, Size, Text, Time, Whole, Word, rows
 
@@ -17,7 +17,7 @@ Placement = tuple[int, str, int]
 
 TAG_ROWS = rows(Name, Positive)
 POLICY_ROWS = rows(Title, Text)
-META_ROWS = rows(Text, Text)
+META_ROWS = rows(Label, Label)
 
 
 def key(identifier: str) -> int:
@@ -199,5 +199,5 @@ class Claim:
 
 
 _Pid = Annotated[int, Meta(ge=0, lt=1 << 31)]
-RESERVATION_ROWS = rows(Positive, _Pid, Text, Time)
-LEASE_ROWS = rows(Natural, _Pid, Text, Time, Text, Time)
+RESERVATION_ROWS = rows(Positive, _Pid, Label, Time)
+LEASE_ROWS = rows(Natural, _Pid, Label, Time, Label, Time)

@@ -11,7 +11,7 @@ ALL = "*"
 #: Largest number of ranges in a text; sets with more are widened to all slots.
 _MOST = 500
 _RANGE = "[0-9]{1,15}(?:-[0-9]{1,15})?"
-Slots = Annotated[str, Meta(pattern=rf"\A(?:\*|{_RANGE}(?:,{_RANGE})*)\Z")]
+Slots = Annotated[str, Meta(pattern=rf"\A(?:\*|{_RANGE}(?:,{_RANGE})*)\Z", max_length=32 * _MOST)]
 
 
 def to_text(slots: Iterable[int]) -> str:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -102,8 +103,56 @@ def test_a_large_origin_stays_in_its_row(catalog, store, mark):
         database.execute("UPDATE versions SET metrics = '{}', origin = 1")
         columns = ", ".join(SEALED["versions"]).format("")
         database.execute(f"UPDATE versions SET seal = seal({columns})")
-    with pytest.raises(IntegrityError, match="does not match its checksum"):
+    with pytest.raises(IntegrityError, match="too big"):
         catalog.version(1)
+
+
+@pytest.mark.parametrize("mark", ["''", "char(0)"])
+@pytest.mark.parametrize(
+    ("column", "ask"),
+    [
+        ("runs.name", lambda catalog: catalog.versions()),
+        ("runs.name", lambda catalog: catalog.runs()),
+        ("packs.name", lambda catalog: catalog.versions()),
+        ("packs.name", lambda catalog: catalog.packs()),
+        ("packs.name", lambda catalog: catalog.described()),
+        ("packs.name", lambda catalog: catalog.uses([1, 2, 3])),
+        ("packs.name", lambda catalog: catalog.placed_objects()),
+        ("tags.name", lambda catalog: catalog.tags()),
+        ("tags.name", lambda catalog: catalog.tags_of(1)),
+        ("policies.run", lambda catalog: catalog.policies()),
+        ("meta.value", lambda catalog: catalog.identity()),
+        ("seals.last", lambda catalog: catalog.versions()),
+        ("seals.total", lambda catalog: catalog.packs()),
+        ("runs.total", lambda catalog: catalog.versions("gpt")),
+        ("leases.purpose", lambda catalog: catalog.leases()),
+        ("reservations.host", lambda catalog: catalog.reservations()),
+    ],
+)
+def test_a_long_name_in_a_catalog_takes_no_memory(filled, store, column, ask, mark):
+    """SQLite would repeat a name of a megabyte in each row, and counts the characters of a text up to a zero."""
+    catalog = filled
+    catalog.set_tag("best", 1)
+    catalog.set_policy("gpt", "{}")
+    catalog.reserve_number()
+    table, _, name = column.partition(".")
+    with catalog.lease("ingest"):
+        with closing(sqlite3.connect(store / root.CATALOG)) as database, database:
+            connection.add_seal(database)
+            database.execute("ATTACH ? AS claims", [str(store / root.CLAIMS)])
+            database.execute(f"UPDATE {table} SET {name} = 'n' || {mark} || hex(zeroblob(500000)) || {name}")
+            if table not in ("leases", "reservations"):
+                database.execute(f"UPDATE {table} SET seal = seal({', '.join(SEALED[table]).format('')})")
+            database.execute("UPDATE versions SET pack = (SELECT MAX(id) FROM packs)")
+            database.execute(f"UPDATE versions SET seal = seal({', '.join(SEALED['versions']).format('')})")
+        tracemalloc.start()
+        try:
+            with pytest.raises(IntegrityError) as problem:
+                ask(catalog)
+            assert tracemalloc.get_traced_memory()[1] < 500_000
+        finally:
+            tracemalloc.stop()
+        assert len(str(problem.value)) < 500
 
 
 def test_gc_does_not_read_all_versions_for_each_origin(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from ckstore.integrations.names import run_and_step, version_name
 from ckstore.retention.selection import _cuts, select_versions
 from ckstore.steps import step_of_text
 from ckstore.storage.names import AT, BETWEEN, LATEST, LONGEST, Name, Title, check_name, objection, suggested
+from ckstore.storage.remote.calls import check_calls
 from ckstore.storage.rows import VersionRow
 from ckstore.storage.schema import check
 from ckstore.storage.version_names import resolve
@@ -122,6 +124,22 @@ def test_a_name_is_text(name: object, near: str) -> None:
         check_name(name, "run")
     with pytest.raises(ValueError, match="Expected `str`"):
         check([name], list[Name])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["set_tag", {"name": "n" * (1 << 20), "number": 1}],
+        ["set_policy", {"run": "n" * (1 << 20), "text": None}],
+        ["use_packs", {"number": 1, "uses": [["0" * 40 + ".zip", "0," * (1 << 20) + "0"]]}],
+    ],
+)
+def test_a_long_name_in_a_log_is_neither_kept_nor_quoted(call: list[Any]) -> None:
+    known = objection.cache_info().currsize
+    with pytest.raises(ValueError, match=r"255 bytes|<= 16000") as problem:
+        check_calls([call])
+    assert len(str(problem.value)) < 200
+    assert objection.cache_info().currsize == known
 
 
 def test_the_store_has_the_empty_name_in_policies() -> None:

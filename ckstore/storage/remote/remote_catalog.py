@@ -18,7 +18,8 @@ from ckstore.errors import CkstoreError, ConflictError, IntegrityError, ReadOnly
 from ckstore.runtime.lru import Lru
 from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog, recorded
-from ckstore.storage.catalog_reader import INCOMPLETE, NAMES, SWEPT, VERSION
+from ckstore.storage.catalog_reader import INCOMPLETE, META, NAMES, SWEPT, VERSION
+from ckstore.storage.catalog_tables import PACK_NAME, bounded
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote import retries
@@ -34,17 +35,19 @@ HEAD = "mirror:head"
 #: Tables that are equal in all mirrors, except for the ids of rows.
 _TABLES = {
     "versions": f"SELECT {VERSION} FROM versions v {NAMES} ORDER BY 1",
-    "packs": "SELECT name, bytes FROM packs ORDER BY 1",
-    "references": "SELECT r.version, p.name, r.blobs, r.objects FROM version_packs r JOIN packs p ON p.id = r.pack"
+    "packs": f"SELECT {PACK_NAME}, bytes FROM packs p ORDER BY 1",
+    "references": f"SELECT r.version, {PACK_NAME}, r.blobs, r.objects FROM version_packs r"
+    " JOIN packs p ON p.id = r.pack"
     " ORDER BY 1, 2",
-    "bases": "SELECT p.name, b.name FROM pack_bases l JOIN packs p ON p.id = l.pack JOIN packs b ON b.id = l.base"
+    "bases": f"SELECT {PACK_NAME}, {bounded('b.name')} FROM pack_bases l"
+    " JOIN packs p ON p.id = l.pack JOIN packs b ON b.id = l.base"
     " ORDER BY 1, 2",
     "likeness": "SELECT band, version FROM likeness ORDER BY 1, 2",
-    "tags": "SELECT name, version FROM tags ORDER BY 1",
-    "runs": "SELECT name FROM runs ORDER BY 1",
-    "objects": "SELECT o.key, p.name, o.slot FROM objects o JOIN packs p ON p.id = o.pack ORDER BY 1",
-    "policies": "SELECT run, policy FROM policies ORDER BY 1",
-    "collections": "SELECT key, value FROM meta"
+    "tags": f"SELECT {bounded('name')}, version FROM tags ORDER BY 1",
+    "runs": f"SELECT {bounded('name')} FROM runs ORDER BY 1",
+    "objects": f"SELECT o.key, {PACK_NAME}, o.slot FROM objects o JOIN packs p ON p.id = o.pack ORDER BY 1",
+    "policies": f"SELECT {bounded('run')}, policy FROM policies ORDER BY 1",
+    "collections": f"SELECT {META} FROM meta t"
     f" WHERE key NOT IN ('store', '{HEAD}', '{SWEPT}', '{INCOMPLETE}') ORDER BY 1",
 }
 #: Prefix of the rows of `meta` for removed packs; the pack's name follows.
@@ -226,7 +229,7 @@ class RemoteCatalog(Catalog):
     def gone(self, names: Collection[str] | None = None) -> dict[str, int]:
         """Return the removed packs, each with the number of its record."""
         if names is None:
-            query = "SELECT key, value, seal FROM meta WHERE substr(key, 1, ?) = ?"
+            query = f"SELECT {META} FROM meta t WHERE substr(key, 1, ?) = ?"
             found = self._connection.sealed(query, [len(GONE), GONE], META_ROWS)
         else:
             found = list(self.moved_packs([GONE + name for name in names]).items())
@@ -273,7 +276,7 @@ class RemoteCatalog(Catalog):
         return self._named.get(pack)
 
     def _head(self) -> Head:
-        found = self._connection.sealed("SELECT key, value, seal FROM meta WHERE key = ?", [HEAD], META_ROWS)
+        found = self._connection.sealed(f"SELECT {META} FROM meta t WHERE key = ?", [HEAD], META_ROWS)
         if not found:
             return Head()
         number, _, digest = found[0][1].partition(" ")
