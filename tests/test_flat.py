@@ -329,6 +329,23 @@ def test_a_gc_reads_changed_packs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert many_rows - few_rows < 30 * 1000 / COUNT
 
 
+def test_a_gc_looks_at_few_versions_for_each_one_that_went(counter: Counter, tmp_path: Path) -> None:
+    """Others may share origin and bands of one that went; all are read once a sixteenth of them went."""
+    found: dict[int, list[bool]] = {}
+    for versions in (100, 1000):
+        with joined(tmp_path / str(versions), versions) as store:
+            catalog = store.path / "catalog.sqlite"
+            found[versions] = []
+            for step in (10**6 + 2, 10**6):
+                forget(store._repository, [store._catalog.resolve(f"r0@{step}")], for_good=True)
+                scans = counter.count(catalog, partial(store.gc, grace=0)).scans
+                found[versions].append(any(re.search("likeness|origins", scan) for scan in scans))
+            with closing(_CONNECT(catalog)) as database:
+                gone = "SELECT COUNT(*) FROM likeness WHERE version NOT IN (SELECT number FROM versions)"
+                [left] = database.execute(gone).fetchone()
+    assert (found, left > 0) == ({100: [False, False], 1000: [False, False]}, True)
+
+
 def read_by_gc(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     """Yield the numbers of rows and of manifests that a collection reads after each of some changes."""
     read = CatalogResolver._read_manifest

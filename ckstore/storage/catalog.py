@@ -14,7 +14,7 @@ from ckstore.errors import CkstoreError, ConflictError, NotFoundError
 from ckstore.runtime.provenance import RESERVED
 from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
-from ckstore.storage.catalog_reader import COLLECTED, INCOMPLETE, KEPT, SWEPT
+from ckstore.storage.catalog_reader import COLLECTED, INCOMPLETE, KEPT, LEFT, SWEPT
 from ckstore.storage.catalog_tables import LARGEST_ORIGIN, PACK_NAME, SEALED
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file
 from ckstore.storage.directory_storage import DirectoryStorage
@@ -39,6 +39,8 @@ _WIDENED = (
     f" THEN excluded.objects ELSE '{ALL}' END"
 )
 NOTHING: Mapping[str, str] = MappingProxyType({})
+#: Versions that `gc` reads for each one that went, to find rows that none of the others shares.
+_LOOKS = 16
 #: Seconds for which an open store need not ask for the commits of other machines.
 RECENT = 1.0
 
@@ -418,8 +420,15 @@ class Catalog(CatalogClaims):
     def note_collected(self, when: str) -> None:
         """Record the time at which `gc` last moved or removed an object, so that other processes notice."""
         self._write(COLLECTED, when)
-        self._connection.execute("DELETE FROM likeness WHERE version NOT IN (SELECT number FROM versions)")
-        self._connection.execute("DELETE FROM origins WHERE id NOT IN (SELECT origin FROM versions WHERE origin)")
+        # All versions are read once as many have gone that each of these takes a look at few.
+        if _LOOKS * self._count(LEFT) >= self.totals().versions:
+            self._connection.execute("DELETE FROM likeness WHERE version NOT IN (SELECT number FROM versions)")
+            self._connection.execute("DELETE FROM origins WHERE id NOT IN (SELECT origin FROM versions WHERE origin)")
+            self._connection.execute("DELETE FROM meta WHERE key = ?", [LEFT])
+
+    def _leave(self, count: int) -> None:
+        """Count versions that may leave rows behind, which others may share."""
+        self._write(LEFT, str(self._count(LEFT) + count))
 
     def note_incomplete(self) -> None:
         """Record that versions lack objects."""
@@ -470,9 +479,11 @@ class Catalog(CatalogClaims):
         values = {"depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes}
         self.version(number)
         if metrics is not None:
+            own, origin = self._divided(metrics, number)
+            if self._connection.rows("SELECT 1 FROM versions WHERE number = ? AND origin <> ?", [number, origin or 0]):
+                self._leave(1)
             self._connection.execute(
-                "UPDATE versions SET metrics = ?, origin = ? WHERE number = ?",
-                [*self._divided(metrics, number), number],
+                "UPDATE versions SET metrics = ?, origin = ? WHERE number = ?", [own, origin, number]
             )
         for column, value in values.items():
             if value is not None:
@@ -492,6 +503,8 @@ class Catalog(CatalogClaims):
 
         Raise `NotFoundError`, or `ConflictError` if a version is tagged.
         """
+        numbers = list(numbers)
+        self._leave(len(numbers))
         for number in numbers:
             version = self.version(number)
             self.check_untagged([number])

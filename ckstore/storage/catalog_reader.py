@@ -61,6 +61,8 @@ COLLECTED = "collected"
 SWEPT = "collected:log"
 #: Row of `meta` that says that versions lack objects: an ingest that stores these again does not know the versions.
 INCOMPLETE = "collected:whole"
+#: Row of `meta` with the number of versions since the last look that may have left rows of `likeness` or `origins`.
+LEFT = "collected:left"
 #: Row of `meta` with the bytes that only forgotten versions need, and the time until which they are kept.
 KEPT = "collected:kept"
 _KEPT = re.compile(r"(\d{1,15}) ([-0-9T:.Z]{27})")
@@ -93,7 +95,7 @@ _NAMES = rows(PackName)
 _OFFSETS = rows(PackName, Whole)
 _DESCRIBED = rows(Whole, Id, PackName, Whole)
 _NUMBER_ROWS = rows(Whole)
-_LAST_ROWS = rows(Label, Annotated[str, Meta(pattern=r"\A[0-9]{1,15}\Z")])
+_COUNT_ROWS = rows(Label, Annotated[str, Meta(pattern=r"\A[0-9]{1,15}\Z")])
 _NUMBERS = rows(Positive)
 _SLOTS, _USES, _BASES = rows(Slots), rows(Positive, PackName, Slots | None, Bit), rows(PackName, PackName)
 #: Distance of numbers within which a similar version is looked for.
@@ -649,9 +651,13 @@ class CatalogReader:
 
     def last_number(self) -> int:
         """Return the highest version number that was ever committed."""
-        found = self._connection.sealed(f"SELECT {META} FROM meta t WHERE key = ?", [LAST], _LAST_ROWS)
         [[present]] = self._connection.rows("SELECT COALESCE(MAX(number), 0) FROM versions", schema=_NUMBER_ROWS)
-        return max([int(present), *(int(number) for _, number in found)])
+        return max(int(present), self._count(LAST))
+
+    def _count(self, name: str) -> int:
+        """Return the number in a row of `meta`; 0 if there is none."""
+        found = self._connection.sealed(f"SELECT {META} FROM meta t WHERE key = ?", [name], _COUNT_ROWS)
+        return int(found[0][1]) if found else 0
 
     def objects(self) -> int:
         """Return the number of objects."""

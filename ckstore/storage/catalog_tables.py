@@ -62,10 +62,10 @@ SEALED: Mapping[str, tuple[str, ...]] = {
 # the bytes of its objects that only others' chains need, as of the last `gc`; NULL if the pack was added or lost an
 # object or a row that names it since.
 # `origins` has those of the metrics that versions share: how they were made, and their configuration; of forgotten
-# versions until the next `gc`. Their checksums tell of a lost row: a foreign key without an index would make SQLite
-# read all versions for each row that `gc` frees.
-# `likeness` holds bands of values, from which versions with similar values are guessed; of forgotten versions until the
-# next `gc`.
+# versions until a `gc` after many of them (`Catalog.note_collected`). Their checksums tell of a lost row: a foreign key
+# without an index would make SQLite read all versions for each row that `gc` frees.
+# `likeness` holds bands of values, from which versions with similar values are guessed; of forgotten versions as
+# `origins`.
 # `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
 _TABLES = """
 CREATE TABLE seals (

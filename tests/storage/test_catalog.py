@@ -170,6 +170,26 @@ def test_gc_does_not_read_all_versions_for_each_origin(tmp_path):
     assert counted[1] < 6 * counted[0]
 
 
+def test_gc_frees_origins_and_likeness_after_a_sixteenth_of_the_versions(catalog, store):
+    def rows(table: str) -> int:
+        return catalog._connection.rows(f"SELECT COUNT(*) FROM {table}")[0][0]
+
+    found = []
+    with catalog.transaction():
+        for step in range(34):
+            write_version(
+                catalog, store, step=step, objects=1, metrics={"made": {"host": str(step)}}, bands=[1, 99 + step]
+            )
+        for number in (1, 2, 3, 4, 5):
+            catalog.forget_versions([number])
+            catalog.note_collected(durable.timestamp())
+            found.append((rows("origins"), rows("likeness")))
+        catalog.update_version(6, metrics={"made": {"host": "other"}})
+        catalog.update_version(6, metrics={"made": {"host": "other"}, "loss": 1.0})
+        assert catalog.moved_packs(["collected:left"]) == {"collected:left": "2"}
+    assert found == [(34, 68), (32, 64), (32, 64), (30, 60), (30, 60)]
+
+
 def test_a_note_in_a_catalog_that_was_replaced_has_a_checksum(catalog, store):
     write_version(catalog, store)
     again = store / "again"

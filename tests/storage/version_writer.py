@@ -55,7 +55,9 @@ def write_version(
         "source": "model.pt",
     }
     options = {
-        name: changes.pop(name) for name in list(changes) if name.startswith(("replace", "requires", "references"))
+        name: changes.pop(name)
+        for name in list(changes)
+        if name.startswith(("replace", "requires", "references", "bands"))
     }
     row = VersionRow(**{**fields, **changes})
     placements = [(key(identifier(f"object {number} {slot}")), pack.name, slot) for slot in range(objects)]
