@@ -173,9 +173,7 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
                 inside.update(identities)
     inside -= {identity for unit, identity in enumerate(encoded.objects) if unit not in encoded.coarse_units}
     needed: set[str] = set()
-    for row in repository.catalog.hot() if inside else ():
-        if row.number == number:
-            continue
+    for row in repository.catalog.hot() if inside else ():  # Within the commit, this version is not hot.
         try:
             needed |= inside.intersection(resolver.document(row).objects)
         except IntegrityError:
