@@ -211,7 +211,7 @@ def run_records(records: Sequence[dict[str, Any]], runs: Sequence[str]) -> Table
         found.append({
             "run": name,
             "versions": len(own),
-            "steps": f"{min(steps)}..{max(steps)}" if steps else None,
+            "steps": "..".join(map(str, sorted({min(steps), max(steps)}))) if steps else None,
             "last": last["version"] if last["step"] is None else f"{name}@{last['step']}",
             "best": ", ".join(
                 f"{metric} {record['metrics'][metric]:.6g} at {record['step']}" for metric, record in best.items()

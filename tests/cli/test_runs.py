@@ -20,7 +20,7 @@ def test_runs(ckstore, filled: Path) -> None:
     assert heading.split() == ["RUN", "VERSIONS", "STEPS", "LAST", "BEST", "SIZE", "STORED", "PARENT", "TAGS"]
     assert lines[0].split()[:4] == ["gpt", "4", "0..20", "gpt@20"]
     assert "loss 1.5 at 5" in lines[0]
-    assert lines[1].split()[:4] == ["other", "1", "0..0", "other@0"]
+    assert lines[1].split()[:4] == ["other", "1", "0", "other@0"]
     assert lines[1].split()[-2:] == ["2", "-"]
     ckstore("metric", "other@0", "--", "-loss=3", "step=7", "a=nan")
     assert "loss 2 at 0, -loss 3 at 0, step 7 at 0  " in ckstore("runs").out
