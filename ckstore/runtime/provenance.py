@@ -20,6 +20,8 @@ SIGNATURE = "signature"
 HIDDEN = (*RESERVED, SIGNATURE)
 #: Setting this environment variable to 0 leaves the origin out.
 VARIABLE = "CKSTORE_MADE"
+#: This one names the command line of the program for which a saver's process stores; its own has credentials.
+COMMAND = "CKSTORE_COMMAND"
 
 #: Most bytes of a configuration as JSON, and characters of a command line.
 LARGEST, _LONGEST = 1 << 14, 300
@@ -61,7 +63,7 @@ def made() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     found: dict[str, Any] = {
         **_git(_working_directory()),
-        "command": command_line(sys.argv),
+        "command": os.environ.get(COMMAND, command_line(sys.argv)),
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "torch": None if torch is None else str(getattr(torch, "__version__", "")),
@@ -70,12 +72,14 @@ def made() -> dict[str, Any]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return a command line without secrets, cut off if it is long.
+    """Return a command line without secrets, cut off if it is long; a program of `python -m` by its package.
 
     Examples
     --------
     >>> command_line(["/home/me/train.py", "--hub-token", "abc", "--lr=3e-4", "WANDB_API_KEY=abc"])
     "train.py --hub-token '***' --lr=3e-4 'WANDB_API_KEY=***'"
+    >>> command_line(["/usr/lib/python3/ckstore/__main__.py", "encode"])
+    'ckstore encode'
     """
     import shlex
 
@@ -87,9 +91,15 @@ def command_line(arguments: Sequence[str]) -> str:
             argument = f"{name}={_HIDDEN}"
         elif number > 1 and before.startswith("-") and "=" not in before and is_secret(before.lstrip("-")):
             argument = _HIDDEN
-        shown.append(_LOGIN.sub(f"://{_HIDDEN}@", argument) if number else os.path.basename(argument))
+        shown.append(_LOGIN.sub(f"://{_HIDDEN}@", argument) if number else _program(argument))
     text = shlex.join(shown).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _program(path: str) -> str:
+    """Return the name of a program, given its path."""
+    directory, name = os.path.split(path)
+    return os.path.basename(directory) or name if name == "__main__.py" else name
 
 
 def plain_config(config: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.runtime.background import settle
 from ckstore.runtime.memory import INGEST_BYTES
+from ckstore.runtime.provenance import COMMAND, command_line
 from ckstore.runtime.threads import limit_workers
 
 #: Increase of the process's niceness, chosen with `tools/bench/speed --only saver`.
@@ -75,7 +76,8 @@ def start(settings: Settings) -> subprocess.Popen[bytes]:
     """Start the process with this process's module path; it does not import the program's main module."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "ckstore.saving", json.dumps(asdict(settings))],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), COMMAND: command_line(sys.argv)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=(settings.connection, *settings.areas),

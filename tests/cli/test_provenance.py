@@ -66,6 +66,14 @@ def test_a_version_has_its_origin(store: library.Store, commit: str, monkeypatch
     assert made() == {}
 
 
+def test_a_saver_names_the_program(store: library.Store, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line of its process has the options of the store, such as credentials."""
+    monkeypatch.setattr(sys, "argv", ["/lib/ckstore/__main__.py", "watch", "--hub-token", "abc"])
+    with store.saver("a") as saver:
+        saver.save({"w": np.zeros(3)}, step=1)
+    assert store["a@1"].made["command"] == "ckstore watch --hub-token '***'"
+
+
 def test_an_origin_takes_few_bytes_and_no_time_of_its_own_commit(store: library.Store, commit: str) -> None:
     store.ingest({"w": np.zeros(3)}, run="a", step=1)
     assert len(json.dumps(store["a@1"].made)) < 600
