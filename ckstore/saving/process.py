@@ -1,7 +1,7 @@
 """The saver's process: stores staged states, and encodes older versions of the run while idle.
 
-`python -m ckstore.saving SETTINGS` inherits the connection and the areas. It imports neither torch nor the program's
-modules.
+`python -m ckstore.saving` reads its settings from its input, and inherits the connection and the areas. It imports
+neither torch nor the program's modules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.runtime.background import settle
@@ -74,20 +74,24 @@ class Save:
 
 def start(settings: Settings) -> subprocess.Popen[bytes]:
     """Start the process with this process's module path; it does not import the program's main module."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "ckstore.saving", json.dumps(asdict(settings))],
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "ckstore.saving"],
         env=os.environ
         | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), COMMAND: command_line(sys.argv)},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=(settings.connection, *settings.areas),
         start_new_session=True,
     )
+    # All users see a command line; options of a bucket are its keys.
+    with suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stream:
+        stream.write(json.dumps(asdict(settings)).encode())
+    return process
 
 
-def main(text: str) -> None:
+def main() -> None:
     """Serve a program until it closes its end of the connection."""
-    settings = Settings(**json.loads(text))
+    settings = Settings(**json.load(sys.stdin))
     settle(settings.parent, settings.nice)
     limit_workers(settings.workers)
     with Connection(settings.connection) as connection, suppress(EOFError, BrokenPipeError):

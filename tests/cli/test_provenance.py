@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -67,10 +67,12 @@ def test_a_version_has_its_origin(store: library.Store, commit: str, monkeypatch
 
 
 def test_a_saver_names_the_program(store: library.Store, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line of its process has the options of the store, such as credentials."""
+    """Its process has a command line of its own, which all users see: no options of the store, such as credentials."""
     monkeypatch.setattr(sys, "argv", ["/lib/ckstore/__main__.py", "watch", "--hub-token", "abc"])
     with store.saver("a") as saver:
-        saver.save({"w": np.zeros(3)}, step=1)
+        saver.save({"w": np.zeros(3)}, step=1).result()
+        assert saver._process is not None
+        assert cast("list[str]", saver._process.args)[1:] == ["-P", "-m", "ckstore.saving"]
     assert store["a@1"].made["command"] == "ckstore watch --hub-token '***'"
 
 
