@@ -29,33 +29,38 @@ LATENCY, BANDWIDTH = 0.03, 100e6
 #: Numbers of writers, and seconds for which each number commits.
 _WRITERS, _SECONDS = (1, 8), 10.0
 
-_URL = "s3://models/measured"
+URL = "s3://models/measured"
 
 
 @dataclass(frozen=True)
-class _Cost:
-    """The requests, the bytes read and the seconds of one operation."""
+class Cost:
+    """The requests, the bytes read and put, and the seconds of an operation, also of CPU."""
 
     requests: int
     read: int
+    put: int
     seconds: float
+    cpu: float
 
 
-class _Link:
+class Link:
     """A store on a simulated server of its own, and the link to it.
 
     Parameters
     ----------
     directory
         For the mirrors; created, and removed by `close`.
+    is_delayed
+        Whether requests and bytes take time.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_delayed: bool = True) -> None:
         self.directory = directory
+        self._is_delayed = is_delayed
         self.server = server = SimulatedServer()
         self._patch = mock.patch.object(mirror, "ObstoreBucket", side_effect=lambda *_: SimulatedBucket(server))
         self._patch.start()
-        self.costs: list[_Cost] = []
+        self.costs: list[Cost] = []
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -63,14 +68,16 @@ class _Link:
         server = self.server
         server.requests.clear()
         server.bytes.clear()
-        server.latency, server.bandwidth = LATENCY, BANDWIDTH
-        start = time.perf_counter()
+        if self._is_delayed:
+            server.latency, server.bandwidth = LATENCY, BANDWIDTH
+        start, used = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - start
+            seconds, cpu = time.perf_counter() - start, time.process_time() - used
             server.latency = server.bandwidth = 0.0
-            self.costs.append(_Cost(sum(server.requests.values()), server.bytes["read"], seconds))
+            nbytes = server.bytes
+            self.costs.append(Cost(server.requests.total(), nbytes["read"], nbytes["put"], seconds, cpu))
 
     def cache(self, name: str) -> Path:
         """Return a directory of mirrors."""
@@ -100,8 +107,8 @@ def restores(bench: Bench) -> Section:
     with ckstore.open(bench.store(), "r") as store:
         sizes.append(["in a directory", *_sizes(store)])
     for fidelity in ("exact", "coarse"):
-        link = _Link(bench.work / "bucket")
-        with ckstore.init(_URL, cache=link.cache("writer")) as store:
+        link = Link(bench.work / "bucket")
+        with ckstore.init(URL, cache=link.cache("writer")) as store:
             store.set_policy(Policy(fidelity), run="run")
             for step, path in enumerate(paths):
                 store.ingest(path, run="run", step=step, hot=0)
@@ -129,15 +136,15 @@ def restores(bench: Bench) -> Section:
     return Section("In a bucket: restores", about, [table, sizes])
 
 
-def _restored(link: _Link, number: int, before: Sequence[int] = ()) -> tuple[Any, _Cost, float]:
+def _restored(link: Link, number: int, before: Sequence[int] = ()) -> tuple[Any, Cost, float]:
     """Restore a version after `before`, through one cache; also return the seconds of opening the store."""
     cache = link.cache("reader")
     for other in before:
-        with ckstore.open(_URL, cache=cache) as store:
+        with ckstore.open(URL, cache=cache) as store:
             store[other].state_dict()
     with link.measured():
         start = time.perf_counter()
-        with ckstore.open(_URL, cache=cache) as store:
+        with ckstore.open(URL, cache=cache) as store:
             opening = time.perf_counter() - start
             found = store[number].state_dict()
     shutil.rmtree(cache)
@@ -153,9 +160,9 @@ def writers(bench: Bench) -> Section:
 
 
 def _commits(bench: Bench, writers: int) -> list[str]:
-    link = _Link(bench.work / "bucket")
-    ckstore.init(_URL, cache=link.cache("first")).close()
-    stores = [ckstore.open(_URL, cache=link.cache(str(number))) for number in range(writers)]
+    link = Link(bench.work / "bucket")
+    ckstore.init(URL, cache=link.cache("first")).close()
+    stores = [ckstore.open(URL, cache=link.cache(str(number))) for number in range(writers)]
     for number, store in enumerate(stores):
         store.ingest({"w": np.full(8, number, np.float32)}, run=f"r{number}", step=-1, hot=0)
     with link.measured(), ThreadPoolExecutor(writers) as pool:

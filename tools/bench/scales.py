@@ -1,24 +1,33 @@
 """Measures how costs grow with the number of versions of a store: CPU seconds, resident memory, files and bytes.
 
 The states drift as weights in training do, and are ingested live in turn into several runs, with the defaults. At each
-number of versions, the means of the next ingests and one process for each verb are measured.
+number of versions, the means of the last ingests and one process for each verb are measured. In a bucket, which is
+simulated in this process, the requests and bytes are counted as well; the verbs run in this process, from a new mirror.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from io import StringIO
+from itertools import islice
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
 import ckstore
+from ckstore.cli import program
+from ckstore.storage.remote.mirror import VARIABLE
+from tools.bench.remotes import URL, Cost, Link
 
 #: Ingests whose mean is printed.
 _INGESTS = 50
@@ -81,34 +90,77 @@ def _cpu(command: Sequence[str]) -> float:
     return spent() - before
 
 
-def grown(place: Path, numbers: Sequence[int], runs: int, tensors: int, elements: int) -> dict[int, dict[str, float]]:
-    """Return the costs at each number of versions."""
+def grown(
+    place: Path | str, numbers: Sequence[int], source: Iterator[tuple[int, int, State]], link: Link | None = None
+) -> dict[int, dict[str, float]]:
+    """Return the costs at each number of versions, of a store in a directory or behind a link."""
     found = {}
-    source = states(runs, tensors, elements)
     made = 0
-    with ckstore.init(place) as store:
-        for number in numbers:
-            while made < number - _INGESTS:
-                run, step, state = next(source)
-                store.ingest(state, run=f"run{run}", step=step)
-                made += 1
-            thread = process = wall = 0.0
-            for _ in range(number - made):
-                run, step, state = next(source)
-                before = time.thread_time(), time.process_time(), time.perf_counter()
-                store.ingest(state, run=f"run{run}", step=step)
-                thread += time.thread_time() - before[0]
-                process += time.process_time() - before[1]
-                wall += time.perf_counter() - before[2]
-                made += 1
-            print(f"{number:,} versions", file=sys.stderr)
-            costs = {
-                "ingest, CPU s": process / _INGESTS,
-                "ingest, CPU s of its thread": thread / _INGESTS,
-                "ingest, wall s": wall / _INGESTS,
-                "resident MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
-            }
-            found[number] = costs | measured(place, f"run{run}@{step}")
+    for number in numbers:
+        with ckstore.open(place, create=True, cache=link.cache("writer") if link else None) as store:
+            ingested(store, islice(source, max(number - _INGESTS - made, 0)))
+            made = len(store)
+            with link.measured() if link else nullcontext():
+                costs, last = ingested(store, islice(source, number - made))
+        print(f"{number:,} versions", file=sys.stderr)
+        if link is None:
+            costs["resident MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+            costs |= measured(Path(place), last)
+        else:
+            spent = link.costs[-1]
+            costs |= {f"ingest, {name}": value / (number - made) for name, value in counts(spent).items()}
+            costs |= measured_behind(link, number, last)
+        found[number] = costs
+        made = number
+    return found
+
+
+def ingested(store: ckstore.Store, source: Iterable[tuple[int, int, State]]) -> tuple[dict[str, float], str]:
+    """Ingest states; return the mean costs, and the last version's name."""
+    spent, last = [], ""
+    for run, step, state in source:
+        before = time.process_time(), time.thread_time(), time.perf_counter()
+        store.ingest(state, run=f"run{run}", step=step)
+        spent.append(np.subtract((time.process_time(), time.thread_time(), time.perf_counter()), before))
+        last = f"run{run}@{step}"
+    names = ("ingest, CPU s", "ingest, CPU s of its thread", "ingest, wall s")
+    return dict(zip(names, np.mean(spent or [np.zeros(3)], axis=0).tolist(), strict=True)), last
+
+
+def counts(spent: Cost) -> dict[str, float]:
+    """Return the counts of an operation by name."""
+    return {"requests": spent.requests, "bytes": spent.read + spent.put}
+
+
+def measured_behind(link: Link, number: int, last: str) -> dict[str, float]:
+    """Return the costs of the verbs in this process, from a new mirror, and the bytes and number of objects."""
+    found: dict[str, float] = {}
+    cache = link.cache(f"reader{number}")
+
+    @contextmanager
+    def noted(name: str) -> Iterator[None]:
+        with link.measured():
+            yield
+        spent = link.costs[-1]
+        found.update({f"{name}, {kind}": value for kind, value in {"CPU s": spent.cpu, **counts(spent)}.items()})
+
+    with noted("cold open"):
+        ckstore.open(URL, "r", cache=cache).close()
+    objects = link.server.objects
+    snapshots = list(objects.named("snapshots/"))
+    found["its snapshot, bytes"] = len(objects[snapshots[-1]][0]) if snapshots else 0
+    with noted("warm open"):
+        store = ckstore.open(URL, "r", cache=cache)
+    with store, noted("slice"):
+        store[last]["w0"][0]
+    for name, verb in _VERBS.items():
+        with mock.patch.dict(os.environ, {VARIABLE: str(cache)}), redirect_stdout(StringIO()), noted(name):
+            code = program.run(["--store", URL, *(part.format(last) for part in verb)])
+        if code:
+            raise RuntimeError(f"{name}: exit code {code}")
+    found["objects"] = len(objects)
+    for part in ("log", "packs", "snapshots"):
+        found[f"{part}, bytes a version"] = sum(len(objects[name][0]) for name in objects.named(f"{part}/")) / number
     return found
 
 
@@ -128,16 +180,30 @@ def table(found: dict[int, dict[str, float]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools/bench/scale", description=__doc__)
     parser.add_argument("--versions", default="100,1000,10000")
     parser.add_argument("--tensors", type=int, default=4)
     parser.add_argument("--elements", type=int, default=2048)
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--bucket", action="store_true")
     parser.add_argument("--work", type=Path)
     chosen = parser.parse_args(arguments)
     numbers = [int(number) for number in chosen.versions.split(",")]
+
+    def source() -> Iterator[tuple[int, int, State]]:
+        return states(chosen.runs, chosen.tensors, chosen.elements)
+
     with tempfile.TemporaryDirectory(dir=chosen.work) as directory:
-        print(table(grown(Path(directory) / "store", numbers, chosen.runs, chosen.tensors, chosen.elements)))
+        if not chosen.bucket:
+            print(table(grown(Path(directory) / "store", numbers, source())))
+            return
+        for tried in ([3], numbers):  # The first one imports.
+            link = Link(Path(directory) / "mirrors", is_delayed=False)
+            try:
+                found = grown(URL, tried, source(), link)
+            finally:
+                link.close()
+        print(table(found))
 
 
 if __name__ == "__main__":

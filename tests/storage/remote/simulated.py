@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,38 @@ from threading import Lock
 from ckstore.errors import UnreachableError
 from ckstore.storage.interface import Listed
 from ckstore.storage.remote.bucket import READ_PRICE
+
+
+class Objects(MutableMapping[str, tuple[bytes, datetime]]):
+    """Bytes and times by name, in the order of names; a list of few takes no time for the others."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[bytes, datetime]] = {}
+        self._names: list[str] = []
+
+    def __getitem__(self, name: str) -> tuple[bytes, datetime]:
+        return self._found[name]
+
+    def __setitem__(self, name: str, value: tuple[bytes, datetime]) -> None:
+        if name not in self._found:
+            insort(self._names, name)
+        self._found[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+        del self._names[bisect_left(self._names, name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def named(self, prefix: str, after: str = "") -> Iterator[str]:
+        """Yield the names with a prefix that come after a name."""
+        first = max(bisect_left(self._names, prefix), bisect_right(self._names, after))
+        names = (self._names[index] for index in range(first, len(self._names)))
+        return itertools.takewhile(lambda name: name.startswith(prefix), names)
 
 
 class SimulatedServer:
@@ -30,7 +63,7 @@ class SimulatedServer:
     """
 
     def __init__(self) -> None:
-        self.objects: dict[str, tuple[bytes, datetime]] = {}
+        self.objects = Objects()
         self.requests: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self.lock = Lock()
@@ -127,11 +160,8 @@ class SimulatedBucket:
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         with self._request("list", prefix), self.server.lock:
-            found = [
-                Listed(name, len(data), modified)
-                for name, (data, modified) in sorted(self.server.objects.items())
-                if name.startswith(prefix) and name > after
-            ]
+            objects = self.server.objects
+            found = [Listed(name, len(objects[name][0]), objects[name][1]) for name in objects.named(prefix, after)]
         return iter(found)
 
     def above(self) -> Iterator[SimulatedBucket]:
