@@ -27,6 +27,7 @@ import numpy.typing as npt
 import ckstore
 from ckstore.cli import program
 from ckstore.storage.remote.mirror import VARIABLE
+from tests.checkpoints import settled
 from tools.bench.remotes import URL, Cost, Link
 
 #: Ingests whose mean is printed.
@@ -102,6 +103,7 @@ def grown(
             made = len(store)
             with link.measured() if link else nullcontext():
                 costs, last = ingested(store, islice(source, number - made))
+            settled(store)  # The thread may be behind, and verbs would do its work.
         print(f"{number:,} versions", file=sys.stderr)
         if link is None:
             costs["resident MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

@@ -34,8 +34,10 @@ _PIECE = 16 << 20
 _AGAIN = 60.0
 #: Number of snapshots that are kept, and age in seconds of abandoned objects that asked for the server's time.
 _SNAPSHOTS, _ABANDONED = 2, 3600.0
-#: File of the mirror whose time is that of its last sweep.
-_SWEPT = "swept"
+#: Files of the mirror whose times are those of its last sweep, and of the last list of its files of packs.
+_SWEPT, _LISTED = "swept", "listed"
+#: Seconds between two such lists, of a day's files, and the part of the limit that is written in between.
+_LIST, _PART = 3600.0, 16
 
 
 class _RemotePack:
@@ -200,7 +202,7 @@ class RemotePacks(PackReader):
             deleted = self._sweep(lambda written: self.now() - grace)
             self._delete_snapshots()
             return deleted
-        if self._is_due(pause):
+        if self._is_due(_SWEPT, pause):
             with suppress(ForeignNameError):  # `gc` reports it; the commit succeeded.
                 return self._sweep(lambda written: max(moment.timestamp() for moment in written.values()) - grace)
         return {}
@@ -229,14 +231,16 @@ class RemotePacks(PackReader):
         names = [item.name for item in self._storage.list(f"snapshots/{self._mirror.log.store}/")]
         self._storage.delete(sorted(names)[:-_SNAPSHOTS])
 
-    def _is_due(self, pause: float) -> bool:
-        """Return whether a sweep by a process of this mirror is due after `pause` seconds, and claim it."""
-        path = self._mirror.path / _SWEPT
+    def _is_due(self, name: str, pause: float) -> bool:
+        """Return whether `pause` seconds have passed since the time of a file of the mirror, which is now then."""
+        path = self._mirror.path / name
         with suppress(OSError):
             if 0 <= time.time() - path.stat().st_mtime < pause:
                 return False
-        durable.touch(path)
-        return True
+        with suppress(OSError):
+            durable.touch(path)
+            return True
+        return False
 
     def close(self) -> None:
         """Close every file, and wait for running requests."""
@@ -299,18 +303,22 @@ class RemotePacks(PackReader):
         """Remove local files of other packs written a while ago, and the oldest ones beyond a limit.
 
         The former were committed, or their writers were killed. Of the latter, a file is removed if its pack is
-        committed or never will be. The last one stays at any size, for readers that map packs one after the other.
+        committed or never will be. The last one stays at any size, for readers that map packs one after the other. The
+        files are listed after an hour, and by chance: once while all processes write a part of the limit.
         """
-        oldest = time.time() - _KEPT
+        limit = allowed(self._directory)
+        written = sum(durable.size_of(self._path(name)) for name in names)
+        if secrets.randbelow(max(limit // _PART, 1)) >= written and not self._is_due(_LISTED, _LIST):
+            return
         found = []
         for path in self._directory.iterdir():
             with suppress(OSError):
                 status = path.stat()
-                if path.name not in names and status.st_mtime < oldest:
+                if path.name not in names and status.st_mtime < time.time() - _KEPT:
                     durable.remove(path)
                 elif parse_pack_name(path.name) is not None:
                     found.append((status.st_mtime, status.st_size, path))
-        over = sum(size for _, size, _ in found) - allowed(self._directory)
+        over = sum(size for _, size, _ in found) - limit
         gone = self._catalog.gone() if over > 0 else {}
         for _, size, path in sorted(found)[:-1]:
             if over <= 0:

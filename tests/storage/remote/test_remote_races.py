@@ -21,6 +21,7 @@ from ckstore.storage.pack_reader import MissingPackError, OpenFile
 from ckstore.storage.remote import block_cache as cache_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote import remote_catalog as catalog_module
+from ckstore.storage.remote import remote_packs as packs_module
 from ckstore.storage.remote import retries as retries_module
 from ckstore.writing.drop import drop
 from tests.catalog_edits import sign, without_triggers
@@ -265,7 +266,10 @@ def test_versions_go_into_a_remote_store_and_out_of_it(server: SimulatedServer, 
             assert target.verify().problems == []
 
 
-def test_packs_that_were_written_here_long_ago_take_no_place(server: SimulatedServer, directory: Path) -> None:
+def test_packs_that_were_written_here_long_ago_take_no_place(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packs_module, "_LIST", 0.0)
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="r", step=0, hot=0)
         written = list((store.path / "packs").iterdir())
@@ -281,6 +285,28 @@ def test_packs_that_were_written_here_long_ago_take_no_place(server: SimulatedSe
         for step in range(2):
             assert same(store[f"r@{step}"].state_dict(), step)
         assert store.verify().problems == []
+
+
+def test_files_of_packs_are_listed_after_an_hour_or_many_bytes(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        monkeypatch.setattr(packs_module.secrets, "randbelow", lambda limit: limit - 1)
+        killed = store.path / "packs" / f"{'0' * 40}.zip"
+        killed.touch()
+        os.utime(killed, (0, 0))
+        store.ingest(state(0), run="r", step=0, hot=0)
+        assert killed.exists()
+        os.utime(store.path / "listed", (time.time() - 3600,) * 2)
+        store.ingest(state(1), run="r", step=1, hot=0)
+        assert not killed.exists()
+        killed.touch()
+        os.utime(killed, (0, 0))
+        store.ingest(state(2), run="r", step=2, hot=0)
+        assert killed.exists()
+        monkeypatch.setattr(cache_module, "LIMIT", 1 << 16)
+        store.ingest(state(3), run="r", step=3, hot=0)
+        assert not killed.exists()
 
 
 def raw_packs(store: ckstore.Store) -> list[str]:
@@ -361,6 +387,7 @@ def test_mapped_packs_beyond_the_limit_go_and_can_still_be_read(
             reader._repository.packs.mapped(first)
             assert pack_files(reader) == {first, last}
         monkeypatch.setattr(cache_module, "LIMIT", 0)
+        monkeypatch.setattr(packs_module, "_LIST", 0.0)
         store.encode(["r@0", "r@1"])
     with ckstore.open(URL, cache=directory / "b") as reader:
         assert not raw_packs(reader)
