@@ -73,7 +73,9 @@ def fuzz(program: Path, target: str, corpus: Path, end: str) -> int:
     limits = [end, "-timeout=60", "-max_len=32768", f"-artifact_prefix={corpus}/"]
     # libFuzzer counts the most memory that its process ever had: of a shell here, not of the one that tests.
     command = ["sh", "-c", '"$@"; exit $?', "sh", program, *limits, corpus]
-    return subprocess.run(command, env={**os.environ, "TARGET": target}, check=False).returncode
+    # The program has its own sanitizers: a preloaded one would stop it.
+    environment = {**os.environ, "TARGET": target, "LD_PRELOAD": ""}
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 def main(target: str, corpus: str, seconds: str) -> int:
