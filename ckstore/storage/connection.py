@@ -220,6 +220,8 @@ class Connection:
             self._begin()
             self._depth = 1
             try:
+                with explained(self.path):
+                    self._refuse_later(self._database)  # It may have been upgraded since it was opened.
                 yield
                 durable.checkpoint("before-commit")
                 forks.check()
@@ -321,6 +323,11 @@ class Connection:
 
     def _connect_to_write(self) -> sqlite3.Connection:
         database = self._open("mode=rw")
+        try:
+            self._refuse_later(database)  # Before the claims, which a later version may have in another form.
+        except BaseException:
+            database.close()
+            raise
         database.execute("PRAGMA foreign_keys = ON")
         # EXTRA is FULL and an fsync of the directory once the journal is gone: with FULL, a power cut can bring
         # the journal back, and with it the state before a commit that was reported done.
@@ -409,19 +416,25 @@ class Connection:
         return self._steps < 0
 
     def _check_format(self) -> None:
-        found = self.rows("PRAGMA user_version")[0][0]
         application = self.rows("PRAGMA application_id")[0][0]
         if application != APPLICATION:
             raise IntegrityError(f"{self.path} is not a catalog of ckstore; run `ckstore recover` to rebuild it.")
-        if found > FORMAT:
-            raise FormatVersionError(
-                f"{self.path} has format {found}, this ckstore reads up to {FORMAT}; install a later ckstore."
-            )
+        with explained(self.path):
+            found = self._refuse_later(self._database)
         if found < FORMAT:
             self._upgrade()
         odd = catalog_tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER))
         if odd is not None:
             raise IntegrityError(f"{self.path} has an unexpected {odd!r:.200}; run `ckstore recover` to rebuild it.")
+
+    def _refuse_later(self, database: sqlite3.Connection) -> int:
+        """Return the format version of the file; raise `FormatVersionError` for a later one than this ckstore's."""
+        [found] = database.execute("PRAGMA user_version").fetchone()
+        if found > FORMAT:
+            raise FormatVersionError(
+                f"{self.path} has format {found}, this ckstore reads up to {FORMAT}; install a later ckstore."
+            )
+        return int(found)
 
     def _upgrade(self) -> None:
         if self.mode == "r":

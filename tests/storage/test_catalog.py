@@ -602,6 +602,36 @@ def test_a_later_format_is_refused(filled, store):
             Catalog.open(store, mode)
 
 
+def test_a_refused_process_leaves_the_claims_of_a_later_format(filled, store):
+    filled._connection.execute("ALTER TABLE claims.leases ADD COLUMN kind TEXT")
+    filled._connection.execute(f"PRAGMA user_version = {connection.FORMAT + 1}")
+    filled.close()
+    before = (store / root.CLAIMS).read_bytes()
+    with pytest.raises(FormatVersionError):
+        Catalog.open(store, "a")
+    assert (store / root.CLAIMS).read_bytes() == before
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_an_open_catalog_that_another_process_upgrades(filled, store, is_replaced):
+    with Catalog.open(store) as reader, Catalog.open(store, "a") as writer:
+        path = store / root.CATALOG
+        if is_replaced:
+            path = store / "later.sqlite"
+            shutil.copyfile(store / root.CATALOG, path)
+        with closing(sqlite3.connect(path)) as database:
+            database.execute(f"PRAGMA user_version = {connection.FORMAT + 1}")
+        if is_replaced:
+            os.replace(path, store / root.CATALOG)
+            with pytest.raises(FormatVersionError, match="install a later ckstore"):
+                reader.tags()
+        for _ in range(2):
+            with pytest.raises(FormatVersionError, match="install a later ckstore"):
+                writer.set_tag("late", 1)
+        with closing(sqlite3.connect(store / root.CATALOG)) as database:
+            assert database.execute("SELECT COUNT(*) FROM tags WHERE name = 'late'").fetchone() == (0,)
+
+
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_an_earlier_format_is_upgraded(filled, store, monkeypatch, mode):
     from ckstore.storage import catalog_tables, migrations
