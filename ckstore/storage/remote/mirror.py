@@ -17,16 +17,23 @@ from typing import Annotated, Any
 from blake3 import blake3
 from msgspec import Meta
 
-from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NoStoreError, UnreachableError
+from ckstore.errors import (
+    CkstoreError,
+    ConflictError,
+    FormatVersionError,
+    IntegrityError,
+    NoStoreError,
+    UnreachableError,
+)
 from ckstore.runtime import forks
 from ckstore.storage import durable, root, zstd
 from ckstore.storage.connection import create_file
 from ckstore.storage.interface import Storage
 from ckstore.storage.remote.bucket import ObstoreBucket
 from ckstore.storage.remote.hub import SCHEME, HubRepository
-from ckstore.storage.remote.remote_log import RemoteLog, StoreId
+from ckstore.storage.remote.remote_log import FORMAT_FIELD, RemoteLog, StoreId
 from ckstore.storage.remote.retries import RetryingStorage, patiently, prove, put_own
-from ckstore.storage.schema import Positive, canonical_json, decode, expanded_limit, fields
+from ckstore.storage.schema import Positive, canonical_json, check, decode, expanded_limit, fields
 
 #: The object that makes a prefix a store.
 ROOT = "ckstore.json"
@@ -108,16 +115,30 @@ def find(
     if not from_log and remembered is not None and _is_followed(_directory(url, remembered[0], cache)):
         return _mirror(url, options, storage, remembered[0], cache, None)
     try:
-        said = decode(storage.read(ROOT), _ROOT)
+        said = _root(storage, url)
     except FileNotFoundError:
         if url == os.environ.get(root.VARIABLE, "").rstrip("/"):
             raise NoStoreError(
                 f"${root.VARIABLE} names {url}, which is not a store; correct it or run `ckstore init {url}`."
             ) from None
         raise NoStoreError(f"{url} is not a store; run `ckstore init {url}`.") from None
+    return _mirror(url, options, storage, said["store"], cache, None if from_log else said.get("snapshot"))
+
+
+def _root(storage: Storage, url: str) -> dict[str, Any]:
+    """Return the object that makes a prefix a store; raise `FormatVersionError` for one of a later ckstore."""
+    try:
+        said: dict[str, Any] = decode(storage.read(ROOT), dict[str, Any])
+        check(said, FORMAT_FIELD)
+        if said["format"] <= FORMAT:
+            check(said, _ROOT)
     except ValueError as error:
         raise IntegrityError(f"{url}/{ROOT} is damaged ({error}); restore it from a copy.") from error
-    return _mirror(url, options, storage, said["store"], cache, None if from_log else said.get("snapshot"))
+    if said["format"] > FORMAT:
+        raise FormatVersionError(
+            f"{url} has format {said['format']}, this ckstore reads up to {FORMAT}; install a later ckstore."
+        )
+    return said
 
 
 def _is_followed(path: Path) -> bool:
@@ -149,11 +170,11 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
         temporary.unlink(missing_ok=True)
     packed = len(data).to_bytes(8, "little") + zstd.compress(data, _LEVEL)
     name = f"snapshots/{mirror.log.store}/{number:012d}-{blake3(packed).hexdigest(length=20)}"
-    if decode(mirror.storage.read(ROOT), _ROOT)["store"] != mirror.log.store:
+    said = _root(mirror.storage, mirror.url)
+    if said["store"] != mirror.log.store:
         return  # Another store has replaced this one.
     mirror.storage.put(name, packed)
-    said = canonical_json({"format": FORMAT, "store": mirror.log.store, "snapshot": name})
-    mirror.storage.put(ROOT, said)
+    mirror.storage.put(ROOT, canonical_json({**said, "snapshot": name}))
 
 
 def _mirror(

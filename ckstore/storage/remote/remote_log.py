@@ -47,7 +47,9 @@ _LEVEL = 3
 _DIGEST = 20
 
 StoreId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-_FORMAT, _FOLLOWS = fields({"format": Positive}), fields({"before": Id})
+#: The type of all that states its format version, of any version.
+FORMAT_FIELD = fields({"format": Positive})
+_FOLLOWS = fields({"before": Id})
 _RECORD = fields(
     {
         "format": Positive,
@@ -366,7 +368,7 @@ def _read(line: bytes, head: Head, store: str) -> dict[str, Any]:
     number = head.number + 1
     try:
         plain = decode(line, dict[str, Any])
-        check(plain, _FORMAT)
+        check(plain, FORMAT_FIELD)
         if plain["format"] > FORMAT:
             raise FormatVersionError(
                 f"Record {number} of the log has format {plain['format']}, this ckstore reads {FORMAT}; install a later"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import ckstore
-from ckstore.errors import ConflictError, DiskFullError, IntegrityError, UnreachableError
+from ckstore.errors import ConflictError, DiskFullError, FormatVersionError, IntegrityError, UnreachableError
 from ckstore.recovery.recover import recover
 from ckstore.storage.durable import full_error
 from ckstore.storage.pack_reader import MissingPackError, OpenFile
@@ -194,6 +195,27 @@ def test_a_snapshot_is_not_put_over_another_store(server: SimulatedServer, direc
         ckstore.init(URL, cache=directory / "b").close()
         there = dict(server.objects)
         mirror_module.put_snapshot(store._catalog._mirror, 1)
+    assert server.objects == there
+
+
+def test_a_later_format_of_the_root_is_refused_and_stays(server: SimulatedServer, directory: Path) -> None:
+    """An unknown field stays, too: a later version may have put it, and reads the store."""
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        said = json.loads(server.objects[mirror_module.ROOT][0])
+        server.objects[mirror_module.ROOT] = json.dumps({**said, "later": [1]}).encode(), server.now()
+        mirror_module.put_snapshot(store._catalog._mirror, 1)
+        found = json.loads(server.objects[mirror_module.ROOT][0])
+        assert found == {**said, "later": [1], "snapshot": found["snapshot"]}
+        later = b'{"format":2,"stores":[]}'
+        server.objects[mirror_module.ROOT] = later, server.now()
+        there = dict(server.objects)
+        with pytest.raises(FormatVersionError):
+            mirror_module.put_snapshot(store._catalog._mirror, 1)
+    with pytest.raises(FormatVersionError, match="s3://models/team-a has format 2.*; install a later ckstore"):
+        ckstore.open(URL, cache=directory / "b")
+    with pytest.raises(FormatVersionError):
+        ckstore.recover(URL)
     assert server.objects == there
 
 
