@@ -84,10 +84,15 @@ def name_of(record: Mapping[str, Any]) -> str:
 
 
 def check_record(record: Any) -> None:
-    """Raise `ValueError` unless the fields of a record are those of its kind of change."""
+    """Raise `ValueError` unless the fields of a record are those of its kind of change.
+
+    Raise `FormatVersionError` for an unknown kind.
+    """
     check(record, _CHANGE)
     if record["change"] not in RECORDS:
-        raise ValueError(f"{record['change']!r:.200} is no kind of change")
+        raise FormatVersionError(
+            f"The log has a change of the unknown kind {record['change']!r:.200}; install a later ckstore."
+        )
     check(record, RECORDS[record["change"]])
     if len(record.get("rows", ())) != len(record.get("children", ())):
         raise ValueError("it has children of other versions")
@@ -218,6 +223,8 @@ def _parsed(data: bytes, name: str, place: str) -> dict[str, Any]:
         raise FormatVersionError(f"{place} has format {version}, this ckstore reads {FORMAT}; install a later one.")
     try:
         check_record(record)
+    except FormatVersionError:
+        raise
     except ValueError as error:
         raise IntegrityError(f"Log record {place} is damaged ({error}); restore it from a copy.") from error
     return record

@@ -154,15 +154,18 @@ def test_a_catalog_that_lacks_committed_records_writes_none(store):
     assert len(records_of(store)) == 3
 
 
-def test_a_later_format_is_distinguished_from_damage(store):
-    order = {"sequence": 1, "follows": ""}
-    record = {"format": log_files.FORMAT + 1, **order, "created": durable.timestamp(), "other": "field"}
+@pytest.mark.parametrize(
+    "later", [{"format": log_files.FORMAT + 1, "other": "field"}, {"format": 1, "change": "other"}]
+)
+def test_a_later_format_is_distinguished_from_damage(store, later):
+    record = {**later, "sequence": 1, "follows": "", "created": durable.timestamp()}
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
     digest = blake3(canonical).hexdigest(length=8)
     content = json.dumps({**record, "digest": digest}, sort_keys=True, separators=(",", ":"))
     (store / root.LOG / f"000000000001-{digest}.json").write_text(content)
-    with pytest.raises(FormatVersionError):
-        change_log.read_all(DirectoryStorage(store))
+    for read in (change_log.read_all, lambda storage: change_log.append(storage, UNTAG)):
+        with pytest.raises(FormatVersionError, match="install a later"):
+            read(DirectoryStorage(store))
 
 
 @pytest.mark.parametrize("content", [b"[]", b"7", b"null", b"{}", b"[" * 100_000, b'{"digest":7}', b'{"digest":null}'])
