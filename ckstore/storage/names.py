@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
-from unicodedata import normalize
+from unicodedata import category, normalize
 
 from msgspec import Meta
 
@@ -57,12 +57,17 @@ def objection(name: str) -> str:
         return "is empty"
     if not name.isprintable():
         return "has unprintable characters"
-    if len(name.encode()) > LONGEST:
-        return f"is longer than {LONGEST} bytes"
+    if reason := _too_long(name):
+        return reason
     if name != normalize("NFC", name):
         return "has letters and accents as separate characters"
     # Other forms of the same characters look alike: a number may have full-width digits.
     return next(filter(None, map(_misread, dict.fromkeys((name, normalize("NFKC", name))))), "")
+
+
+def _too_long(name: str) -> str:
+    """Return the reason why a text is too long for a name; empty if it is not."""
+    return f"is longer than {LONGEST} bytes" if len(name.encode()) > LONGEST else ""
 
 
 def _misread(name: str) -> str:
@@ -138,7 +143,9 @@ def _check_name(value: Any) -> None:
         raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
     if len(value) > LONGEST:  # The cache of `objection` would keep it.
         raise ValueError(f"{value[:20]!r}… is longer than {LONGEST} bytes, and cannot name a run or a tag")
-    if reason := objection(value):
+    # A later Python may have written it, whose Unicode has more characters: those have no meaning in a name.
+    known = value if value.isascii() else "".join("_" if category(one) == "Cn" else one for one in value)
+    if reason := objection(known) or _too_long(value):
         raise ValueError(f"{value!r} {reason}, and cannot name a run or a tag")
 
 

@@ -148,6 +148,27 @@ def test_the_store_has_the_empty_name_in_policies() -> None:
         check(["", "17"], list[Title])
 
 
+#: A character that no version of Unicode has.
+UNASSIGNED = "\U00040000"
+
+
+def test_a_stored_name_may_have_characters_of_a_later_unicode() -> None:
+    """A later Python knows them, so that a name was given; an earlier one must not call the store damaged."""
+    with pytest.raises(UsageError, match="unprintable"):
+        check_name(UNASSIGNED, "run")
+    for kind in (list[Name], list[Title]):
+        check([f"a{UNASSIGNED}"], kind)
+        for wrong in (
+            f"{UNASSIGNED}..",
+            f"\0{UNASSIGNED}",
+            f"\x1b{UNASSIGNED}",
+            UNASSIGNED * LONGEST,
+            f"{UNASSIGNED}\ud800",
+        ):
+            with pytest.raises(ValueError, match=r"cannot name|surrogates"):
+                check([wrong], kind)
+
+
 #: The grammar of names of versions, without those of runs and tags.
 NUMBERS = st.one_of(st.integers(0, 1 << 70).map(str), st.text("0123456789", min_size=1, max_size=30))
 IDS = st.text("0123456789abcdefABCDEF", min_size=4, max_size=40)

@@ -212,7 +212,7 @@ def test_a_later_format_of_the_root_is_refused_and_stays(server: SimulatedServer
         there = dict(server.objects)
         with pytest.raises(FormatVersionError):
             mirror_module.put_snapshot(store._catalog._mirror, 1)
-    with pytest.raises(FormatVersionError, match="s3://models/team-a has format 2.*; install a later ckstore"):
+    with pytest.raises(FormatVersionError, match=r"s3://models/team-a has format 2.*; install a later ckstore"):
         ckstore.open(URL, cache=directory / "b")
     with pytest.raises(FormatVersionError):
         ckstore.recover(URL)
