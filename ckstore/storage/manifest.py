@@ -98,7 +98,10 @@ def decode_manifest(data: bytes, kind: Any) -> tuple[Any, dict[str, bytes]]:
     except FormatVersionError:
         raise
     except (ValueError, IndexError) as error:
-        raise _damaged(str(error)) from error
+        raise IntegrityError(
+            f"A manifest cannot be read, although its checksum matches ({error}); install the latest ckstore, or"
+            " restore its pack from a copy."
+        ) from error
     return document, blobs
 
 

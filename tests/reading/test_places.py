@@ -31,7 +31,7 @@ NOWHERE: list[Any] = [
 #: The sentences about a path, a value that is not text, and text that no JSON has.
 PLACE = "The manifest of version 1 names .*, which is not a path inside it; "
 NO_TEXT = r"A manifest describes no version \(Expected `str`.* at `\$\.(files|links|directories)"
-NO_JSON = r"A manifest is damaged: JSON is malformed: invalid utf-16 surrogate pair"
+NO_JSON = r"A manifest cannot be read, .* \(JSON is malformed: invalid utf-16 surrogate pair"
 
 Craft = Callable[..., Path]
 

@@ -71,6 +71,9 @@ def test_a_later_format_is_distinguished_from_damage():
     assert decode_manifest(sealed(b'{"document":{},"blobs":[]}')) == ({}, {})
     with pytest.raises(FormatVersionError):
         decode_manifest(sealed(b"whatever", version=manifest.FORMAT + 1))
+    for unknown in (sealed(b'{"document":{},"blobs":[]}', method=7), sealed(b'{"document":[],"blobs":[]}')):
+        with pytest.raises(IntegrityError, match=r"although its checksum matches .*; install the latest ckstore"):
+            decode_manifest(unknown)
 
 
 @pytest.mark.parametrize(
