@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from msgspec import Meta
 
 from ckstore.codecs.schemes import LATTICE, OWN, scheme_of
-from ckstore.errors import IntegrityError, UsageError
+from ckstore.errors import FormatVersionError, IntegrityError, UsageError
 from ckstore.runtime.arguments import FLOAT, TEXT, TEXTS, WHOLE, plain_fields
 from ckstore.steps import periods_of, seconds_of
 from ckstore.storage.schema import LIMIT, Number, Plain, Positive, Text, Whole, Word, check, decode
@@ -240,7 +240,7 @@ class Policy:
 
     @classmethod
     def from_text(cls, text: str) -> Policy:
-        """Invert `to_text`; raise `IntegrityError` for a damaged text."""
+        """Invert `to_text`; raise `IntegrityError` for a damaged text, `FormatVersionError` for an unknown option."""
         try:
             said = decode(text, Plain)
             check(said, _POLICY)
@@ -258,7 +258,11 @@ class Policy:
             if foreign != LATTICE:
                 object.__setattr__(policy, "scheme", foreign)
             return policy
-        except (TypeError, ValueError, UsageError) as error:
+        except TypeError as error:  # An unexpected argument: the schema has checked those that are known.
+            raise FormatVersionError(
+                f"The policy {text!r} has an option that this ckstore does not know; install a later ckstore."
+            ) from error
+        except (ValueError, UsageError) as error:
             raise IntegrityError(
                 f"The catalog's policy {text!r} is damaged ({error}); set it with `ckstore policy`."
             ) from error

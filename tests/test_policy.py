@@ -9,7 +9,7 @@ import pytest
 
 import ckstore
 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
-from ckstore.errors import UsageError
+from ckstore.errors import FormatVersionError, IntegrityError, UsageError
 from ckstore.policy import Policy
 
 
@@ -66,3 +66,17 @@ def test_a_policy_with_settings_is_kept_and_shown(tmp_path: Path) -> None:
         assert store.policy() == policy
     with pytest.raises(UsageError, match="dynaquant"):
         Policy("coarse", settings=DynaQuantSettings())
+
+
+@pytest.mark.parametrize(
+    "text", ['{"fidelity":"exact","later":1}', '{"fidelity":"exact","retention":{"keep_last":1,"later":1}}']
+)
+def test_an_option_of_a_later_ckstore_is_not_damage(text: str) -> None:
+    with pytest.raises(FormatVersionError, match="install a later ckstore"):
+        Policy.from_text(text)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"fidelity":"other"}', '{"fidelity":"exact","hot":-1}'])
+def test_a_policy_that_is_damaged(text: str) -> None:
+    with pytest.raises(IntegrityError, match="is damaged"):
+        Policy.from_text(text)
