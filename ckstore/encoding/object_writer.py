@@ -22,6 +22,7 @@ from ckstore.runtime.checksum import crc32, crc32_combine
 from ckstore.storage import durable
 from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import PackEntry, PackInfo, PackWriter
+from ckstore.storage.rows import check_keys
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -162,7 +163,8 @@ class ObjectWriter:
         ]
 
     def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement]]:
-        """Return the places of encoded and of raw objects in the finished packs."""
+        """Return the places of encoded and of raw objects in the finished packs; see also `check_keys`."""
+        check_keys(record.id for record in self.records)
         names = {pack.kind: pack.name for pack in packs}
         encoded = [(key(record.id), names["encoded"], slot) for slot, record in enumerate(self.encoded_records)]
         raw = [(key(record.id), names["raw"], slot) for slot, record in enumerate(self.raw_records)]

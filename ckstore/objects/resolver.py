@@ -20,7 +20,7 @@ from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.pack_reader import MissingPackError, PackReader
-from ckstore.storage.rows import keys
+from ckstore.storage.rows import check_keys, keys
 
 #: Decoded manifests and layouts in the cache: most versions of a run share one layout.
 _MANIFESTS = 128
@@ -390,7 +390,10 @@ class CatalogResolver:
         return self._records.get(identity) or self._lookup([identity]).get(identity)
 
     def _placed(self, wanted: dict[str, int]) -> dict[str, Record]:
-        """Return the records of ids, given with their keys, in the catalog's slots; leave out other ids."""
+        """Return the records of ids, given with their keys, in the catalog's slots; leave out other ids.
+
+        Raise `CkstoreError` for an id that shares its key with another one in the store.
+        """
         if not wanted:
             return {}
         find = self.catalog.find_objects
@@ -399,12 +402,14 @@ class CatalogResolver:
         except MissingPackError:
             # `gc` removed a pack after the catalog was queried.
             records = self._at(find(wanted.values()))
-        # Two ids may share a key.
-        return {
-            identity: records[number]
-            for identity, number in wanted.items()
-            if number in records and records[number].id == identity
-        }
+        found = {}
+        for identity, number in wanted.items():
+            record = records.get(number)
+            if record is not None and record.id == identity:
+                found[identity] = record
+            elif record is not None:  # The catalog is damaged, or the ids share their key.
+                check_keys((record.id, identity))
+        return found
 
     def _at(self, places: dict[int, tuple[str, int]]) -> dict[int, Record]:
         self.prefetch_manifests({pack for pack, _ in places.values()})

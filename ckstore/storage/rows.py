@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from ckstore.errors import CkstoreError
 from ckstore.storage.names import Label, Name, Title
 from ckstore.storage.pack import PackName
 from ckstore.storage.schema import Bit, Id, Integer, Natural, Plain, Positive, Size, Text, Time, Whole, Word, rows
@@ -23,7 +24,7 @@ META_ROWS = rows(Label, Label)
 def key(identifier: str) -> int:
     """Return the first 63 bits of an id as a non-negative integer.
 
-    Two ids may share a key: a reader must compare the full id in the record.
+    Two ids may share a key: a reader must compare the full id in the record, and a writer calls `check_keys`.
     """
     return int(identifier[:16], 16) >> 1
 
@@ -31,6 +32,18 @@ def key(identifier: str) -> int:
 def keys(identifiers: Iterable[str]) -> dict[str, int]:
     """Return the keys of many ids, by id, as `key` does, without a call for each."""
     return {identifier: int(identifier[:16], 16) >> 1 for identifier in identifiers}
+
+
+def check_keys(identifiers: Iterable[str]) -> None:
+    """Raise `CkstoreError` if two different ids share a key: one of the objects would have no place."""
+    by_key: dict[int, str] = {}
+    for identifier in identifiers:
+        other = by_key.setdefault(key(identifier), identifier)
+        if other != identifier:
+            raise CkstoreError(
+                f"Objects {identifier} and {other} share the first 63 bits of their ids, so that one store cannot hold"
+                " both; use another store for this version."
+            )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -15,10 +15,11 @@ import torch
 from msgspec.structs import replace
 
 import ckstore
-from ckstore.errors import IntegrityError
+from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.objects import resolver as module
 from ckstore.objects.documents import BlobRef
 from ckstore.objects.records import Record
+from ckstore.storage import placements, rows
 
 pytestmark = pytest.mark.encoded
 
@@ -120,3 +121,19 @@ def test_a_cached_blob_is_not_taken_for_one_against_another(tmp_path: Path) -> N
             resolver.blob(replace(right, against=None), second.row.pack)
         with pytest.raises(IntegrityError):
             resolver.blob(right, second.row.pack, length=7)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_object_that_shares_its_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """The catalog has one place for both: the version could not be read, and `gc` would free the object."""
+    shared = {"one": np.zeros((300, 300), np.float32), "two": np.ones((300, 300), np.float32)}
+    with ckstore.init(tmp_path / "store") as store:
+        before = store.ingest({"one": shared["one"]} if known else {"other": np.ones(7)}, run="a", step=0).version
+        monkeypatch.setattr(rows, "key", lambda identity: 7)
+        monkeypatch.setattr(module, "keys", lambda identities: dict.fromkeys(identities, 7))
+        monkeypatch.setattr(placements.Placements, "find", lambda *_: {7: (before.pack, 0)} if known else {})
+        with pytest.raises(CkstoreError, match="share the first 63 bits of their ids"):
+            store.ingest({"two": shared["two"]} if known else shared, run="a", step=1)
+        monkeypatch.undo()
+        assert [row.step for row in store._catalog.versions()] == [0]
+        assert store.verify().problems == []
