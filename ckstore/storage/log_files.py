@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from blake3 import blake3
 from msgspec import Meta
 
-from ckstore.errors import AccessError, FormatVersionError, IntegrityError
+from ckstore.errors import AccessError, CkstoreError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, root
 from ckstore.storage.interface import Listed, Storage
 from ckstore.storage.names import Name, Title
@@ -21,8 +21,9 @@ from ckstore.storage.schema import Id, Plain, Positive, Text, Time, Whole, canon
 FORMAT = 1
 #: Prefix of the files' names.
 PREFIX = f"{root.LOG}/"
-#: Largest size of a record: hundreds of thousands of packs and versions in one collection.
-LARGEST = 1 << 25
+#: Largest size of a record: millions of packs and versions in one collection, or the rows and configurations of 10,000
+#: forgotten versions.
+LARGEST = 1 << 28
 #: Records are joined each time that their number passes a multiple of this, unless they are larger than `_JOINED`.
 SEGMENT = 256
 _JOINED = 1 << 16
@@ -99,9 +100,15 @@ def check_record(record: Any) -> None:
 
 
 def write(storage: Storage, content: Mapping[str, Any]) -> str:
-    """Write a record durably, with its digest; return its name."""
+    """Write a record durably, with its digest; return its name. Raise `CkstoreError` if it could not be read back."""
     record = {**content, "digest": blake3(canonical_json(content)).hexdigest(length=8)}
-    storage.put_absent(f"{PREFIX}{name_of(record)}.json", canonical_json(record))
+    data = canonical_json(record)
+    if len(data) > LARGEST:
+        raise CkstoreError(
+            f"The change takes {len(data):,} bytes in the log, more than {LARGEST:,}; make it for fewer versions at"
+            " once."
+        )
+    storage.put_absent(f"{PREFIX}{name_of(record)}.json", data)
     return name_of(record)
 
 

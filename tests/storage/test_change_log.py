@@ -8,7 +8,7 @@ import json
 import pytest
 from blake3 import blake3
 
-from ckstore.errors import DiskFullError, FormatVersionError, IntegrityError
+from ckstore.errors import CkstoreError, DiskFullError, FormatVersionError, IntegrityError
 from ckstore.storage import change_log, durable, log_files, root, schema
 from ckstore.storage.directory_storage import DirectoryStorage
 
@@ -166,6 +166,13 @@ def test_a_later_format_is_distinguished_from_damage(store, later):
     for read in (change_log.read_all, lambda storage: change_log.append(storage, UNTAG)):
         with pytest.raises(FormatVersionError, match="install a later"):
             read(DirectoryStorage(store))
+
+
+def test_a_record_that_could_not_be_read_back_is_not_written(store, monkeypatch):
+    monkeypatch.setattr(log_files, "LARGEST", 100)
+    with pytest.raises(CkstoreError, match="make it for fewer versions at once"):
+        append(store, {"change": "forget", "versions": [1], "uids": ["0" * 40]})
+    assert records_of(store) == []
 
 
 @pytest.mark.parametrize("content", [b"[]", b"7", b"null", b"{}", b"[" * 100_000, b'{"digest":7}', b'{"digest":null}'])
