@@ -291,13 +291,13 @@ TRIGGERS = {
 #: The sets of rows that have a sum in `seals`.
 SETS = (*_COUNTED, "hot")
 
-#: Statements of the catalog by the name of their object, without the tables of `sqlite_utils` and SQLite.
+#: Statements of the catalog by the name of their object, without SQLite's own.
 STATEMENTS = {
     match[1]: statement
     for statement in FORMAT_1
     if (match := re.match(r"CREATE (?:UNIQUE )?[A-Z]+ (\w+)", statement)) is not None
 }
-_OTHERS = re.compile(r"sqlite_\w+|(?:idx_)?_sqlite_migrations\w*")
+_OTHERS = re.compile(r"sqlite_\w+")
 
 
 def seal(*values: object) -> int:

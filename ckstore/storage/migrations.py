@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-
-from sqlite_utils import Database
-from sqlite_utils.migrations import Migrations
+from collections.abc import Callable
 
 from ckstore.storage import catalog_tables
 
-migrations = Migrations("ckstore")
 
-
-@migrations(name="0001_tables")
-def create_tables(db: Database) -> None:
+def create_tables(database: sqlite3.Connection) -> None:
     """Format 1."""
     triggers = catalog_tables.TRIGGERS["seals"] + catalog_tables.TRIGGERS["meta"]
     for statement in (*catalog_tables.FORMAT_1, *triggers):
-        db.execute(statement)
+        database.execute(statement)
     for name in catalog_tables.SETS:
-        db.execute("INSERT INTO seals (name) VALUES (?)", [name])
-    db.execute("INSERT INTO meta (key, value) VALUES ('store', ?)", [secrets.token_hex(16)])
+        database.execute("INSERT INTO seals (name) VALUES (?)", [name])
+    database.execute("INSERT INTO meta (key, value) VALUES ('store', ?)", [secrets.token_hex(16)])
 
 
-def migrate(connection: sqlite3.Connection, version: int) -> None:
+#: The migration to each format version, from 1 on.
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [create_tables]
+
+
+def migrate(database: sqlite3.Connection, version: int) -> None:
     """Bring a catalog to this version's tables.
 
     Parameters
     ----------
-    connection : sqlite3.Connection
+    database : sqlite3.Connection
         Inside a `BEGIN IMMEDIATE` transaction, so that two processes cannot migrate at once.
     version : int
         Format version after the migration.
     """
-    migrations.apply(Database(connection))
-    connection.execute(f"PRAGMA user_version = {version}")
+    [found] = database.execute("PRAGMA user_version").fetchone()
+    for migration in MIGRATIONS[found:version]:
+        migration(database)
+    database.execute(f"PRAGMA user_version = {version}")
