@@ -258,7 +258,7 @@ class Policy:
             if foreign != LATTICE:
                 object.__setattr__(policy, "scheme", foreign)
             return policy
-        except TypeError as error:  # An unexpected argument: the schema has checked those that are known.
+        except TypeError as error:  # An unexpected argument: the schema has checked the known ones.
             raise FormatVersionError(
                 f"The policy {text!r} has an option that this ckstore does not know; install a later ckstore."
             ) from error
