@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from ckstore.errors import FormatVersionError
 from ckstore.storage.names import Name, Title
 from ckstore.storage.pack import PackEntry, PackInfo, PackName
 from ckstore.storage.rows import PLAIN_ROW, plain_row, row_of
@@ -105,14 +106,14 @@ _TYPES = {name: fields({}, {key: kind[0] for key, kind in kinds.items()}) for na
 
 
 def check_calls(calls: Any) -> None:
-    """Raise `ValueError` unless a value is a list of calls."""
+    """Raise `ValueError` unless a value is a list of calls, `FormatVersionError` for an unknown call or argument."""
     check(calls, list[tuple[str, dict[str, Any]]])
     for name, arguments in calls:
         if name not in CALLS:
-            raise ValueError(f"{name!r:.200} is no call")
+            raise FormatVersionError(f"The log has the unknown call {name!r:.200}; install a later ckstore.")
         check(arguments, _TYPES[name])
         if unknown := sorted(arguments.keys() - CALLS[name].keys()):
-            raise ValueError(f"{name} has no {unknown[0]!r:.200}")
+            raise FormatVersionError(f"A call of {name} has {unknown[0]!r:.200}; install a later ckstore.")
 
 
 def call_again(catalog: Any, name: str, arguments: Mapping[str, Any]) -> None:
