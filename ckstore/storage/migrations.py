@@ -6,10 +6,12 @@ import secrets
 import sqlite3
 from collections.abc import Callable
 
+from sqlite_utils import Database
+
 from ckstore.storage import catalog_tables
 
 
-def create_tables(database: sqlite3.Connection) -> None:
+def create_tables(database: Database) -> None:
     """Format 1."""
     triggers = catalog_tables.TRIGGERS["seals"] + catalog_tables.TRIGGERS["meta"]
     for statement in (*catalog_tables.FORMAT_1, *triggers):
@@ -19,8 +21,9 @@ def create_tables(database: sqlite3.Connection) -> None:
     database.execute("INSERT INTO meta (key, value) VALUES ('store', ?)", [secrets.token_hex(16)])
 
 
-#: The migration to each format version, from 1 on.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [create_tables]
+#: The migration to each format version, from 1 on. Those of sqlite-utils are counted in a table of its own, which would
+#: be a part of the format.
+MIGRATIONS: list[Callable[[Database], None]] = [create_tables]
 
 
 def migrate(database: sqlite3.Connection, version: int) -> None:
@@ -35,5 +38,5 @@ def migrate(database: sqlite3.Connection, version: int) -> None:
     """
     [found] = database.execute("PRAGMA user_version").fetchone()
     for migration in MIGRATIONS[found:version]:
-        migration(database)
+        migration(Database(database))
     database.execute(f"PRAGMA user_version = {version}")

@@ -42,7 +42,7 @@ FAILED = "A save failed, and so does the program: a@1"
 
 
 def run(program: str, place: Path) -> subprocess.CompletedProcess[str]:
-    ckstore.init(place / "store").close()
+    ckstore.init(place / "store").close()  # In a new process that takes a second: sqlite-utils imports pandas.
     script = place / "program.py"
     script.write_text(textwrap.dedent(HEAD) + textwrap.indent(textwrap.dedent(program), "    "))
     return subprocess.run(
