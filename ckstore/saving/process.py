@@ -85,13 +85,14 @@ def start(settings: Settings) -> subprocess.Popen[bytes]:
     )
     # All users see a command line; options of a bucket are its keys.
     with suppress(BrokenPipeError), cast("IO[bytes]", process.stdin) as stream:
-        stream.write(json.dumps(asdict(settings)).encode())
+        stream.write(json.dumps(asdict(settings)).encode() + b"\n")
     return process
 
 
 def main() -> None:
     """Serve a program until it closes its end of the connection."""
-    settings = Settings(**json.load(sys.stdin))
+    # A line, since a process that another thread forks at the start keeps the input open.
+    settings = Settings(**json.loads(sys.stdin.buffer.readline()))
     settle(settings.parent, settings.nice)
     limit_workers(settings.workers)
     with Connection(settings.connection) as connection, suppress(EOFError, BrokenPipeError):

@@ -352,6 +352,25 @@ def test_a_forked_process_has_no_saver(store: ckstore.Store) -> None:
     assert [row.step for row in store._catalog.versions()] == [2]
 
 
+def test_a_process_that_another_thread_forks_at_the_start(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen, copies = subprocess.Popen, []
+
+    def started(*arguments: Any, **options: Any) -> Any:
+        process = popen(*arguments, **options)
+        copies.append(os.dup(process.stdin.fileno()))  # As it has one.
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with store.saver("a") as saver:
+        future = saver.save(state(1))
+        done = wait([future], timeout=30).done
+        for copy in copies:
+            os.close(copy)
+        assert done == {future}
+
+
 def script(text: str, *arguments: object) -> subprocess.Popen[str]:
     """Return a program without ``if __name__ == "__main__"``."""
     return subprocess.Popen(
