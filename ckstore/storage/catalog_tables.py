@@ -22,9 +22,11 @@ LARGEST_ORIGIN = 1 << 17
 def bounded(column: str, longest: int = LONGEST) -> str:
     """Return the SQL of a text, in which SQLite refuses a longer one as too big: a query may repeat it in each row.
 
-    `longest` counts bytes; `length` alone would count the characters up to a NUL.
+    `longest` counts bytes; `length` alone would count the characters up to a NUL. SQLite before 3.32 computes functions
+    of constants first, also those of a branch that no row takes, so the size depends on the column.
     """
-    return f"CASE WHEN length(CAST({column} AS BLOB)) > {longest} THEN zeroblob(1 << 31) ELSE {column} END"
+    length = f"length(CAST({column} AS BLOB))"
+    return f"CASE WHEN {length} > {longest} THEN zeroblob({length} << 31) ELSE {column} END"
 
 
 #: The name of a pack in a row of a query.
