@@ -84,7 +84,8 @@ def command_line(arguments: Sequence[str]) -> str:
     import shlex
 
     shown: list[str] = []
-    for number, argument in enumerate(arguments):
+    # Programs set `sys.argv`, with numbers and paths, too.
+    for number, argument in enumerate(arguments := [*map(str, arguments)]):
         name, separator, _ = argument.partition("=")
         before = arguments[number - 1] if number else ""
         if separator and is_secret(name):

@@ -339,7 +339,7 @@ class Saver:
         """Start the process and receive its answers: the process ends with the thread that started it."""
         try:
             self._process = start(settings)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # The latter for a NUL in the environment.
             self._error = CkstoreError(f"The saver's process could not start ({error}); call `Store.ingest`.")
         finally:
             other.close()

@@ -76,6 +76,17 @@ def test_a_saver_names_the_program(store: library.Store, commit: str, monkeypatc
     assert store["a@1"].made["command"] == "ckstore watch --hub-token '***'"
 
 
+def test_a_command_line_that_the_program_has_set(store: library.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [Path("train.py"), "--steps", 100])
+    store.ingest({"w": np.zeros(3)}, run="a", step=0)
+    with store.saver("a") as saver:
+        saver.save({"w": np.ones(3)}, step=1).result(timeout=60)
+    assert [version.made["command"] for version in store.versions()] == ["train.py --steps 100"] * 2
+    monkeypatch.setattr(sys, "argv", ["train\0.py"])
+    with pytest.raises(library.CkstoreError, match="could not start"), store.saver("a") as saver:
+        saver.save({"w": np.ones(3)}, step=2).result(timeout=60)
+
+
 def test_an_origin_takes_few_bytes_and_no_time_of_its_own_commit(store: library.Store, commit: str) -> None:
     store.ingest({"w": np.zeros(3)}, run="a", step=1)
     assert len(json.dumps(store["a@1"].made)) < 600
