@@ -59,14 +59,17 @@ def test_the_writer_of_a_pack_puts_it_again(
 ) -> None:
     before = len(records(server))
     with ckstore.open(URL, cache=directory / "b") as reader:
-        for pack in packs(server):
-            whole = damage(server, pack)
-            if missing:
+        whole = {pack: damage(server, pack) for pack in packs(server)}
+        if missing:
+            for pack in whole:
                 del server.objects[f"packs/{pack}"]
         with pytest.raises(IntegrityError):
             reader["gpt@2"].checkout(directory / "out")
         assert recovered(monkeypatch, directory / "a") == []
-        assert server.objects[f"packs/{pack}"][0] == whole
+        # Encodings have removed the files of the packs that hot versions had.
+        mended = {path.name for path in (directory / "a").rglob("*.zip")}
+        assert len(mended) == len(paths)
+        assert all(server.objects[f"packs/{pack}"][0] == whole[pack] for pack in mended)
         assert len(records(server)) == before, "nothing was lost"
         # Damaged bytes that were read before are not taken for the present ones, once some time has passed.
         monkeypatch.setattr("ckstore.storage.remote.remote_packs._AGAIN", 0.0)
