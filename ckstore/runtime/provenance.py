@@ -20,8 +20,6 @@ SIGNATURE = "signature"
 HIDDEN = (*RESERVED, SIGNATURE)
 #: Setting this environment variable to 0 leaves the origin out.
 VARIABLE = "CKSTORE_MADE"
-#: This one names the command line of the program for which a saver's process stores; its own has credentials.
-COMMAND = "CKSTORE_COMMAND"
 
 #: Most bytes of a configuration as JSON, and characters of a command line.
 LARGEST, _LONGEST = 1 << 14, 300
@@ -63,7 +61,7 @@ def made() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     found: dict[str, Any] = {
         **_git(_working_directory()),
-        "command": os.environ.get(COMMAND, command_line(sys.argv)),
+        "command": command_line(sys.argv),
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "torch": None if torch is None else str(getattr(torch, "__version__", "")),
@@ -93,7 +91,7 @@ def command_line(arguments: Sequence[str]) -> str:
         elif number > 1 and before.startswith("-") and "=" not in before and is_secret(before.lstrip("-")):
             argument = _HIDDEN
         shown.append(_LOGIN.sub(f"://{_HIDDEN}@", argument) if number else _program(argument))
-    text = shlex.join(shown).encode("utf-8", "backslashreplace").decode()
+    text = shlex.join(shown).replace("\0", r"\0").encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 

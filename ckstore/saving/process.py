@@ -21,7 +21,6 @@ from typing import IO, Any, cast
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.runtime.background import settle
 from ckstore.runtime.memory import INGEST_BYTES
-from ckstore.runtime.provenance import COMMAND, command_line
 from ckstore.runtime.threads import limit_workers
 
 #: Increase of the process's niceness, chosen with `tools/bench/speed --only saver`.
@@ -41,6 +40,7 @@ class Settings:
     `parent` is the id of the program's process; `connection` and `areas` are file descriptors. `workers` counts
     encoding threads, `nice` is the increase of the process's niceness. `like` are the directory and the dtype of a
     publisher, whose versions are encoded at once, `memory` the free bytes before its first save, None if unknown.
+    `arguments` are the program's, which versions name.
     """
 
     parent: int
@@ -52,6 +52,7 @@ class Settings:
     nice: int = NICE
     like: tuple[str, str | None] | None = None
     memory: int | None = None
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,7 @@ def start(settings: Settings) -> subprocess.Popen[bytes]:
     """Start the process with this process's module path; it does not import the program's main module."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "ckstore.saving"],
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), COMMAND: command_line(sys.argv)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=(settings.connection, *settings.areas),
@@ -93,6 +93,7 @@ def main() -> None:
     """Serve a program until it closes its end of the connection."""
     # A line, since a process that another thread forks at the start keeps the input open.
     settings = Settings(**json.loads(sys.stdin.buffer.readline()))
+    sys.argv = list(settings.arguments)
     settle(settings.parent, settings.nice)
     limit_workers(settings.workers)
     with Connection(settings.connection) as connection, suppress(EOFError, BrokenPipeError):

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -108,7 +109,10 @@ class Saver:
         self._connection, other = Pipe()
         areas = tuple(area.descriptor for area in self._areas)
         memory = None if like is None else available()
-        settings = Settings(os.getpid(), other.fileno(), areas, store, run, workers, like=like, memory=memory)
+        arguments = tuple(map(str, sys.argv))  # Programs set it, with numbers and paths, too.
+        settings = Settings(
+            os.getpid(), other.fileno(), areas, store, run, workers, like=like, memory=memory, arguments=arguments
+        )
         self._receiver = threading.Thread(
             target=self._receive, args=(settings, other), name="ckstore-saver", daemon=True
         )
@@ -339,7 +343,7 @@ class Saver:
         """Start the process and receive its answers: the process ends with the thread that started it."""
         try:
             self._process = start(settings)
-        except (OSError, ValueError) as error:  # The latter for a NUL in the environment.
+        except OSError as error:
             self._error = CkstoreError(f"The saver's process could not start ({error}); call `Store.ingest`.")
         finally:
             other.close()
