@@ -20,9 +20,9 @@ from ckstore.objects.identity import array_name
 from ckstore.objects.records import Coarse, Codebook, Delta, Factors, Linear, Patches, Raw, Record, Rounded
 from ckstore.runtime.checksum import crc32, crc32_combine
 from ckstore.storage import durable
-from ckstore.storage.catalog import Placement, VersionRow, key
+from ckstore.storage.catalog import Placement, VersionRow
 from ckstore.storage.pack import PackEntry, PackInfo, PackWriter
-from ckstore.storage.rows import check_keys
+from ckstore.storage.rows import checked_keys
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -163,13 +163,13 @@ class ObjectWriter:
         ]
 
     def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement]]:
-        """Return the places of encoded and of raw objects in the finished packs; see also `check_keys`."""
-        check_keys(record.id for record in self.records)
+        """Return the places of encoded and of raw objects in the finished packs; see also `checked_keys`."""
+        found = checked_keys([record.id for record in self.records])
         names = {pack.kind: pack.name for pack in packs}
-        encoded = [(key(record.id), names["encoded"], slot) for slot, record in enumerate(self.encoded_records)]
-        raw = [(key(record.id), names["raw"], slot) for slot, record in enumerate(self.raw_records)]
+        encoded = [(found[record.id], names["encoded"], slot) for slot, record in enumerate(self.encoded_records)]
+        raw = [(found[record.id], names["raw"], slot) for slot, record in enumerate(self.raw_records)]
         # Several processes may have written the same content: each key has one place.
-        placed = {key(one.id): (key(one.id), pack.name, slot) for pack, records in self._adopted
+        placed = {found[one.id]: (found[one.id], pack.name, slot) for pack, records in self._adopted
                   for slot, one in enumerate(records)}  # fmt: skip
         return encoded, [*raw, *placed.values()]
 

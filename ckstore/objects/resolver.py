@@ -20,7 +20,7 @@ from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.pack_reader import MissingPackError, PackReader
-from ckstore.storage.rows import check_keys, keys
+from ckstore.storage.rows import checked_keys, keys
 
 #: Decoded manifests and layouts in the cache: most versions of a run share one layout.
 _MANIFESTS = 128
@@ -408,7 +408,7 @@ class CatalogResolver:
             if record is not None and record.id == identity:
                 found[identity] = record
             elif record is not None:  # The catalog is damaged, or the ids share their key.
-                check_keys((record.id, identity))
+                checked_keys((record.id, identity))
         return found
 
     def _at(self, places: dict[int, tuple[str, int]]) -> dict[int, Record]:

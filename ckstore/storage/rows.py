@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -24,7 +25,7 @@ META_ROWS = rows(Label, Label)
 def key(identifier: str) -> int:
     """Return the first 63 bits of an id as a non-negative integer.
 
-    Two ids may share a key: a reader must compare the full id in the record, and a writer calls `check_keys`.
+    Two ids may share a key: a reader must compare the full id in the record, and a writer calls `checked_keys`.
     """
     return int(identifier[:16], 16) >> 1
 
@@ -34,16 +35,16 @@ def keys(identifiers: Iterable[str]) -> dict[str, int]:
     return {identifier: int(identifier[:16], 16) >> 1 for identifier in identifiers}
 
 
-def check_keys(identifiers: Iterable[str]) -> None:
-    """Raise `CkstoreError` if two different ids share a key: one of the objects would have no place."""
-    by_key: dict[int, str] = {}
-    for identifier in identifiers:
-        other = by_key.setdefault(key(identifier), identifier)
-        if other != identifier:
-            raise CkstoreError(
-                f"Objects {identifier} and {other} share the first 63 bits of their ids, so that one store cannot hold"
-                " both; use another store for this version."
-            )
+def checked_keys(identifiers: Iterable[str]) -> dict[str, int]:
+    """Return the keys of ids; raise `CkstoreError` if two share a key: one of the objects would have no place."""
+    found = keys(identifiers)
+    if len(set(found.values())) < len(found):
+        first, other = next(pair for pair in pairwise(sorted(found)) if found[pair[0]] == found[pair[1]])
+        raise CkstoreError(
+            f"Objects {first} and {other} share the first 63 bits of their ids, so that one store cannot hold both; use"
+            " another store for this version."
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -129,8 +129,8 @@ def test_an_object_that_shares_its_key_is_refused(tmp_path: Path, monkeypatch: p
     shared = {"one": np.zeros((300, 300), np.float32), "two": np.ones((300, 300), np.float32)}
     with ckstore.init(tmp_path / "store") as store:
         before = store.ingest({"one": shared["one"]} if known else {"other": np.ones(7)}, run="a", step=0).version
-        monkeypatch.setattr(rows, "key", lambda identity: 7)
-        monkeypatch.setattr(module, "keys", lambda identities: dict.fromkeys(identities, 7))
+        for place in (rows, module):
+            monkeypatch.setattr(place, "keys", lambda identities: dict.fromkeys(identities, 7))
         monkeypatch.setattr(placements.Placements, "find", lambda *_: {7: (before.pack, 0)} if known else {})
         with pytest.raises(CkstoreError, match="share the first 63 bits of their ids"):
             store.ingest({"two": shared["two"]} if known else shared, run="a", step=1)
