@@ -29,6 +29,7 @@ from ckstore.cli import program
 from ckstore.storage.remote.mirror import VARIABLE
 from tests.checkpoints import settled
 from tools.bench.remotes import URL, Cost, Link
+from tools.bench.resident import resident
 
 #: Ingests whose mean is printed.
 _INGESTS = 50
@@ -106,7 +107,7 @@ def grown(
             settled(store)  # The thread may be behind, and verbs would do its work.
         print(f"{number:,} versions", file=sys.stderr)
         if link is None:
-            costs["resident MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+            costs["resident MB"] = resident(os.getpid())
             costs |= measured(Path(place), last)
         else:
             spent = link.costs[-1]
