@@ -291,8 +291,7 @@ class VersionDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise ValueError(f"a blob is against more than {DEEPEST_BLOB} others, one after the other")
         except ValueError as error:
             raise IntegrityError(
-                f"A manifest describes no version ({error}); install the latest ckstore, or restore its"
-                " pack from a copy."
+                f"A manifest describes no version ({error}); install a later ckstore, or restore its pack from a copy."
             ) from error
         _check_places(document)
         _check_sums(document)

@@ -85,6 +85,7 @@ _OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 _PACK = f"p.id, {PACK_NAME}, p.bytes, p.seal"
 _PLACE = f"{PACK_NAME}, lower(hex(p.segment)), p.place, p.bytes"
 _TAG = f"{bounded('t.name')}, t.version, t.seal"
+_POLICY = f"{bounded('t.run')}, t.policy, t.seal"
 META = f"{bounded('t.key')}, {bounded('t.value')}, t.seal"
 _PLACES, _JOINED = rows(PackName, Id, Whole, Whole), rows(Id, Positive, Whole)
 #: The condition of the index of packs with files of their own that are small or raw.
@@ -431,9 +432,8 @@ class CatalogReader:
 
     def known_packs(self, names: Iterable[str]) -> set[str]:
         """Return the names of those packs that the catalog has."""
-        return {
-            name for (name,) in self._connection.rows_of(f"SELECT {PACK_NAME} FROM packs p WHERE name", names, _NAMES)
-        }
+        query = f"SELECT {PACK_NAME} FROM packs p WHERE name"
+        return {name for (name,) in self._connection.rows_of(query, names, _NAMES)}
 
     def find_objects(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Return pack name and slot of each known object, by key."""
@@ -632,9 +632,7 @@ class CatalogReader:
 
     def policies(self) -> dict[str, str]:
         """Return the policies as text, by run; the store's under the empty name."""
-        return dict(
-            self._set("policies", f"{bounded('t.run')}, t.policy, t.seal", "policies t ON 1", "t.run", POLICY_ROWS)
-        )
+        return dict(self._set("policies", _POLICY, "policies t ON 1", "t.run", POLICY_ROWS))
 
     def unreferenced_packs(self, names: Iterable[str] | None = None) -> list[PackInfo]:
         """Return the packs, of all or of some, without live data: no manifest, blob or object."""

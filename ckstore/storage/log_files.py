@@ -105,8 +105,7 @@ def write(storage: Storage, content: Mapping[str, Any]) -> str:
     data = canonical_json(record)
     if len(data) > LARGEST:
         raise CkstoreError(
-            f"The change takes {len(data):,} bytes in the log, more than {LARGEST:,}; make it for fewer versions at"
-            " once."
+            f"The change takes {len(data):,} bytes of the log, above {LARGEST:,}; make it for fewer versions at once."
         )
     storage.put_absent(f"{PREFIX}{name_of(record)}.json", data)
     return name_of(record)

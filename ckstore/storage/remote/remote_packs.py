@@ -235,8 +235,9 @@ class RemotePacks(PackReader):
         """Return whether `pause` seconds have passed since the time of a file of the mirror, which is now then."""
         path = self._mirror.path / name
         with suppress(OSError):
-            if path.exists() and 0 <= time.time() - path.stat().st_mtime < pause:
-                return False
+            with suppress(FileNotFoundError):
+                if 0 <= time.time() - path.stat().st_mtime < pause:
+                    return False
             durable.touch(path)
             return True
         return False
