@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
+from zlib import crc32
 
 import hypothesis
 import pytest
@@ -25,6 +27,10 @@ from tests.object_store import object_store
 from tools import runs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+#: Parts of the long tests: one runs with all others.
+PARTS = 3
+PART = pytest.StashKey[int | None]()
 
 # Timing out is the business of pytest-timeout; examples are the same on every machine and in every process.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -62,14 +68,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput"):
         forked.share(config.workerinput["servers"])
+        config.stash[PART] = config.workerinput["part"]
+    else:
+        config.stash[PART] = _part(config)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist where the servers of `tests.forked` are."""
-    node.workerinput["servers"] = forked.share()
+    """Tell a worker of pytest-xdist where the servers of `tests.forked` are, and the part of the long tests."""
+    node.workerinput |= {"servers": forked.share(), "part": node.config.stash[PART]}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -91,12 +100,30 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     return [collector for collector in found if type(collector) is pytest.Module]  # Examples are of a class below.
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Name the part of the long tests that runs."""
+    part = config.stash[PART]
+    return None if part is None else f"long tests: part {part + 1} of {PARTS}, picked by the commit"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On remote stores, leave out tests that only apply to local ones."""
-    if os.environ.get(places.VARIABLE) != "bucket":
-        return
-    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("local")])
-    items[:] = [item for item in items if not item.get_closest_marker("local")]
+    """Leave out other parts of the long tests, and on remote stores tests of local ones."""
+    part, in_bucket = config.stash[PART], os.environ.get(places.VARIABLE) == "bucket"
+
+    def is_left_out(item: pytest.Item) -> bool:
+        other = part is not None and crc32(item.nodeid.encode()) % PARTS != part
+        return bool((other and item.get_closest_marker("long")) or (in_bucket and item.get_closest_marker("local")))
+
+    config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+    items[:] = [item for item in items if not is_left_out(item)]
+
+
+def _part(config: pytest.Config) -> int | None:
+    """Return the part of the long tests that runs with all others: the commit picks it, so each is run soon."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or os.environ.get("CKSTORE_TEST_LONG") == "all":
+        return None
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return int(found.stdout, 16) % PARTS if found.returncode == 0 else None
 
 
 @pytest.fixture(scope="session", autouse=True)

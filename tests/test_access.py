@@ -175,6 +175,7 @@ for verb in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 def test_a_store_that_is_mounted_read_only(place: Path) -> None:
     """By a mount of its own; one sentence, and readers go on."""
     verbs = ["ingest step9.safetensors", "tag a@2 x", "forget a@2", "gc", "encode", "recover"]

@@ -278,6 +278,7 @@ def raw(array: npt.NDArray[Any]) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("first", KINDS)
 def test_every_kind_after_every_other_on_the_linear_lattice(directory: Path, dtype: str, first: str) -> None:

@@ -149,6 +149,7 @@ def names(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+@pytest.mark.long
 def test_bytes_of_a_versions_packs(whole: Whole, copy: Path) -> None:
     """Bytes of the second version's pack, and fewer of the first's, which it is stored against."""
     with ckstore.open(copy, "r") as store:
@@ -171,6 +172,7 @@ def test_bytes_of_a_versions_packs(whole: Whole, copy: Path) -> None:
     assert check_reads(copy, whole)
 
 
+@pytest.mark.long
 def test_every_byte_of_the_log(whole: Whole, copy: Path) -> None:
     for record in names(copy / "log"):
         for position in range(record.stat().st_size):
@@ -183,6 +185,7 @@ def test_every_byte_of_the_log(whole: Whole, copy: Path) -> None:
     assert problems(copy) == []
 
 
+@pytest.mark.long
 def test_bytes_of_the_catalog(whole: Whole, copy: Path) -> None:
     """A catalog has bytes that mean nothing; a flip that `verify` does not find must have changed nothing."""
     catalog = copy / "catalog.sqlite"
@@ -270,6 +273,7 @@ def recovered(path: Path) -> Any:
 _HEADER = 100
 
 
+@pytest.mark.long
 def test_flips_of_the_catalog(whole: Whole, copy: Path) -> None:
     """Every bit, or some of them: it is found, or no row changes, or all comes back and is recovered the same.
 

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.local
 pytest.importorskip("ministack")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_few_seconds() -> None:
     # In a program of its own: it forks, which clients with threads do not survive.

@@ -75,6 +75,7 @@ def first_time(written: Path) -> dict[str, str]:
 # Loss.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["gpt_run", "cnn_run", "frozen_run", "ema_run"])
 def test_trained_runs_lose_as_much_as_reported(
     run: str, request: pytest.FixtureRequest, store: ckstore.Store, directory: Path
@@ -168,6 +169,7 @@ def test_restoring_again_gives_the_same_bytes(written: Path, directory: Path) ->
         assert restored(store, directory) == first_time(written)
 
 
+@pytest.mark.long
 def test_another_process_restores_the_same_bytes_though_it_flushes_subnormals(written: Path, directory: Path) -> None:
     assert restored_elsewhere(written / "store", directory, flush=True) == first_time(written)
 

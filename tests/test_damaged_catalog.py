@@ -178,6 +178,7 @@ def apply(statement: str, parameters: tuple[Any, ...]) -> Callable[[Path], Any]:
     return lambda catalog: edit(catalog, statement, parameters)
 
 
+@pytest.mark.long
 def test_edited_rows(made: tuple[Path, Facts]) -> None:
     path, before = made
     assert wrongs(path, before, lambda catalog: None, list(VERBS)) == []
@@ -188,6 +189,7 @@ def test_edited_rows(made: tuple[Path, Facts]) -> None:
     assert not wrong, f"{len(wrong)} of {len(chosen)}: {wrong[:5]}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_version_whose_row_is_lost(made: tuple[Path, Facts], verb: str) -> None:
     """In the middle of a run; and a hot one that no longer says so."""
@@ -206,6 +208,7 @@ def rows_of(data: bytes) -> Any:
         return None
 
 
+@pytest.mark.long
 def test_flipped_bits(made: tuple[Path, Facts]) -> None:
     path, before = made
     data = (path / "catalog.sqlite").read_bytes()

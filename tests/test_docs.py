@@ -305,6 +305,7 @@ def run_program(beginning: str, script: str, place: Path) -> int:
     return code
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("page", PROGRAMS, ids=name)
 def test_a_training_that_was_killed_ends_with_the_weights_of_one_that_was_not(page: Path, tmp_path: Path):

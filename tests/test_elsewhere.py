@@ -16,6 +16,7 @@ TESTS = Path(__file__).parent
 QUICK = ("reading/test_unfinished.py", "storage/test_root.py", "storage/test_storage.py", "writing/test_rebase.py")
 
 
+@pytest.mark.long
 def test_tests_pass_without_the_names_that_only_linux_has() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.without_linux"]
     done = subprocess.run(

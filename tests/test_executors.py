@@ -150,6 +150,7 @@ def test_every_error_pickles(kind: type[CkstoreError]) -> None:
     assert (str(error), error.args) == ("The fault; the remedy.", ("The fault; the remedy.",))
 
 
+@pytest.mark.long
 def test_a_worker_of_a_cluster_that_ends_is_one_sentence(filled: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -168,6 +169,7 @@ def test_a_worker_of_a_cluster_that_ends_is_one_sentence(filled: Path) -> None:
             list(store.map(end, executor=client.get_executor()))
 
 
+@pytest.mark.long
 def test_a_process_that_ends_is_one_sentence(filled: Path) -> None:
     with (
         ckstore.open(filled, "r") as store,

@@ -93,6 +93,7 @@ def killed(script: str, store: ckstore.Store, path: Path, step: str) -> int:
     return done.returncode
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "committed"),
     [
@@ -119,6 +120,7 @@ def test_an_ingest_that_is_killed(store: ckstore.Store, paths: list[Path], step:
         check(again, paths[:3])
 
 
+@pytest.mark.long
 def test_an_ingest_that_is_killed_at_any_checkpoint(store: ckstore.Store, paths: list[Path]) -> None:
     """The steps of the reservation, the lease and the clean-up are among them."""
     done, wanted = KILLED, 0
@@ -135,6 +137,7 @@ def test_an_ingest_that_is_killed_at_any_checkpoint(store: ckstore.Store, paths:
     check(store, paths[:3])
 
 
+@pytest.mark.long
 def test_an_ingest_that_is_killed_at_random_times(store: ckstore.Store, paths: list[Path]) -> None:
     """From a process that ingests in a loop, so that the time of the imports does not count."""
     script = (
@@ -332,6 +335,7 @@ def replace(path: Path) -> None:
 CHANGES = [overwrite, cut_off, append, replace, Path.unlink]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("moment", ["parsed", "read", "hashed"])
 @pytest.mark.parametrize("tree", [False, True], ids=["file", "directory"])

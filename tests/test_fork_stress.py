@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_few_forks() -> None:
     """`CKSTORE_TEST_FORKS` gives their number."""

@@ -71,6 +71,7 @@ def on_a_small_disk(tmp_path: Path, script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("opened", ["before", "again"])
 def test_versions_are_forgotten_and_their_space_freed(tmp_path: Path, opened: str) -> None:
     on_a_small_disk(

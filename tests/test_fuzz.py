@@ -29,6 +29,7 @@ pytestmark = pytest.mark.local
 FOUND: list[tuple[str, int]] = [("payloads", 4), ("catalogs", 2), ("catalogs", 1033), ("catalogs", 1510)]
 
 
+@pytest.mark.long
 def test_mutations_of_everything() -> None:
     """For some seconds; another process, so that none ends this one."""
     seconds, first = float(os.environ.get("CKSTORE_FUZZ_SECONDS", "5")), int(os.environ.get("CKSTORE_FUZZ", "0"))

@@ -337,6 +337,7 @@ def packed(data: bytes) -> bytes:
     return compress_against(data, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_store_in_bounds(crafted: CraftedStore, case: str) -> None:
     craft, verbs = CASES[case]
@@ -396,6 +397,7 @@ def test_a_store_that_had_every_number(crafted: CraftedStore, small: Path) -> No
         store.ingest(small / "1", run="b")
 
 
+@pytest.mark.long
 def test_values_of_any_type_in_the_catalog(crafted: CraftedStore) -> None:
     """Every column of every table, of another type or out of range: the catalog is refused, or is built again.
 

@@ -72,6 +72,7 @@ def after(pristine: Path) -> Callable[..., Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_two_operations_at_once(pristine: Path, after: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     tried = turns = deaths = refusals = 0

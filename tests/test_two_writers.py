@@ -85,6 +85,7 @@ def test_two_runs_at_once(directory: Path) -> None:
     check(directory / "store", expected, directory / "out")
 
 
+@pytest.mark.long
 def test_the_same_files_by_two_processes(directory: Path) -> None:
     """The same content under two runs: both versions are whole, whichever process stored the shared objects."""
     ckstore.init(directory / "store").close()
@@ -96,6 +97,7 @@ def test_the_same_files_by_two_processes(directory: Path) -> None:
     check(directory / "store", {"a": paths, "b": paths}, directory / "out")
 
 
+@pytest.mark.long
 def test_one_run_by_two_processes(directory: Path) -> None:
     """Each step is taken once; the other process's version of it is a rerun or a conflict, and leaves nothing."""
     ckstore.init(directory / "store").close()

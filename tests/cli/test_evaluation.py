@@ -126,6 +126,7 @@ def test_ingest(ckstore, place: Path) -> None:
     assert ckstore("verify").code == 0
 
 
+@pytest.mark.long
 def test_without_a_bound_five_percent_are_tolerated(ckstore, place: Path) -> None:
     for run, bound in (("said", ["--max-degradation", "5%"]), ("default", [])):
         ckstore("ingest", "in/step0.pt", "--run", run, *bound, "--eval", python(LOSS))

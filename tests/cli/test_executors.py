@@ -20,6 +20,7 @@ from ckstore.cli.executors import executor_of
 from .conftest import Ckstore
 
 
+@pytest.mark.long
 def test_a_cluster_stores_a_folder(ckstore: Ckstore, place: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Warnings of the cluster's own code are not ours to mend.
@@ -64,6 +65,7 @@ def test_a_scheduler_that_is_not_there_is_one_sentence(
     assert "No scheduler of dask answers at 127.0.0.1:9" in sentence
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.0, 0.4, 2.0])
 def test_an_interruption_is_one_sentence_and_ends_the_processes(filled: Path, seconds: float) -> None:
     """Whenever it comes, to the program and to all that it started, as from a terminal."""

@@ -114,6 +114,7 @@ def test_every_file_is_accounted_for(ckstore: Ckstore, folder: dict[str, tuple[s
     assert "unchanged" in ckstore("ingest", "old", "--recursive", code=3).out.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_processes_store_the_same_versions(ckstore: Ckstore, folder: dict[str, tuple[str, int | None]]) -> None:
     """Each run by one of them, in the order of its steps; then nothing is left to do."""
     ckstore("init")
@@ -338,6 +339,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     )
 
 
+@pytest.mark.long
 def test_the_proposal_follows_the_owners_intent(
     ckstore: Ckstore, mixed: OldFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,6 +233,7 @@ def test_quick_verbs_import_nothing_that_computes(filled: Path, arguments: list[
     assert set(heavy_imports(arguments)) == packing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -269,6 +270,7 @@ def heavy_imports(arguments: list[str]) -> list[str]:
     return done.stdout.splitlines()[-1].split()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["ckstore.cli.program", "click", "ckstore.store", "ckstore.kernels"])
 def test_an_interruption_while_modules_are_imported(place: Path, module: str) -> None:
     """An interruption is one sentence at any import; only `ckstore` and `ckstore.cli` are loaded before its handler."""
@@ -292,6 +294,7 @@ def test_an_interruption_while_modules_are_imported(place: Path, module: str) ->
     assert done.returncode == 130
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mebibytes", [100, 300, 500, 600])
 def test_a_limit_on_address_space(place: Path, mebibytes: int) -> None:
     """With too little, the process would end at any allocation."""

@@ -121,6 +121,7 @@ with open(sys.argv[1], "wb", buffering=0) as file:
         wait_for_steps(place, [5, 6])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delay", [0.0, 0.15, 0.4, 0.8])
 def test_killed_and_started_again(place: Path, delay: float) -> None:
     """Nothing is stored twice, and nothing is missing."""

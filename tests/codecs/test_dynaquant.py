@@ -72,6 +72,7 @@ def test_settings_out_of_range_are_refused(wrong):
         DynaQuantSettings(**wrong)
 
 
+@pytest.mark.long
 def test_a_bins_middle_is_within_the_relative_accuracy():
     values = np.exp(np.random.default_rng(1).uniform(-80, 80, 5000)).astype(np.float32)
     assert ACCURACY <= 0.01

@@ -634,6 +634,7 @@ def test_every_path_round_trips(values, classes):
     assert (guard[32 + values.size :] == 77).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("values", "classes"), PATHS)
 def test_damage_on_any_path_is_found_or_changes_nothing(values, classes):
     payload = encode_integers(values, classes)
@@ -722,6 +723,7 @@ def crafted_payload(directory, streams, count, width, narrow, elements):
     return with_check(b"".join((start, sizes, directory, *streams, bytes(8))), elements)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(120))
 def test_bins_that_no_encoder_chooses_are_read_as_the_reference_does(seed, monkeypatch):
     rng = np.random.default_rng(seed)

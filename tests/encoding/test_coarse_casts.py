@@ -39,6 +39,7 @@ def casts(version: ckstore.Version) -> int:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("thinned", [False, True])
 def test_copies_of_coarse_values_are_their_roundings(tmp_path: Path, dtype: torch.dtype, thinned: bool) -> None:

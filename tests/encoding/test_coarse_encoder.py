@@ -240,6 +240,7 @@ def test_tensors_in_parts_are_coarse_part_by_part(store: ckstore.Store) -> None:
     assert list(version._stored.document.coarse_units) == [0, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @settings(max_examples=6)
 @given(st.integers(0, 2**32 - 1), st.integers(-12, 4), st.integers(-7, 1), st.booleans(), st.booleans())

@@ -134,6 +134,7 @@ def lc_quantised(changes: Any, bits: int, dtype: str, split: int = 0) -> tuple[A
     return lattice, lc.assign(lattice, changes, split)
 
 
+@pytest.mark.long
 def test_lc_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> None:
     """Each state is the decoded one before it and the quantised changes: errors do not add up."""
     for name in ("gpt", "cnn", "bf16"):
@@ -278,6 +279,7 @@ def restored(path: Path, place: Path) -> dict[int, str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["lc-gpt", "dynaquant-gpt", "dynaquant-bf16", "lc-bf16"])
 def test_values_outlast_all_that_is_done(runs: dict[str, tuple[Path, list[Path]]], place: Path, name: str) -> None:
     path = Path(shutil.copytree(runs[name][0], place / "store"))
@@ -389,6 +391,7 @@ def test_another_scheme_starts_a_base(gpt_run: list[Path], place: Path) -> None:
         assert store.verify().problems == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", PUBLISHED)
 def test_a_quantised_version_after_an_exact_one(scheme: Any, gpt_run: list[Path], place: Path) -> None:
     with ckstore.init(place / "store") as store:
@@ -402,6 +405,7 @@ def test_a_quantised_version_after_an_exact_one(scheme: Any, gpt_run: list[Path]
         assert store.verify().problems == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", PUBLISHED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_odd_values(scheme: Any, dtype: torch.dtype, place: Path) -> None:

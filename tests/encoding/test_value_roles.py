@@ -158,6 +158,7 @@ def stored_as(store: ckstore.Store, tree: Any, how: str, **options: Any) -> ckst
     return store[report.version.number]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_training_resumes_whatever_its_tensors_are_called(kind: str) -> None:
     """All ways with Adam, and two with each of the others."""
@@ -195,6 +196,7 @@ def test_moments_have_a_step_of_their_own_below_any_name(store: ckstore.Store) -
         assert lattice.shift > 23
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["weight", "bias", "exp_avg", "exp_avg_sq", "momentum_buffer", "running_var", "v"])
 @pytest.mark.parametrize(
     ("shape", "dtype"),

@@ -67,6 +67,7 @@ def publish(step: int) -> None:
             store.gc(grace=0)
 
 
+@pytest.mark.long
 def test_no_kill_leaves_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ckstore.init("store").close()

@@ -54,6 +54,7 @@ def assert_same_files(one: Path, other: Path) -> None:
     assert [(one / name).read_bytes() for name in names] == [(other / name).read_bytes() for name in names]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cut-2", "files-2", "cut-1"])
 def test_tensors_are_whole(saved: Path, store: ckstore.Store, tmp_path: Path, name: str) -> None:
     """One name, the global shape, and the values that torch itself puts together."""

@@ -102,6 +102,7 @@ SMALL = small_files()
 
 
 # A model of ONNX begins with no magic number: one that is cut off is opaque.
+@pytest.mark.long
 @pytest.mark.parametrize("kind", sorted(SMALL.keys() - {"onnx"}))
 def test_every_truncation(kind: str) -> None:
     data = SMALL[kind]
@@ -136,6 +137,7 @@ def inner_places(data: bytes) -> set[int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SMALL)
 def test_every_byte_changed(kind: str) -> None:
     """Each byte that the parser reads, in three ways; in one where the byte is of a file of another kind here."""
@@ -152,6 +154,7 @@ def test_every_byte_changed(kind: str) -> None:
         data[index] = original
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SMALL)
 @given(edits=st.data())
 def test_changes_in_several_places(kind: str, edits: st.DataObject) -> None:
@@ -367,6 +370,7 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path, legacy: bool) -> None:
     assert [one.path for one in layout.tensors] == [("a",)]
 
 
+@pytest.mark.long
 def test_bombs() -> None:
     doubled = b"".join(b"q\x00h\x00\x86" for _ in range(100))
     storages = {"0": bytes(16)}

@@ -133,6 +133,7 @@ def doubled(levels: int, first: bytes) -> bytes:
     return b"\x80\x02" + first + b"".join(b"q\x00h\x00\x86" for _ in range(levels)) + b"."
 
 
+@pytest.mark.long
 def test_deep_nesting() -> None:
     assert tree_of(deep(MAX_DEPTH - 1, b"\x85"))
     for levels in (MAX_DEPTH + 2, 1_000_000):

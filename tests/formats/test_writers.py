@@ -135,6 +135,7 @@ def test_shared_containers_are_walked_once() -> None:
     assert len(plan.skeleton) < 5000
 
 
+@pytest.mark.long
 def test_real_files(shared_data: Path) -> None:
     for pattern in (
         "lightning_a/last.ckpt",

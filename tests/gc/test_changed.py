@@ -131,6 +131,7 @@ class History:
         return torch.randn(count, generator=self._torch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_alone_give_the_plan_of_the_whole_store(seed: int, tmp_path: Path) -> None:
     made = 0
@@ -158,6 +159,7 @@ def test_changes_alone_give_the_plan_of_the_whole_store(seed: int, tmp_path: Pat
     assert made > 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "statement",
     [

@@ -191,6 +191,7 @@ def test_a_gc_that_cannot_store_in_full_frees_the_rest(
     check(path, series, ["a@3", "a@4", "a@5", "b@6"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("forgotten", "left"),
     [
@@ -578,6 +579,7 @@ def gc_killed(store: Path, wanted: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.long
 @pytest.mark.local
 def test_a_gc_that_is_killed(path: Path, series: list[Path], directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is whole at once, after a recovery from the remains, and after the next gc, which finishes."""
@@ -718,6 +720,7 @@ def test_a_plan_outlives_a_writer_that_needs_nothing_of_it(
     assert len(plans) == 1
 
 
+@pytest.mark.long
 def test_a_process_that_ingests_all_the_time(path: Path, series: list[Path], directory: Path) -> None:
     """Neither process is refused, whichever is first; everything comes back."""
     script = (
@@ -961,6 +964,7 @@ def test_a_plan_is_of_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch, re
             assert store.verify().problems == []
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("forgets", [True, False])
 def test_a_pack_and_its_copy_are_both_written_again(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.forked import of_ranks
 from tests.integrations.programs import run_with
 
@@ -162,6 +164,7 @@ RANKS = """
     """
 
 
+@pytest.mark.long
 def test_a_state_is_saved_and_loaded_and_leaves_no_directory(tmp_path: Path) -> None:
     run_with("accelerate", HEAD + ONE, tmp_path)
 

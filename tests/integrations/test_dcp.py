@@ -41,6 +41,7 @@ def left_over(store: ckstore.Store) -> list[str]:
     return [name for name in os.listdir(store.path / "packs") if name.startswith(".tmp-")]
 
 
+@pytest.mark.long
 def test_versions_hold_the_tensors_of_all_ranks(trained: Path) -> None:
     """The tensors are whole, as in the file with all of it, and nothing that was staged is left."""
     with ckstore.open(trained / "writer") as opened:
@@ -67,6 +68,7 @@ def test_saves_behind_the_training(trained: Path, run: str) -> None:
         assert all(torch.equal(found[path].torch(), expected[path].torch()) for path in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [1, 3])
 def test_loaded_on_another_number_of_ranks(trained: Path, world: int) -> None:
     """Values are those of `FileSystemReader`, from a version of the writer and from one of a directory."""
@@ -78,6 +80,7 @@ def test_loaded_on_another_number_of_ranks(trained: Path, world: int) -> None:
         run_ranks(world, "load", place=str(trained), version=version, **places)
 
 
+@pytest.mark.long
 def test_a_series_takes_the_bytes_of_files(trained: Path, tmp_path: Path) -> None:
     """Directories, the writer's versions and files with all of it: within two per cent."""
     stored = {}

@@ -61,6 +61,7 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ckstore
         yield store
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("resume", [by_torch, by_torch_elsewhere, by_lightning, by_transformers])
 @pytest.mark.parametrize("name", ["run@latest", "run", "latest"])
 def test_the_latest_sound_version_is_resumed_from(

@@ -240,6 +240,7 @@ def test_the_search_has_no_metric_without_sensitivity(tmp_path: Path) -> None:
     assert evaluations == {"with": 2, "without": 1}
 
 
+@pytest.mark.long
 def test_a_saver_stores_with_gradients_and_an_evaluation(tmp_path: Path) -> None:
     """Both processes store alike, by the gradients as they were at the call."""
     state, accumulator = trained()
@@ -286,6 +287,7 @@ def test_a_saver_reports_gradients_of_other_shapes(tmp_path: Path) -> None:
             saver.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", ["sums.pt", {"model/weight": object()}, {"model/weight": None}])
 def test_a_saver_refuses_other_gradients_at_once(tmp_path: Path, given: Any) -> None:
     state, _ = trained()

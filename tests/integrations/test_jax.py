@@ -65,6 +65,7 @@ WITHOUT_TORCH = """
 FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
+@pytest.mark.long
 def test_states_of_flax_come_back(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(FLAX))
     [(code, printed)] = run_forked("jax", Path("program.py"), FAST, cwd=tmp_path)
@@ -81,10 +82,12 @@ def alone(arguments: list[str], place: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_torch_is_not_needed(tmp_path: Path) -> None:
     alone(["-c", textwrap.dedent(WITHOUT_TORCH)], tmp_path)
 
 
+@pytest.mark.long
 def test_trees_come_back() -> None:
     checks = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/integrations/jax_checks.py"]
     assert " passed" in alone(checks, REPOSITORY)

@@ -275,6 +275,7 @@ class Training:
         return len(resumed[0])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120 + 60 * KILLS)
 @pytest.mark.parametrize("guest", PROGRAMS)
 def test_a_training_resumes_its_saved_state(guest: str, tmp_path: Path) -> None:
@@ -323,6 +324,7 @@ def part_of(state: Any, rank: int) -> Any:
     return state.chunk(2)[rank] if isinstance(state, torch.Tensor) and state.ndim else state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guest", PROGRAMS)
 def test_a_save_without_room_fails_the_training_and_a_thinned_version_resumes(guest: str, tmp_path: Path) -> None:
     training = Training(guest, tmp_path)

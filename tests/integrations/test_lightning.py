@@ -213,6 +213,7 @@ def test_a_save_that_is_killed_leaves_a_pointer_to_a_version(
     assert len((tmp_path / "a.ckpt").read_text().splitlines()) == len(store) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 2])
 def test_every_path_gives_what_was_saved_to_it_last(store: ckstore.Store, tmp_path: Path, seed: int) -> None:
     """Saves of several kinds, removals, links and resumptions in a random order."""
@@ -605,10 +606,12 @@ def test_a_crashed_branch_ends_where_its_training_was_resumed(tmp_path: Path) ->
     run_with("lightning", CRASH, tmp_path)
 
 
+@pytest.mark.long
 def test_ranks_save_and_resume(tmp_path: Path) -> None:
     run_with("lightning", RANKS, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
 def test_a_trainer_keeps_links_and_resumes_from_pointers(package: str, tmp_path: Path) -> None:
     if package != "lightning" and not os.environ.get("CKSTORE_GUESTS"):

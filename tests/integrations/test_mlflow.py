@@ -185,6 +185,7 @@ def test_files_of_one_step_are_artifacts_of_their_own(tmp_path: Path) -> None:
     assert set(artifacts._files()) == files.keys() - {"checkpoints/ema_step100.pt", "b.txt"}
 
 
+@pytest.mark.long
 def test_the_location_or_the_environment_names_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The location alone where it has a path; the environment a store in a bucket."""
     place = tmp_path / "store"

@@ -46,6 +46,7 @@ def packs_of(store: ckstore.Store) -> list[str]:
     return sorted(os.listdir(store.path / "packs"))
 
 
+@pytest.mark.long
 def test_objects_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     """The coordinator reads no tensor back, and gathers little; each rank writes a pack."""
     objects, files, bands = {}, {}, {}
@@ -101,6 +102,7 @@ def test_packs_of_ranks_are_collected_and_sent(tmp_path: Path) -> None:
         other["a@1"].checkout(tmp_path / "whole.pt")
 
 
+@pytest.mark.long
 def test_the_next_version_of_other_ranks_is_a_delta(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         for step, world in enumerate((2, 3, 2)):
@@ -115,6 +117,7 @@ def test_the_next_version_of_other_ranks_is_a_delta(tmp_path: Path) -> None:
         assert [name for name in packs_of(store) if ".raw" in name] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("point", "words"),
     [("resolve", "no such value"), ("pack-written", "No space"), ("version", "install the same one")],
@@ -131,6 +134,7 @@ def test_a_rank_that_fails_is_named_and_the_training_goes_on(tmp_path: Path, poi
     assert all(words in one["error"] and "(RANK " in one["error"] for one in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rank", "point", "how"),
     [
@@ -162,6 +166,7 @@ def test_a_rank_that_dies_fails_the_save_on_all(tmp_path: Path, rank: int, point
         assert len(store) == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("real_parts")
 @pytest.mark.parametrize("seed", range(int(os.environ.get("CKSTORE_KILLS", "3"))))
 def test_a_rank_that_dies_at_any_moment_hangs_and_loses_nothing(tmp_path: Path, seed: int) -> None:
@@ -194,6 +199,7 @@ def test_ranks_without_a_common_store_are_refused(tmp_path: Path, in_front: bool
             assert len(packs_of(store)) == (place == "node-1/store")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [(1, 1), (1, 2)])
 def test_two_jobs_save_the_same_steps(tmp_path: Path, seeds: tuple[int, int]) -> None:
     """One wins each step, and the other one is told; of equal content, both succeed."""
@@ -255,6 +261,7 @@ def bucket(tmp_path: Path) -> Iterator[tuple[ObjectStore, str]]:
         yield server, url
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("real_parts")
 def test_ranks_save_into_a_bucket(tmp_path: Path) -> None:
     """Each rank has a mirror of its own.
@@ -281,6 +288,7 @@ def test_ranks_save_into_a_bucket(tmp_path: Path) -> None:
             assert len(fetched) < 40
 
 
+@pytest.mark.long
 def test_ranks_save_on_their_own_disks_first(tmp_path: Path) -> None:
     """The next job finishes the saves of a killed one; a version that only a lost machine had is refused."""
     with bucket(tmp_path) as (server, url):

@@ -13,6 +13,7 @@ SECONDS = os.environ.get("CKSTORE_FUZZ_SECONDS")
 END = f"-max_total_time={SECONDS}" if SECONDS else "-runs=3000"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180 + len(kernel_fuzzing.TARGETS) * int(SECONDS or 0))
 def test_decoders(tmp_path: Path) -> None:
     """One test, so that one process compiles the program."""

@@ -20,6 +20,7 @@ def digests(level: str, threads: int) -> str:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.long
 def test_all_levels_and_threads_return_the_same_bytes() -> None:
     levels = native.LEVELS[: native.LEVELS.index(native.level) + 1]
     expected = digests(native.level, 2)

@@ -58,6 +58,7 @@ def changed(forms: Forms, chance: random.Random) -> Forms:
     return dict(items)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("seed", range(60))
 def test_every_element_is_in_one_unit(seed: int, is_cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,7 @@ with ckstore.open(sys.argv[1], "r", 32 << 20) as store:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_memory_grows_with_neither_versions_nor_tensors(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:

@@ -49,6 +49,7 @@ def cases(draw: st.DrawFn) -> tuple[int, tuple[int, ...], tuple[int, ...], list[
     return draw(st.integers(0, 5)), shape, strides, wanted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gap", [1, 8, 1 << 15])
 @pytest.mark.parametrize("sparse", [1, 1 << 21])
 @given(case=cases())

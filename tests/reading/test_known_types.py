@@ -139,6 +139,7 @@ def state_dict_of(source: Any, store: Path, **options: Any) -> Any:
         return opened[1].state_dict(**options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 @pytest.mark.parametrize("name", KNOWN)
 def test_files(tmp_path: Path, name: str, protocol: int) -> None:
@@ -147,6 +148,7 @@ def test_files(tmp_path: Path, name: str, protocol: int) -> None:
     assert_alike(state_dict_of(tmp_path / "a.pt", tmp_path / "store"), loaded)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KNOWN)
 def test_state_dicts_in_memory(tmp_path: Path, name: str) -> None:
     value = {"x": KNOWN[name], "w": torch.ones(3)}
@@ -409,6 +411,7 @@ HOSTILE: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HOSTILE)
 def test_values_that_no_type_writes_stay_unknown(tmp_path: Path, name: str) -> None:
     with open(tmp_path / "a.pt", "wb") as file:

@@ -98,6 +98,7 @@ READERS: list[Callable[[ckstore.Version, str], Any]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", range(len(READERS)))
 def test_values_equal_those_of_torch(version: ckstore.Version, reader: int) -> None:
     for path, tensor in views().items():

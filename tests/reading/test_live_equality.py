@@ -194,6 +194,7 @@ def test_a_state_comes_back_equal(state: Any) -> None:
         assert_identical(stored(state, Path(place) / "store"), state)
 
 
+@pytest.mark.long
 @given(states(is_sound=False))
 def test_a_state_comes_back_equal_or_is_refused(state: Any) -> None:
     with tempfile.TemporaryDirectory() as place, ckstore.init(Path(place) / "store") as store:

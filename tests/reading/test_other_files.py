@@ -107,6 +107,7 @@ def torch_bytes_of(series: list[Arrays], place: Path) -> int:
     return size
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_series_takes_the_bytes_of_torch_files(kind: str, series: tuple[list[Arrays], int], tmp_path: Path) -> None:
     ending, write, content = WRITERS[kind]

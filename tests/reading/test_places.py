@@ -94,6 +94,7 @@ def test_a_single_file_lies_in_the_directory_that_was_named(craft: Craft, tmp_pa
     refused(craft(False, {"path": placed(path, tmp_path)}), tmp_path / "target", path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOWHERE)
 @pytest.mark.parametrize("kind", ["file", "link", "directory"])
 def test_members_lie_in_their_directory(craft: Craft, tmp_path: Path, kind: str, path: Any) -> None:

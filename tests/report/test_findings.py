@@ -74,6 +74,7 @@ def test_a_healthy_training_has_none(store: Store) -> None:
     assert trained(store) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt", "cnn", "bf16", "ema", "finetune", "slow"])
 def test_healthy_runs_have_none(store: Store, trained_runs: Path, name: str) -> None:
     from tools import runs

@@ -86,6 +86,7 @@ def expected(store: ckstore.Store, record: Record) -> np.ndarray:
     return floats(values, record.dtype) if record.dtype in STEP_RANGE else values.view(f"i{values.itemsize}")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(WHOLE)
 @pytest.mark.parametrize(
     "options",
@@ -138,6 +139,7 @@ def test_every_array_of_every_pack_reads(tmp_path: Path, dtype: torch.dtype, opt
         assert read["rows"]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(WHOLE)
 @pytest.mark.parametrize("scheme", ["lattice", "lc", "dynaquant"])
 def test_small_arrays_of_coarse_versions_open(tmp_path: Path, gpt_run: list[Path], scheme: Any) -> None:

@@ -137,6 +137,7 @@ READERS = """
 """
 
 
+@pytest.mark.long
 def test_threads_may_be_the_first_to_read_a_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """msgspec would end the process with a segmentation fault."""
     found: list[bytes] = []

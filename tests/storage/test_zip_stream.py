@@ -75,6 +75,7 @@ def test_the_bytes_equal_those_of_zipfile(tmp_path: Path) -> None:
         assert digest_file(io.BytesIO(changed)) != digest
 
 
+@pytest.mark.long
 def test_more_members_than_two_bytes_count(tmp_path: Path) -> None:
     members = [(f"m{number}", b"x", False) for number in range(70_000)]
     write(tmp_path / "pack.zip", members)

@@ -12,6 +12,7 @@ import pytest
 from tools import compile_kernels
 
 
+@pytest.mark.long
 @pytest.mark.skipif(compile_kernels.compiler() is None, reason="no compiler")
 def test_two_libraries_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_kernels, "_LEVELS", {})  # All levels compile the same sources.

@@ -10,6 +10,7 @@ import torch
 from tools import runs
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_runs")
 def test_every_run_is_trained_once_and_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = torch.get_rng_state()

@@ -28,6 +28,7 @@ class Short(Bench):
         return super().run(name)[:2]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_runs")
 @pytest.mark.parametrize(
     ("part", "said"), [("cnn", "| ExCP, all | "), ("coarse", "| GPT, weights and both moments | 1.5 |")]

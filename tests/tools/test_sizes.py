@@ -14,6 +14,7 @@ from tools.bench.series import PUBLIC, TRAINED, Series, find
 pytestmark = pytest.mark.local
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_runs")
 def test_measure_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = runs.train("gpt", tmp_path / "runs")

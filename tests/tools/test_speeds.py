@@ -56,6 +56,7 @@ def figures(section: Section) -> Iterator[list[float]]:
                 yield [ends[0], median, ends[1]] if ends else [median]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", speeds.ROWS)
 def test_every_row_runs_and_leaves_nothing(name: str, bench: Bench, tmp_path: Path) -> None:
     section = speeds.ROWS[name](bench)

@@ -159,6 +159,7 @@ def whole(origin: Path) -> Path:
     return origin / "whole"
 
 
+@pytest.mark.long
 def test_everything_comes_back_with_ids_lineage_metrics_and_tags(origin: Path, whole: Path) -> None:
     there = restored(whole, origin / "out")
     assert there == restored(origin / "store", origin / "out")
@@ -282,6 +283,7 @@ def test_a_deep_version_by_itself_is_encoded_again_where_that_takes_fewer_bytes(
                 assert all(torch.equal(found[name], said[name]) for name in said)
 
 
+@pytest.mark.long
 @pytest.mark.local  # It forks, which the client of an object store does not survive.
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", [KILL, POWER])
@@ -330,6 +332,7 @@ def _without_tags(found: dict[str, Any]) -> dict[str, Any]:
     return {uid: said[:-1] for uid, said in found.items()}
 
 
+@pytest.mark.long
 @pytest.mark.local  # It forks, too.
 def test_a_copy_that_a_killed_push_left_is_the_same_version(origin: Path, directory: Path) -> None:
     """Its pack is whole, and it was not committed; the push that was repeated has sent it again."""
@@ -364,6 +367,7 @@ def test_a_copy_that_a_killed_push_left_is_the_same_version(origin: Path, direct
     assert left
 
 
+@pytest.mark.long
 def test_two_pushes_at_once(origin: Path, whole: Path, directory: Path) -> None:
     ckstore.init(directory / "store").close()
     command = [sys.executable, "-c", PUSH, str(origin / "store"), str(directory / "store")]
@@ -547,6 +551,7 @@ def test_hot_versions_share_encoded_objects_of_the_target(directory: Path) -> No
         assert torch.equal(other["a@1"].state_dict()["frozen"], frozen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["objects", "manifest"])
 def test_damage_in_the_source_is_noticed_and_the_rest_arrives(origin: Path, directory: Path, kind: str) -> None:
     source, target = directory / "source", directory / "store"
