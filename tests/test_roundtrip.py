@@ -24,7 +24,7 @@ from ckstore.objects import reader
 from ckstore.objects.layouts import LayoutDocument
 from ckstore.recovery.recover import recover
 from ckstore.repository import Repository
-from tests.checkpoints import described, restored_elsewhere, sha256
+from tests.checkpoints import described, restored_elsewhere, settled, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -102,6 +102,7 @@ def check_all(store: ckstore.Store, expected: dict[int, str], directory: Path) -
 def test_every_depth_after_a_rebase_and_after_a_recovery(store: ckstore.Store, directory: Path) -> None:
     paths = adamw_run(directory, 12)
     expected = ingest_all(store, paths, run="a")
+    settled(store)  # An encoding at the time of a rebase may keep the depth of before.
     rows = store._catalog.versions("a")
     assert [row.step for row in rows] == list(range(12))
     assert max(row.depth for row in rows) >= 3, "the run must have chains for this test to mean anything"
@@ -117,7 +118,7 @@ def test_every_depth_after_a_rebase_and_after_a_recovery(store: ckstore.Store, d
     check_all(store, expected, directory)
     assert store.verify().problems == []
     store.close()
-    with ckstore.open(store.place, "r") as closed:  # A writer would encode the last version later.
+    with ckstore.open(store.place, "r") as closed:
         before = [(row.number, row.step, row.uid, row.parent, row.depth) for row in closed._catalog.versions()]
     (store.path / "catalog.sqlite").unlink()
     assert recover(store.place).problems == []
