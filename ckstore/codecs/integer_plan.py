@@ -51,18 +51,15 @@ class Workspace:
         if self._capacity > 0 and size <= self._capacity <= max(size, _KEPT):
             return
         kernels = self.kernels
-        self._capacity = capacity = 1 << size.bit_length()
-        self._encoder: tuple[Array, ...] = (
-            *(np.empty(capacity, np.uint16) for _ in range(3)),
-            *(np.empty(capacity, np.int64) for _ in range(3)),
-            np.empty(kernels.CELLS, np.int64),
-            np.empty(2 * kernels.CELLS, np.uint8),
-            self.costs,
-            np.empty(kernels.PLANE_BYTES * capacity, np.uint8),
-            np.empty(kernels.STREAM_BYTES * capacity + kernels.STREAM_SPARE, np.uint8),
-            np.empty(kernels.DIRECTORY_BYTES, np.uint8),
-        )
-        arrays = np.array([*(array.ctypes.data for array in self._encoder), capacity, *[0] * kernels.FACTS], np.int64)
+        self._capacity = capacity = 1 << max(size - 1, 1).bit_length()
+        sizes = [*[2 * capacity] * 3, *[8 * capacity] * 3, 8 * kernels.CELLS, 2 * kernels.CELLS]
+        sizes += [kernels.PLANE_BYTES * capacity, kernels.STREAM_BYTES * capacity + kernels.STREAM_SPARE]
+        # One block, which a later thread reuses: threads live no longer than the encoding of a version. Its arrays
+        # begin with lines of the processor's cache.
+        starts = np.cumsum([0, *((nbytes | 63) + 1 for nbytes in sizes)])
+        self._encoder = empty(int(starts[-1]) + kernels.DIRECTORY_BYTES, np.uint8)
+        at = self._encoder.ctypes.data + starts
+        arrays = np.array([*at[:8], self.costs.ctypes.data, *at[8:], capacity, *[0] * kernels.FACTS], np.int64)
         self.facts = arrays[-kernels.FACTS :]
         self.encoder = arrays.ctypes.data
 

@@ -6,6 +6,7 @@ floats that takes as long as decoding it.
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,6 @@ import numpy.typing as npt
 
 #: Arrays with fewer or more bytes are allocated as usual.
 _LEAST, _MOST = 1 << 16, 1 << 25
-
-#: Arrays begin with a line of the cache: a store of a whole vector that crosses lines takes twice as long.
-_LINE = 64
 
 #: Bytes that are kept of each size up to that of a chunk, whose binary logarithm is at most ...
 _KEPT = 16 << 20
@@ -38,9 +36,12 @@ class Block:
         try:
             self._memory = _free[size].pop()
         except IndexError:
-            memory = np.empty((1 << size) + _LINE, np.uint8)
-            address = memory.ctypes.data
-            self._memory = memory, address + -address % _LINE
+            # A mapping of its own: deleted between other arrays of the C library, it would leave a hole there.
+            try:
+                memory = np.frombuffer(mmap.mmap(-1, 1 << size, access=mmap.ACCESS_COPY), np.uint8)
+            except OSError as error:
+                raise MemoryError(f"There are no {1 << size:,} bytes of memory.") from error
+            self._memory = memory, memory.ctypes.data
         self.nbytes = 1 << size
         self.__array_interface__ = {
             "version": 3,

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.codecs import integer_header
+from ckstore.codecs.integer_plan import Workspace
 from ckstore.codecs.integers import (
     add_integers,
     count_integers,
@@ -399,6 +400,13 @@ def test_threads_do_not_disturb_each_other():
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(both_ways, jobs * 4))
+
+
+def test_a_workspace_has_room_for_a_chunk_and_no_more():
+    room = Workspace()
+    room.reserve(1 << 18)
+    spare = entropy.DIRECTORY_BYTES + entropy.STREAM_SPARE + 10 * entropy.CELLS + 1024
+    assert room._encoder.nbytes <= (1 << 18) * (3 * 2 + 3 * 8 + entropy.PLANE_BYTES + entropy.STREAM_BYTES) + spare
 
 
 def test_read_only_mapped_and_misaligned_arrays():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from ckstore.runtime import blocks as memory
 from ckstore.runtime.blocks import empty
+from tools.bench.resident import resident
 
 
 def address(array: npt.NDArray[Any]) -> int:
@@ -57,6 +59,21 @@ def test_only_so_much_is_kept() -> None:
     kept = {size: len(free) << size for size, free in memory._free.items()}
     assert all(kept[size] <= memory._KEPT for size in kept if size <= memory._CHUNK)
     assert sum(kept[size] for size in (23, 24, 25)) == memory._KEPT_OBJECTS
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_deleted_arrays_leave_no_holes_between_others() -> None:
+    np.ones(3 << 20)  # After its deletion the C library takes arrays up to this size from its heap.
+    memory._free[20].clear()
+    before = resident(os.getpid())
+    arrays, others = [], []
+    for _ in range(96):
+        arrays.append(empty(1 << 20, np.uint8))
+        arrays[-1].fill(1)
+        others.append(np.ones(1 << 17))
+    arrays.clear()
+    others_and_kept = 96 * (1 << 20) + memory._KEPT
+    assert (resident(os.getpid()) - before) * 1e6 < others_and_kept + (8 << 20)
 
 
 def test_threads_never_share_memory() -> None:
