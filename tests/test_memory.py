@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,3 +76,39 @@ def test_reads_leave_nothing_behind(tmp_path: Path) -> None:
     with ckstore.open(tmp_path / "store", "r", cache_bytes=1 << 14) as store:
         left = growth(lambda step: store[f"run@{step}"].state_dict(), store)
     assert left < LARGEST
+
+
+@pytest.mark.parametrize(
+    ("hot", "policy"), [(1, "exact"), (0, "exact"), (0, "coarse"), (0, ckstore.Policy("coarse", scheme="dynaquant"))]
+)
+def test_states_are_deleted_without_the_garbage_collector(
+    tmp_path: Path, hot: int, policy: str | ckstore.Policy
+) -> None:
+    # It runs seldom while the background encodes: each state in a cycle of references would stay for long.
+    generator = torch.Generator().manual_seed(0)
+    array = np.random.default_rng(0).standard_normal((300, 300), np.float32)
+
+    def state(step: int) -> dict[str, dict[str, object]]:
+        weight = torch.randn(300, 300, generator=generator)
+        return {
+            "model": {"weight": weight, "half": weight.bfloat16(), "array": array * (step + 1)},
+            "optimizer": {"exp_avg": weight / 2, "exp_avg_sq": weight**2},
+        }
+
+    def made(step: int, store: ckstore.Store) -> list[weakref.ref[object]]:
+        stored = state(step)
+        store.ingest(stored, run="run", step=step, hot=hot, policy=policy)
+        read = store[f"run@{step}"].state_dict()
+        return [weakref.ref(one) for tree in (stored, read) for part in tree.values() for one in part.values()]
+
+    with ckstore.init(tmp_path / "store") as store:
+        made(0, store)  # Imports leave cycles.
+        settled(store)
+        gc.collect()
+        gc.disable()
+        try:
+            references = made(1, store)
+            assert len(references) == 10
+            assert not any(one() is not None for one in references)
+        finally:
+            gc.enable()

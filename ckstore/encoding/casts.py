@@ -56,6 +56,13 @@ class Casts:
         return None
 
     @cached_property
+    def copies(self) -> dict[Unit, Unit]:
+        """The weights that are roundings of others in the version, each with the unit that it alone rounds."""
+        weights = (unit for unit in self._values.units if unit.role in ("weight", "vector"))
+        sources = ((unit, self.source(unit, alone=True)) for unit in weights)
+        return {unit: source[1] for unit, source in sources if source is not None}
+
+    @cached_property
     def _uses(self) -> Counter[str]:
         return Counter(self._values.contents)
 

@@ -93,6 +93,11 @@ def parent_objects(units: Sequence[Unit], objects: Sequence[str], facts: Mapping
     return found
 
 
+def _masters(casts: Casts | None) -> dict[Unit, str]:
+    """Return the units that weights round, with the roles of these."""
+    return {} if casts is None else {master: unit.role for unit, master in casts.copies.items()}
+
+
 class GradientSource(Protocol):
     """Gradients of tensors."""
 
@@ -127,8 +132,7 @@ class Estimator:
         self._axes = {} if not gradients else _orders(values, gradients.shapes)
         self._gradients = gradients
         # Exact versions need no roles, and judging them reads values.
-        self._values = JudgedValues(values, self._masters_by_unit) if policy.is_coarse else values
-        self._given = values
+        self._values = JudgedValues(values, partial(_masters, self._casts)) if policy.is_coarse else values
         self._policy = policy
         self._parents = parents
         self._reader = reader
@@ -161,18 +165,6 @@ class Estimator:
         if source is not None and self._policy.is_coarse and self._master(source.unit) is not None:
             source = None  # Its exact values are not stored.
         return self._exact.estimate(unit, partial(self._values.read, unit), self._parent(unit), source)
-
-    @cached_property
-    def _copies(self) -> dict[Unit, Unit]:
-        """The weights that are roundings of others in the version, each with the unit that it rounds."""
-        if self._casts is None or not self._policy.is_coarse:
-            return {}
-        weights = (unit for unit in self._given.units if unit.role in ("weight", "vector"))
-        sources = ((unit, self._casts.source(unit, alone=True)) for unit in weights)
-        return {unit: source[1] for unit, source in sources if source is not None}
-
-    def _masters_by_unit(self) -> dict[Unit, str]:
-        return {master: unit.role for unit, master in self._copies.items()}
 
     def _source(self, unit: Unit) -> Source | None:
         """Return the values in the same version that a unit rounds, if any."""
@@ -415,7 +407,8 @@ class Estimator:
     @property
     def _originals(self) -> Sequence[Unit]:
         """All units but weights that round others."""
-        return [unit for unit in self._values.units if unit not in self._copies] if self._copies else self._values.units
+        copies = self._casts.copies if self._casts is not None and self._policy.is_coarse else {}
+        return [unit for unit in self._values.units if unit not in copies] if copies else self._values.units
 
 
 def knows_sensitivity(units: Sequence[Unit], gradients: GradientSource | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any
 
 from ckstore.formats.layout import Shared, TensorRef, Unknown, like
@@ -113,47 +114,52 @@ def replace_tensors(
     `build` replaces an unknown object whose parts are already replaced. With the pairs of `FileLayout.shared`, an
     object at several places becomes one.
     """
-    return _replaced(tree, replacement, build, {id(later): first for later, first in shared}, {})
+    return _replaced(replacement, build, {id(later): first for later, first in shared}, {}, tree)
 
 
 def renumber_tensors(tree: Any, replacement: Callable[[int], Any], shared: Shared) -> tuple[Any, Shared]:
     """Return `replace_tensors` of a tree, and the pairs of its nodes in place of the pairs of `FileLayout.shared`."""
     done: dict[int, Any] = {}
-    made = _replaced(tree, replacement, None, {}, done)
+    made = _replaced(replacement, None, {}, done, tree)
     return made, [(done[id(later)], done[id(first)]) for later, first in shared]
 
 
 def _replaced(
-    tree: Any,
     replacement: Callable[[int], Any],
     build: Callable[[Unknown], Any] | None,
     firsts: dict[int, Any],
     done: dict[int, Any],
+    tree: Any,
 ) -> Any:
     """Return `replace_tensors`; `done` gets the results by the identities of nodes."""
+    node = firsts.get(id(tree), tree)
+    if not isinstance(node, dict | list | tuple | Unknown | TensorRef):
+        return node
+    if id(node) not in done:
+        if isinstance(node, TensorRef):
+            done[id(node)] = replacement(node.index)
+        else:
+            # No function that refers to itself: its cycle would keep the tensors until the next garbage collection.
+            done[id(node)] = _converted(node, partial(_replaced, replacement, build, firsts, done), build)
+    return done[id(node)]
 
-    def visit(node: Any) -> Any:
-        node = firsts.get(id(node), node)
-        if not isinstance(node, dict | list | tuple | Unknown | TensorRef):
-            return node
-        if id(node) not in done:
-            done[id(node)] = replacement(node.index) if isinstance(node, TensorRef) else convert(node)
-        return done[id(node)]
 
-    def convert(node: dict[Any, Any] | list[Any] | tuple[Any, ...] | Unknown) -> Any:
-        if isinstance(node, dict):
-            made = like(node, ((key, visit(value)) for key, value in node.items()))
-            if isinstance(node, OrderedDict):
-                vars(made).update(visit(vars(node)))
-            return made
-        if isinstance(node, list):
-            return [visit(item) for item in node]
-        if isinstance(node, tuple):
-            return tuple(visit(item) for item in node)
-        changed = Unknown(node.name, visit(node.args), visit(node.state), visit(node.items))
-        return changed if build is None else build(changed)
-
-    return visit(tree)
+def _converted(
+    node: dict[Any, Any] | list[Any] | tuple[Any, ...] | Unknown,
+    visit: Callable[[Any], Any],
+    build: Callable[[Unknown], Any] | None,
+) -> Any:
+    if isinstance(node, dict):
+        made = like(node, ((key, visit(value)) for key, value in node.items()))
+        if isinstance(node, OrderedDict):
+            vars(made).update(visit(vars(node)))
+        return made
+    if isinstance(node, list):
+        return [visit(item) for item in node]
+    if isinstance(node, tuple):
+        return tuple(visit(item) for item in node)
+    changed = Unknown(node.name, visit(node.args), visit(node.state), visit(node.items))
+    return changed if build is None else build(changed)
 
 
 def plain_tree(tree: Any) -> Any:

@@ -167,7 +167,8 @@ class StateDictSource:
     def __init__(self, state_dict: Any, on_unknown: OnUnknown = "raise") -> None:
         is_described = isinstance(state_dict, LiveState)
         self._state: LiveState = state_dict if is_described else describe_state_dict(state_dict, on_unknown)
-        plan = plan_torch(self._state.tree, self._state.tensors, self._state.extents, self._state.shared)
+        state = self._state
+        plan = plan_torch(state.tree, state.tensors, state.extents, state.shared)
         self.layout = _layout_of(plan, self._state)
         self.skeleton = plan.skeleton
         self._numbers = plan.numbers
@@ -181,7 +182,8 @@ class StateDictSource:
             plan.skeleton,
             [(one.start, prod(one.shape) * ITEM_SIZES[one.dtype]) for one in plan.layout.extents],
             plan.layout.size,
-            lambda index, offset, nbytes: self._state.view(plan.numbers[index], offset, nbytes),
+            # Without a reference to this source: in a cycle, the caller's tensors would wait for the garbage collector.
+            lambda index, offset, nbytes: state.view(plan.numbers[index], offset, nbytes),
         )
 
     @property
