@@ -2,32 +2,37 @@
 
 usage: python -m tools.mutants ROOM... [--sample N] [--seed N] [--minutes N]
 
-A mutant is a module with one comparison, condition, number or statement changed. A room's tests run on each in a
-process that is forked after the imports of libraries, until one fails.
+A mutant is a module with one comparison, condition, number or statement changed. Of the room's tests, those that run
+its lines run on it, the quickest first, in a fork of the process that collected the tests, until one fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib.abc
-import importlib.machinery
+import gc
+import json
 import os
 import random
 import resource
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 #: The modules of each room, and its quick tests.
 ROOMS = {
-    "steps": (("steps", "scanning/steps"), ("tests/test_steps.py", "tests/scanning/test_steps.py")),
+    "steps": (("steps", "scanning/steps"), ("ckstore/steps.py", "tests/test_steps.py", "tests/scanning/test_steps.py")),
     "naming": (
         ("commit/naming", "storage/version_names"),
         (
@@ -35,29 +40,47 @@ ROOMS = {
             "tests/test_metrics.py",
             "tests/cli/test_tag.py",
             "tests/cli/test_policy.py",
+            "tests/writing/test_renamed_runs.py",
         ),
     ),
     "lineage": (("lineage/cost", "lineage/planner", "lineage/release", "lineage/search"), ("tests/lineage",)),
-    "log": (("storage/change_log", "storage/log_files"), ("tests/storage/test_change_log.py",)),
+    "log": (
+        ("storage/change_log", "storage/log_files"),
+        (
+            "ckstore/storage/change_log.py",
+            "tests/storage/test_change_log.py",
+            "tests/writing/test_renamed_runs.py",
+            "tests/retention/test_undo.py",
+        ),
+    ),
     "retention": (
         ("retention/forget", "retention/retain", "retention/selection"),
         ("tests/retention/test_selection.py", "tests/retention/test_forget.py", "tests/retention/test_retain.py"),
     ),
-    "gc": (("gc/collect", "gc/plan", "gc/reachability", "gc/repack"), ("tests/gc",)),
+    "gc": (("gc/collect", "gc/plan", "gc/reachability", "gc/repack"), ("tests/gc", "tests/test_segments.py")),
     "recovery": (
         ("recovery/found_objects", "recovery/found_versions", "recovery/lost_packs", "recovery/recover"),
-        ("tests/recovery",),
+        (
+            "tests/recovery",
+            "tests/writing/test_going_back.py",
+            "tests/writing/test_renamed_runs.py",
+            "tests/storage/remote/test_remote_damage.py",
+        ),
     ),
     "commit": (
         ("commit/change", "commit/dependents", "commit/going_back", "commit/in_full", "commit/join"),
         (
             "tests/writing/test_rebase.py",
             "tests/writing/test_going_back.py",
-            "tests/writing/test_dedupe.py",
+            "tests/writing/test_damaged_parents.py",
+            "tests/test_two_writers.py",
             "tests/test_segments.py",
         ),
     ),
 }
+
+#: A test that waits for ever fails; output is of no interest.
+OPTIONS = ("-qq", "-x", "-s", "-n", "0", "-p", "no:cacheprovider", "--timeout", "90", "-o", "session_timeout=86400")
 
 _OTHER = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -80,6 +103,11 @@ class _Change(ast.NodeTransformer):
             return node  # An assertion.
         if isinstance(node, ast.AnnAssign):
             node.value = node.value and self.visit(node.value)  # type: ignore[assignment]
+            return node
+        if isinstance(node, ast.ClassDef):
+            for part in node.body:  # Values of a class were taken when it was made.
+                if isinstance(part, ast.FunctionDef):
+                    self.visit(part)
             return node
         if isinstance(node, ast.FunctionDef):
             node.returns = None
@@ -119,22 +147,6 @@ class _Change(ast.NodeTransformer):
         return None
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads one module from a changed tree."""
-
-    def __init__(self, name: str, tree: ast.Module, path: Path) -> None:
-        self.name, self.tree, self.path = name, tree, path
-
-    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name != self.name:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, origin=str(self.path))
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = str(self.path)
-        exec(compile(self.tree, str(self.path), "exec"), module.__dict__)
-
-
 def places(source: str) -> list[int]:
     """Return the line of each place that can be changed."""
     change = _Change()
@@ -149,6 +161,148 @@ def changed(source: str, at: int) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
+def span(source: str, line: int) -> range:
+    """Return the lines that a test runs if it runs code of a line: its statement, or the function of a default.
+
+    All code may use the constants of a module.
+    """
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
+    around = [node for node in nodes if node.lineno <= line <= (node.end_lineno or line)]
+    around.sort(key=lambda node: (node.lineno, -(node.end_lineno or line)))
+    if not any(isinstance(node, ast.FunctionDef) for node in around):
+        return range(len(source))
+    inner = around[-1]
+    body = getattr(inner, "body", None)
+    if body is None or isinstance(inner, ast.FunctionDef):
+        return range(inner.lineno, (inner.end_lineno or line) + 1)
+    return range(inner.lineno, max(body[0].lineno, inner.lineno + 1))
+
+
+def apply(path: Path, at: int) -> None:
+    """Change a place of an imported module: the code and defaults of functions, and constants."""
+    source, file = path.read_text(), str(path.absolute())
+    before, after = changed(source, -1), changed(source, at)
+    codes = {_key(code): code for code in _codes(compile(after, file, "exec"))}
+    defaults = {_first(node): ast.unparse(node.args) for node in ast.walk(before) if isinstance(node, ast.FunctionDef)}
+    other = {_first(node): node.args for node in ast.walk(after)
+             if isinstance(node, ast.FunctionDef) and ast.unparse(node.args) != defaults[_first(node)]}  # fmt: skip
+    for found in gc.get_objects():
+        if type(found) is FunctionType and found.__code__.co_filename == file:
+            first = found.__code__.co_firstlineno
+            found.__code__ = codes.get(_key(found.__code__), found.__code__)
+            if first in other:
+                values = [_value(node, found.__globals__) for node in other[first].defaults]
+                found.__defaults__ = tuple(values) or None
+                named = zip(other[first].kwonlyargs, other[first].kw_defaults, strict=True)
+                found.__kwdefaults__ = {one.arg: _value(node, found.__globals__) for one, node in named if node}
+    for one, two in zip(before.body, after.body, strict=True):
+        if isinstance(two, ast.Assign) and ast.dump(one) != ast.dump(two):
+            _assign(two, file)
+
+
+def _assign(statement: ast.Assign, file: str) -> None:
+    """Change constants of a module, and of the modules that have imported them."""
+    own = next(vars(module) for module in list(sys.modules.values()) if getattr(module, "__file__", None) == file)
+    former = dict(own)
+    exec(compile(ast.Module([statement], []), file, "exec"), own)
+    for name in {node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)}:
+        for imported, module in list(sys.modules.items()):
+            if imported.startswith("ckstore.") and vars(module).get(name) is former[name]:
+                setattr(module, name, own[name])
+
+
+def _value(node: ast.expr, names: dict[str, Any]) -> Any:
+    return eval(compile(ast.Expression(node), "default", "eval"), names)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)
+
+
+def _key(code: CodeType) -> tuple[str, int]:
+    return code.co_qualname, code.co_firstlineno
+
+
+def _first(node: ast.FunctionDef) -> int:
+    """Return the first line of a function, with its decorators."""
+    return min([node.lineno, *(one.lineno for one in node.decorator_list)])
+
+
+class _Test(NamedTuple):
+    """The CPU seconds of a test, its place among the collected ones, and the lines that it runs, by file."""
+
+    seconds: float
+    number: int
+    lines: dict[str, list[int]]
+
+
+class _Mutants:
+    """A plugin of pytest: runs mutants in place of the tests."""
+
+    def __init__(self, room: str, sample: int, seed: int, minutes: float) -> None:
+        self.room, self.sample, self.seed, self.minutes = room, sample, seed, minutes
+        self.files = {str(REPOSITORY / "ckstore" / f"{name}.py"): f"ckstore/{name}.py" for name in ROOMS[room][0]}
+        self.lines: dict[str, set[int]] = {}
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Print the mutants that survive, and their number."""
+        with tempfile.NamedTemporaryFile() as file:
+            if _forked(lambda: self._record(session, Path(file.name)), 1000):
+                raise SystemExit(f"tests of {self.room} fail without a change: {Path(file.name).read_text()}")
+            tests = sorted(_Test(*test) for test in json.loads(Path(file.name).read_text()))
+        sites = [(Path(file), at, line) for file in self.files.values()
+                 for at, line in enumerate(places(Path(file).read_text()))]  # fmt: skip
+        chosen = random.Random(self.seed).sample(sites, min(self.sample, len(sites)))
+        survivors, tried, until = 0, 0, time.monotonic() + 60 * self.minutes
+        for path, at, line in chosen:
+            if time.monotonic() > until:
+                break
+            tried += 1
+            lines = span(path.read_text(), line)
+            due = [test for test in tests if any(line in lines for line in test.lines.get(str(path), ()))]
+            if not due or not self._is_noticed(session, due, path, at):
+                survivors += 1
+                print(f"{path}:{line}", _shown(path.read_text(), at), "" if due else "(no test runs it)", flush=True)
+        print(f"{self.room}: {tried - survivors} of {tried} mutants are noticed ({len(sites)} places)", flush=True)
+        return True
+
+    def _is_noticed(self, session: pytest.Session, due: Sequence[_Test], path: Path, at: int) -> bool:
+        def run() -> int:
+            gc.unfreeze()
+            apply(path, at)
+            return _run(session, [session.items[test.number] for test in due])
+
+        return _forked(run, sum(test.seconds for test in due)) != 0
+
+    def _record(self, session: pytest.Session, file: Path) -> int:
+        """Run each test on unchanged code; write the lines that it runs."""
+        tests = []
+        for number, item in enumerate(session.items):
+            self.lines = {}
+            began = sum(os.times()[:4])
+            threading.settrace(self._trace)
+            sys.settrace(self._trace)
+            failed = _run(session, [item])
+            sys.settrace(None)
+            if failed:
+                file.write_text(item.nodeid)
+                return 1
+            lines = {path: sorted(found) for path, found in self.lines.items()}
+            tests.append(_Test(sum(os.times()[:4]) - began, number, lines))
+        file.write_text(json.dumps(tests))
+        return 0
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        file = self.files.get(frame.f_code.co_filename)
+        if file is None:
+            return None
+        self.lines.setdefault(file, set()).add(frame.f_lineno)
+        return self._trace
+
+
 def main() -> None:
     """Print the mutants that survive, and the score of each room."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -158,71 +312,51 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e6, help="time for a room, after which the rest is left out")
     options = parser.parse_args()
     os.chdir(REPOSITORY)
-    import numpy  # noqa: F401, ICN001
-    import pytest  # noqa: F401
     import torch  # noqa: F401
 
     for room in options.rooms:
-        modules, tests = ROOMS[room]
-        whole, took = _run(tests, None, None)
-        if whole:
-            raise SystemExit(f"tests of {room} fail without a change")
-        sites = [site for module in modules for site in _sites(module)]
-        chosen = random.Random(options.seed).sample(sites, min(options.sample, len(sites)))
-        survivors, tried, until = [], 0, time.monotonic() + 60 * options.minutes
-        for path, at, line in chosen:
-            if time.monotonic() > until:
-                break
-            tried += 1
-            if not _run(tests, path, at, 5 * took + 10)[0]:
-                survivors.append(f"{path}:{line}")
-                before = ast.unparse(changed(path.read_text(), -1)).splitlines()
-                after = ast.unparse(changed(path.read_text(), at)).splitlines()
-                found = [f"  {one.strip()}  ->  {two.strip()}" for one, two in zip(before, after, strict=False)
-                         if one != two]  # fmt: skip
-                print(survivors[-1], *found[:1], flush=True)
-        print(f"{room}: {tried - len(survivors)} of {tried} mutants are noticed ({len(sites)} places)", flush=True)
+        plugin = _Mutants(room, options.sample, options.seed, options.minutes)
+        with tempfile.TemporaryDirectory() as scratch:
+            arguments = [*OPTIONS, "--basetemp", f"{scratch}/tests", *ROOMS[room][1]]
+            _forked(partial(pytest.main, arguments, [plugin]), 1e6, quiet=False)
 
 
-def _sites(module: str) -> Iterator[tuple[Path, int, int]]:
-    path = Path("ckstore", f"{module}.py")
-    for at, line in enumerate(places(path.read_text())):
-        yield path, at, line
+def _shown(source: str, at: int) -> str:
+    before, after = (ast.unparse(changed(source, number)).splitlines() for number in (-1, at))
+    found = [f"{one.strip()}  ->  {two.strip()}" for one, two in zip(before, after, strict=False) if one != two]
+    return " ".join(found[:1])
 
 
-def _run(tests: Sequence[str], path: Path | None, at: int | None, limit: float = 0) -> tuple[int, float]:
-    """Run tests on a mutant; return the exit code and the CPU seconds."""
-    started = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+def _run(session: pytest.Session, items: Sequence[pytest.Item]) -> int:
+    """Run tests until one fails; return whether one did."""
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.testsfailed:
+            return 1
+    return 0
+
+
+def _forked(run: Callable[[], int], seconds: float, *, quiet: bool = True) -> int:
+    """Run a function that usually takes some CPU seconds in a fork; return its exit status."""
     child = os.fork()
     if not child:
         code = 1
         try:
             os.setsid()
-            with open(os.devnull, "w") as nothing:
-                os.dup2(nothing.fileno(), 1)
-                os.dup2(nothing.fileno(), 2)
-            if path is not None and at is not None:
-                resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
-                name = ".".join(path.with_suffix("").parts)
-                sys.meta_path.insert(0, _Finder(name, changed(path.read_text(), at), path.absolute()))
-            sys.dont_write_bytecode = True
-            import pytest
-
-            with tempfile.TemporaryDirectory() as scratch:
-                own = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--basetemp", f"{scratch}/tests"]
-                code = int(pytest.main([*own, *tests]))
+            if quiet:
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, 1)
+                os.dup2(null, 2)
+            limit = int(5 * seconds + 20)
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+            code = run()
         finally:
+            sys.stdout.flush()
             os._exit(code)
-    until = time.monotonic() + 900
-    while time.monotonic() < until:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
-        time.sleep(0.02)
-    else:
-        os.killpg(child, 9)
-        _, status = os.waitpid(child, 0)
-    return status, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - started
+    _, status = os.waitpid(child, 0)
+    with suppress(ProcessLookupError):
+        os.killpg(child, 9)  # Processes of tests, too.
+    return status
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def append(storage: Storage, record: Mapping[str, Any], follows: str = "", part:
     sequence = 1 + int(max([follows, *(item.name for item in later)])[:12] or 0)
     if sequence > LAST:
         raise IntegrityError(f"The log has record {LAST}, which nothing could have written; remove it.")
-    if sequence // SEGMENT > int(follows[:12] or 0) // SEGMENT and follows:
+    if follows and sequence // SEGMENT > int(follows[:12]) // SEGMENT:
         with suppress(CkstoreError, OSError):  # The next one that is due does it.
             log_files.join(storage, follows)
     order = {"format": FORMAT, "sequence": sequence, "follows": follows, **({"part": part} if part else {})}
@@ -229,8 +229,8 @@ def gaps(numbers: Iterable[int]) -> Iterator[str]:
 
     Examples
     --------
-    >>> list(gaps([2, 4, 9]))
-    ['1', '3', '5 to 8']
+    >>> list(gaps([2, 4, 5, 9]))
+    ['1', '3', '6 to 8']
     """
     before = 0
     for number in sorted(numbers):

@@ -11,6 +11,7 @@ from blake3 import blake3
 from ckstore.errors import CkstoreError, DiskFullError, FormatVersionError, IntegrityError
 from ckstore.storage import change_log, durable, log_files, root, schema
 from ckstore.storage.directory_storage import DirectoryStorage
+from ckstore.storage.rows import plain_row, row_of
 
 UNTAG = {"change": "untag", "tag": "a"}
 
@@ -169,10 +170,12 @@ def test_a_later_format_is_distinguished_from_damage(store, later):
 
 
 def test_a_record_that_could_not_be_read_back_is_not_written(store, monkeypatch):
-    monkeypatch.setattr(log_files, "LARGEST", 100)
+    names = append(store, UNTAG, UNTAG)
+    monkeypatch.setattr(log_files, "LARGEST", path_of(store, names[1]).stat().st_size)
+    append(store, UNTAG)
     with pytest.raises(CkstoreError, match="make it for fewer versions at once"):
         append(store, {"change": "forget", "versions": [1], "uids": ["0" * 40]})
-    assert records_of(store) == []
+    assert len(records_of(store)) == 3
 
 
 @pytest.mark.parametrize("content", [b"[]", b"7", b"null", b"{}", b"[" * 100_000, b'{"digest":7}', b'{"digest":null}'])
@@ -313,3 +316,87 @@ def test_a_record_whose_directory_cannot_be_synced_is_not_left(store, monkeypatc
     with pytest.raises(OSError, match="broken"):
         change_log.append(DirectoryStorage(store), UNTAG)
     assert list((store / root.LOG).iterdir()) == []
+
+
+def test_nothing_follows_the_largest_number(store):
+    storage = DirectoryStorage(store)
+    record = {**UNTAG, "format": 1, "sequence": 10**12 - 2, "follows": "", "created": durable.timestamp()}
+    last = change_log.append(storage, UNTAG, log_files.write(storage, record))
+    with pytest.raises(IntegrityError, match="remove it"):
+        change_log.append(storage, UNTAG, last)
+
+
+def test_marks_follow_the_records():
+    records = [
+        {"change": "supersede", "superseded": ["a", "b"], "present": ["c"]},
+        {"change": "forget", "uids": ["b", "e"]},
+    ]
+    assert change_log.superseded(records, ["c", "d", "e"]) == {"a", "d"}
+
+
+def test_changes_that_can_be_undone(filled):
+    rows = [plain_row(filled.version(number)) for number in (1, 2)]
+    records = [
+        {"change": "forget", "sequence": 1, "versions": [1], "rows": rows[:1]},
+        {"change": "thin", "sequence": 2, "version": 2, "before": rows[1]},
+        {"change": "thin", "sequence": 3, "version": 1},
+        {"change": "forget", "sequence": 4, "versions": [9]},
+    ]
+    for later, left in (
+        ({"change": "drop", "version": 1}, [1, 2]),
+        ({"change": "drop", "version": 2}, [1]),
+        ({"change": "forget", "versions": [2]}, [1]),
+        ({"change": "undo", "undone": 1}, [2]),
+        ({"change": "gc"}, [1, 2]),
+        ({"change": "gc", "expired": [2]}, [1]),
+    ):
+        assert [record["sequence"] for record in change_log.undoable([*records, later])] == left
+    renamed = {"change": "rename", "run": "other", "uids": [filled.version(1).uid]}
+    first, second = change_log.undoable([*records, renamed])
+    assert [row_of(row).run for row in (*first["rows"], *second["rows"])] == ["other", "gpt"]
+
+
+def test_forgotten_versions_have_ids_and_numbers():
+    records = [
+        {"change": "forget", "uids": ["a", "b"], "versions": [1, 2]},
+        {"change": "forget", "uids": [], "versions": [3]},
+        {"change": "undo", "uids": ["a"], "versions": [1]},
+    ]
+    assert change_log.forgotten(records) == {("b", 2), ("", 3)}
+
+
+def test_facts_that_only_the_log_confirms():
+    records = [
+        {"change": "tag", "tag": "a", "version": 1},
+        {"change": "policy", "run": "a", "policy": "p"},
+        {"change": "policy", "run": "x", "policy": "q"},
+        {"change": "rename", "from": "a", "run": "b"},
+        {"change": "gc", "created": "2", "versions": [("u", 7, None, "1")]},
+        {"change": "supersede", "superseded": ["u"], "present": []},
+        {"change": "supersede", "superseded": ["v"], "present": []},
+    ]
+    records = [{**record, "sequence": number, "digest": ""} for number, record in enumerate(records)]
+    logged = log_files.name_of(records[5])
+    facts = ({"u": True, "v": False}, {"a": 1}, {"a": "p", "b": "p", "x": "q"}, "2", lambda number: number == 7)
+    assert list(change_log.contradictions(records, logged, *facts)) == []
+    assert len(list(change_log.contradictions(records[:4], logged, {}, {}, {}, "2", bool))) == 1
+    others = [
+        ({"u": False}, "Version u is not superseded"),
+        ({"a": 2}, "Tag a points at version 2"),
+        ({"b": "q"}, "The policy of b is q"),
+        ("1", "The catalog has a garbage collection at 1"),
+        (lambda number: number < 7, "The catalog does not know version 7"),
+    ]
+    for at, (fact, said) in enumerate(others):
+        [problem] = change_log.contradictions(records, logged, *facts[:at], fact, *facts[at + 1 :])
+        assert problem.startswith(said)
+
+
+def test_the_last_record_of_a_catalog_is_missed_once(store):
+    [first] = append(store, UNTAG)
+    last = f"{2:012d}-{'0' * 16}"
+    [problem] = change_log.lost_last(records_of(store), ["another problem"], last)
+    assert "record 2 is missing" in problem
+    for known in (problem, f"Log record {last} is damaged."):
+        assert list(change_log.lost_last(records_of(store), [known], last)) == []
+    assert list(change_log.lost_last(records_of(store), [], first)) == []
