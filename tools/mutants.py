@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import gc
+import importlib
 import json
 import os
 import random
@@ -249,6 +250,8 @@ class _Mutants:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Print the mutants that survive, and their number."""
+        for name in ROOMS[self.room][0]:
+            importlib.import_module(f"ckstore.{name.replace('/', '.')}")
         with tempfile.NamedTemporaryFile() as file:
             if _forked(lambda: self._record(session, Path(file.name)), 1000):
                 raise SystemExit(f"tests of {self.room} fail without a change: {Path(file.name).read_text()}")

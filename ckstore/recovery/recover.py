@@ -328,17 +328,15 @@ class _Builder:
         raw = self.raw_packs.get((pack.document.number, pack.document.created), [])
         row = version_row(document, [*raw, pack.info], pack.entry)
         missing = sum(not self.objects.restores(identity) for identity in document.objects)
-        if missing:
-            self.report.problems.append(
-                f"Version {row.number} ({version.name}) lacks {missing} objects; its other objects are kept."
-            )
-            self.catalog.note_incomplete()
+        lacks = [f"{missing} objects; its other objects are kept."] if missing else []
         references = {self.moved.get(name, name) for name in document.blob_packs()}
-        for name in sorted(references - self.packs.keys()):
-            self.report.problems.append(
-                f"Version {row.number} ({version.name}) lacks data shared with pack {name}, which is damaged or"
-                " missing: the layout of its files, or the bytes between their tensors."
-            )
+        lacks += [
+            f"data shared with pack {name}, which is damaged or missing: the layout of its files, or the bytes between"
+            " their tensors."
+            for name in sorted(references - self.packs.keys())
+        ]
+        if lacks:
+            self.report.problems += [f"Version {row.number} ({version.name}) lacks {part}" for part in lacks]
             self.catalog.note_incomplete()
         self.catalog.commit_version(
             replace(row, run=version.run, step=version.step, parent=parent, superseded=version.superseded),

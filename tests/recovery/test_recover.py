@@ -451,6 +451,8 @@ def test_objects_shared_with_a_lost_pack_are_named(small: Path) -> None:
         assert opened._catalog.unreferenced_packs() == []
     flip(small, pack, lambda length: length // 2)
     assert any(f"lacks data shared with pack {pack}" in problem for problem in recover(small).problems)
+    with ckstore.open(small) as opened:
+        assert opened._catalog.is_incomplete()
 
 
 def test_a_version_with_another_number_outlasts_thin_gc_and_recover(tmp_path: Path) -> None:

@@ -227,15 +227,20 @@ def test_a_writer_that_was_overtaken_goes_on_with_the_old_branch(
 @pytest.mark.parametrize("at", ["packs", "log-written", "before-commit", "after-commit"])
 @pytest.mark.parametrize("is_lost", [False, True], ids=["catalog", "no catalog"])
 def test_a_killed_commit_is_done_after_a_recovery(store: ckstore.Store, at: str, is_lost: bool) -> None:
+    parent, gone = 1, [2, 3]
+    if is_lost:
+        store.ingest(state(2), run="gpt", step=9, parent="gpt@4")
+        store.encode([2])
+        parent, gone = 2, [3, 4]  # It is superseded itself.
     with killed(at):
-        store.ingest(state(1), run="gpt", step=8, parent="gpt@4", hot=0)
+        store.ingest(state(1), run="gpt", step=12, parent=parent, hot=0)
     store.close()
     path = Path(store.path)
     if is_lost:
         (path / "catalog.sqlite").unlink()
     ckstore.recover(path)
     with ckstore.open(path) as again:
-        assert (superseded(again), again["gpt@8"].number, again["gpt"].number) == ([2, 3], 4, 4)
+        assert (superseded(again), again["gpt@12"].parent, again["gpt"].step) == (gone, parent, 12)
         is_whole(again)
 
 

@@ -89,15 +89,20 @@ def test_a_reader_of_a_pack_puts_it_again(
         same(store, paths, directory / "out")
 
 
+def rebased_pack(store: ckstore.Store) -> str:
+    """Rebase the version at step 1; return the pack of its objects."""
+    store.rebase(["gpt@1"])
+    store.gc(grace=0.0)
+    found = {store._repository.resolver.record(identity).pack for identity in store["gpt@1"]._stored.document.objects}
+    [pack] = found - {store["gpt@0"]._stored.row.pack}
+    return pack
+
+
 def test_lost_objects_are_stored_again_and_other_mirrors_follow(
     server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.open(URL, cache=directory / "other") as other:
-        other.rebase(["gpt@1"])
-        other.gc(grace=0.0)
-        [pack] = {
-            other._repository.resolver.record(identity).pack for identity in other["gpt@1"]._stored.document.objects
-        } - {other["gpt@0"]._stored.row.pack}
+        pack = rebased_pack(other)
         del server.objects[f"packs/{pack}"]
         problems = recovered(monkeypatch, directory / "fresh")
         assert problems[0].startswith(f"Pack {pack} is damaged or missing")
@@ -138,16 +143,22 @@ def test_a_lost_manifest_is_replaced_and_a_copy_brings_it_back(
         assert store.verify().problems == []
 
 
+@pytest.mark.parametrize("rebased", [False, True])
 def test_a_lost_base_comes_back_with_a_copy(
-    server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+    server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch, rebased: bool
 ) -> None:
     with ckstore.open(URL, cache=directory / "other") as other:
         pack = other["gpt@0"]._stored.row.pack
+        if rebased:  # Its pack has no version.
+            pack = rebased_pack(other)
+        uses = other._catalog.uses_of(pack)
     whole = server.objects.pop(f"packs/{pack}")
     assert recovered(monkeypatch, directory / "fresh")
     server.objects[f"packs/{pack}"] = whole
     assert recovered(monkeypatch, directory / "fresher") == []
     with ckstore.open(URL, cache=directory / "other") as other:
+        found = other._catalog.uses_of(pack)
+        assert (found[:3], found.above.keys()) == (uses[:3], uses.above.keys())
         same(other, paths, directory / "out")
         assert other.verify().problems == []
 
