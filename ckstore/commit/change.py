@@ -222,11 +222,11 @@ class Change:
                 return row.number
             if catalog.latest(row.run) is None:
                 check_run_is_no_tag(catalog, row.run)  # Another process may have set the tag since.
-            tags = self._tags_of_healed(row, document.replaces) if heals else []
             is_own = heals and not document.goes_back  # It takes the place of another.
             is_superseded, changed = (False, Marks()) if is_own else (marks or self._marks)(row)
             row = replace(row, superseded=is_superseded)
             self._mark(row, changed, replaces=replaces)
+            tags = self._tags_of_healed(row, document.replaces) if heals else []
             replaced = catalog.at_step(row.run, row.step) if replaces and row.step is not None else None
             if replaced is not None:
                 catalog.note({"change": "forget", "versions": [replaced.number], "uids": [replaced.uid]})

@@ -30,7 +30,7 @@ from ckstore.repository import Repository
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage import durable
 from ckstore.storage.catalog import VersionRow
-from ckstore.writing.request import Request
+from ckstore.writing.request import Request, existing_of
 from ckstore.writing.storing import Stored
 
 #: A blob's delta of less than this part of it is kept without trying one against the parent's own delta.
@@ -67,9 +67,7 @@ def describe(
         facts["metrics"] = {name: list(found) for name, found in request.read.items()}
     objects = tuple(item.id for item in stored)
     coarse = _coarse_facts(request.policy, stored, found)
-    existing = None
-    if request.replace and request.step is not None:
-        existing = repository.catalog.at_step(request.run, request.step)
+    existing = existing_of(repository.catalog, request) if request.replace else None
     document = VersionDocument(
         number=number,
         run=request.run,

@@ -60,7 +60,7 @@ from ckstore.writing.gradients import Gradients
 from ckstore.writing.parents import cuts_of, ends_of_runs, nearest_version, units_after
 from ckstore.writing.ranks import Written
 from ckstore.writing.rebase import within_budget
-from ckstore.writing.request import AUTO, IngestOptions, Request, named_parent, plain_metrics, request_of
+from ckstore.writing.request import AUTO, IngestOptions, Request, existing_of, named_parent, plain_metrics, request_of
 from ckstore.writing.storing import Stored, all_windows, store_objects, store_raw
 from ckstore.writing.tuning import Search, Trials, fall_of, last_choice, restored, search_space, weight
 
@@ -270,7 +270,7 @@ def _ingest(
         scanned.continued = partial(units_after, repository, request.parent)
     if request.parent is not None and any(opaque_extents(layout) for layout in scanned.layouts):
         scanned.cuts_before = cuts_of(repository, request.parent)
-    existing = None if written is not None and written.goes_back else _existing(catalog, request)
+    existing = None if written is not None and written.goes_back else existing_of(catalog, request)
     whole = existing is not None or request.force or request.policy.is_coarse or request.search is not None
     if not (whole or request.is_hot or scanned.is_hashed):
         whole = has_casts((file.source, file.layout) for file in scanned.files)  # Their ids are needed first.
@@ -329,17 +329,6 @@ def reserved(catalog: Catalog) -> Iterator[tuple[int, int]]:
             number = catalog.reserve_number()
             lease = held.enter_context(catalog.lease(f"ingest {number}"))
         yield number, lease
-
-
-def _existing(catalog: Catalog, request: Request) -> VersionRow | None:
-    """Return the version at the run and step; a superseded one if the run goes back to it or its descendants."""
-    if request.step is None:
-        return None
-    if request.goes_back and request.parent is not None:
-        for row in marks_of(catalog, request.run, request.parent.number).present:
-            if row.step == request.step:
-                return row
-    return catalog.at_step(request.run, request.step)
 
 
 def _supersedes(repository: Repository, request: Request, existing: VersionRow) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckstore.commit.going_back import marks_of
 from ckstore.commit.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
 from ckstore.encoding.budget import BUDGET, checked_budget
 from ckstore.errors import UsageError
@@ -190,3 +191,14 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         reason = "an integer has thousands of digits" if "integer string conversion" in str(error) else error
         raise UsageError(f"Metrics must be plain numbers and strings ({reason}).") from error
     return kept
+
+
+def existing_of(catalog: Catalog, request: Request) -> VersionRow | None:
+    """Return the version at the run and step; a superseded one if the run goes back to it or its descendants."""
+    if request.step is None:
+        return None
+    if request.goes_back and request.parent is not None:
+        for row in marks_of(catalog, request.run, request.parent.number).present:
+            if row.step == request.step:
+                return row
+    return catalog.at_step(request.run, request.step)

@@ -13,7 +13,8 @@ import pytest
 
 import ckstore
 from ckstore.cli.program import run
-from ckstore.errors import ConflictError
+from ckstore.commit.change import Change
+from ckstore.errors import ConflictError, UsageError
 from ckstore.policy import Policy, Retention
 from ckstore.retention.encoder import BackgroundEncoder
 from ckstore.storage import change_log, durable
@@ -157,8 +158,9 @@ def test_going_back_to_a_superseded_version(store: ckstore.Store) -> None:
     is_whole(store)
 
 
-def test_the_step_of_a_superseded_parent_is_taken(store: ckstore.Store) -> None:
-    store.ingest(state(1), run="gpt", step=16, parent="gpt@4")
+@pytest.mark.parametrize("other", [12, 16])
+def test_the_step_of_a_superseded_parent_is_taken(store: ckstore.Store, other: int) -> None:
+    store.ingest(state(1), run="gpt", step=other, parent="gpt@4")
     for step in (4, 8, 12):
         with pytest.raises(ConflictError, match="holds other content"):
             store.ingest(state(2), run="gpt", step=step, parent=3)
@@ -166,9 +168,23 @@ def test_the_step_of_a_superseded_parent_is_taken(store: ckstore.Store) -> None:
     assert superseded(store) == [2, 3]
     store.ingest(state(2), run="gpt", step=12, parent=3, replace=True)
     assert [(version.step, version.superseded) for version in store.versions()] == [
-        (4, False), (8, False), (16, True), (12, False),
+        (4, False), (8, False), (other, True), (12, False),
     ]  # fmt: skip
     is_whole(store)
+
+
+def test_a_run_whose_name_another_process_has_given_to_a_tag_is_refused(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = Change.finish
+
+    def tagged(*arguments: Any, **named: Any) -> None:
+        finish(*arguments, **named)
+        store.tag(1, "tuned")
+
+    monkeypatch.setattr(Change, "finish", tagged)
+    with pytest.raises(UsageError, match="tuned is a tag"):
+        store.ingest(state(1), run="tuned", step=1)
 
 
 def test_equal_content_at_a_step_of_the_run_is_not_stored_again(store: ckstore.Store) -> None:
