@@ -2,8 +2,8 @@
 
 usage: python -m tools.mutants ROOM... [--sample N] [--seed N] [--minutes N]
 
-A mutant is a module with one comparison, condition, number or statement changed. Of the room's tests, those that run
-its lines run on it, the quickest first, in a fork of the process that collected the tests, until one fails.
+A mutant is a module with one comparison, condition, number or statement changed. The room's tests of its lines run on
+it, the quickest first, in a fork of the process that collected them, until one fails.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ ROOMS = {
             "tests/writing/test_rebase.py",
             "tests/writing/test_going_back.py",
             "tests/writing/test_damaged_parents.py",
-            "tests/test_two_writers.py",
+            "tests/writing/test_changes_by_others.py",
+            "tests/integrations/test_staging.py",
+            "tests/storage/remote/test_remote_damage.py",
             "tests/test_segments.py",
         ),
     ),

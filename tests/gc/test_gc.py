@@ -1012,3 +1012,11 @@ def test_a_raw_pack_whose_objects_another_version_encoded_is_garbage(directory: 
         assert store.gc().bytes > state["w"].nbytes
         assert store.verify().problems == []
         np.testing.assert_array_equal(store["a@1"]["w"], state["w"])
+
+
+def test_reports_add_up() -> None:
+    report = GcReport(1, removed=2, held=3, until="1")
+    report.add(GcReport(4, removed=5, kept=6))
+    assert (report, report.held, report.kept, report.until) == (GcReport(5, removed=7), 3, 6, "1")
+    report.add(GcReport(held=7, kept=8, until="2"))
+    assert (report, report.held, report.kept, report.until) == (GcReport(5, removed=7), 7, 8, "2")
