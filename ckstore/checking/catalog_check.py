@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.commit.costs import restore_cost, stored_bytes
 from ckstore.encoding.object_writer import version_row
-from ckstore.errors import AccessError, CkstoreError
+from ckstore.errors import AccessError, CkstoreError, FormatVersionError
 from ckstore.storage import manifest
 from ckstore.storage.catalog import key
 from ckstore.storage.pack import PackInfo
@@ -31,7 +31,7 @@ def store_problems(repository: Repository) -> Iterator[str]:
     """Yield a sentence for each contradiction between the catalog and the log, and for each run without a version."""
     try:
         yield from repository.catalog.differences()
-    except AccessError:
+    except (AccessError, FormatVersionError):
         raise
     except CkstoreError as error:
         yield str(error)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ckstore.checking.catalog_check import CatalogCheck, store_problems
 from ckstore.codecs.lattice import Bits
-from ckstore.errors import AccessError, CkstoreError, IntegrityError
+from ckstore.errors import AccessError, CkstoreError, FormatVersionError, IntegrityError
 from ckstore.formats.paths import listed
 from ckstore.objects.identity import MemberHasher, digest, lattice_id
 from ckstore.objects.reader import ObjectReader
@@ -75,7 +75,8 @@ def verify(
 ) -> VerifyReport:
     """Read the packs and decode the objects of `versions`, without changing the store.
 
-    Raise `AccessError` if a file may not be read: its bytes are neither proven nor damaged.
+    Raise `AccessError` if a file may not be read, `FormatVersionError` if a later ckstore wrote one: its bytes are
+    neither proven nor damaged.
 
     Parameters
     ----------
@@ -244,7 +245,7 @@ def _objects(
                     report.damaged.setdefault(version.row.number, []).append(entry.path)
             for number in range(len(version.layout.units)):
                 objects.setdefault(_ids(version, number), []).append(_Place(version, number))
-        except AccessError:
+        except (AccessError, FormatVersionError):
             raise
         except CkstoreError as error:
             problems.append((f"Version {version.row.number}: {error}", version.row.number))
@@ -355,7 +356,7 @@ def _check_pack(repository: Repository, name: str) -> str:
             if repository.packs.is_intact(name):
                 return []
             problem = f"Pack {name} does not match its name; restore it from a copy."
-        except AccessError:
+        except (AccessError, FormatVersionError):
             raise
         except CkstoreError as error:
             problem = str(error)
@@ -403,7 +404,7 @@ def _check_group(reader: ObjectReader, task: _Task) -> list[_Checked]:
 def _check_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
     try:
         return reader.resolver.settled(lambda: _decode_object(reader, ids, unit))
-    except AccessError:
+    except (AccessError, FormatVersionError):
         raise
     except CkstoreError as error:
         return 0, 0, str(error)
