@@ -13,7 +13,6 @@ from ckstore.runtime.arguments import shown
 from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.names import check_name
-from ckstore.storage.rows import row_of
 from ckstore.storage.version_names import near_names
 
 _log = logging.getLogger("ckstore")
@@ -55,7 +54,7 @@ def rename_run(repository: Repository, run: str, name: str) -> None:
     def change() -> None:
         check_run_is_no_tag(catalog, name)
         uids = [row.uid for row in catalog.versions(run)]
-        uids += [row.uid for record in catalog.undoable() for row in map(row_of, record["rows"]) if row.run == run]
+        uids += [row.uid for record in catalog.undoable() for row in record["rows"] if row.run == run]
         catalog.rename_run(run, name)
         catalog.note({"change": "rename", "from": run, "run": name, "uids": list(dict.fromkeys(uids))})
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckstore.commit.naming import policy_of
 from ckstore.storage.manifest import MEMBER
 from ckstore.storage.reserve import LITTLE
-from ckstore.storage.rows import VersionRow, row_of
+from ckstore.storage.rows import VersionRow
 
 if TYPE_CHECKING:
     from ckstore.policy import Retention
@@ -50,7 +50,7 @@ def kept(repository: Repository, grace: float | None) -> Kept:
         if ends <= now:
             found.expired.append(record["sequence"])
             continue
-        found.rows[record["sequence"]] = [row_of(values) for values in record["rows"]]
+        found.rows[record["sequence"]] = record["rows"]
         ending = ends.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         until = min(until or ending, ending)
     return replace(found, until=until)

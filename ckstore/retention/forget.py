@@ -17,7 +17,7 @@ from ckstore.errors import CkstoreError, IntegrityError, NotFoundError
 from ckstore.gc.collect import expected
 from ckstore.gc.kept import present_form
 from ckstore.storage import reserve
-from ckstore.storage.rows import key, plain_row, row_of
+from ckstore.storage.rows import key, plain_row
 from ckstore.writing.encode import encode
 from ckstore.writing.thin import make_exact
 
@@ -102,8 +102,7 @@ def _kept(repository: Repository, numbers: Sequence[int]) -> dict[str, Any]:
 def undoable(repository: Repository) -> list[VersionRow]:
     """Return the forgotten and thinned versions that `undo` can bring back, as they were, by number."""
     records = _undoable(repository)
-    rows = [row_of(values) for record in records for values in record["rows"]]
-    return sorted(rows, key=lambda row: row.number)
+    return sorted((row for record in records for row in record["rows"]), key=lambda row: row.number)
 
 
 def _undoable(repository: Repository) -> list[Mapping[str, Any]]:
@@ -112,7 +111,7 @@ def _undoable(repository: Repository) -> list[Mapping[str, Any]]:
 
     def is_exact(record: Mapping[str, Any]) -> bool:
         with suppress(NotFoundError):  # It was forgotten later.
-            return catalog.resolve(row_of(record["rows"][0]).uid).fidelity == "exact"
+            return catalog.resolve(record["rows"][0].uid).fidelity == "exact"
         return False
 
     return [record for record in catalog.undoable() if record["change"] != "thin" or not is_exact(record)]
@@ -136,7 +135,7 @@ def undo(repository: Repository) -> ForgetReport:
         if not undoable:
             raise NotFoundError("Nothing to undo: no version was forgotten or thinned, or `gc` has freed them since.")
         record = undoable[-1]
-        rows = [row_of(values) for values in record["rows"]]
+        rows: list[VersionRow] = record["rows"]
         children = dict(zip((row.number for row in rows), record["children"], strict=True))
         found = [_restore(repository, row, children) for row in sorted(rows, key=lambda row: row.number)]
         write_costs(catalog, present_costs(repository, found))
@@ -165,7 +164,7 @@ def _make_exact(repository: Repository) -> list[VersionRow]:
         records = [record for record in _undoable(repository) if record["change"] == "thin"]
         last = [record for record in records if record["began"] == records[-1]["began"]]
         # The first ones last: if this is interrupted, they are still the last that were thinned.
-        found = [make_exact(repository, row_of(record["rows"][0]), record["sequence"]) for record in reversed(last)]
+        found = [make_exact(repository, record["rows"][0], record["sequence"]) for record in reversed(last)]
         if last:
             catalog.note_kept(0, last[0]["created"])
     return sorted(found, key=lambda row: row.number)

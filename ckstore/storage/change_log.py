@@ -11,8 +11,9 @@ from typing import Any
 from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.storage import durable, log_files
 from ckstore.storage.interface import Storage
-from ckstore.storage.log_files import BEHIND, FORMAT, LAST, SEGMENT, name_of
-from ckstore.storage.rows import plain_row, row_of
+from ckstore.storage.log_files import BEHIND, LAST, SEGMENT, name_of
+from ckstore.storage.rows import VersionRow, row_of
+from ckstore.storage.schema import FORMAT
 
 #: Changes that take something away: they count only if they were committed.
 _TAKING = ("forget", "gc", "metrics", "policy", "rename", "supersede", "undo", "untag")
@@ -87,15 +88,15 @@ def read_all(storage: Storage, after: str = "") -> tuple[list[dict[str, Any]], l
 def undoable(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the records of forgotten and thinned versions that can come back, with their `rows` as before.
 
-    They were neither undone, nor freed by a collection. The rows name the runs as they are called now.
+    They were neither undone, nor freed by a collection. The rows (`VersionRow`) name the runs as they are called now.
     """
     found: dict[int, Mapping[str, Any]] = {}
     for record in records:
         change = record["change"]
         if change == "forget" and record.get("rows"):
-            found[record["sequence"]] = record
+            found[record["sequence"]] = {**record, "rows": list(map(row_of, record["rows"]))}
         elif change == "thin" and "before" in record:
-            found[record["sequence"]] = {**record, "rows": [record["before"]]}
+            found[record["sequence"]] = {**record, "rows": [row_of(record["before"])]}
         elif change in ("forget", "drop"):  # For good: the exact values, too.
             going = record.get("versions", [record.get("version")])
             found = {
@@ -110,13 +111,12 @@ def undoable(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
                 found.pop(sequence, None)
         elif change == "rename":
             for sequence, kept in found.items():
-                found[sequence] = {**kept, "rows": [_renamed(values, record) for values in kept["rows"]]}
+                found[sequence] = {**kept, "rows": [_renamed(row, record) for row in kept["rows"]]}
     return list(found.values())
 
 
-def _renamed(values: Sequence[Any], record: Mapping[str, Any]) -> Sequence[Any]:
-    row = row_of(values)
-    return plain_row(replace(row, run=record["run"])) if row.uid in record["uids"] else values
+def _renamed(row: VersionRow, record: Mapping[str, Any]) -> VersionRow:
+    return replace(row, run=record["run"]) if row.uid in record["uids"] else row
 
 
 def forgotten(records: Iterable[Mapping[str, Any]]) -> set[tuple[str, int]]:

@@ -15,10 +15,22 @@ from ckstore.storage import durable, root
 from ckstore.storage.interface import Listed, Storage
 from ckstore.storage.names import Name, Title
 from ckstore.storage.pack import PackName
-from ckstore.storage.rows import PLAIN_ROW
-from ckstore.storage.schema import Id, Plain, Positive, Text, Time, Whole, canonical_json, check, decode, fields
+from ckstore.storage.rows import check_row
+from ckstore.storage.schema import (
+    FORMAT,
+    Id,
+    Plain,
+    Positive,
+    Text,
+    Time,
+    Whole,
+    canonical_json,
+    check,
+    decode,
+    fields,
+    refuse_later,
+)
 
-FORMAT = 1
 #: Prefix of the files' names.
 PREFIX = f"{root.LOG}/"
 #: Largest size of a record: millions of packs and versions in one collection, or the rows and configurations of 10,000
@@ -35,9 +47,9 @@ RECORDS: Mapping[str, Any] = {
     "tag": fields({"tag": Name, "version": Positive}),
     "untag": fields({"tag": Name}),
     "rebase": fields({"packs": _Packs, "versions": _Versions}),
-    "forget": fields({"versions": _Versions, "uids": _Ids}, {"rows": list[PLAIN_ROW], "children": _Children}),
+    "forget": fields({"versions": _Versions, "uids": _Ids}, {"rows": list[list[Any]], "children": _Children}),
     "undo": fields({"versions": _Versions, "uids": _Ids, "undone": Positive}, {"packs": _Packs}),
-    "thin": fields({"packs": _Packs, "version": Positive}, {"before": PLAIN_ROW, "began": Time}),
+    "thin": fields({"packs": _Packs, "version": Positive}, {"before": list[Any], "began": Time}),
     "drop": fields({"packs": _Packs, "version": Positive}),
     "encode": fields({"packs": _Packs, "version": Positive}),
     "metrics": fields({"version": Positive, "metrics": Plain}),
@@ -64,7 +76,7 @@ _OWN = fields(
         "created": Time,
         "digest": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")],
     },
-    {"part": Positive},
+    {"part": Positive, "writers": Positive},
 )
 _NAME = re.compile(rb"(\d{12}-[0-9a-f]{16}) ")
 _FILE = re.compile(r"(\d{12}-[0-9a-f]{16})\.json")
@@ -95,6 +107,8 @@ def check_record(record: Any) -> None:
             f"The log has a change of the unknown kind {record['change']!r:.200}; install a later ckstore."
         )
     check(record, RECORDS[record["change"]])
+    for row in (*record.get("rows", ()), *([record["before"]] if "before" in record else ())):
+        check_row(row)
     if len(record.get("rows", ())) != len(record.get("children", ())):
         raise ValueError("it has children of other versions")
 
@@ -224,9 +238,7 @@ def _parsed(data: bytes, name: str, place: str) -> dict[str, Any]:
         intact = False
     if not intact or name_of(record) != name:
         raise IntegrityError(f"Log record {place} is damaged; restore it from a copy.")
-    if record["format"] > FORMAT:
-        version = record["format"]
-        raise FormatVersionError(f"{place} has format {version}, this ckstore reads {FORMAT}; install a later one.")
+    refuse_later(place, record["format"], FORMAT)
     try:
         check_record(record)
     except FormatVersionError:

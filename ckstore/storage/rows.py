@@ -9,10 +9,24 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, FormatVersionError
 from ckstore.storage.names import Label, Name, Title
 from ckstore.storage.pack import PackName
-from ckstore.storage.schema import Bit, Id, Integer, Natural, Plain, Positive, Size, Text, Time, Whole, Word, rows
+from ckstore.storage.schema import (
+    Bit,
+    Id,
+    Integer,
+    Natural,
+    Plain,
+    Positive,
+    Size,
+    Text,
+    Time,
+    Whole,
+    Word,
+    check,
+    rows,
+)
 
 #: (key, pack name, slot): the place of an object.
 Placement = tuple[int, str, int]
@@ -152,12 +166,13 @@ def version_types(truth: Any, globs: Any, metrics: Any) -> tuple[Any, ...]:
 _TYPES = version_types(Bit, Text, Text)
 #: A row of the catalog: metrics and origin apart.
 VERSION_ROWS = rows(*_TYPES[:-1], Text | None, _TYPES[-1])
-#: A `VersionRow` as JSON: its fields in order.
-PLAIN_ROW: Any = tuple[version_types(bool, list[Text], Plain)]  # type: ignore[misc]
+_PLAIN: Any = tuple[version_types(bool, list[Text], Plain)]  # type: ignore[misc]
+#: The values of the last columns of a row as JSON that ends before them.
+_DEFAULTS: tuple[Any, ...] = (False, False, (), {}, None)
 
 
 def plain_row(row: VersionRow) -> list[Any]:
-    """Return a row as JSON."""
+    """Return a row as JSON: the values of its columns in order."""
     values = (getattr(row, name) for name in VERSION_COLUMNS)
     return [dict(value) if isinstance(value, Mapping) else value for value in values]
 
@@ -166,6 +181,14 @@ def row_of(values: Sequence[Any]) -> VersionRow:
     """Undo `plain_row`."""
     row = VersionRow(*values)
     return replace(row, dropped=tuple(row.dropped))
+
+
+def check_row(values: Sequence[Any]) -> None:
+    """Raise `ValueError` unless values are a row as JSON, `FormatVersionError` if they have further columns."""
+    if len(values) > len(VERSION_COLUMNS):
+        raise FormatVersionError("The log has a version with unknown columns; install a later ckstore.")
+    lacking = len(VERSION_COLUMNS) - len(values)
+    check([*values, *_DEFAULTS[-lacking:][:lacking]], _PLAIN)
 
 
 @dataclass(frozen=True, slots=True)

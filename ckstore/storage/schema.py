@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDic
 import msgspec
 from msgspec import Meta, Struct
 
+from ckstore.errors import FormatVersionError
 from ckstore.runtime import forks
 
+#: The latest version of the format that this ckstore reads and writes.
+FORMAT = 1
 #: Limit of numbers of versions, elements, bytes and offsets, far above any real value.
 LIMIT = 1 << 48
 #: Limits of integers in SQLite and `stat`.
@@ -142,6 +145,14 @@ def fields(required: Mapping[str, Any], optional: Mapping[str, Any] | None = Non
     """Return the type of dictionaries with these fields; others are ignored."""
     kinds = {**required, **{name: NotRequired[kind] for name, kind in (optional or {}).items()}}
     return TypedDict("fields", kinds)  # type: ignore[operator]
+
+
+def refuse_later(place: object, version: int, known: int, does: str = "reads") -> None:
+    """Raise `FormatVersionError` if a version of the format is above the one that this ckstore knows."""
+    if version > known:
+        raise FormatVersionError(
+            f"{place} has format {version}, this ckstore {does} up to {known}; install a later ckstore."
+        )
 
 
 def canonical_json(document: Mapping[str, Any]) -> bytes:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from blake3 import blake3
 
 from ckstore.errors import CkstoreError, DiskFullError, FormatVersionError, IntegrityError
-from ckstore.storage import change_log, durable, log_files, root, schema
+from ckstore.storage import change_log, durable, log_files, root, rows, schema
 from ckstore.storage.directory_storage import DirectoryStorage
-from ckstore.storage.rows import plain_row, row_of
+from ckstore.storage.remote.calls import check_calls
+from ckstore.storage.rows import VersionRow, plain_row, row_of
 
 UNTAG = {"change": "untag", "tag": "a"}
 
@@ -400,3 +404,58 @@ def test_the_last_record_of_a_catalog_is_missed_once(store):
     for known in (problem, f"Log record {last} is damaged."):
         assert list(change_log.lost_last(records_of(store), [known], last)) == []
     assert list(change_log.lost_last(records_of(store), [], first)) == []
+
+
+PLAIN = VersionRow(
+    3, "ab" * 20, "r", 1, None, "2026-01-01T00:00:00.000000Z", f"{'0' * 40}.zip", 9, 9, 8, 7, 6, 1, 1, 0, 1.0,
+    True, "exact",
+)  # fmt: skip
+MORE = replace(PLAIN, number=4, uid="cd" * 20, superseded=True, dropped=("w/*",), metrics={"loss": 0.5}, source="a.pt")
+
+
+def records_with(*found: list[Any]) -> list[dict[str, Any]]:
+    """Return a record of forgotten versions with some rows, and one of a thinning with each."""
+    numbers, uids = [3, 4][: len(found)], ["ab" * 20, "cd" * 20][: len(found)]
+    thin = {"change": "thin", "packs": [], "version": 3, "began": PLAIN.created, "sequence": 1}
+    return [
+        {"change": "forget", "versions": numbers, "uids": uids, "rows": list(found), "children": [[] for _ in found],
+         "sequence": 1},
+        *({**thin, "before": row} for row in found),
+    ]  # fmt: skip
+
+
+def check_all(*found: list[Any]) -> Iterator[None]:
+    """Check records and calls with these rows."""
+    for record in records_with(*found):
+        yield log_files.check_record(record)
+    for row in found:
+        yield check_calls([["commit_version", {"row": row}]])
+
+
+@pytest.mark.parametrize("versions", [[PLAIN], [MORE], [PLAIN, MORE]])
+def test_rows_in_records_may_lack_their_last_columns(versions: list[VersionRow]) -> None:
+    """As those of an earlier ckstore would: these have their default."""
+    plain = [json.loads(json.dumps(rows.plain_row(row))) for row in versions]
+    shorter = [row[:18] if row[0] == PLAIN.number else row for row in plain]
+    for found in (plain, shorter):
+        assert all(said is None for said in check_all(*found))
+        whole, *single = [change_log.undoable([record])[0]["rows"] for record in records_with(*found)]
+        assert whole == [row for [row] in single] == versions
+
+
+def test_rows_with_more_columns_are_of_a_later_ckstore() -> None:
+    values = [*rows.plain_row(MORE), None]
+    for check in (*records_with(values), *records_with(rows.plain_row(PLAIN), values)[:1]):
+        with pytest.raises(FormatVersionError, match=r"unknown columns; install a later ckstore"):
+            log_files.check_record(check)
+    for name in ("commit_version", "replace_version", "restore_version"):
+        with pytest.raises(FormatVersionError, match=r"unknown columns; install a later ckstore"):
+            check_calls([[name, {"row": values}]])
+
+
+@pytest.mark.parametrize("values", [[], rows.plain_row(PLAIN)[:17], [*rows.plain_row(PLAIN)[:22], 7], {"number": 3}])
+def test_rows_without_a_value_are_damaged(values: Any) -> None:
+    for check in (*records_with(values), [["commit_version", {"row": values}]]):
+        with pytest.raises(ValueError) as raised:
+            (check_calls if isinstance(check, list) else log_files.check_record)(check)
+        assert not isinstance(raised.value, FormatVersionError)

@@ -9,7 +9,7 @@ from typing import Any
 from ckstore.errors import FormatVersionError
 from ckstore.storage.names import Name, Title
 from ckstore.storage.pack import PackEntry, PackInfo, PackName
-from ckstore.storage.rows import PLAIN_ROW, plain_row, row_of
+from ckstore.storage.rows import check_row, plain_row, row_of
 from ckstore.storage.schema import Natural, Plain, Positive, Size, Text, Time, Whole, check, fields
 from ckstore.storage.slots import Slots
 
@@ -42,7 +42,7 @@ def _shallow(value: Any) -> list[Any]:
 
 #: A kind of argument: its type, its conversion to JSON, and the inverse.
 Kind = tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]
-_ROW: Kind = (PLAIN_ROW, plain_row, row_of)
+_ROW: Kind = (list[Any], plain_row, row_of)
 _PACK_LIST: Kind = (
     list[_Pack], lambda packs: list(map(_shallow, packs)), lambda packs: [PackInfo(*pack) for pack in packs]
 )  # fmt: skip
@@ -114,6 +114,8 @@ def check_calls(calls: Any) -> None:
         check(arguments, _TYPES[name])
         if unknown := sorted(arguments.keys() - CALLS[name].keys()):
             raise FormatVersionError(f"A call of {name} has {unknown[0]!r:.200}; install a later ckstore.")
+        if "row" in arguments:
+            check_row(arguments["row"])
 
 
 def call_again(catalog: Any, name: str, arguments: Mapping[str, Any]) -> None:
