@@ -175,7 +175,7 @@ class Pack:
             assert root is not None or not arrays
         self.document, self.blobs = self._manifest(framed)
         self.kind = self.document["kind"]
-        assert root is None or root["attributes"] == {"ckstore": {"format": 1, "kind": self.kind}}
+        assert root is None or root["attributes"] == {"ckstore": {"kind": self.kind}}
 
     def _manifest(self, data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         rest = data[20:]

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 PackKind = Literal["encoded", "raw"]
-#: The format version in the attributes of a pack's root group.
-FORMAT = 1
 
 #: Suffix of the names of packs of raw objects.
 RAW = ".raw.zip"
@@ -304,7 +302,7 @@ def _group_metadata(kind: PackKind, arrays: Mapping[str, Mapping[str, Any]]) -> 
     return {
         "zarr_format": 3,
         "node_type": "group",
-        "attributes": {"ckstore": {"format": FORMAT, "kind": kind}},
+        "attributes": {"ckstore": {"kind": kind}},
         "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
     }
 

@@ -68,7 +68,7 @@ def test_zarr_reads_arrays_of_one_chunk_and_of_several(tmp_path_factory, count, 
     with zarr.storage.ZipStore(store / "packs" / info.name, mode="r") as zipped:
         group = zarr.open_group(zipped, mode="r")
         assert sorted(name for name, _ in group.arrays()) == ["0", "other"]
-        assert group.attrs["ckstore"] == {"format": 1, "kind": "encoded"}
+        assert group.attrs["ckstore"] == {"kind": "encoded"}
         assert group["0"].attrs["id"] == "a"
         np.testing.assert_array_equal(group["0"][:], values)
         assert group["0"].dtype == dtype
