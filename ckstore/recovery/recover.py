@@ -21,11 +21,12 @@ from ckstore.runtime.collector import collection_seldom
 from ckstore.storage import change_log, log_files, reserve, root
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.catalog_replacement import replace_catalog
-from ckstore.storage.connection import remove_claims
+from ckstore.storage.connection import WRITES, remove_claims
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.opening import rebuild_from_log
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
+from ckstore.storage.schema import FORMAT, refuse_later
 from ckstore.storage.segments import Place
 
 
@@ -166,6 +167,7 @@ class _Builder:
         """Take in the packs, decide which of their versions there are, and make the log's changes to those."""
         self._scan()
         records, problems = change_log.read_all(self.storage)
+        refuse_later(self.path, max((record.get("writers", 0) for record in records), default=0), FORMAT, WRITES)
         if not (self.path / root.LOG).is_dir():
             problems.append(f"The log is missing; {change_log.LOSS}.")
         self.last = log_files.name_of(records[-1]) if records else ""

@@ -141,10 +141,6 @@ class Catalog(CatalogClaims):
         found = change_log.contradictions(records, logged, marks, tags, policies, self.collected(), is_known)
         return [*problems, *change_log.lost_last(records, problems, logged), *found]
 
-    #: Whether no other machine has a catalog of the store. If others have one, their claims are unknown here, and the
-    #: name of a removed pack is never used again.
-    is_only = True
-
     def refresh(self, within: float = 0.0) -> None:
         """Apply the changes of other mirrors of a remote store, unless done within the last `within` seconds."""
 

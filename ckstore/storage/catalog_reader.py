@@ -154,9 +154,13 @@ class _Sum(NamedTuple):
 class CatalogReader:
     """The queries of a catalog; `ckstore.storage.catalog.Catalog` describes the parameters."""
 
+    #: Whether no other machine has a catalog of the store. If others have one, their claims are unknown here, and the
+    #: name of a removed pack is never used again.
+    is_only = True
+
     def __init__(self, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
         self._path = store / root.CATALOG
-        self._connection = Connection(self._path, mode, timeout)
+        self._connection = Connection(self._path, mode, timeout, is_mirror=not self.is_only)
         self._objects = Placements(self._connection)
 
     @classmethod

@@ -300,6 +300,8 @@ STATEMENTS = {
     if (match := re.match(r"CREATE (?:UNIQUE )?[A-Z]+ (\w+)", statement)) is not None
 }
 _OTHERS = re.compile(r"sqlite_\w+")
+#: A table or an index without expressions.
+_PLAIN = re.compile(r"CREATE (TABLE|(UNIQUE )?INDEX) \w+ (ON \w+ )?\([\w ,]+\)( WITHOUT ROWID)?")
 
 
 def seal(*values: object) -> int:
@@ -313,16 +315,18 @@ def are_claims(found: Iterable[tuple[object, object, object]]) -> bool:
     return {statement for _, _, statement in found} == stored
 
 
-def odd_one(found: Iterable[tuple[object, object, object]]) -> object:
+def odd_one(found: Iterable[tuple[object, object, object]], *, takes_plain: bool = False) -> object:
     """Return the name of an unexpected object in a catalog, given type, name and SQL of all its objects.
 
-    A trigger, or a view in place of a table, could make SQLite run the statements of an attacker.
+    A trigger, or a view in place of a table, could make SQLite run the statements of an attacker. With `takes_plain`,
+    it may have other tables and indexes without expressions: those of a later format, which only writers use.
     """
     left = dict(STATEMENTS)
     for kind, name, statement in found:
         if not isinstance(name, str):
             return name
-        other = _OTHERS.fullmatch(name) and kind in ("table", "index")
+        other = bool(_OTHERS.fullmatch(name)) and kind in ("table", "index")
+        other = other or (takes_plain and name not in STATEMENTS and bool(_PLAIN.fullmatch(str(statement))))
         if left.pop(name, None) != statement and not other:
             return name
     return next(iter(left), None)

@@ -19,7 +19,6 @@ from msgspec import Struct
 from ckstore.errors import (
     CkstoreError,
     ClosedError,
-    FormatVersionError,
     IntegrityError,
     LockedError,
     NoStoreError,
@@ -27,10 +26,12 @@ from ckstore.errors import (
 )
 from ckstore.runtime import access, forks
 from ckstore.storage import catalog_tables, durable, root
-from ckstore.storage.schema import Text, check, rows
+from ckstore.storage.schema import FORMAT, Text, check, refuse_later, rows
 
-#: The format version of the catalog, in SQLite's `user_version`.
-FORMAT = 1
+#: Row of `meta` with the format version that writers must know; absent if it is that of readers, `user_version`.
+WRITERS = "format:writers"
+#: The verb of an error in a ckstore that does not know the format of writers.
+WRITES = "only reads it and writes"
 #: `CKST`, in SQLite's `application_id`.
 APPLICATION = 0x434B5354
 #: Seconds to wait for another process's lock.
@@ -62,12 +63,16 @@ Mode = Literal["r", "a"]
 
 
 class Connection:
-    """One connection for any number of threads, which take turns; they wait `timeout` seconds for other processes."""
+    """One connection for any number of threads, which take turns; they wait `timeout` seconds for other processes.
 
-    def __init__(self, path: Path, mode: Mode, timeout: float = BUSY_TIMEOUT) -> None:
+    Readers of a remote store write to its mirror, too.
+    """
+
+    def __init__(self, path: Path, mode: Mode, timeout: float = BUSY_TIMEOUT, *, is_mirror: bool = False) -> None:
         self.path = path
         self._directory, self._claims_path = path.parent, path.with_name(root.CLAIMS)
         self.mode = mode
+        self._is_mirror = is_mirror
         self._timeout = timeout
         self._lock = forks.Lock()
         self._depth = 0
@@ -84,7 +89,8 @@ class Connection:
             self._closing = self._closed_in_time()
             forks.in_child(self._begin_child)
             try:
-                self._check_format()
+                if self._check_format() < FORMAT:
+                    self._upgrade()
             except BaseException:
                 self._database.close()
                 raise
@@ -164,17 +170,17 @@ class Connection:
 
     def _found(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
         if self._depth:
-            return self._fetched(statement, parameters)
+            return self._fetched(self._database, statement, parameters)
         with place_lock(self._directory):
             if self._is_inherited or (not self._same_file() and self.path.is_file()):
                 self._reopen()
-            return self._fetched(statement, parameters)
+            return self._fetched(self._database, statement, parameters)
 
-    def _fetched(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
+    def _fetched(self, database: sqlite3.Connection, statement: str, parameters: Sequence[Any]) -> list[Any]:
         """Return all rows of a query, within a limit of steps."""
         self._steps = (_STEPS + _STEPS_A_BYTE * self._size) // _STEPS_AT_ONCE
         try:
-            return self._database.execute(statement, parameters).fetchall()
+            return database.execute(statement, parameters).fetchall()
         finally:
             self._steps = -1
 
@@ -299,7 +305,8 @@ class Connection:
         self._is_inherited = False
         if not is_inherited:
             before.close()
-        self._check_format()
+        if self._check_format() < FORMAT:
+            raise CkstoreError(f"{self.path} was replaced by one of an earlier format; open the store again.")
 
     def _same_file(self) -> bool:
         try:
@@ -415,39 +422,53 @@ class Connection:
         self._steps -= 1
         return self._steps < 0
 
-    def _check_format(self) -> None:
+    def _check_format(self) -> int:
+        """Return the format version of the file; raise an error if it is a later one, or no catalog."""
         application = self.rows("PRAGMA application_id")[0][0]
         if application != APPLICATION:
             raise IntegrityError(f"{self.path} is not a catalog of ckstore; run `ckstore recover` to rebuild it.")
         with explained(self.path):
             found = self._refuse_later(self._database)
         if found < FORMAT:
-            self._upgrade()
-        odd = catalog_tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER))
+            return found
+        master = self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER)
+        odd = catalog_tables.odd_one(master)
+        if odd is not None and self._writers(self._database) > FORMAT:
+            odd = catalog_tables.odd_one(master, takes_plain=True)
         if odd is not None:
             raise IntegrityError(f"{self.path} has an unexpected {odd!r:.200}; run `ckstore recover` to rebuild it.")
+        return found
 
     def _refuse_later(self, database: sqlite3.Connection) -> int:
         """Return the format version of the file; raise `FormatVersionError` for a later one than this ckstore's."""
         [found] = database.execute("PRAGMA user_version").fetchone()
-        if found > FORMAT:
-            raise FormatVersionError(
-                f"{self.path} has format {found}, this ckstore reads up to {FORMAT}; install a later ckstore."
-            )
+        refuse_later(self.path, found, FORMAT)
+        if self.mode == "a" and not self._is_mirror:
+            refuse_later(self.path, self._writers(database), FORMAT, WRITES)
         return int(found)
 
+    def _writers(self, database: sqlite3.Connection) -> int:
+        """Return the format version that writers must know; 0 if it is that of readers."""
+        with explained(self.path):
+            found = self._fetched(database, "SELECT CAST(value AS INT) FROM meta WHERE key = ?", [WRITERS])
+        return int(found[0][0]) if found else 0
+
     def _upgrade(self) -> None:
+        """Replace the file by a copy with the present tables, which processes that know only the former ones notice."""
         if self.mode == "r":
             Connection(self.path, "a", self._timeout).close()
-            return
-        from ckstore.storage.migrations import migrate
-
-        self._has_triggers = True  # The migration adds the triggers that it needs.
-        try:
-            with self.transaction(), explained(self.path):
-                migrate(self._database, FORMAT)
-        finally:
-            self._has_triggers = False
+        else:
+            temporary = durable.temporary_path(self._directory)
+            self._has_triggers = True  # Those of the present tables.
+            try:
+                with self.transaction(), closing(self._open("mode=ro")) as source:
+                    create_file(temporary, source)
+                    with place_lock(self._directory, exclusive=True):
+                        os.replace(temporary, self.path)
+                        durable.sync_directory(self._directory)
+            finally:
+                temporary.unlink(missing_ok=True)
+        self._reopen()
 
 
 @contextmanager
@@ -490,14 +511,16 @@ def add_seal(database: sqlite3.Connection) -> None:
     database.create_function("seal", -1, catalog_tables.seal, deterministic=True)
 
 
-def create_file(path: Path) -> None:
-    """Create an empty catalog at a free path, durably."""
+def create_file(path: Path, source: sqlite3.Connection | None = None) -> None:
+    """Create an empty catalog, or a copy of one with the present tables, at a free path, durably."""
     from ckstore.storage.migrations import migrate
 
     forks.check()
     durable.new_file(path).close()  # SQLite would ignore the umask. Its journals get the permissions of this file.
     with forks.Lock(), closing(sqlite3.connect(path, isolation_level=None)) as database, explained(path):
         database.execute("PRAGMA page_size = 512")
+        if source is not None:
+            source.backup(database)
         add_seal(database)
         database.execute(f"PRAGMA application_id = {APPLICATION}")
         database.execute("BEGIN IMMEDIATE")

@@ -11,12 +11,11 @@ from msgspec import Meta, Raw, Struct
 
 from ckstore.errors import FormatVersionError, IntegrityError
 from ckstore.storage import zstd
-from ckstore.storage.schema import Whole, decode, encode, expanded_limit
+from ckstore.storage.schema import FORMAT, Whole, decode, encode, expanded_limit, refuse_later
 from ckstore.varint import read_varint, varint
 
 #: Name of the zip member of a pack that holds its manifest.
 MEMBER = "manifest"
-FORMAT = 1
 
 _MAGIC = b"CKM1"
 # The magic and the BLAKE3-16 of the rest stay the same in every format version, so that a damaged version number is
@@ -83,10 +82,7 @@ def decode_manifest(data: bytes, kind: Any) -> tuple[Any, dict[str, bytes]]:
         raise _damaged("its checksum does not match")
     try:
         version, at = read_varint(rest, 0)
-        if version > FORMAT:
-            raise FormatVersionError(
-                f"A manifest has format {version}, this ckstore reads {FORMAT}; install a later one."
-            )
+        refuse_later("A manifest", version, FORMAT)
         text_length, start = read_varint(rest, at + 1)
         frame_length, start = read_varint(rest, start)
         end = start + frame_length

@@ -49,7 +49,7 @@ def open_store(
     from ckstore.storage.remote.remote_catalog import RemoteCatalog
     from ckstore.storage.remote.remote_packs import RemotePacks
 
-    mirror = find(place, options, cache)
+    mirror = find(place, options, cache, mode=mode)
     catalog = RemoteCatalog(mirror, mode)
     catalog.refresh()
     packs = RemotePacks(mirror, catalog)
@@ -112,7 +112,7 @@ def rebuild_from_log(place: Path | str) -> bool:
     mirror = find(place, from_log=True)
 
     def fill(target: Path, _: Catalog | None) -> None:
-        with RemoteCatalog(replace(mirror, path=target)) as catalog:
+        with RemoteCatalog(replace(mirror, path=target), "a") as catalog:
             catalog.refresh()
 
     replace_catalog(mirror.path, fill)

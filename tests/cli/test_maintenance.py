@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from ckstore.storage import connection, durable, log_files, manifest
+from ckstore.storage.catalog import Catalog
+from ckstore.storage.directory_storage import DirectoryStorage
 from tests.checkpoints import change_pack, contents, flip, listing, packs_of
 
 
@@ -111,3 +115,65 @@ def test_recover_names_damaged_packs(ckstore, filled: Path) -> None:
     assert pack in ckstore("recover", code=4).err
     assert (filled / ".ckstore" / "packs" / pack).is_file()
     assert any(pack in problem for problem in ckstore("recover", "--json", code=4).json[0]["problems"])
+
+
+def later_writers(store: Path) -> None:
+    """Give a store a later format that only writers must know."""
+    with Catalog.open(store, "a") as catalog, catalog.transaction():
+        catalog._write(connection.WRITERS, str(connection.FORMAT + 1))
+
+
+def test_a_later_format_of_writers_is_read_by_every_verb_that_reads(ckstore, filled: Path) -> None:
+    later_writers(filled / ".ckstore")
+    before = contents(filled / ".ckstore")
+    for arguments in (
+        ["log"], ["ls", "best"], ["show", "best"], ["runs"], ["tag"], ["stats", "--ledger"], ["verify"],
+        ["diff", "gpt@0", "gpt@10"], ["checkout", "gpt@10", "-o", "out.pt"],
+        ["checkout", "gpt@10", "-o", "out.safetensors"], ["gc", "--dry-run"], ["forget", "gpt@0", "--dry-run"],
+        ["policy"], ["follow", "gpt@10", "live", "--once"],
+    ):  # fmt: skip
+        ckstore(*arguments)
+    assert (filled / "out.pt").read_bytes() == (filled / "in" / "step10.pt").read_bytes()
+    for arguments in (
+        ["ingest", "in/step0.pt", "--run", "other"], ["tag", "gpt@0", "first"], ["forget", "gpt@0"], ["undo"],
+        ["thin", "gpt@0"], ["rebase", "gpt@20"], ["encode"], ["gc"], ["metric", "gpt@0", "loss=1"], ["recover"],
+        ["policy", "gpt", "--keep-last", "1"], ["runs", "--rename", "gpt", "other"],
+    ):  # fmt: skip
+        said = ckstore(*arguments, code=14).sentence
+        assert "has format 2, this ckstore only reads it and writes up to 1; install a later ckstore" in said
+    assert contents(filled / ".ckstore") == before
+
+
+@pytest.mark.parametrize("later", ["catalog", "log", "manifest"])
+def test_verify_of_a_later_format_is_no_damage(ckstore, filled: Path, monkeypatch, later: str) -> None:
+    """Its exit code is that of other verbs."""
+    store = filled / ("other" if later == "manifest" else ".ckstore")
+    if later == "manifest":
+        ckstore("init", store)
+        with monkeypatch.context() as patched:
+            patched.setattr(manifest, "FORMAT", 2)
+            ckstore("--store", store, "ingest", filled / "in" / "step0.pt", "--run", "gpt")
+    elif later == "catalog":
+        with Catalog.open(store, "a") as catalog:
+            catalog._connection.execute("PRAGMA user_version = 2")
+    else:
+        [record] = (store / "log").iterdir()
+        content = {**json.loads(record.read_text()), "format": 2}
+        record.unlink()
+        del content["digest"]
+        log_files.write(DirectoryStorage(store), content)
+    for verb in (["verify"], ["verify", "--json"], ["verify", "gpt@0"]):
+        said = ckstore("--store", store, *verb, code=14).err
+        assert "has format 2, this ckstore reads up to 1; install a later ckstore" in said
+
+
+def test_recover_refuses_a_log_of_a_later_format_of_writers(ckstore, filled: Path) -> None:
+    store = filled / ".ckstore"
+    (store / "catalog.sqlite").unlink()
+    record = {"change": "untag", "tag": "none", "format": 1, "writers": 2, "sequence": 9}
+    [name] = [path.stem for path in (store / "log").iterdir()]
+    log_files.write(DirectoryStorage(store), {**record, "follows": name, "created": durable.timestamp()})
+    before = contents(store)
+    said = ckstore("recover", code=14).sentence
+    assert "has format 2, this ckstore only reads it and writes up to 1; install a later ckstore" in said
+    assert contents(store) == before

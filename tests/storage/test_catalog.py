@@ -640,6 +640,45 @@ def test_an_open_catalog_that_another_process_upgrades(filled, store, is_replace
             assert database.execute("SELECT COUNT(*) FROM tags WHERE name = 'late'").fetchone() == (0,)
 
 
+@pytest.mark.parametrize(
+    ("statement", "is_read"),
+    [
+        ("CREATE TABLE more (key INTEGER PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID", True),
+        ("CREATE UNIQUE INDEX more ON versions (pack, step)", True),
+        ("CREATE TABLE more (key INT CHECK (zeroblob(1 << 30) IS NOT NULL))", False),
+        ("CREATE INDEX more ON versions (zeroblob(step))", False),
+        ("CREATE VIEW more AS SELECT 1", False),
+        ("CREATE TRIGGER more AFTER INSERT ON tags BEGIN DELETE FROM versions; END", False),
+    ],
+)
+def test_readers_read_a_later_format_of_writers(filled, store, statement, is_read):
+    """Its tables may be there; writers are refused at once, and one that was open in its next transaction."""
+    with filled.transaction():
+        filled._write(connection.WRITERS, str(connection.FORMAT + 1))
+        filled._connection.execute("ALTER TABLE claims.leases ADD COLUMN kind TEXT")
+        filled._connection.execute(statement)
+    said = r"has format 2, this ckstore only reads it and writes up to 1; install a later ckstore"
+    before = (store / root.CLAIMS).read_bytes()
+    for change in (lambda: filled.set_tag("late", 1), lambda: Catalog.open(store, "a"), filled.reserve_number):
+        with pytest.raises(FormatVersionError, match=said):
+            change()
+    assert (store / root.CLAIMS).read_bytes() == before
+    if not is_read:
+        with pytest.raises(IntegrityError, match="unexpected 'more'"):
+            Catalog.open(store)
+        return
+    with Catalog.open(store) as reader:
+        assert len(reader.versions()) == 3
+        assert reader.moved_packs(None) == {}
+        assert reader.check() == []
+
+
+def test_other_tables_of_the_present_format_are_refused(filled, store):
+    filled._connection.execute("CREATE TABLE more (key INT)")
+    with pytest.raises(IntegrityError, match="unexpected 'more'"):
+        Catalog.open(store)
+
+
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_an_earlier_format_is_upgraded(filled, store, monkeypatch, mode):
     from ckstore.storage import catalog_tables, migrations
@@ -653,8 +692,14 @@ def test_an_earlier_format_is_upgraded(filled, store, monkeypatch, mode):
     monkeypatch.setitem(catalog_tables.STATEMENTS, "example", "CREATE TABLE example (id INTEGER PRIMARY KEY)")
     later = connection.FORMAT + 1
     monkeypatch.setattr(connection, "FORMAT", later)
+    before = (store / root.CATALOG).stat().st_ino
+    with Catalog.open(store, mode) as catalog:  # Open processes of the former format notice another file.
+        assert len(catalog.versions()) == 3
+        assert (store / root.CATALOG).stat().st_ino != before
+    before = (store / root.CATALOG).stat().st_ino
     for _ in range(2):
         with Catalog.open(store, mode) as catalog:
+            assert (store / root.CATALOG).stat().st_ino == before
             assert len(catalog.versions()) == 3
             assert catalog._connection.rows("SELECT COUNT(*) FROM example") == [(0,)]
             assert catalog._connection.rows("PRAGMA user_version") == [(later,)]

@@ -20,24 +20,22 @@ from msgspec import Meta
 from ckstore.errors import (
     CkstoreError,
     ConflictError,
-    FormatVersionError,
     IntegrityError,
     NoStoreError,
     UnreachableError,
 )
 from ckstore.runtime import forks
 from ckstore.storage import durable, root, zstd
-from ckstore.storage.connection import create_file
+from ckstore.storage.connection import WRITES, Mode, create_file
 from ckstore.storage.interface import Storage
 from ckstore.storage.remote.bucket import ObstoreBucket
 from ckstore.storage.remote.hub import SCHEME, HubRepository
 from ckstore.storage.remote.remote_log import FORMAT_FIELD, RemoteLog, StoreId
 from ckstore.storage.remote.retries import RetryingStorage, patiently, prove, put_own
-from ckstore.storage.schema import Positive, canonical_json, check, decode, expanded_limit, fields
+from ckstore.storage.schema import FORMAT, Positive, canonical_json, check, decode, expanded_limit, fields, refuse_later
 
 #: The object that makes a prefix a store.
 ROOT = "ckstore.json"
-FORMAT = 1
 #: The environment variable that names the directory of mirrors.
 VARIABLE = "CKSTORE_CACHE"
 #: Smallest number of records between two snapshots of the catalog.
@@ -48,8 +46,9 @@ _MODE = 0o770
 #: Number of names in one response to a list.
 _LISTED = 1000
 
+_Options = Mapping[str, str] | None
 _Snapshot = Annotated[str, Meta(pattern=r"\Asnapshots/[0-9a-f]{32}/[0-9]{12}-[0-9a-f]{40}\Z")]
-_ROOT = fields({"format": Positive, "store": StoreId}, {"snapshot": _Snapshot | None})
+_ROOT = fields({"format": Positive, "store": StoreId}, {"snapshot": _Snapshot | None, "writers": Positive})
 _REMEMBERED = fields({"store": StoreId, "options": dict[str, Any]})
 
 
@@ -74,7 +73,7 @@ def cache_directory(given: Path | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckstore"
 
 
-def create(url: str, options: Mapping[str, str] | None = None, cache: Path | None = None) -> Mirror:
+def create(url: str, options: _Options = None, cache: Path | None = None) -> Mirror:
     """Create a store behind a URL, after a proof that the server can hold one.
 
     Raises
@@ -100,11 +99,12 @@ def create(url: str, options: Mapping[str, str] | None = None, cache: Path | Non
 
 
 def find(
-    url: str, options: Mapping[str, str] | None = None, cache: Path | None = None, *, from_log: bool = False
+    url: str, options: _Options = None, cache: Path | None = None, *, mode: Mode = "a", from_log: bool = False
 ) -> Mirror:
     """Return the mirror of the store behind a URL; a new one starts from the last snapshot.
 
-    With `from_log` it starts empty, under the id that the store has now. Raise `NoStoreError` if the URL has no store.
+    With `from_log` it starts empty, under the id that the store has now. Raise `NoStoreError` if the URL has no store,
+    `FormatVersionError` if that is of a later ckstore.
     """
     url = url.rstrip("/")
     with _usable(cache) as directory:
@@ -115,7 +115,7 @@ def find(
     if not from_log and remembered is not None and _is_followed(_directory(url, remembered[0], cache)):
         return _mirror(url, options, storage, remembered[0], cache, None)
     try:
-        said = _root(storage, url)
+        said = _root(storage, url, mode)
     except FileNotFoundError:
         if url == os.environ.get(root.VARIABLE, "").rstrip("/"):
             raise NoStoreError(
@@ -125,7 +125,7 @@ def find(
     return _mirror(url, options, storage, said["store"], cache, None if from_log else said.get("snapshot"))
 
 
-def _root(storage: Storage, url: str) -> dict[str, Any]:
+def _root(storage: Storage, url: str, mode: Mode) -> dict[str, Any]:
     """Return the object that makes a prefix a store; raise `FormatVersionError` for one of a later ckstore."""
     try:
         said: dict[str, Any] = decode(storage.read(ROOT), dict[str, Any])
@@ -134,10 +134,9 @@ def _root(storage: Storage, url: str) -> dict[str, Any]:
             check(said, _ROOT)
     except ValueError as error:
         raise IntegrityError(f"{url}/{ROOT} is damaged ({error}); restore it from a copy.") from error
-    if said["format"] > FORMAT:
-        raise FormatVersionError(
-            f"{url} has format {said['format']}, this ckstore reads up to {FORMAT}; install a later ckstore."
-        )
+    refuse_later(url, said["format"], FORMAT)
+    if mode == "a":
+        refuse_later(url, said.get("writers", 0), FORMAT, WRITES)
     return said
 
 
@@ -170,7 +169,7 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
         temporary.unlink(missing_ok=True)
     packed = len(data).to_bytes(8, "little") + zstd.compress(data, _LEVEL)
     name = f"snapshots/{mirror.log.store}/{number:012d}-{blake3(packed).hexdigest(length=20)}"
-    said = _root(mirror.storage, mirror.url)
+    said = _root(mirror.storage, mirror.url, "a")
     if said["store"] != mirror.log.store:
         return  # Another store has replaced this one.
     mirror.storage.put(name, packed)

@@ -20,13 +20,14 @@ from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog, recorded
 from ckstore.storage.catalog_reader import INCOMPLETE, META, NAMES, SWEPT, VERSION
 from ckstore.storage.catalog_tables import PACK_NAME, bounded
-from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
+from ckstore.storage.connection import BUSY_TIMEOUT, WRITERS, WRITES, Mode, create_file
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote import retries
 from ckstore.storage.remote.calls import call_again, plain_call
 from ckstore.storage.remote.mirror import EVERY, Mirror, needs_snapshot, put_snapshot
 from ckstore.storage.remote.remote_log import BehindError, Head, RemoteLog
 from ckstore.storage.rows import META_ROWS
+from ckstore.storage.schema import FORMAT, refuse_later
 
 T = TypeVar("T")
 
@@ -80,7 +81,13 @@ class RemoteCatalog(Catalog):
         while records := self._log.after(self._head()):
             if self._follow(records):
                 break
+        self._check_writer()
         self._heard = asked
+
+    def _check_writer(self) -> None:
+        """Raise `FormatVersionError` in a writer whose format is earlier than that of others."""
+        if self._mode == "a":
+            refuse_later(self._mirror.url, self._count(WRITERS), FORMAT, WRITES)
 
     def commit(self, change: Callable[[], T]) -> T:
         """Make a change and put its record; if another record came first, apply that and repeat the change."""
@@ -106,6 +113,8 @@ class RemoteCatalog(Catalog):
                 return False
             for made, record in records:
                 self._apply(made, record)
+                if record.get("writers", 0) > self._count(WRITERS):
+                    self._write(WRITERS, str(record["writers"]))
                 self._set_head(made)
         return True
 
@@ -188,6 +197,7 @@ class RemoteCatalog(Catalog):
             if self._calls is not None:
                 yield
                 return
+            self._check_writer()
             self._calls, self._notes = [], []
             created = durable.timestamp()  # No later than the times in its calls.
             try:

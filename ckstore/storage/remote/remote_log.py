@@ -28,9 +28,8 @@ from ckstore.storage.log_files import check_record
 from ckstore.storage.remote.bucket import ForeignNameError
 from ckstore.storage.remote.calls import check_calls
 from ckstore.storage.remote.retries import patiently, put_or_find
-from ckstore.storage.schema import Id, Positive, Time, check, decode, expanded_limit, fields
+from ckstore.storage.schema import FORMAT, Id, Positive, Time, check, decode, expanded_limit, fields, refuse_later
 
-FORMAT = 1
 #: Largest number of records with lines in one object; most objects reach back to the last multiple of the second.
 _MANY, _FEW = 256, 16
 #: Largest size of the lines of older records in one object, in bytes.
@@ -60,7 +59,8 @@ _RECORD = fields(
         "created": Time,
         "calls": list[Any],
         "notes": list[dict[str, Any]],
-    }
+    },
+    {"writers": Positive},
 )
 
 
@@ -369,11 +369,7 @@ def _read(line: bytes, head: Head, store: str) -> dict[str, Any]:
     try:
         plain = decode(line, dict[str, Any])
         check(plain, FORMAT_FIELD)
-        if plain["format"] > FORMAT:
-            raise FormatVersionError(
-                f"Record {number} of the log has format {plain['format']}, this ckstore reads {FORMAT}; install a later"
-                " one."
-            )
+        refuse_later(f"Record {number} of the log", plain["format"], FORMAT)
         check(plain, _RECORD)
         check_calls(plain["calls"])
         for note in plain["notes"]:

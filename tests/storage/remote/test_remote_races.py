@@ -22,6 +22,7 @@ from ckstore.storage.pack_reader import MissingPackError, OpenFile
 from ckstore.storage.remote import block_cache as cache_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote import remote_catalog as catalog_module
+from ckstore.storage.remote import remote_log as log_module
 from ckstore.storage.remote import remote_packs as packs_module
 from ckstore.storage.remote import retries as retries_module
 from ckstore.writing.drop import drop
@@ -217,6 +218,43 @@ def test_a_later_format_of_the_root_is_refused_and_stays(server: SimulatedServer
     with pytest.raises(FormatVersionError):
         ckstore.recover(URL)
     assert server.objects == there
+
+
+def test_readers_follow_a_later_format_of_writers(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record has it before root and snapshot do: a writer that is open is refused before its next record."""
+    said = "has format 2, this ckstore only reads it and writes up to 1; install a later ckstore"
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, "r", cache=directory / "b") as reader:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        packed = log_module._packed
+        with ckstore.open(URL, cache=directory / "c") as later, monkeypatch.context() as patched:
+            patched.setattr(log_module, "_packed", lambda data: packed(data[:-1] + b',"writers":2}'))
+            later.tag("r@0", "later")
+        there = dict(server.objects)
+        with pytest.raises(FormatVersionError, match=said):
+            store.tag("r@0", "mine")
+        with pytest.raises(FormatVersionError, match=said):
+            store.ingest(state(1), run="r", step=1)
+        reader._catalog.refresh()
+        assert [*reader.tags()] == ["later"]
+        assert same(reader["later"].state_dict(), 0)
+        assert server.objects.keys() == there.keys()
+        mirror_module.put_snapshot(reader._catalog._mirror, 1)
+        root = json.loads(server.objects[mirror_module.ROOT][0])
+        for content in (root, {**root, "writers": 2}):
+            server.objects[mirror_module.ROOT] = json.dumps(content).encode(), server.now()
+            there = dict(server.objects)
+            for opened in (lambda: ckstore.open(URL, cache=directory / "d"), lambda: recover(URL)):
+                with pytest.raises(FormatVersionError, match=said):
+                    opened()
+            with ckstore.open(URL, "r", cache=directory / "e") as fresh:
+                assert same(fresh["later"].state_dict(), 0)
+                assert fresh.verify().problems == []
+            assert server.objects == there
+        with pytest.raises(FormatVersionError, match=said):
+            mirror_module.put_snapshot(reader._catalog._mirror, 1)
+        assert server.objects == there
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
