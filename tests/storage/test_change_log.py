@@ -15,7 +15,7 @@ from ckstore.errors import CkstoreError, DiskFullError, FormatVersionError, Inte
 from ckstore.storage import change_log, durable, log_files, root, rows, schema
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.remote.calls import check_calls
-from ckstore.storage.rows import VersionRow, plain_row, row_of
+from ckstore.storage.rows import VersionRow, plain_row
 
 UNTAG = {"change": "untag", "tag": "a"}
 
@@ -357,7 +357,7 @@ def test_changes_that_can_be_undone(filled):
         assert [record["sequence"] for record in change_log.undoable([*records, later])] == left
     renamed = {"change": "rename", "run": "other", "uids": [filled.version(1).uid]}
     first, second = change_log.undoable([*records, renamed])
-    assert [row_of(row).run for row in (*first["rows"], *second["rows"])] == ["other", "gpt"]
+    assert [row.run for row in (*first["rows"], *second["rows"])] == ["other", "gpt"]
 
 
 def test_forgotten_versions_have_ids_and_numbers():
