@@ -200,6 +200,40 @@ class Pack:
         return content["document"], blobs
 
 
+def bucket_log(bucket: Path) -> list[dict[str, Any]]:
+    """Return the records in the log of a bucket, given as a directory of its objects."""
+    root = json.loads((bucket / "ckstore.json").read_bytes())
+    assert root["format"] == 1
+    lines: dict[int, bytes] = {}
+    for path in (bucket / "log" / root["store"]).iterdir():
+        data = path.read_bytes()
+        assert blake(data[20:], 20) == data[:20]
+        text = expanded(data[28:])
+        assert len(text) == int.from_bytes(data[20:28], "little")
+        for number, line in enumerate(reversed(text.split(b"\n"))):
+            assert lines.setdefault(int(path.name) - number, line) == line
+    found: list[dict[str, Any]] = []
+    before = "0" * 40
+    for number in range(1, len(lines) + 1):
+        record = json.loads(lines[number])
+        assert (record["format"], record["store"], record["number"]) == (1, root["store"], number)
+        assert record["before"] == before
+        before = identifier(lines[number])
+        found.append(record)
+    return found
+
+
+def bucket_snapshot(bucket: Path) -> tuple[int, bytes]:
+    """Return the number of the record of a bucket's snapshot, and the bytes of its catalog."""
+    name = json.loads((bucket / "ckstore.json").read_bytes())["snapshot"]
+    data = (bucket / name).read_bytes()
+    number, _, digest_said = name.rpartition("/")[2].partition("-")
+    assert identifier(data) == digest_said
+    catalog = expanded(data[8:])
+    assert len(catalog) == int.from_bytes(data[:8], "little")
+    return int(number), catalog
+
+
 class Payload:
     """The header of an integer payload, its checksum compared, and its integers in coded order."""
 

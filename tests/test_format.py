@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import sqlite3
 from pathlib import Path
@@ -14,9 +15,11 @@ from blake3 import blake3
 
 import ckstore
 from ckstore.commit.join import join
-from tests.format_reader import Reader, identifier
+from tests.format_reader import Reader, bucket_log, bucket_snapshot, identifier
 
 pytestmark = [pytest.mark.encoded, pytest.mark.local]
+
+FIXTURE = Path(__file__).parent / "fixtures" / "stores" / "1"
 
 
 def checkpoint(step: int) -> dict[str, Any]:
@@ -170,3 +173,40 @@ def test_the_log_follows_the_format(written: Path):
         "tag": "mittlere",
         "version": 3,
     }
+
+
+def test_the_reader_reads_a_bucket(tmp_path: Path) -> None:
+    """Its calls make the versions, tags and runs of the catalog that ckstore makes of them."""
+    expected = json.loads((FIXTURE / "expected.json").read_text())["bucket"]
+    reader, records = Reader(FIXTURE / "bucket"), bucket_log(FIXTURE / "bucket")
+    number, catalog = bucket_snapshot(FIXTURE / "bucket")
+    (tmp_path / "catalog.sqlite").write_bytes(catalog)
+    with contextlib.closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as database:
+        [[head]] = database.execute("SELECT value FROM meta WHERE key = 'mirror:head'")
+        applied = int(head.split()[0])
+        rows = {row for (row,) in database.execute("SELECT number FROM versions")}
+        tags = dict(database.execute("SELECT name, version FROM tags"))
+    assert number <= applied < len(records)
+    assert state_of(records[:applied]) == (rows, tags)
+    present, tags = state_of(records)
+    assert {reader.versions[number][1]["step"] for number in present} == {*map(int, expected)}
+    assert tags == {"best": 2}
+    assert records[-1]["notes"][0]["run"] == "b"
+    for number in present:
+        [(_, data)] = reader.files(number)
+        assert hashlib.sha256(data).hexdigest() == expected[str(reader.versions[number][1]["step"])]
+
+
+def state_of(records: list[dict[str, Any]]) -> tuple[set[int], dict[str, int]]:
+    """Return the numbers of the versions, and the tags, that the calls of a bucket's records make."""
+    numbers: set[int] = set()
+    tags: dict[str, int] = {}
+    for record in records:
+        for name, arguments in record["calls"]:
+            if name == "commit_version":
+                numbers.add(arguments["row"][0])
+            elif name == "forget_versions":
+                numbers -= {*arguments["numbers"]}
+            elif name == "set_tag":
+                tags[arguments["name"]] = arguments["number"]
+    return numbers, tags

@@ -14,7 +14,10 @@ import torch
 import ckstore
 from ckstore.recovery.recover import recover
 from ckstore.storage import connection
+from ckstore.storage.remote import mirror
 from tests.checkpoints import scratch, sha256
+from tests.fixtures.make_store import BUCKET
+from tests.storage.remote.simulated import SimulatedServer
 
 pytestmark = pytest.mark.local
 
@@ -82,3 +85,26 @@ def test_old_stores_take_new_versions(old: tuple[Path, dict[str, Any]]) -> None:
         (path.parent / "out").unlink()
         expected["versions"].append({"number": number, "run": "a", "step": 100, "sha256": {}})
         check(store, expected, path.parent / "out")
+
+
+@pytest.mark.parametrize("version", formats())
+def test_old_buckets_are_read_and_take_new_versions(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the snapshot, and from the log alone."""
+    source, server = STORES / version / "bucket", SimulatedServer()
+    monkeypatch.setattr(mirror, "ObstoreBucket", lambda url, options: server.client(url))
+    for path in filter(Path.is_file, source.rglob("*")):
+        server.objects[path.relative_to(source).as_posix()] = path.read_bytes(), server.now()
+    expected = json.loads((STORES / version / "expected.json").read_text())["bucket"]
+    with scratch() as directory:
+        for name in ("snapshot", "log"):
+            with ckstore.open(BUCKET, cache=directory / name) as store:
+                assert store.tags().keys() == {"best"}
+                assert {f"{found.step}" for found in store.versions("b")} >= expected.keys()
+                for step, digest in expected.items():
+                    store[f"b@{step}"].checkout(directory / f"{name}{step}")
+                    assert sha256(directory / f"{name}{step}") == digest
+                assert store.verify().problems == []
+                store.ingest({"w": store["b@4"].state_dict()["w"] + 1}, run="b", step=len(store) + 10)
+            root = json.loads(server.objects[mirror.ROOT][0])
+            root.pop("snapshot", None)
+            server.objects[mirror.ROOT] = json.dumps(root).encode(), server.now()
