@@ -199,6 +199,8 @@ class Change:
         lost = self._lost_pack(document.replaces) if heals else None
 
         def place(row: VersionRow) -> None:
+            # Another process may have committed an object of the same key since this one looked.
+            self.repository.resolver.check_keys(record.id for record in self.writer.records)
             catalog.commit_version(
                 row,
                 self.packs,

@@ -411,6 +411,11 @@ class CatalogResolver:
                 checked_keys((record.id, identity))
         return found
 
+    def check_keys(self, identities: Iterable[str]) -> None:
+        """Raise `CkstoreError` if an id shares its key with another one in the store, which may be damaged."""
+        with suppress(IntegrityError):
+            self._placed(keys(identities))
+
     def _at(self, places: dict[int, tuple[str, int]]) -> dict[int, Record]:
         self.prefetch_manifests({pack for pack, _ in places.values()})
         return {number: self._manifest(pack).record(slot) for number, (pack, slot) in places.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -15,11 +15,12 @@ import torch
 from msgspec.structs import replace
 
 import ckstore
+from ckstore.commit import change
 from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.objects import resolver as module
 from ckstore.objects.documents import BlobRef
 from ckstore.objects.records import Record
-from ckstore.storage import placements, rows
+from ckstore.storage import catalog, placements, rows
 
 pytestmark = pytest.mark.encoded
 
@@ -137,3 +138,34 @@ def test_an_object_that_shares_its_key_is_refused(tmp_path: Path, monkeypatch: p
         monkeypatch.undo()
         assert [row.step for row in store._catalog.versions()] == [0]
         assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("hot", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_an_object_that_shares_its_key_with_one_of_an_ingest_at_once_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hot: tuple[int, int]
+) -> None:
+    """The other one is committed after this one has looked for its objects, and keeps its place."""
+    states = [{name: np.full((300, 300), value, np.float32)} for name, value in (("one", 0), ("two", 1))]
+    with ckstore.init(tmp_path / "ids") as store:
+        shared = {store[store.ingest(state, run="a").version.number]._stored.document.objects[0] for state in states}
+    commit, keys = change.Change._commit, rows.keys
+
+    def keys_of(identities: Iterable[str]) -> dict[str, int]:
+        return {one: 7 if one in shared else number for one, number in keys(identities).items()}
+
+    with ckstore.init(tmp_path / "store") as store, ckstore.open(tmp_path / "store") as other:
+
+        def after_the_other(self: change.Change, made: Callable[[], Any]) -> Any:
+            monkeypatch.setattr(change.Change, "_commit", commit)
+            other.ingest(states[0], run="b", step=0, hot=hot[0])
+            return commit(self, made)
+
+        monkeypatch.setattr(change.Change, "_commit", after_the_other)
+        for place in (rows, module, change):
+            monkeypatch.setattr(place, "keys", keys_of)
+        for place in (rows, change, catalog):
+            monkeypatch.setattr(place, "key", lambda identity: keys_of([identity])[identity])
+        with pytest.raises(CkstoreError, match="share the first 63 bits of their ids"):
+            store.ingest(states[1], run="a", step=1, hot=hot[1])
+        assert [row.name for row in store._catalog.versions()] == ["b@0"]
+        np.testing.assert_array_equal(other["b@0"]["one"][:], states[0]["one"])
