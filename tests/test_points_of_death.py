@@ -144,6 +144,7 @@ def without_uids(said: Any) -> Any:
     return [(run, step, fidelity) for run, step, _, fidelity in said[0]], said[1], said[2]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -33,6 +33,7 @@ def check(store: ckstore.Store, sources: dict[int, Path], out: Path) -> None:
             out.unlink()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("series", SERIES)
 def test_a_series(shared_data: Path, store: ckstore.Store, directory: Path, series: str) -> None:
     paths = ordered(shared_data / series)
@@ -71,6 +72,7 @@ def test_deltas_of_small_tensors_are_small(shared_data: Path, store: ckstore.Sto
     assert sum(row.stored_bytes for row in store._catalog.versions()[1:]) < 487_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["gpt_run", "cnn_run", "bf16_run", "frozen_run", "ema_run"])
 def test_a_trained_run(kind: str, store: ckstore.Store, directory: Path, request: pytest.FixtureRequest) -> None:
     paths: list[Path] = request.getfixturevalue(kind)

@@ -128,6 +128,7 @@ def test_every_depth_after_a_rebase_and_after_a_recovery(store: ckstore.Store, d
         check_all(again, expected, directory)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flush", [True, False])
 def test_another_process_reads_the_same_bytes(store: ckstore.Store, directory: Path, flush: bool) -> None:
     expected = ingest_all(store, with_subnormals(directory, 3), run="tiny")
@@ -138,6 +139,7 @@ def test_another_process_reads_the_same_bytes(store: ckstore.Store, directory: P
     assert found == {str(number): digest for number, digest in expected.items()}
 
 
+@pytest.mark.long
 def test_a_process_that_flushes_subnormals_ingests_the_bytes_of_the_file(directory: Path) -> None:
     paths = with_subnormals(directory, 3)
     script = (

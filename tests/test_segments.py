@@ -242,6 +242,7 @@ def die_at(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable, "checkpoint", checkpoint)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recovers", [False, True])
 @pytest.mark.parametrize(
     "step", ["segment-written", "segment-renamed", "before-commit", "after-commit", "pack-removed", "segment-removed"]

@@ -281,6 +281,7 @@ def test_members_share_a_mirror(users: Users, project: Path, server: ObjectStore
     assert not any(path.stat().st_mode & 0o007 for path in cache.rglob("*") if path.is_dir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["", "*-*", "*-*/packs", "*-*/log", "*-*/blocks", "urls"])
 def test_a_cache_that_everyone_may_write_to_is_refused(
     project: Path, server: ObjectStore, monkeypatch: pytest.MonkeyPatch, place: str

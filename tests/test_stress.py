@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stressing, "BETWEEN_KILLS", 0.5)

@@ -64,6 +64,7 @@ def made() -> Iterator[tuple[Path, bytes, bytes, Any]]:
         yield path, before, (path / "catalog.sqlite").read_bytes(), held
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["r", "a"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_commit_that_is_torn(made: tuple[Path, bytes, bytes, Any], tmp_path: Path, stage: str, mode: Any) -> None:

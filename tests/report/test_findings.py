@@ -149,6 +149,7 @@ def test_a_doubled_learning_rate_is_found(store: Store) -> None:
     assert "per step after step 100" in found.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rate",
     [

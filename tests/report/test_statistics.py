@@ -102,6 +102,7 @@ def ingest(store: Store, states: list[dict[str, Any]], run: str = "a", **options
         store.ingest(state, run=run, step=10 * number, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hot", [True, False])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_numbers_are_those_of_numpy(store: Store, dtype: str, hot: bool) -> None:
@@ -289,6 +290,7 @@ def test_a_large_tensor_is_sampled(store: Store) -> None:
     assert got["rms"][0] == pytest.approx(np.sqrt(np.mean(wide(arrays[0]) ** 2)), rel=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(10_000_000,), (1, 10_000_000), (3, 1000, 1000), (2000, 3000), (2, 3, 4_000_000)])
 def test_samples_have_about_the_number_of_elements_asked_for(shape: tuple[int, ...]) -> None:
     places = sampled_places(shape, 1 << 20)
@@ -425,6 +427,7 @@ with ckstore.open(sys.argv[1], "r") as store:
 """
 
 
+@pytest.mark.long
 @pytest.mark.local
 def test_memory_does_not_grow_with_the_versions(store: Store, directory: Path) -> None:
     generator = np.random.default_rng(0)

@@ -303,6 +303,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("end", ["kill", "exit"])
 def test_a_program_that_ends_while_it_waits_loses_nothing(directory: Path, end: str) -> None:

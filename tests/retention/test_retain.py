@@ -237,6 +237,7 @@ def test_ingests_have_it_done_behind_the_program(store: ckstore.Store, hot: int)
     assert store.verify().problems == []
 
 
+@pytest.mark.long
 def test_a_program_that_never_waits(directory: Path) -> None:
     """Thinning, forgetting and collecting go on while versions are stored, read and tagged."""
     with ckstore.init(directory / "store") as store:
@@ -325,6 +326,7 @@ def test_a_concurrent_tag_protects_its_version(directory: Path, monkeypatch: pyt
         assert list(steps(store)) == [1, 3]
 
 
+@pytest.mark.long
 def test_a_store_that_takes_hundreds_of_saves(store: ckstore.Store) -> None:
     """Its bytes stay bounded; recent versions, tags, forks and every fiftieth come back exactly."""
     saves, keep = 240, 40
@@ -358,6 +360,7 @@ with ckstore.open(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", range(6))
 def test_killed_while_it_is_applied(directory: Path, turn: int) -> None:
     """Nothing is lost that the policy keeps, and the next time finishes."""

@@ -123,6 +123,7 @@ def test_invalid_selections_are_refused(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.long
 @given(
     steps=st.lists(st.integers(-20, 20), unique=True, min_size=1, max_size=12),
     keep_every=st.none() | st.integers(1, 5),

@@ -67,6 +67,7 @@ def test_an_unclosed_saver_finishes_at_the_end(tmp_path: Path) -> None:
     assert (tmp_path / "unclosed").read_text() == "all of it"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "code"),
     [
@@ -102,6 +103,7 @@ def test_leaving_the_block_of_a_saver_by_exit_raises(tmp_path: Path) -> None:
     assert "ConflictError: a@1" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_of_multiprocessing(method: str, tmp_path: Path) -> None:
     """Saves of one are made durable at its end, too."""
@@ -142,6 +144,7 @@ def test_sigterm_does_not_end_a_program_as_saved(saves_after: bool, tmp_path: Pa
         np.testing.assert_array_equal(store["a@1"].state_dict()["w"], np.full((300, 300), 1, np.float32))
 
 
+@pytest.mark.long
 @pytest.mark.local
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_full_disk(asks: bool, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def named_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "ckstore")) and "-test-" not in name}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self").is_dir() or not Path("/dev/shm").is_dir(), reason="looks into Linux's /proc")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", range(KILLS))

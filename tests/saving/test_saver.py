@@ -381,6 +381,7 @@ def script(text: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_the_last_save_of_a_script_that_closes_nothing_is_stored(store: ckstore.Store) -> None:
     program = script(
         """
@@ -396,6 +397,7 @@ def test_the_last_save_of_a_script_that_closes_nothing_is_stored(store: ckstore.
     assert [row.step for row in store._catalog.versions()] == [7]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_own_handler", [False, True])
 def test_sigterm_ends_a_program_after_its_next_save(store: ckstore.Store, has_own_handler: bool) -> None:
     program = script(
@@ -440,6 +442,7 @@ def test_sigterm_that_no_save_followed_has_its_effect_at_the_end(store: ckstore.
     assert [row.step for row in store._catalog.versions()] == [0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["counted", "data", "array", "scattered", "columns"])
 def test_a_state_that_changes_while_it_is_staged_is_refused(
     store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -65,6 +65,7 @@ def test_each_object_comes_once_with_its_values(window: int, monkeypatch: pytest
     assert (in_memory == set(seen)) == (window > 1 << 12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", [1 << 10, 1 << 18, 4 << 20])
 @pytest.mark.parametrize("window", [1 << 12, 1 << 17, 1 << 19, 32 << 20])
 def test_versions_are_restored_with_any_windows(

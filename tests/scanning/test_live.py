@@ -145,6 +145,7 @@ def test_tensors_of_inference_mode_are_taken(tmp_path: Path) -> None:
         assert store["latest"].state_dict()["w"].equal(torch.ones(3))
 
 
+@pytest.mark.long
 def test_a_state_is_described_while_another_thread_imports_torch() -> None:
     script = (
         "import sys, threading, time\n"

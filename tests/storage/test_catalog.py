@@ -107,6 +107,7 @@ def test_a_large_origin_stays_in_its_row(catalog, store, mark):
         catalog.version(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mark", ["''", "char(0)"])
 @pytest.mark.parametrize(
     ("column", "ask"),

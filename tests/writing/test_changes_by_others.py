@@ -82,6 +82,7 @@ CHANGES: dict[str, Callable[[ckstore.Store], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("at", [(PackReader, "digest"), (PackReader, "read_into"), (Chains, "_link")])
 def test_verify_reports_no_loss(place: Path, name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,7 @@ def test_a_version_whose_pack_was_cut_short_or_is_gone_is_not_taken_for_whole(pa
         assert not store.ingest(state(2), run="a", step=2).is_new
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [objects_pack, own_pack])
 @pytest.mark.parametrize("lost", ["a@0", "a@1", "a@2"])
 def test_a_run_goes_on_after_any_loss(path: Path, which: Callable[[ckstore.Store, str], str], lost: str) -> None:

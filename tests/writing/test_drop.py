@@ -79,6 +79,7 @@ def check(store: ckstore.Store, dropped: list[int], paths: list[Path], **options
             assert sha256(store.path.parent / "out") == sha256(paths[row.step])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("still", [False, True])
 def test_older_versions_lose_it_and_keep_the_rest(directory: Path, still: bool) -> None:
     with ckstore.init(directory / "store") as store:

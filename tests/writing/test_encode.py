@@ -679,6 +679,7 @@ def test_a_version_that_is_described_elsewhere_since_its_row_was_read(directory:
             Version(StoredVersion(store._repository, replace(row, pack="0" * 40 + ".zip"))).state_dict()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("seconds", [0, 0.05, 0.2])
 def test_a_failing_program_reports_its_error_alone(directory: Path, seconds: float) -> None:

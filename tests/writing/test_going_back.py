@@ -240,6 +240,7 @@ def test_a_writer_that_was_overtaken_goes_on_with_the_old_branch(
     is_whole(store)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", ["packs", "log-written", "before-commit", "after-commit"])
 @pytest.mark.parametrize("is_lost", [False, True], ids=["catalog", "no catalog"])
 def test_a_killed_commit_is_done_after_a_recovery(store: ckstore.Store, at: str, is_lost: bool) -> None:

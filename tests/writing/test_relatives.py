@@ -223,6 +223,7 @@ def experts(width: int) -> State:
 APART = [(attention, np.concatenate), (experts, np.stack)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [64, 256])
 @pytest.mark.parametrize(("parts", "join"), APART, ids=["fused", "stacked"])
 def test_parts_of_a_tensor_that_comes_apart_are_stored_against_it(
@@ -361,6 +362,7 @@ def test_a_tensor_that_shrinks_is_stored_against_its_first_rows(
     assert sizes[3] < 1000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("large", [False, True])
 def test_tensors_that_shrink_are_kept_through_every_change(tmp_path: Path, large: bool) -> None:
     """In one chunk or in several, above and below other versions."""

@@ -95,6 +95,7 @@ ACTIONS: dict[str, Callable[[ckstore.Store], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fidelity", ["exact", "coarse"])
 @pytest.mark.parametrize("names", list(itertools.permutations(ACTIONS, 3)), ids=", ".join)
 def test_each_outlasts_changes_of_the_other(directory: Path, file: Path, names: tuple[str, ...], fidelity: Any) -> None:

@@ -177,6 +177,7 @@ def objects(store: ckstore.Store, number: int) -> list[Record]:
 # Removed and kept bytes
 
 
+@pytest.mark.long
 def test_most_of_a_versions_own_bytes_go(gpt_run: list[Path], directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         for path in gpt_run:
@@ -205,6 +206,7 @@ SELECTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chosen", SELECTIONS, ids=" ".join)
 def test_others_come_back_as_they_went_in(path: Path, series: list[Path], chosen: list[str]) -> None:
     with ckstore.open(path) as store:
@@ -277,6 +279,7 @@ def test_a_tagged_version_stays_exact(path: Path, series: list[Path]) -> None:
         assert store.thin(["a@3"]).skipped == [4]
 
 
+@pytest.mark.long
 def test_a_tag_that_is_set_while_the_version_is_thinned(
     path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +300,7 @@ def test_thinning_again_does_nothing(store: ckstore.Store) -> None:
     assert (listing(store.place), store._catalog.versions()) == (files, rows)
 
 
+@pytest.mark.long
 def test_one_after_the_other_is_as_good_as_at_once(path: Path, series: list[Path], directory: Path) -> None:
     """A version whose parent was thinned before, one whose child was, and one between two."""
     other = Path(shutil.copytree(path, directory / "other" / "store"))
@@ -331,6 +335,7 @@ def test_children_are_stored_again_and_their_children_stay(chained: ckstore.Stor
     assert after[grandchild] == before[grandchild]
 
 
+@pytest.mark.long
 def test_shared_objects_stay_for_the_other_version(path: Path, series: list[Path], directory: Path) -> None:
     with ckstore.open(path) as store:
         twin = store.ingest(series[3], run="c").version
@@ -399,6 +404,7 @@ def coarse_weights(store: ckstore.Store, step: int) -> dict[str, Record]:
 # Life goes on
 
 
+@pytest.mark.long
 def test_the_same_file_makes_it_exact_again(path: Path, series: list[Path], directory: Path) -> None:
     with ckstore.open(path) as store:
         for collected in (False, True):
@@ -416,6 +422,7 @@ def test_the_same_file_makes_it_exact_again(path: Path, series: list[Path], dire
     outlasts(path, series, set())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("collected", [False, True], ids=["before gc", "after gc"])
 def test_a_run_goes_on_after_a_thinned_version(path: Path, series: list[Path], collected: bool) -> None:
     with ckstore.open(path) as store:
@@ -450,6 +457,7 @@ def test_with_forgotten_and_rebased_versions(path: Path, series: list[Path]) -> 
 # Whatever the values
 
 
+@pytest.mark.long
 def test_runs_of_other_kinds(
     bf16_run: list[Path], cnn_run: list[Path], frozen_run: list[Path], ema_run: list[Path], directory: Path
 ) -> None:
@@ -560,6 +568,7 @@ def test_files_of_every_kind(directory: Path) -> None:
 # Dry runs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "chosen"), [("r", ["a@3"]), ("a", ["a@0..a@4"]), ("r", ["a@0..a@5", "b"])])
 def test_a_dry_run_predicts_the_report_and_changes_nothing(path: Path, mode: Any, chosen: list[str]) -> None:
     with ckstore.open(path) as store:
@@ -632,6 +641,7 @@ def lose(path: Path, *, flipped: bool) -> tuple[str, bytes]:
     return largest.pack, whole
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
 def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: str) -> None:
     pack, whole = lose(path, flipped=damage == "flipped")
@@ -649,6 +659,7 @@ def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: st
     outlasts(path, series, {"a@3"})
 
 
+@pytest.mark.long
 def test_versions_before_a_damaged_one_are_thinned(path: Path, series: list[Path]) -> None:
     """Each in a commit of its own; costs are those of the present objects."""
     pack, whole = lose(path, flipped=True)
@@ -662,6 +673,7 @@ class Crash(BaseException):
     """The process dies."""
 
 
+@pytest.mark.long
 def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], directory: Path) -> None:
     """The store is whole then, and stays so in any next operation; the next thinning finishes."""
     path, files = short
@@ -824,6 +836,7 @@ def interposed(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> No
     monkeypatch.setattr(module._Thinning, "_commit", call)
 
 
+@pytest.mark.long
 def test_a_concurrently_forgotten_version(path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def forget() -> None:
         with ckstore.open(path) as other:
@@ -842,6 +855,7 @@ def test_a_concurrently_forgotten_version(path: Path, series: list[Path], monkey
     outlasts(path, series, set())
 
 
+@pytest.mark.long
 def test_a_concurrent_ingest_keeps_its_claims(path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The ingest claims content of the version that is thinned, and another one is stored against that."""
 

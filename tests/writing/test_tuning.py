@@ -60,6 +60,7 @@ class Model:
 # Stored versions
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["lattice", "lc", "dynaquant"])
 @pytest.mark.parametrize("tolerance", [0.02, 0.2])
 def test_stored_versions_are_within_the_tolerance(
@@ -404,6 +405,7 @@ def test_search_spaces() -> None:
 # Several evaluations at once
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["lattice", "dynaquant"])
 def test_several_jobs_find_the_choice_of_one(directory: Path, scheme: Any) -> None:
     said = {}

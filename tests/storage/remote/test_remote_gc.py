@@ -82,6 +82,7 @@ class Machines(History):
         return self._stores
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_alone_give_the_plan_of_the_whole_store(seed: int, server: SimulatedServer, tmp_path: Path) -> None:
     made = 0

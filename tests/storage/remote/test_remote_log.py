@@ -85,6 +85,7 @@ class Scheduler:
         self._changed.notify_all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_two_writers_and_a_collection_interleaved(server: SimulatedServer, directory: Path, seed: int) -> None:
     scheduler = Scheduler(seed)
@@ -310,6 +311,7 @@ class PickyBucket(SimulatedBucket):
         return iter(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "names",
     [["999999999999.json"], ["999999999999"], ["000000000500"], ["../x", "zz"], ["zz/../x"], ["0" * 11 + "²", "x/1"]],

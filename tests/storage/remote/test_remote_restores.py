@@ -26,6 +26,7 @@ pytestmark = pytest.mark.local
 URL = "s3://models/team-a"
 
 
+@pytest.mark.long
 def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, directory: Path) -> None:
     """A local store may read half as much again, which costs little there.
 

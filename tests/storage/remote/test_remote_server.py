@@ -45,6 +45,7 @@ def command(*arguments: str, code: int = 0) -> str:
     return ended.stderr if code else ended.stdout
 
 
+@pytest.mark.long
 def test_a_team_uses_a_bucket(server: ObjectStore, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = []
     weight = draw(200, 300)
@@ -131,6 +132,7 @@ def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyP
         assert not list(directory.iterdir())
 
 
+@pytest.mark.long
 def test_processes_read_a_bucket_and_follow_it(server: ObjectStore, directory: Path) -> None:
     """A worker that has the store open follows it: versions stored since are found."""
     with (
@@ -152,6 +154,7 @@ def test_processes_read_a_bucket_and_follow_it(server: ObjectStore, directory: P
         assert store.verify().problems == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["../x", "/x", "zz/../x", "d/", "999999999999.json", "a%01b"])
 def test_a_log_with_other_names_is_read(server: ObjectStore, directory: Path, name: str) -> None:
     if server.url.startswith("az:"):

@@ -277,6 +277,7 @@ def test_gc_reports_leftovers_of_encodings(server: SimulatedServer, directory: P
         assert store.gc(dry_run=True) == store.gc() == GcReport()
 
 
+@pytest.mark.long
 def test_old_snapshots_and_clock_probes_are_deleted(server: SimulatedServer, directory: Path) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(2):
