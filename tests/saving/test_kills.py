@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import ckstore
+from ckstore.storage import durable
 from tests.checkpoints import scratch
 
 REPOSITORY = Path(__file__).parents[2]
@@ -48,13 +49,6 @@ def weights(step: int) -> np.ndarray:
     return np.random.default_rng(step).normal(size=(700, 700)).astype(np.float32)
 
 
-def is_gone(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def named_memory() -> set[str]:
     """Return the names in shared memory that ckstore or Python may have given."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "ckstore")) and "-test-" not in name}
@@ -82,7 +76,7 @@ def test_reported_versions_exist_and_nothing_is_left(number: int) -> None:
         said = first + program.communicate(timeout=50)[0].splitlines()
         assert program.returncode  # Without its saver's process a program ends with an error.
         until = time.monotonic() + 10
-        while not is_gone(process):
+        while durable.is_running(process):  # Threads may outlive the first one.
             assert time.monotonic() < until
             time.sleep(0.01)
         done = {int(line.removeprefix(b"done ")) for line in said}  # Not in order: callbacks come from two threads.
