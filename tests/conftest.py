@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _part(config: pytest.Config) -> int | None:
-    """Return the part of the long tests that runs with all others: the commit picks it, so each is run soon."""
+    """Return the part of the long tests that runs with all others: the commit picks it, one of them every time."""
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or os.environ.get("CKSTORE_TEST_LONG") == "all":
         return None
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False)

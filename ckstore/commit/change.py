@@ -264,7 +264,7 @@ class Change:
                 self._check_unchanged(before)
             if before is not None and untagged:
                 self.repository.catalog.check_untagged([before.number])
-            self._move(record)
+            self._move(record, before)
             write_costs(self.repository.catalog, costs or {})
 
         self._commit(change)
@@ -280,7 +280,8 @@ class Change:
         def change() -> list[str]:
             self._check_unchanged(before)
             self.check_unencoded()
-            if any(name.endswith(RAW) for name in self._move({"change": "encode", "version": before.number})):
+            packs = self._move({"change": "encode", "version": before.number}, before)
+            if any(name.endswith(RAW) for name in packs):
                 raise ConflictError("Objects of this version are only stored unencoded; try again.")
             catalog.note_swept({pack.name: 0 for pack in self.packs})  # It needs all of them.
             raw = frees()
@@ -303,12 +304,14 @@ class Change:
         if self.repository.catalog.version(before.number).described != before.described:
             raise ConflictError(f"Version {before.number} was changed by another process; try again.")
 
-    def _move(self, record: Mapping[str, Any]) -> Set[str]:
+    def _move(self, record: Mapping[str, Any], before: VersionRow | None) -> Set[str]:
         """Give the objects their new places, and their version, if any, its new document; note it in the log.
 
         Return the packs that hold the version's objects.
         """
-        catalog, document = self.repository.catalog, self._document
+        catalog, resolver, document = self.repository.catalog, self.repository.resolver, self._document
+        if before is not None:  # Objects that are stored again have their keys.
+            resolver.check_keys({one.id for one in self.writer.records} - set(resolver.document(before).objects))
         objects, _ = self.writer.places(self.packs)
         # A lease protects older objects from this mirror's `gc`, but not from another mirror's.
         needed = {record.base for record in self.writer.encoded_records if record.base is not None}

@@ -413,8 +413,13 @@ class CatalogResolver:
 
     def check_keys(self, identities: Iterable[str]) -> None:
         """Raise `CkstoreError` if an id shares its key with another one in the store, which may be damaged."""
-        with suppress(IntegrityError):
-            self._placed(keys(identities))
+        wanted = keys(identities)
+        try:
+            self._placed(wanted)
+        except IntegrityError:
+            for one in wanted.items():
+                with suppress(IntegrityError):
+                    self._placed(dict([one]))
 
     def _at(self, places: dict[int, tuple[str, int]]) -> dict[int, Record]:
         self.prefetch_manifests({pack for pack, _ in places.values()})

@@ -7,6 +7,7 @@ floats that takes as long as decoding it.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,13 @@ import numpy.typing as npt
 #: Arrays with fewer or more bytes are allocated as usual.
 _LEAST, _MOST = 1 << 16, 1 << 25
 
+#: Memory of at least this size is a mapping of its own: deleted between other arrays of the C library, it would leave
+#: a hole there. Systems limit the number of mappings (Linux: 65,530).
+_MAPPED = 1 << 19
+
+#: Arrays begin with a line of the cache: a store of a whole vector that crosses lines takes twice as long.
+_LINE = 64
+
 #: Bytes that are kept of each size up to that of a chunk, whose binary logarithm is at most ...
 _KEPT = 16 << 20
 _CHUNK = 22
@@ -22,8 +30,11 @@ _CHUNK = 22
 #: ... and bytes of all larger sizes together: the objects that an ingest holds while it reads, plans and encodes.
 _KEPT_OBJECTS = 96 << 20
 
-#: Free memory, and its address, by the binary logarithm of its size. Appending and popping are atomic.
-_free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = {size: [] for size in range(_LEAST.bit_length() - 1, 26)}
+#: Memory and the address of its use.
+Memory = tuple[npt.NDArray[np.uint8], int]
+
+#: Free memory by the binary logarithm of its size. Appending and popping are atomic.
+_free: dict[int, list[Memory]] = {size: [] for size in range(_LEAST.bit_length() - 1, 26)}
 
 
 class Block:
@@ -31,17 +42,9 @@ class Block:
 
     __slots__ = ("__array_interface__", "_memory", "_size", "nbytes")
 
-    def __init__(self, size: int, dtype: np.dtype[Any], count: int) -> None:
+    def __init__(self, size: int, memory: Memory, dtype: np.dtype[Any], count: int) -> None:
         self._size = size
-        try:
-            self._memory = _free[size].pop()
-        except IndexError:
-            # A mapping of its own: deleted between other arrays of the C library, it would leave a hole there.
-            try:
-                memory = np.frombuffer(mmap.mmap(-1, 1 << size, access=mmap.ACCESS_COPY), np.uint8)
-            except OSError as error:
-                raise MemoryError(f"There are no {1 << size:,} bytes of memory.") from error
-            self._memory = memory, memory.ctypes.data
+        self._memory = memory
         self.nbytes = 1 << size
         self.__array_interface__ = {
             "version": 3,
@@ -53,7 +56,7 @@ class Block:
     # At the end of the process, this module's names may be deleted before the last array.
     def __del__(
         self,
-        free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = _free,
+        free: dict[int, list[Memory]] = _free,
         kept: int = _KEPT,
         chunk: int = _CHUNK,
         kept_objects: int = _KEPT_OBJECTS,
@@ -73,7 +76,22 @@ def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     nbytes = count * wanted.itemsize
     if not _LEAST <= nbytes <= _MOST:
         return np.empty(count, wanted)
-    return np.asarray(Block((nbytes - 1).bit_length(), wanted, count))
+    size = (nbytes - 1).bit_length()
+    try:
+        memory = _free[size].pop()
+    except IndexError:
+        memory = _new(1 << size)
+    return np.asarray(Block(size, memory, wanted, count))
+
+
+def _new(nbytes: int) -> Memory:
+    if nbytes >= _MAPPED:
+        with suppress(OSError):
+            mapped = np.frombuffer(mmap.mmap(-1, nbytes, access=mmap.ACCESS_COPY), np.uint8)
+            return mapped, mapped.ctypes.data
+    memory = np.empty(nbytes + _LINE, np.uint8)
+    address = memory.ctypes.data
+    return memory, address + -address % _LINE
 
 
 def aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -300,8 +300,10 @@ STATEMENTS = {
     if (match := re.match(r"CREATE (?:UNIQUE )?[A-Z]+ (\w+)", statement)) is not None
 }
 _OTHERS = re.compile(r"sqlite_\w+")
-#: A table or an index without expressions.
-_PLAIN = re.compile(r"CREATE (TABLE|(UNIQUE )?INDEX) \w+ (ON \w+ )?\([\w ,]+\)( WITHOUT ROWID)?")
+#: A table or an index without expressions, or constraints of other tables.
+_PLAIN = re.compile(
+    r"CREATE (TABLE|INDEX) \w+ (ON \w+ )?\((?!.*\bREFERENCES\b)[\w ,]+\)( WITHOUT ROWID)?", re.IGNORECASE
+)
 
 
 def seal(*values: object) -> int:

@@ -305,8 +305,12 @@ class Connection:
         self._is_inherited = False
         if not is_inherited:
             before.close()
-        if self._check_format() < FORMAT:
-            raise CkstoreError(f"{self.path} was replaced by one of an earlier format; open the store again.")
+        try:
+            if self._check_format() < FORMAT:
+                raise CkstoreError(f"{self.path} was replaced by one of an earlier format; open the store again.")
+        except BaseException:
+            self._inode = 0  # The next use checks it again.
+            raise
 
     def _same_file(self) -> bool:
         try:

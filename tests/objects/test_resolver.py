@@ -169,3 +169,37 @@ def test_an_object_that_shares_its_key_with_one_of_an_ingest_at_once_is_refused(
             store.ingest(states[1], run="a", step=1, hot=hot[1])
         assert [row.name for row in store._catalog.versions()] == ["b@0"]
         np.testing.assert_array_equal(other["b@0"]["one"][:], states[0]["one"])
+
+
+def test_a_thinned_object_that_shares_its_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that was stored since has the key of the coarse one."""
+    generator = np.random.default_rng(0)
+    state, late = ({name: generator.normal(size=(300, 300)).astype(np.float32)} for name in ("w", "late"))
+    shared = set()
+    with ckstore.init(tmp_path / "ids") as store:
+        store.ingest(state, run="a", step=0)
+        store.thin([1], quality=1.0)
+        shared.add(store[1]._stored.document.objects[0])
+        shared.add(store[store.ingest(late, run="b").version.number]._stored.document.objects[0])
+    commit, keys = change.Change._commit, rows.keys
+
+    def keys_of(identities: Iterable[str]) -> dict[str, int]:
+        return {one: 7 if one in shared else number for one, number in keys(identities).items()}
+
+    with ckstore.init(tmp_path / "store") as store, ckstore.open(tmp_path / "store") as other:
+        store.ingest(state, run="a", step=0)
+
+        def after_the_other(self: change.Change, made: Callable[[], Any]) -> Any:
+            monkeypatch.setattr(change.Change, "_commit", commit)
+            other.ingest(late, run="b", step=0)
+            return commit(self, made)
+
+        monkeypatch.setattr(change.Change, "_commit", after_the_other)
+        for place in (rows, module, change):
+            monkeypatch.setattr(place, "keys", keys_of)
+        for place in (rows, change, catalog):
+            monkeypatch.setattr(place, "key", lambda identity: keys_of([identity])[identity])
+        with pytest.raises(CkstoreError, match="share the first 63 bits of their ids"):
+            store.thin([1], quality=1.0)
+        np.testing.assert_array_equal(other["b@0"]["late"][:], late["late"])
+        np.testing.assert_array_equal(other["a@0"]["w"][:], state["w"])

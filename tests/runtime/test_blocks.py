@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +76,19 @@ def test_deleted_arrays_leave_no_holes_between_others() -> None:
     arrays.clear()
     others_and_kept = 96 * (1 << 20) + memory._KEPT
     assert (resident(os.getpid()) - before) * 1e6 < others_and_kept + (8 << 20)
+
+
+@pytest.mark.parametrize("size", [memory._MAPPED // 2, memory._MAPPED])
+def test_without_another_mapping_the_c_library_gives_memory(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "too many mappings")
+
+    memory._free[(size - 1).bit_length()].clear()
+    monkeypatch.setattr(mmap, "mmap", fail)
+    array = empty(size, np.uint8)
+    array[:] = 1
+    assert address(array) % 64 == 0
+    assert array.sum() == size
 
 
 def test_threads_never_share_memory() -> None:
