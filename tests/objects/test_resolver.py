@@ -140,6 +140,25 @@ def test_an_object_that_shares_its_key_is_refused(tmp_path: Path, monkeypatch: p
         assert store.verify().problems == []
 
 
+def share_a_key(monkeypatch: pytest.MonkeyPatch, shared: set[str], others: Callable[[], Any]) -> None:
+    """Give some ids one key, and let another process commit first once a change has looked for its objects."""
+    commit, keys = change.Change._commit, rows.keys
+
+    def keys_of(identities: Iterable[str]) -> dict[str, int]:
+        return {one: 7 if one in shared else number for one, number in keys(identities).items()}
+
+    def after_the_other(self: change.Change, made: Callable[[], Any]) -> Any:
+        monkeypatch.setattr(change.Change, "_commit", commit)
+        others()
+        return commit(self, made)
+
+    monkeypatch.setattr(change.Change, "_commit", after_the_other)
+    for place in (rows, module, change):
+        monkeypatch.setattr(place, "keys", keys_of)
+    for place in (rows, change, catalog):
+        monkeypatch.setattr(place, "key", lambda identity: keys_of([identity])[identity])
+
+
 @pytest.mark.parametrize("hot", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_an_object_that_shares_its_key_with_one_of_an_ingest_at_once_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hot: tuple[int, int]
@@ -148,23 +167,8 @@ def test_an_object_that_shares_its_key_with_one_of_an_ingest_at_once_is_refused(
     states = [{name: np.full((300, 300), value, np.float32)} for name, value in (("one", 0), ("two", 1))]
     with ckstore.init(tmp_path / "ids") as store:
         shared = {store[store.ingest(state, run="a").version.number]._stored.document.objects[0] for state in states}
-    commit, keys = change.Change._commit, rows.keys
-
-    def keys_of(identities: Iterable[str]) -> dict[str, int]:
-        return {one: 7 if one in shared else number for one, number in keys(identities).items()}
-
     with ckstore.init(tmp_path / "store") as store, ckstore.open(tmp_path / "store") as other:
-
-        def after_the_other(self: change.Change, made: Callable[[], Any]) -> Any:
-            monkeypatch.setattr(change.Change, "_commit", commit)
-            other.ingest(states[0], run="b", step=0, hot=hot[0])
-            return commit(self, made)
-
-        monkeypatch.setattr(change.Change, "_commit", after_the_other)
-        for place in (rows, module, change):
-            monkeypatch.setattr(place, "keys", keys_of)
-        for place in (rows, change, catalog):
-            monkeypatch.setattr(place, "key", lambda identity: keys_of([identity])[identity])
+        share_a_key(monkeypatch, shared, lambda: other.ingest(states[0], run="b", step=0, hot=hot[0]))
         with pytest.raises(CkstoreError, match="share the first 63 bits of their ids"):
             store.ingest(states[1], run="a", step=1, hot=hot[1])
         assert [row.name for row in store._catalog.versions()] == ["b@0"]
@@ -175,30 +179,14 @@ def test_a_thinned_object_that_shares_its_key_is_refused(tmp_path: Path, monkeyp
     """An object that was stored since has the key of the coarse one."""
     generator = np.random.default_rng(0)
     state, late = ({name: generator.normal(size=(300, 300)).astype(np.float32)} for name in ("w", "late"))
-    shared = set()
     with ckstore.init(tmp_path / "ids") as store:
         store.ingest(state, run="a", step=0)
         store.thin([1], quality=1.0)
-        shared.add(store[1]._stored.document.objects[0])
-        shared.add(store[store.ingest(late, run="b").version.number]._stored.document.objects[0])
-    commit, keys = change.Change._commit, rows.keys
-
-    def keys_of(identities: Iterable[str]) -> dict[str, int]:
-        return {one: 7 if one in shared else number for one, number in keys(identities).items()}
-
+        numbers = [1, store.ingest(late, run="b").version.number]
+        shared = {store[number]._stored.document.objects[0] for number in numbers}
     with ckstore.init(tmp_path / "store") as store, ckstore.open(tmp_path / "store") as other:
         store.ingest(state, run="a", step=0)
-
-        def after_the_other(self: change.Change, made: Callable[[], Any]) -> Any:
-            monkeypatch.setattr(change.Change, "_commit", commit)
-            other.ingest(late, run="b", step=0)
-            return commit(self, made)
-
-        monkeypatch.setattr(change.Change, "_commit", after_the_other)
-        for place in (rows, module, change):
-            monkeypatch.setattr(place, "keys", keys_of)
-        for place in (rows, change, catalog):
-            monkeypatch.setattr(place, "key", lambda identity: keys_of([identity])[identity])
+        share_a_key(monkeypatch, shared, lambda: other.ingest(late, run="b", step=0))
         with pytest.raises(CkstoreError, match="share the first 63 bits of their ids"):
             store.thin([1], quality=1.0)
         np.testing.assert_array_equal(other["b@0"]["late"][:], late["late"])
