@@ -29,7 +29,7 @@ from tools import runs
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 #: Parts of the long tests: one runs with all others.
-PARTS = 5
+PARTS = 8
 PART = pytest.StashKey[int | None]()
 
 # Timing out is the business of pytest-timeout; examples are the same on every machine and in every process.
