@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ NAMES = {
     "x_50sims_1.pth.tar": 1, "checkpoint_50sims_1.pth.tar": 1, "weights.03-1.26.h5": 3, "seed1_step1000.pth": 1000,
     # Exponents, suffixes, separators, whole floats.
     "ckpt-1e5": 100_000, "ckpt-2e5.pt": 200_000, "ckpt-10k": 10_000, "ckpt-1M.pt": 1_000_000, "ckpt-2.5k": 2500,
+    "ckpt-3K": 3000,
     "10ksteps.pt": 10_000, "step_1_000": 1000, "step-1_000_000.pt": 1_000_000, "step1,000.pt": 1000,
     "step_3.0.pt": 3, "epoch_1e2": 100, "1000steps_seed3.pt": 1000, "ckpt1000final.pt": 1000,
     # Signs, fractions, dates, versions, ids, sizes.
@@ -202,6 +204,13 @@ def test_a_number_in_a_name_that_is_no_step_is_told(tmp_path: Path) -> None:
 def test_floats_are_numbers_of_python_up_to_the_bounds() -> None:
     assert type(plain_number(np.float64(0.5))) is float
     assert (step_of_value(float(-(2**63))), step_of_value(float(2**63))) == (-(2**63), None)
+
+
+@pytest.mark.parametrize(
+    "value", [np.float64, SimpleNamespace(item=3, shape=()), SimpleNamespace(item=list, shape=0), np.zeros(1), {}, None]
+)
+def test_other_values_are_no_numbers(value: Any) -> None:
+    assert plain_number(value) is value
 
 
 def test_durations() -> None:

@@ -39,8 +39,10 @@ ROOMS = {
         (
             "tests/storage/test_version_names.py",
             "tests/test_metrics.py",
+            "tests/cli/test_log.py",
             "tests/cli/test_tag.py",
             "tests/cli/test_policy.py",
+            "tests/test_arguments.py",
             "tests/writing/test_renamed_runs.py",
         ),
     ),
@@ -56,7 +58,12 @@ ROOMS = {
     ),
     "retention": (
         ("retention/forget", "retention/retain", "retention/selection"),
-        ("tests/retention/test_selection.py", "tests/retention/test_forget.py", "tests/retention/test_retain.py"),
+        (
+            "tests/retention/test_selection.py",
+            "tests/retention/test_forget.py",
+            "tests/retention/test_retain.py",
+            "tests/retention/test_undo.py",
+        ),
     ),
     "gc": (("gc/collect", "gc/plan", "gc/reachability", "gc/repack"), ("tests/gc", "tests/test_segments.py")),
     "recovery": (
@@ -199,16 +206,17 @@ def apply(path: Path, at: int) -> None:
                 named = zip(other[first].kwonlyargs, other[first].kw_defaults, strict=True)
                 found.__kwdefaults__ = {one.arg: _value(node, found.__globals__) for one, node in named if node}
     for one, two in zip(before.body, after.body, strict=True):
-        if isinstance(two, ast.Assign) and ast.dump(one) != ast.dump(two):
+        if isinstance(two, ast.Assign | ast.AnnAssign) and ast.dump(one) != ast.dump(two):
             _assign(two, file)
 
 
-def _assign(statement: ast.Assign, file: str) -> None:
+def _assign(statement: ast.Assign | ast.AnnAssign, file: str) -> None:
     """Change constants of a module, and of the modules that have imported them."""
     own = next(vars(module) for module in list(sys.modules.values()) if getattr(module, "__file__", None) == file)
     former = dict(own)
     exec(compile(ast.Module([statement], []), file, "exec"), own)
-    for name in {node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)}:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    for name in {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}:
         for imported, module in list(sys.modules.items()):
             if imported.startswith("ckstore.") and vars(module).get(name) is former[name]:
                 setattr(module, name, own[name])

@@ -48,7 +48,6 @@ def check_tag_is_no_run(catalog: Catalog, name: str, run: str | None = None) -> 
 
 def rename_run(repository: Repository, run: str, name: str) -> None:
     """Give a run another name; see `Store.rename_run`. Its forgotten versions come back under that name."""
-    check_run(name)
     catalog = repository.catalog
 
     def change() -> None:

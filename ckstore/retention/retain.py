@@ -238,9 +238,9 @@ def outlived(repository: Repository, run: str, step: int) -> bool:
         rows = [row for row in repository.catalog.versions(run) if not row.superseded]
         last, every = retention.keep_last, retention.keep_every
         if isinstance(last, int) and not isinstance(every, str) and all(row.step is not None for row in rows):
-            later = [row.step or 0 for row in rows if (row.step or 0) > step]
-            before = {(row.step or 0) // every for row in rows if (row.step or 0) < step} if every else set()
-            return len(later) >= last and (every is None or step // every in before)
+            steps = [row.step or 0 for row in rows]
+            before = {other // every for other in steps if other < step} if every else set()
+            return sum(other > step for other in steps) >= last and (every is None or step // every in before)
     return False
 
 

@@ -177,7 +177,8 @@ def test_versions_are_named_by_metrics(ckstore, filled: Path) -> None:
     assert "there are accuracy, note, val_loss" in ckstore("show", "best:loss", code=13).sentence
     assert ckstore("metric", "1", "--json").json == [{"val_loss": 3, "accuracy": 0.9, "note": "first"}]
     assert "note" not in ckstore("metric", "1", "--delete", "note").out
-    assert "has no metric note" in ckstore("metric", "1", "--delete", "note", code=13).sentence
+    sentence = ckstore("metric", "1", "--delete", "note", code=13).sentence
+    assert "has no metric note; it has val_loss, accuracy." in sentence
     ckstore("recover")
     assert ckstore("metric", "best:val_loss", "--json").json == [{"val_loss": 1.5, "accuracy": 0.5}]
 

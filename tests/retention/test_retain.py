@@ -400,6 +400,11 @@ def test_a_step_that_would_be_forgotten_at_once(store: ckstore.Store) -> None:
     store.retain()
     assert list(steps(store)) == [12, 30, 31, 32]
     assert [step for step in range(40) if outlived(store._repository, "a", step)] == [*range(13, 20)]
+    store.set_policy(Policy(retention=Retention(keep_last=1, keep_every=1)), "b")
+    store.ingest(state(0), run="b", step=0, hot=0)
+    assert not outlived(store._repository, "b", 0)
+    store.ingest(state(5), run="b", step=5, hot=0)
+    assert not outlived(store._repository, "b", 1)
 
 
 @pytest.mark.local

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,7 @@ def test_versions_without_a_step_go_by_number(catalog: Catalog) -> None:
     assert numbers(catalog, run="loose", keep_last=1) == [10, 11]
     assert numbers(catalog, run="loose", keep_every=2) == []
     assert numbers(catalog, run="loose", keep_every=5) == [12]
+    assert numbers(catalog, run="loose", keep_every=20) == [12]  # Numbers and steps are no periods of one another.
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,17 @@ def test_a_name_by_itself_is_not_its_characters(store: ckstore.Store) -> None:
     assert [row.number for row in store.forget("2..3", dry_run=True).versions] == [2, 3]
     assert store.thin("11", dry_run=True).skipped == [11]
     assert len(store._catalog.versions()) == 11
+
+
+def test_a_range_between_forgotten_numbers_is_in_one_run(tmp_path: Path) -> None:
+    catalog = Catalog.create(tmp_path / "store")
+    for run in ("a", "a", "b", "a"):
+        write_version(catalog, tmp_path / "store", run, None)
+    catalog.forget_versions([1, 4])
+    with pytest.raises(UsageError, match="has versions of the runs a, b"):
+        numbers(catalog, "1..4")
+    catalog.forget_versions([3])
+    assert numbers(catalog, "1..4") == [2]
 
 
 def test_versions_of_periods(catalog: Catalog) -> None:

@@ -141,3 +141,14 @@ def test_a_directory_of_several_checkpoints_is_no_version(tmp_path: Path, paths:
 def test_a_directory_of_one_checkpoint(tmp_path: Path, paths: list[str]) -> None:
     with ckstore.init(tmp_path / "store") as store:
         assert store.ingest(tree(tmp_path / "output", *paths)).is_new
+
+
+def test_a_damaged_file_has_no_step_unless_it_counts_as_bytes(tmp_path: Path) -> None:
+    saved(tmp_path, {"step7.pt": 7})
+    damaged = tmp_path / "step7.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-30])
+    (refused,) = plan_steps([damaged], "content")
+    assert refused.refused
+    assert damaged.name in refused.note
+    (taken,) = plan_steps([damaged], "content", force=True)
+    assert not taken.refused

@@ -34,6 +34,14 @@ def test_the_latest_of_a_run_is_its_highest_step(filled, store):
     assert filled.resolve("stepless@latest").number == filled.resolve("stepless").number == last
 
 
+def test_a_superseded_version_has_a_name_that_no_other_one_has(filled, store):
+    number = write_version(filled, store, "gpt", 300).number
+    filled.mark_versions([number], [])
+    assert filled.resolve("gpt@300").number == number
+    other = write_version(filled, store, "gpt", 300).number
+    assert filled.resolve("gpt@300").number == other
+
+
 def test_names_that_look_alike(filled, store):
     """Numbers go before ids, and tags before runs."""
     for _ in range(2):
@@ -62,6 +70,8 @@ def test_names_that_look_alike(filled, store):
         ("abc", ""),
         ("", ""),
         ("9" * 30, ""),
+        (str(1 << 63), ""),
+        ("gpt@0", "(near: gpt@100, gpt@200)"),
         ("gpt@" + "9" * 30, "gpt@200"),
         ("@", ""),
         ("%", ""),
