@@ -392,6 +392,18 @@ def test_killed_while_it_is_applied(directory: Path, turn: int) -> None:
         assert store.verify().problems == []
 
 
+def test_a_retention_of_the_store_is_predicted_for_runs_without_their_own(store: ckstore.Store) -> None:
+    for run in "ab":
+        for step in range(5):
+            store.ingest({"w": [step]}, run=run, step=step, allow_empty=True)
+    store.set_policy(Policy(retention=Retention(keep_last=2)), "a")
+    predicted = store.retain(dry_run=True, retention=Retention(keep_last=3)).forgotten
+    assert [(row.run, row.step) for row in predicted] == [("b", 0), ("b", 1)]
+    predicted = store.retain(dry_run=True).forgotten
+    assert [(row.run, row.step) for row in predicted] == [("a", 0), ("a", 1), ("a", 2)]
+    assert store.retain().forgotten == predicted
+
+
 def test_a_step_that_would_be_forgotten_at_once(store: ckstore.Store) -> None:
     store.set_policy(Policy(retention=Retention(keep_last=3, keep_every=10)), "a")
     assert not outlived(store._repository, "a", 0)
