@@ -34,6 +34,7 @@ from ckstore.objects.records import Linear
 from ckstore.recovery.recover import recover
 from ckstore.storage import durable, root
 from ckstore.storage.pack import PackWriter
+from tests.catalog_edits import sign, without_triggers
 from tests.checkpoints import change_pack, draw, listing, pack_bytes, packs_of, present_packs, scratch, settled, sha256
 from tests.format_reader import Reader
 
@@ -500,6 +501,22 @@ def test_a_damaged_pack_that_recover_left_alone(path: Path) -> None:
         refused(store, f"Pack {pack.name} is damaged .* delete the file")
         pack.unlink()
         assert store.gc().removed == 1
+
+
+@pytest.mark.local
+def test_a_catalog_that_has_the_pack_of_a_version_but_not_the_version(path: Path) -> None:
+    """Its checksums are right: a program has written it."""
+    with without_triggers(path / "catalog.sqlite") as database:
+        database.execute("DELETE FROM versions WHERE number = 7")
+        sign(database)
+    with ckstore.open(path) as store:
+        assert store.gc(grace=0) == GcReport()
+        store.forget(["a@0"])
+        with pytest.raises(IntegrityError, match="Version 7 has a pack, but no row in the catalog, and was not forgot"):
+            garbage.plan_for(store._repository, 0, whole=True)
+    recover(path)
+    with ckstore.open(path) as store:
+        assert store["b@6"].number == 7
 
 
 @pytest.mark.local
