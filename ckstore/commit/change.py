@@ -269,22 +269,23 @@ class Change:
 
         self._commit(change)
 
-    def commit_encoded(self, before: VersionRow, lease: int, frees: Callable[[], RawPacks]) -> None:
+    def commit_encoded(self, before: VersionRow, lease: int, frees: Callable[[Sequence[str]], RawPacks]) -> None:
         """Commit the objects of a hot version, encoded; end its lease, and delete the raw packs that it `frees`.
 
-        `frees` is called within the transaction. Raise `ConflictError` if another process has changed the version, or
-        encoded its objects; `NotFoundError` if it was forgotten.
+        `frees` is called within the transaction, with the raw packs that may go. Raise `ConflictError` if another
+        process has changed the version, or encoded its objects; `NotFoundError` if it was forgotten.
         """
         catalog = self.repository.catalog
 
         def change() -> list[str]:
             self._check_unchanged(before)
             self.check_unencoded()
+            former = catalog.former_raw_packs(before.number)
             packs = self._move({"change": "encode", "version": before.number}, before)
             if any(name.endswith(RAW) for name in packs):
                 raise ConflictError("Objects of this version are only stored unencoded; try again.")
             catalog.note_swept({pack.name: 0 for pack in self.packs})  # It needs all of them.
-            raw = frees()
+            raw = frees(former)
             freed = [gone for name, keys in raw.packs.items() for gone in catalog.free_packs([name], keys, raw.needed)]
             if freed:
                 catalog.note_gone(freed)

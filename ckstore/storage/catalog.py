@@ -382,7 +382,7 @@ class Catalog(CatalogClaims):
             self._connection.execute("DELETE FROM version_packs WHERE pack = ? AND NOT blobs", [number])
             self._connection.execute("DELETE FROM pack_bases WHERE base = ?", [number])
         self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
-        self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
+        self._connection.execute("DELETE FROM meta WHERE value = ? AND value LIKE '%.zip'", [name])
 
     @recorded
     def replace_pack(self, former: str, pack: PackInfo, manifest: PackEntry) -> None:
@@ -409,7 +409,9 @@ class Catalog(CatalogClaims):
         """Record the new names of packs that others refer to by their former names."""
         with self.transaction():
             for former, present in names.items():
-                self._connection.execute("UPDATE meta SET value = ? WHERE value = ?", [present, former])
+                self._connection.execute(
+                    "UPDATE meta SET value = ? WHERE value = ? AND value LIKE '%.zip'", [present, former]
+                )
                 self._write(former, present)
 
     @recorded

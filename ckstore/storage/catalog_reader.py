@@ -88,8 +88,8 @@ _TAG = f"{bounded('t.name')}, t.version, t.seal"
 _POLICY = f"{bounded('t.run')}, t.policy, t.seal"
 META = f"{bounded('t.key')}, {bounded('t.value')}, t.seal"
 _PLACES, _JOINED = rows(PackName, Id, Whole, Whole), rows(Id, Positive, Whole)
-#: The condition of the index of packs with files of their own that are small or raw.
-_LOOSE = "segment IS NULL AND (bytes < 262144 OR name LIKE '%.raw.zip')"
+#: The condition of the index of packs with raw objects.
+_RAW = "name LIKE '%.raw.zip'"
 _STEPS = rows(Positive, Integer | None)
 _SIZES = rows(Positive, Whole)
 _NAMES = rows(PackName)
@@ -417,22 +417,23 @@ class CatalogReader:
         Those of hot versions are left out: they will be replaced.
         """
         query = (
-            f"SELECT {PACK_NAME} FROM packs p WHERE {_LOOSE} AND name NOT LIKE '%.raw.zip' AND bytes < 262144"
+            f"SELECT {PACK_NAME} FROM packs p WHERE segment IS NULL AND bytes < 262144 AND NOT {_RAW}"
             " AND id NOT IN (SELECT pack FROM versions WHERE hot) ORDER BY id LIMIT ?"
         )
         return [name for (name,) in self._connection.rows(query, [count], _NAMES)]
 
-    def former_raw_packs(self) -> list[str]:
-        """Return the names of the packs with raw objects, without those of hot versions, which use all of their own.
+    def former_raw_packs(self, number: int) -> list[str]:
+        """Return the packs with raw objects that a version uses, or none does, without other hot versions' own packs.
 
-        Hot versions may share objects in the others; perhaps these are encoded by now.
+        Hot versions, which use all objects of their own, may share objects in these.
         """
         query = (
-            f"SELECT {_PACK} FROM packs p WHERE {_LOOSE} AND name LIKE '%.raw.zip' AND NOT EXISTS"
+            f"SELECT {_PACK} FROM packs p WHERE {_RAW} AND id IN (SELECT pack FROM version_packs WHERE version = ?"
+            f" UNION ALL SELECT id FROM packs WHERE {_RAW} AND uses = 0) AND NOT EXISTS"
             " (SELECT 1 FROM version_packs u JOIN versions v ON v.number = u.version"
-            f" WHERE u.pack = p.id AND v.hot AND u.objects = '{ALL}')"
+            f" WHERE u.pack = p.id AND v.hot AND u.objects = '{ALL}' AND v.number <> ?)"
         )
-        return [name for _, name, _ in self._connection.sealed(query, schema=PACK_ROWS)]
+        return [name for _, name, _ in self._connection.sealed(query, [number, number], PACK_ROWS)]
 
     def known_packs(self, names: Iterable[str]) -> set[str]:
         """Return the names of those packs that the catalog has."""

@@ -79,6 +79,7 @@ CREATE TABLE seals (
     seal INT NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, seal INT NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE INDEX meta_pack ON meta (value) WHERE value LIKE '%.zip';
 CREATE TABLE policies (run TEXT PRIMARY KEY, policy TEXT NOT NULL, seal INT NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY,
@@ -99,7 +100,8 @@ CREATE TABLE packs (
     place INT,
     seal INT NOT NULL DEFAULT 0
 );
-CREATE INDEX packs_loose ON packs (id) WHERE segment IS NULL AND (bytes < 262144 OR name LIKE '%.raw.zip');
+CREATE INDEX packs_small ON packs (id) WHERE segment IS NULL AND bytes < 262144 AND name NOT LIKE '%.raw.zip';
+CREATE INDEX packs_raw ON packs (uses) WHERE name LIKE '%.raw.zip';
 CREATE TABLE origins (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,

@@ -13,6 +13,8 @@ from ckstore.storage.schema import Natural, Whole, rows
 
 #: Number of rows of the small table after which they are moved to the large one (see `migrations`).
 _LARGEST_RECENT = 1 << 15
+#: Keys are digests: one in this many is small. Those rows are counted, to estimate the number of all.
+_SAMPLED = 1 << 9
 _PLACED = rows(Natural, Whole, Whole)
 _FOUND = rows(Natural, PackName, Whole)
 _NAMES = rows(Whole, PackName)
@@ -105,8 +107,9 @@ class Placements:
         return len(known)
 
     def _settle(self) -> None:
-        [[recent]] = self._connection.rows("SELECT COUNT(slot) FROM recent_objects")
-        if recent > _LARGEST_RECENT:
+        query, last = "SELECT COUNT(slot) FROM recent_objects WHERE key <= ?", (1 << 63) // _SAMPLED - 1
+        [[small]] = self._connection.rows(query, [last])
+        if small * _SAMPLED > _LARGEST_RECENT:
             self._connection.execute(
                 "INSERT OR REPLACE INTO settled_objects SELECT key, pack, slot FROM recent_objects ORDER BY key"
             )

@@ -153,7 +153,7 @@ def _encode(repository: Repository, row: VersionRow, progress: Progress | None) 
     return within_budget(repository, catalog.version(row.number), before.hot.budget)
 
 
-def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
+def _raw_packs(version: StoredVersion, encoded: VersionDocument, former: Sequence[str]) -> RawPacks:
     """Return the raw packs to free after this version is encoded, and the raw objects that hot versions still need.
 
     These are packs of this version, and of others that were encoded or forgotten and shared objects with it. A
@@ -164,7 +164,7 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
     resolver = repository.resolver
     packs: dict[str, Collection[int]] = {version.row.pack: ()}
     inside: set[str] = set()
-    for name in repository.catalog.former_raw_packs():
+    for name in former:
         with suppress(IntegrityError):
             owner = resolver.number_of(name)
             if owner == number or _is_superseded(repository, owner):
@@ -172,12 +172,12 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
                 packs[name] = [*map(key, identities)]
                 inside.update(identities)
     inside -= {identity for unit, identity in enumerate(encoded.objects) if unit not in encoded.coarse_units}
-    needed: set[str] = set()
-    for row in repository.catalog.hot() if inside else ():  # Within the commit, this version is not hot.
-        try:
-            needed |= inside.intersection(resolver.document(row).objects)
-        except IntegrityError:
-            return RawPacks({}, ())  # The needs of a damaged version are unknown; `gc` frees the packs later.
+    try:
+        users = {user for name in packs if inside for user, _ in repository.catalog.uses_of(name).objects}
+        hot = [row for row in map(repository.catalog.version, users) if row.hot]  # Within the commit, this one is not.
+        needed = inside & {identity for row in hot for identity in resolver.document(row).objects}
+    except (IntegrityError, NotFoundError):
+        return RawPacks({}, ())  # The needs of a damaged version are unknown; `gc` frees the packs later.
     return RawPacks(packs, {*map(key, needed)})
 
 

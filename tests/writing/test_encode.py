@@ -737,7 +737,7 @@ def test_a_raw_pack_that_another_encoding_removes_is_passed_over(
             other.ingest(state(len(run)), run=run, step=1, hot=1)
         names = raw_packs(store)
         other.encode(run="a")
-        monkeypatch.setattr(store._repository.catalog, "former_raw_packs", lambda: names)
+        monkeypatch.setattr(store._repository.catalog, "former_raw_packs", lambda number: names)
         assert store.encode(run="b").versions == [2]
         assert raw_packs(store) == []
         assert store.verify().problems == []
