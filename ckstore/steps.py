@@ -26,6 +26,7 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _LONGEST, _MOST_DIGITS = 40, 1000
 _SUFFIXES: Mapping[str, int] = {"k": 1000, "K": 1000, "M": 1_000_000}
 
+# Patterns are texts: to compile all takes as long as a small program takes to start.
 #: Words for steps in names, in order; `_` separates groups of digits only after the first three.
 _WORDS = ("step", "iter(?:ation)?", "checkpoint|ckpt", "epoch")
 _ANY_WORD = rf"(?:global[-_ ]?)?(?:{'|'.join(_WORDS)})s?"
@@ -33,22 +34,22 @@ _PLAIN = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9,])|[0-9]+)"
 _GROUPED = rf"(?:[1-9][0-9]{{0,2}}(?:_[0-9]{{3}})+(?!_?[0-9])|{_PLAIN})"
 _SCALE = rf"(?:[eE][-+]?[0-9]{{1,2}}(?!\.?[0-9])|[kKM])(?:(?![A-Za-z0-9])|(?=(?i:{_ANY_WORD})))"
 _REST = rf"(?:\.[0-9]+(?!\.?[0-9]))?(?:{_SCALE})?"
-_NUMBER = re.compile(rf"({_PLAIN}{_REST})")
-_DECIMAL = re.compile(r"[0-9,]+\.[0-9]+")
+_NUMBER = rf"({_PLAIN}{_REST})"
+_DECIMAL = r"[0-9,]+\.[0-9]+"
 #: For the order of names, in which points separate numbers.
-_ORDERED = re.compile(rf"({_PLAIN}(?:(?:\.[0-9]+)?{_SCALE})?)")
-_ARGUMENT = re.compile(rf"([-+]?)({_GROUPED}(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{{1,2}}|[kKM])?)")
+_ORDERED = rf"({_PLAIN}(?:(?:\.[0-9]+)?{_SCALE})?)"
+_ARGUMENT = rf"([-+]?)({_GROUPED}(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{{1,2}}|[kKM])?)"
 _AFTER = tuple(
-    re.compile(rf"(?<![A-Za-z])(?i:(?:{word})s?)(?:[-_=. ]*[_=])?(-?)[-_=. ]*({digits}{_REST})")
+    rf"(?<![A-Za-z])(?i:(?:{word})s?)(?:[-_=. ]*[_=])?(-?)[-_=. ]*({digits}{_REST})"
     for word, digits in zip(_WORDS, (_GROUPED, _GROUPED, _GROUPED, _PLAIN), strict=True)
 )
-_BEFORE = tuple(re.compile(rf"({_PLAIN}{_REST})[-_ ]?(?i:(?:{word})s?(?![a-z]))") for word in _WORDS)
+_BEFORE = tuple(rf"({_PLAIN}{_REST})[-_ ]?(?i:(?:{word})s?(?![a-z]))" for word in _WORDS)
 #: Digits joined by `_` after a word: groups of one number, or several numbers.
-_JOINED = re.compile(rf"(?<![A-Za-z])(?i:{_ANY_WORD})[-_=. ]*([0-9]+(?:_[0-9]+)+)")
-_GROUPS = re.compile(r"[1-9][0-9]{0,2}(?:_[0-9]{3})+")
-_WORD = re.compile(rf"\b{_ANY_WORD}\b", re.IGNORECASE)
+_JOINED = rf"(?<![A-Za-z])(?i:{_ANY_WORD})[-_=. ]*([0-9]+(?:_[0-9]+)+)"
+_GROUPS = r"[1-9][0-9]{0,2}(?:_[0-9]{3})+"
+_WORD = rf"(?i:\b{_ANY_WORD}\b)"
 
-_DURATION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhdw])")
+_DURATION = r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhdw])"
 _UNITS: Mapping[str, int] = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 _YEAR, _MONTH, _DAY = r"(?:19|20)[0-9]{2}", r"(?:0[1-9]|1[0-2])", r"(?:0[1-9]|[12][0-9]|3[01])"
@@ -56,7 +57,7 @@ _HOUR, _SIXTY = r"(?:[01][0-9]|2[0-3])", r"[0-5][0-9]"
 _TIME = rf"{_HOUR}(?:{_SIXTY}{_SIXTY}|[-_:.h]{_SIXTY}(?:[-_:.m]{_SIXTY}s?)?)|(?<=[Tt]){_HOUR}{_SIXTY}"
 _MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 #: Numbers in names that are no steps: dates with times, versions, numbers with several points, ids, shards.
-_NO_STEPS = re.compile(
+_NO_STEPS = (
     rf"(?<![0-9])(?:{_YEAR}([-_.]){_MONTH}\1{_DAY}|{_DAY}([-_.]){_MONTH}\2{_YEAR}|(?<![a-z]){_YEAR}{_MONTH}{_DAY}"
     rf"|(?<![A-Za-z])(?:{_MONTHS})[-_]?{_DAY})(?:[-_ Tt]+(?:{_TIME})|[Tt]{_HOUR}{_SIXTY})?(?![0-9])"
     r"|(?<![A-Za-z])[vV](?:er(?:sion)?[-_. ]?)?[0-9]+(?:\.[0-9]+)*(?![A-Za-z0-9])"
@@ -142,7 +143,7 @@ def step_of_text(text: str) -> int | None:
     >>> step_of_text("10k"), step_of_text("1e5"), step_of_text("-3"), step_of_text("2.5"), step_of_text("v1")
     (10000, 100000, -3, None, None)
     """
-    found = _ARGUMENT.fullmatch(text.strip())
+    found = re.fullmatch(_ARGUMENT, text.strip())
     return None if found is None else _step(*found.groups())
 
 
@@ -154,7 +155,7 @@ def seconds_of(text: str) -> float:
     >>> seconds_of("2d"), seconds_of("36h"), seconds_of("1.5m")
     (172800.0, 129600.0, 90.0)
     """
-    found = _DURATION.fullmatch(text.strip())
+    found = re.fullmatch(_DURATION, text.strip())
     if found is None:
         raise UsageError(f"{text!r} is not a duration such as 36h, 2d or 1w (s, m, h, d, w).")
     return float(found[1]) * _UNITS[found[2]]
@@ -238,17 +239,17 @@ def steps_of_names(names: Sequence[str]) -> list[NamedStep]:
     [1, 100]
     """
     plain = [_blank(name) for name in names]
-    joined = [digits for name in plain for digits in _JOINED.findall(name)]
+    joined = [digits for name in plain for digits in re.findall(_JOINED, name)]
     # `4_7` next to `4_100`: the latter is two numbers, too.
-    is_grouped = all(_GROUPS.fullmatch(digits) for digits in joined)
+    is_grouped = all(re.fullmatch(_GROUPS, digits) for digits in joined)
     alone = [_step_of(name, _AFTER if is_grouped else _AFTER_PLAIN) for name in plain]
     if len(names) == 1 or differ([found.step for found in alone]):
         return alone
-    parts = [_NUMBER.split(name) for name in plain]
+    parts = [re.split(_NUMBER, name) for name in plain]
     if len({tuple(part[::2]) for part in parts}) > 1:
         return alone
     for column in reversed(list(zip(*(part[1::2] for part in parts), strict=True))):
-        steps = [None if _DECIMAL.fullmatch(text) else _step("", text) for text in column]
+        steps = [None if re.fullmatch(_DECIMAL, text) else _step("", text) for text in column]
         if None not in steps and differ(steps):
             return [NamedStep(step) for step in steps]
     return alone
@@ -275,12 +276,12 @@ def without_numbers(name: str) -> str:
     ('ckpt-#.h5', 'ckpt-#.h5')
     """
     stem = _stem(name)
-    return _NUMBER.sub("#", _NO_STEPS.sub("#", stem)) + name[len(stem) :]
+    return re.sub(_NUMBER, "#", re.sub(_NO_STEPS, "#", stem)) + name[len(stem) :]
 
 
 def without_words(name: str) -> str:
     """Return a name without its words for steps."""
-    return _WORD.sub(" ", name)
+    return re.sub(_WORD, " ", name)
 
 
 def natural(name: str) -> list[tuple[bool, Fraction, str]]:
@@ -291,27 +292,27 @@ def natural(name: str) -> list[tuple[bool, Fraction, str]]:
     >>> sorted(["step1e5", "step10k", "step9", "a"], key=natural)
     ['a', 'step9', 'step10k', 'step1e5']
     """
-    parts = _ORDERED.split(name)
+    parts = re.split(_ORDERED, name)
     return [(False, _value(part), "") if index % 2 else (True, Fraction(0), part) for index, part in enumerate(parts)]
 
 
-_AFTER_PLAIN = tuple(re.compile(pattern.pattern.replace(_GROUPED, _PLAIN)) for pattern in _AFTER)
+_AFTER_PLAIN = tuple(pattern.replace(_GROUPED, _PLAIN) for pattern in _AFTER)
 
 
-def _step_of(plain: str, after: Sequence[re.Pattern[str]]) -> NamedStep:
+def _step_of(plain: str, after: Sequence[str]) -> NamedStep:
     """Return the step in a name without endings."""
     found = _after_word(plain, after)
     if found.step is not None:
         return found
     for pattern in _BEFORE:
-        if texts := pattern.findall(plain):
+        if texts := re.findall(pattern, plain):
             step = _step("", texts[-1])
             if step is not None:
                 return NamedStep(step)
     wrong = found.unused
-    for match in reversed(list(_NUMBER.finditer(plain))):
+    for match in reversed(list(re.finditer(_NUMBER, plain))):
         text = match[1]
-        if _goes_on(plain, match) or _DECIMAL.fullmatch(text) or text == wrong.removeprefix("-"):
+        if _goes_on(plain, match) or re.fullmatch(_DECIMAL, text) or text == wrong.removeprefix("-"):
             continue
         if _is_of_a_model(plain[: match.start()], text):
             continue
@@ -321,16 +322,16 @@ def _step_of(plain: str, after: Sequence[re.Pattern[str]]) -> NamedStep:
         wrong = wrong or ("" if "e" in text.lower() else text)
     if not wrong:  # `ckpt1000final` has no other number.
         for pattern in after:
-            if texts := [match[2] for match in pattern.finditer(plain)]:
+            if texts := [match[2] for match in re.finditer(pattern, plain)]:
                 return NamedStep(_step("", texts[-1]))
     return NamedStep(None, wrong)
 
 
-def _after_word(plain: str, after: Sequence[re.Pattern[str]]) -> NamedStep:
+def _after_word(plain: str, after: Sequence[str]) -> NamedStep:
     """Return the last number after the first word that has one."""
     wrong = ""
     for pattern in after:
-        found = [match for match in pattern.finditer(plain) if not _goes_on(plain, match)]
+        found = [match for match in re.finditer(pattern, plain) if not _goes_on(plain, match)]
         if found:
             sign, text = found[-1].groups()
             is_signed = sign and found[-1].start(1) and plain[found[-1].start(1) - 1] in "=_"
@@ -354,7 +355,7 @@ def _goes_on(plain: str, match: re.Match[str]) -> bool:
 
 def _blank(name: str) -> str:
     """Return a name without its endings, and with a filler for the numbers that are no steps."""
-    return _NO_STEPS.sub(_FILLER, _stem(PurePosixPath(name.rstrip("/")).name))
+    return re.sub(_NO_STEPS, _FILLER, _stem(PurePosixPath(name.rstrip("/")).name))
 
 
 def _stem(name: str) -> str:
