@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
@@ -230,7 +231,7 @@ class Version(Mapping[str, "LazyTensor"]):
         facts = StorageFacts(self._stored)
         if path is None:
             return facts.summary()
-        return dict(facts.of_tensor(*self._place(path)))
+        return facts.of_tensor(*self._place(path))._asdict()
 
     @checked()
     def describe(self, globs: Sequence[str] = ()) -> dict[str, Any]:
@@ -245,15 +246,21 @@ class Version(Mapping[str, "LazyTensor"]):
         >>> store["best"].describe()["contents"][0]["kind"]
         'torch-zip'
         """
-        from ckstore.reading.storage_facts import StorageFacts, tensor_object
-        from ckstore.table import version_record
+        from ckstore.reading.storage_facts import Figures, StorageFacts, tensor_object
 
-        facts, deviations, paths, tensors = StorageFacts(self._stored), self.deviations(), self._stored.paths, []
-        for path in self.match(globs):
-            file, tensor = paths[path]
+        paths, forms, deviations, tensors = self.match(globs), self._stored.forms(), self.deviations(), []
+        stored = cache(Figures._asdict)
+        for path, figures in zip(paths, StorageFacts(self._stored).of_tensors(paths), strict=True):
             off = deviations.get(path)
             error = None if off is None else {"max_abs": off.max_abs, "rms": off.rms, "relative": off.relative}
-            tensors.append({**tensor_object(path, tensor), **facts.of_tensor(file, tensor), "error": error})
+            tensors.append({**tensor_object(path, *forms[path]), **stored(figures), "error": error})
+        return {**self._summary(), "tensors": tensors}
+
+    def _summary(self) -> dict[str, Any]:
+        """Return the facts of `describe` without those of tensors."""
+        from ckstore.reading.storage_facts import StorageFacts
+        from ckstore.table import version_record
+
         return {
             **version_record(self._stored.row, self.tags),
             "children": [row.number for row in self._stored.repository.catalog.children(self.number)],
@@ -263,9 +270,8 @@ class Version(Mapping[str, "LazyTensor"]):
                 for entry, layout in zip(self._stored.document.files, self._stored.layout.files, strict=True)
             ],
             "metrics_from": _sources(self._stored.document.facts.get("metrics"), self.metrics),
-            "storage": facts.summary(),
+            "storage": StorageFacts(self._stored).summary(),
             "coarse": self.settings,
-            "tensors": tensors,
         }  # fmt: skip
 
     @checked()
@@ -285,26 +291,28 @@ class Version(Mapping[str, "LazyTensor"]):
         >>> store["best"].match(["*.weight", "*/weight"])
         ['model/weight']
         """
+        texts = list(self._stored.numbers)
+        if not globs:
+            return texts
         from difflib import get_close_matches
 
         from ckstore.formats.paths import match_texts
 
-        texts = list(self._stored.paths)
         numbers = match_texts(texts, globs)
-        if globs and not numbers:
+        if not numbers:
             near = get_close_matches(globs[0], texts, 3, 0.4)
             hint = f"near: {', '.join(near)}" if near else f"see `ckstore ls {self.number}`"
             raise NotFoundError(f"Version {self.number} has no tensor that matches {' or '.join(globs)}; {hint}.")
         return [texts[number] for number in numbers]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._stored.paths)
+        return iter(self._stored.numbers)
 
     def __len__(self) -> int:
-        return len(self._stored.paths)
+        return len(self._stored.numbers)
 
     def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and path in self._stored.paths
+        return isinstance(path, str) and path in self._stored.numbers
 
     @checked(path=TEXT)
     def __getitem__(self, path: str) -> LazyTensor:
@@ -334,7 +342,7 @@ class Version(Mapping[str, "LazyTensor"]):
         (256, 128)
         """
         before = f"{path.rstrip('/')}/"
-        found = {name.removeprefix(before): self[name] for name in self._stored.paths if name.startswith(before)}
+        found = {name.removeprefix(before): self[name] for name in self._stored.numbers if name.startswith(before)}
         if not found:
             raise NotFoundError(f"Version {self.number} has no tensors below {path}; see `ckstore ls`.")
         return found
@@ -342,7 +350,7 @@ class Version(Mapping[str, "LazyTensor"]):
     def _place(self, path: str) -> tuple[int, Tensor]:
         """Return the file number and the layout of a tensor; raise `NotFoundError` with near matches."""
         with suppress(KeyError):
-            return self._stored.paths[path]
+            return self._stored.place(path)
         from difflib import get_close_matches
 
         from ckstore.formats.paths import match_texts
@@ -352,10 +360,10 @@ class Version(Mapping[str, "LazyTensor"]):
                 f"Version {self.number} has dropped {', '.join(self._stored.document.dropped)}, and {path} with it; "
                 "choose a version that has it."
             )
-        if any(name.startswith(f"{path}/") for name in self._stored.paths):
+        if any(name.startswith(f"{path}/") for name in self._stored.numbers):
             said = f"`version.subtree({path!r})` has them"
             raise NotFoundError(f"Version {self.number} has tensors below {path}: {said}.")
-        near = get_close_matches(str(path), self._stored.paths, 3, 0.5)
+        near = get_close_matches(str(path), self._stored.numbers, 3, 0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else "; see `ckstore ls`."
         raise NotFoundError(f"Version {self.number} has no tensor {path}{hint}")
 

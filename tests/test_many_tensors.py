@@ -12,11 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import ckstore
 from ckstore.cli.program import run
+from ckstore.objects.layouts import LayoutDocument
 
 pytestmark = pytest.mark.local
 
@@ -29,8 +31,9 @@ MOST = {
     "state dict": 125,
     "slice": 0,
     "names": 0,
-    "ls": 1,
-    "show": 6,
+    "ls": 0,
+    "ls -l": 0,
+    "show": 0,
 }
 
 
@@ -80,9 +83,35 @@ def measured(place: Path, tensors: int) -> dict[str, int]:
     }.items():
         with ckstore.open(place, "r") as store:
             found[name] = calls(lambda: operation(store["encoded@1"]))  # noqa: B023
-    for verb in ("ls", "show"):
-        found[verb] = calls(lambda: run(["--store", str(place), verb, "encoded@1"]))  # noqa: B023
+    for verb in ("ls", "ls -l", "show"):
+        found[verb] = calls(lambda: run(["--store", str(place), *verb.split(), "encoded@1"]))  # noqa: B023
     return found
+
+
+def test_only_wanted_tensors_become_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing takes columns, and a slice its tensor alone."""
+    made: list[tuple[str, int]] = []
+
+    def noted(part: str, make: Callable[[Any, int, int], Any]) -> Callable[[Any, int, int], Any]:
+        def note(layout: Any, first: int, last: int) -> Any:
+            made.append((part, last - first))
+            return make(layout, first, last)
+
+        return note
+
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(state(FEW, 0), run="r", hot=0)
+    for part in ("_extents", "_tensors", "_checked"):
+        monkeypatch.setattr(LayoutDocument, part, noted(part, getattr(LayoutDocument, part)))
+    for verb in ("ls", "ls -l", "show"):
+        run(["--store", str(tmp_path / "store"), *verb.split(), "r"])
+    assert made == []
+    with ckstore.open(tmp_path / "store", "r") as store:
+        version = store["r"]
+        assert len(list(version)) == len(version) == FEW
+        assert version["layer7.part3.weight"][0] == state(FEW, 0)["layer7.part3.weight"][0]
+        assert sorted(set(made)) == [("_extents", 1), ("_tensors", 1)]
+        np.testing.assert_array_equal(version.arrays["layer7.part4.weight"], state(FEW, 0)["layer7.part4.weight"])
 
 
 def test_calls_for_each_tensor(tmp_path: Path) -> None:

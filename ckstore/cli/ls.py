@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +13,7 @@ from ckstore.cli.verb import VersionName, open_store, verb, version_of, with_opt
 from ckstore.runtime.collector import collection_seldom
 
 if TYPE_CHECKING:
+    from ckstore.reading.storage_facts import Figures
     from ckstore.version import Version
 
 
@@ -38,31 +39,28 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
 
     stderr lists files, or parts of files, that are opaque bytes, and why.
     """
-    from ckstore.reading.storage_facts import tensor_object
+    from ckstore.reading.storage_facts import StorageFacts, tensor_object
 
     with open_store(ctx) as store:
         found = version_of(store, version)
+        if as_json and is_long:
+            print_json(found.describe(globs)["tensors"])
+            return
+        forms, paths = found._stored.forms(), found.match(globs)
+        if as_json:
+            print_json([tensor_object(path, *forms[path]) for path in paths])
+            return
+        cells = [_cells(*forms[path]) for path in paths]
+        headings, right = ["dtype", "shape", "elements"], [2]
         if is_long:
-            tensors = found.describe(globs)["tensors"]
-            rows = [
-                (*_cells(item["dtype"], tuple(item["shape"])), *_form_cells(item), item["path"]) for item in tensors
-            ]
-        else:
-            paths = found._stored.paths
-            chosen = [(path, paths[path][1]) for path in found.match(globs)]
-            tensors = [tensor_object(path, tensor) for path, tensor in chosen] if as_json else []
-            rows = [(*_cells(tensor.dtype, tensor.shape), path) for path, tensor in chosen]
-        if not (globs or as_json):
+            figures = StorageFacts(found._stored).of_tensors(paths)
+            cells = [(*shown, *_form_cells(stored)) for shown, stored in zip(cells, figures, strict=True)]
+            headings += ["form", "depth", "bits"]
+            right += [4, 5]
+        if not globs:
             _print_opaque(found)
-    if as_json:
-        print_json(tensors)
-        return
-    headings, right = ["dtype", "shape", "elements"], [2]
-    if is_long:
-        headings += ["form", "depth", "bits"]
-        right += [4, 5]
     # Paths come last: they are long, and vary most in length.
-    print_table([*headings, "path"], rows, right)
+    print_table(headings, cells, right, paths)
 
 
 def _print_opaque(version: Version) -> None:
@@ -83,11 +81,12 @@ def _first(items: list[str]) -> str:
     return ", ".join(items[:3]) + (", …" if len(items) > 3 else "")
 
 
-@lru_cache
-def _cells(dtype: str, shape: tuple[int, ...]) -> tuple[str, str, str]:
+@cache
+def _cells(dtype: str, shape: tuple[int, ...]) -> tuple[object, ...]:
     return dtype, "x".join(map(str, shape)) or "()", f"{prod(shape):,}"
 
 
-def _form_cells(item: dict[str, Any]) -> tuple[object, ...]:
-    form = f"{item['form']} (bundle)" if item["bundled"] else item["form"]
-    return form, item["depth"], None if item["bits"] is None else f"{item['bits']:.3f}"
+@cache
+def _form_cells(figures: Figures) -> tuple[object, ...]:
+    form = f"{figures.form} (bundle)" if figures.bundled else figures.form
+    return form, figures.depth, None if figures.bits is None else f"{figures.bits:.3f}"

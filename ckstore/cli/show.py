@@ -23,6 +23,8 @@ from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.provenance import RESERVED
 
 if TYPE_CHECKING:
+    from ckstore.objects.documents import Deviation
+    from ckstore.reading.storage_facts import Figures
     from ckstore.version import Version
 
 
@@ -46,7 +48,7 @@ def command(ctx: click.Context, version: str, sha256: bool, as_json: bool) -> No
     """
     with open_store(ctx) as store:
         found = store[version]
-        shown = found.describe()
+        shown = found.describe() if as_json else found._summary()
         if sha256:
             digests = found.sha256()
             for item in shown["contents"]:
@@ -58,6 +60,7 @@ def command(ctx: click.Context, version: str, sha256: bool, as_json: bool) -> No
 
 
 def _print(version: Version, shown: dict[str, Any], digest: str) -> None:
+    from ckstore.reading.storage_facts import StorageFacts
     from ckstore.table import flat
 
     row = version._stored.row
@@ -103,10 +106,11 @@ def _print(version: Version, shown: dict[str, Any], digest: str) -> None:
     )
     for path, target in version._stored.document.links:
         print_line(f"{path} -> {target}")
-    if shown["tensors"]:
+    if paths := version.match():
+        figures = StorageFacts(version._stored).of_tensors(paths)
+        cells = list(map(_cells, figures, map(version.deviations().get, paths)))
         print_line()
-        headings = ["form", "bits", "max error", "rms error", "relative", "path"]
-        print_table(headings, map(_cells, shown["tensors"]), right=range(1, 5))
+        print_table(["form", "bits", "max error", "rms error", "relative"], cells, range(1, 5), paths)
 
 
 def _metric(shown: dict[str, Any], name: str, value: object) -> object:
@@ -122,14 +126,10 @@ def _dropped_text(version: Version) -> str | None:
     return f"{', '.join(version.dropped)}: {len(version)} of {version._stored.row.tensors} tensors are left"
 
 
-def _cells(item: dict[str, Any]) -> tuple[object, ...]:
-    error, form = item["error"], _form_cells(item["form"], item["bundled"], item["bits"])
-    if error is None:
-        return *form, "0", "0", "0", item["path"]
-    relative = percent_text(error["relative"])
-    return *form, f"{error['max_abs']:.3g}", f"{error['rms']:.3g}", relative, item["path"]
-
-
 @lru_cache
-def _form_cells(form: str | None, is_bundled: bool, bits: float | None) -> tuple[str | None, str | None]:
-    return f"{form} (bundle)" if is_bundled else form, None if bits is None else f"{bits:.3f}"
+def _cells(figures: Figures, error: Deviation | None) -> tuple[str | None, ...]:
+    form = f"{figures.form} (bundle)" if figures.bundled else figures.form
+    bits = None if figures.bits is None else f"{figures.bits:.3f}"
+    if error is None:
+        return form, bits, "0", "0", "0"
+    return form, bits, f"{error.max_abs:.3g}", f"{error.rms:.3g}", percent_text(error.relative)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from math import prod
-from operator import mul
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ckstore.dtypes import ITEM_SIZES
+from ckstore.runtime.cached import cached_property
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Integers = npt.NDArray[np.int64]
+
+T = TypeVar("T")
 
 Segment = str | int
 Path = tuple[Segment, ...]
@@ -31,6 +40,9 @@ _BEYOND = 1 << 60
 
 #: Above the number of axes of any tensor.
 MOST_AXES = 256
+
+#: Items that are made one by one.
+_FEW = 64
 
 
 class Source(Protocol):
@@ -225,6 +237,36 @@ class Checked(Struct, frozen=True, gc=False):
     positions: tuple[int, ...]
 
 
+class Rows(Sequence[T]):
+    """A part of the rows of a table, whose items are made on first use: few one by one, many all at once.
+
+    `make` returns the items from one row to before another one.
+    """
+
+    def __init__(self, make: Callable[[int, int], list[T]], first: int, last: int) -> None:
+        self._make, self._rows = make, range(first, last)
+        self._some: dict[int, T] = {}
+        self._all: list[T] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self[:])
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._all is None:
+            wanted = self._rows[index]
+            rows = range(wanted, wanted + 1) if isinstance(wanted, int) else wanted
+            if len(rows) == 1 and len(self._some) < _FEW < len(self._rows):
+                row = rows[0]
+                if row not in self._some:
+                    [self._some[row]] = self._make(row, row + 1)
+                return self._some[row] if rows is not wanted else [self._some[row]]
+            self._all = self._make(self._rows.start, self._rows.stop)
+        return self._all[index]
+
+
 @dataclass(slots=True)
 class FileLayout:
     """One parsed file.
@@ -243,8 +285,6 @@ class FileLayout:
         safetensors, npz, gguf and onnx a flat dict, for npy its one tensor; None without tensors.
     facts
         The file's own facts: `step`, `epoch` (integers), if its top level or its metadata has them.
-    texts
-        The texts of the tensors' paths, if the layout was decoded.
     bytes_for
         Why parts of the file, by name, are bytes rather than tensors.
     shared
@@ -261,7 +301,6 @@ class FileLayout:
     facts: dict[str, Any] = field(default_factory=dict)
     bytes_for: dict[str, str] = field(default_factory=dict)
     shared: list[tuple[Any, Any]] = field(default_factory=list, compare=False, repr=False)
-    texts: Sequence[str] | None = field(default=None, compare=False, repr=False)
 
     def add(
         self, path: Path, dtype: str, shape: tuple[int, ...], start: int, strides: tuple[int, ...] | None = None
@@ -295,11 +334,28 @@ class FileLayout:
         self.tensors = [replace(one, extent=number.get(one.extent, -1)) for one in self.tensors]
 
     def fault(self) -> str:
-        """Return the part in which the layout contradicts itself or leaves the file; empty for a sound one.
+        """Return the part in which the layout contradicts itself or leaves the file; see `fault_of`."""
+        import numpy as np
 
-        Extents must be disjoint and in order, tensors in their extents, checked stretches disjoint or nested once.
-        """
-        return _fault_of_extents(self) or _fault_of_tensors(self) or _fault_of_checked(self)
+        def column(values: list[int]) -> Integers:
+            return np.array(values, np.int64)
+
+        def lists(values: list[tuple[int, ...]]) -> Lists:
+            return Lists(column(list(map(len, values))), column(list(chain.from_iterable(values))))
+
+        parts = extents, tensors, checked = self.extents, self.tensors, self.checked
+        try:
+            return fault_of(
+                (column([self.size]), [column([len(part)]) for part in parts]),
+                (column([one.start for one in extents]), lists([one.shape for one in extents]),
+                 column([ITEM_SIZES[one.dtype] for one in extents])),
+                (lists([one.shape for one in tensors]), lists([one.strides for one in tensors]),
+                 column([one.extent for one in tensors]), column([one.offset for one in tensors]),
+                 column([ITEM_SIZES[one.dtype] for one in tensors])),
+                (column([one.start for one in checked]), column([one.stop for one in checked])),
+            )  # fmt: skip
+        except OverflowError:  # No file has that many bytes.
+            return "extents or tensors"
 
 
 def opaque(source: Source, kind: str = "opaque", why: str = "", start: int = 0) -> FileLayout:
@@ -309,59 +365,101 @@ def opaque(source: Source, kind: str = "opaque", why: str = "", start: int = 0) 
     return layout
 
 
-# Below, arrays and comprehensions without calls of Python: there may be very many tensors.
+# Below, columns without calls of Python for each item: there may be very many tensors.
 
 
-def _fault_of_extents(layout: FileLayout) -> str:
+@dataclass
+class Lists:
+    """Lists of integers in two columns: their lengths, and the items of all."""
+
+    counts: Integers
+    items: Integers
+
+    def cut(self, first: int = 0, last: int | None = None) -> list[tuple[int, ...]]:
+        """Return the lists from `first` to before `last` as tuples."""
+        counts = self.counts[first:last]
+        begin = int(self.counts[:first].sum())
+        flat = iter(self.items[begin : begin + int(counts.sum())].tolist())
+        if counts.size and (counts == counts[0]).all() and counts[0]:
+            return list(zip(*[flat] * int(counts[0]), strict=True))
+        return [tuple(islice(flat, count)) for count in counts.tolist()]
+
+    @cached_property
+    def products(self) -> Integers:
+        """The product of each list; one above 2^53, where floats become inexact, is only known to be above it."""
+        import numpy as np
+
+        found, starts = np.ones(self.counts.size), self.counts.cumsum() - self.counts
+        axis, long = 0, np.flatnonzero(self.counts)
+        while long.size:
+            found[long] = np.minimum(found[long] * self.items[starts[long] + axis], _BEYOND)
+            axis += 1
+            long = long[self.counts[long] > axis]
+        return found.astype(np.int64)
+
+
+def places_of(extents: Integers, counts: Sequence[Integers]) -> Integers:
+    """Return the number over all files of each tensor's extent; -1 without one. See `fault_of`."""
     import numpy as np
 
-    extents, size = layout.extents, layout.size
-    counts, starts = [prod(extent.shape) for extent in extents], [extent.start for extent in extents]
-    if not extents:
-        return ""
-    if min(counts) < 0 or min(starts) < 0 or max(counts) > size or max(starts) > size:
+    limits, bases = (np.repeat(column, counts[1]) for column in (counts[0], counts[0].cumsum() - counts[0]))
+    return np.where((extents >= 0) & (extents < limits), extents + bases, -1)
+
+
+def fault_of(
+    files: tuple[Integers, Sequence[Integers]],
+    extents: tuple[Integers, Lists, Integers],
+    tensors: tuple[Lists, Lists, Integers, Integers, Integers],
+    checked: tuple[Integers, Integers],
+) -> str:
+    """Return the part in which layouts contradict themselves or leave their files; empty for sound ones.
+
+    Extents must be disjoint and in order, tensors in their extents, checked stretches disjoint or nested once.
+
+    Parameters
+    ----------
+    files
+        Their sizes, and how many extents, tensors and checked stretches they have.
+    extents
+        Over all files: offset, shape, bytes of an element.
+    tensors
+        Shape, strides, number of the extent in its file, offset, bytes of an element.
+    checked
+        First byte, and the byte after the last.
+    """
+    import numpy as np
+
+    (sizes, counts), (starts, forms, widths), (shapes, strides, _, offsets, own) = files, extents, tensors
+    file = np.repeat(np.arange(sizes.size), counts[0])
+    limits, elements = sizes[file], forms.products
+    if min(starts.min(initial=0), forms.items.min(initial=0)) < 0 or (np.maximum(elements, starts) > limits).any():
         return "extents"
-    begins = np.array(starts, np.int64)
-    ends = begins + np.array(counts, np.int64) * np.array([ITEM_SIZES[extent.dtype] for extent in extents])
-    return "extents" if (begins[1:] < ends[:-1]).any() or ends[-1] > size else ""
-
-
-def _fault_of_tensors(layout: FileLayout) -> str:
-    import numpy as np
-
-    tensors, extents = layout.tensors, layout.extents
-    #: The distance of the last element from the first, for all tensors of one form; none in a tensor without elements.
-    reach: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-    for shape, strides in {(tensor.shape, tensor.strides) for tensor in tensors}:
-        if len(shape) != len(strides) or min((*shape, *strides, 0)) < 0:
-            return "tensors"
-        last = -1 if 0 in shape else sum(map(mul, shape, strides)) - sum(strides)
-        reach[shape, strides] = min(last, _BEYOND)
-    offsets = [tensor.offset for tensor in tensors]
-    if tensors and (min(offsets) < 0 or max(offsets) > _BEYOND):
+    ends = starts + elements * widths
+    if (ends > limits).any() or ((starts[1:] < ends[:-1]) & (file[1:] == file[:-1])).any():
+        return "extents"
+    lowest = min(column.min(initial=0) for column in (shapes.items, strides.items, offsets))
+    if lowest < 0 or offsets.max(initial=0) > _BEYOND or (shapes.counts != strides.counts).any():
         return "tensors"
-    reaches = np.array([reach[tensor.shape, tensor.strides] for tensor in tensors], np.int64)
-    numbers = np.array([tensor.extent for tensor in tensors], np.int64)
-    held = reaches >= 0
-    numbers, last_ones = numbers[held], (np.array(offsets, np.int64) + reaches)[held]
-    if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(extents):
+    # The distance of the last element from the first, as a float: exact where it may be in an extent.
+    owners = np.repeat(np.arange(own.size), shapes.counts)
+    reach = np.clip(np.bincount(owners, (shapes.items - 1.0) * strides.items, own.size), 0, _BEYOND).astype(np.int64)
+    held = np.flatnonzero(shapes.products)
+    places = places_of(tensors[2], counts)[held]
+    if places.min(initial=0) < 0 or ((offsets + reach)[held] >= elements[places]).any():
         return "tensors"
-    counts = np.array([prod(extent.shape) for extent in extents], np.int64)
-    sizes = np.array([ITEM_SIZES[extent.dtype] for extent in extents])
-    own = np.array([ITEM_SIZES[tensor.dtype] for tensor in tensors])[held]
-    return "tensors" if numbers.size and ((last_ones >= counts[numbers]) | (own != sizes[numbers])).any() else ""
+    return "tensors" if (own[held] != widths[places]).any() else _fault_of_checked(sizes, counts[2], checked)
 
 
-def _fault_of_checked(layout: FileLayout) -> str:
-    import numpy as np
-
-    if not layout.checked:
-        return ""
-    starts, stops = [one.start for one in layout.checked], [one.stop for one in layout.checked]
-    places = np.array([starts, stops], np.int64).T.reshape(-1)
-    if (places[1:] >= places[:-1]).all() and places[0] >= 0 and places[-1] <= layout.size:
-        return ""  # One after the other.
-    return "" if are_nested_once(list(zip(starts, stops, strict=True)), layout.size) else "checked"
+def _fault_of_checked(sizes: Integers, counts: Integers, checked: tuple[Integers, Integers]) -> str:
+    last = 0
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        starts, stops = (column[last : last + count] for column in checked)
+        last += count
+        is_in_turn = (starts <= stops).all() and (starts[1:] >= stops[:-1]).all() and stops.max(initial=0) <= size
+        is_in_turn = is_in_turn and starts.min(initial=0) >= 0
+        if not is_in_turn and not are_nested_once(list(zip(starts.tolist(), stops.tolist(), strict=True)), size):
+            return "checked"
+    return ""
 
 
 def are_nested_once(stretches: list[tuple[int, int]], size: int) -> bool:

@@ -92,6 +92,15 @@ def paths_of(texts: Sequence[str]) -> list[Path]:
     return [tuple(map(segments.__getitem__, text.split("/"))) if text else () for text in texts]
 
 
+def check_texts(texts: Sequence[str]) -> None:
+    """Raise `UsageError` for an invalid text; see `paths_of`."""
+    joined = "/".join(filter(None, texts))
+    if not _ALL_PLAIN(joined):
+        for segment in set(joined.split("/")) if joined else ():
+            if not _PLAIN(segment):
+                _checked_segment(segment)
+
+
 class _Converted(dict[Any, Any]):
     """The converted forms of segments; a call of Python only for each that is not known."""
 

@@ -73,6 +73,7 @@ class CkstoreBackend(BackendEntrypoint):
             arrays, labels = opened[name].arrays, dict[str, Any]()
         else:
             arrays, labels = run.arrays, {} if None in run.steps else {"version": run.steps}
-        found = opener(arrays.store, engine="zarr", consolidated=True, chunks=None, **options)
+        few = arrays.metadata.consolidated_metadata is not None
+        found = opener(arrays.store, engine="zarr", consolidated=few, chunks=None, **options)
         found.coords.update(labels)
         return found

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, islice
-from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.lattice import PARTS
+from ckstore.codecs.lattice import PARTS, part_dtype
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, IntegrityError, UsageError
-from ckstore.formats.layout import MARKS, MOST_AXES, Box, Checked, Extent, FileLayout, Tensor
-from ckstore.formats.paths import paths_of, texts_of
+from ckstore.formats.layout import (
+    MARKS,
+    MOST_AXES,
+    Box,
+    Checked,
+    Extent,
+    FileLayout,
+    Lists,
+    Path,
+    Rows,
+    Tensor,
+    fault_of,
+)
+from ckstore.formats.paths import check_texts, paths_of, texts_of
 from ckstore.formats.shards import fit_together, gather_shards
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.units import CODED, Member, Unit
+from ckstore.runtime.cached import cached_property
 from ckstore.storage.schema import LIMIT
 from ckstore.varint import read_varint, varint
 
@@ -113,42 +124,230 @@ _NATURAL = 1 << 63
 _LONGEST_KIND = 64
 
 
-@dataclass(slots=True)
 class LayoutDocument:
-    """The layouts and units of a version's files. Most versions of a run share one: it holds nothing that changes."""
+    """The layouts and units of a version's files, in columns over all files, from which they are made on first use.
 
-    files: list[FileLayout]
-    units: list[Unit]
-    #: Its contradictions, found once for all versions that share it: of layouts with gaps, and without.
-    _wrong: dict[bool, str] = field(default_factory=dict, compare=False, repr=False)
+    Most versions of a run share one: it holds nothing that changes, and has neither trees nor facts.
+
+    Attributes
+    ----------
+    data
+        The encoded document.
+    kinds, sizes, counts, bounds, bases
+        Of each file its kind, its size, and how many extents, tensors and checked stretches it has; `bounds` are how
+        many all files before it have, and last the numbers of all; `bases` are these of extents.
+    names
+        dtypes, which columns have by number.
+    starts, extent_dtypes, scales, extent_shapes, named
+        Of extents. `scales` are coded elements of an element. `named` is the number of the tensor with the path; that
+        of an extent with another path is -1 less its place in `own`.
+    texts, dtypes, shapes, strides, extents, offsets, marks, boxes
+        Of tensors: `texts` are paths, `boxes` those of shards by number.
+    checked, checked_names, positions
+        Of checked stretches.
+    keys, signatures, unit_dtypes, unit_shapes, roles, members
+        Of units: `members` are their numbers of members.
+    stretches
+        File, extent, first element and number of elements of each member.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        read = ColumnReader(data)
+        self.kinds = read.texts()
+        if not all(0 < len(kind) <= _LONGEST_KIND for kind in self.kinds):
+            raise ValueError("a kind of file has no name, or a long one")
+        self.sizes = read.integers(len(self.kinds))
+        self.counts = [read.integers(len(self.kinds)) for _ in range(3)]
+        self.bounds: list[list[int]] = [[0, *column.cumsum().tolist()] for column in self.counts]
+        self.bases = self.counts[0].cumsum() - self.counts[0]
+        self.names = read.texts()
+        if not ITEM_SIZES.keys() >= set(self.names):
+            raise ValueError("a dtype is unknown")
+        extents, tensors, checked = map(_total, self.counts)
+        self.starts = read.integers(extents)
+        self.extent_dtypes = read.integers(extents, len(self.names))
+        # Complex numbers are two floats of a unit.
+        self.scales = np.array([1 + (name in PARTS) for name in self.names], np.int64)[self.extent_dtypes]
+        self.extent_shapes = _lists(read, extents)
+        named = read.integers(extents)
+        if (named > np.repeat(self.counts[1], self.counts[0])).any():
+            raise ValueError("an extent is named after no tensor")
+        before = np.repeat(self.counts[1].cumsum() - self.counts[1], self.counts[0])
+        self.named = np.where(named, named + before - 1, -(named == 0).cumsum())
+        self.own = read.texts(int((named == 0).sum()))
+        self.texts = read.texts(tensors)
+        check_texts(self.own)
+        check_texts(self.texts)
+        self.dtypes = read.integers(tensors, len(self.names))
+        self.shapes = _lists(read, tensors, _NATURAL)
+        self.strides = Lists(self.shapes.counts, read.integers(self.shapes.items.size, _NATURAL))
+        self.extents = read.integers(tensors) - 1
+        self.offsets = read.integers(tensors)
+        self.marks = read.integers(tensors, len(_MARKS))
+        self.boxes = _boxes(read, self.shapes.counts)
+        self._read_checked(read, checked)
+        self._read_units(read)
+        read.end()
+        #: Its contradictions, found once for all versions that share it: of layouts with gaps, and without.
+        self._wrong: dict[bool, str] = {}
+
+    def _read_checked(self, read: ColumnReader, count: int) -> None:
+        self.checked_names = read.texts(count)
+        starts = read.integers(count)
+        self.checked = starts, starts + read.integers(count)
+        counts = read.integers(count)
+        stored = read.integers(_total(counts))
+        self.positions = Lists(counts, np.empty_like(stored))
+        self.positions.items[_by_place(counts)] = stored
+
+    def _read_units(self, read: ColumnReader) -> None:
+        self.keys = read.texts()
+        self.signatures = read.texts(len(self.keys))
+        if any(len(one) != 16 for one in self.signatures) or set("".join(self.signatures)) - set("0123456789abcdef"):
+            raise ValueError("a signature is none")
+        self.unit_dtypes = read.integers(len(self.keys), len(self.names))
+        if not CODED.issuperset(_by_number(self.names, self.unit_dtypes)):
+            raise ValueError("a unit has a dtype that is coded by parts")
+        self.unit_shapes = _lists(read, len(self.keys))
+        self.roles = read.texts(len(self.keys))
+        self.members = read.integers(len(self.keys))
+        self.stretches = [read.integers(_total(self.members)) for _ in range(4)]
+        if (self.unit_shapes.items < 1).any() or (self.stretches[3] < 1).any():
+            raise ValueError("a unit is empty")
+
+    @classmethod
+    def decode(cls, data: bytes) -> LayoutDocument:
+        """Decode a result of `encode_layout`."""
+        try:
+            return cls(data)
+        except (UsageError, ValueError) as error:
+            raise IntegrityError(f"A layout is damaged ({error}); restore its pack from a copy.") from error
 
     def wrong_part(self, *, gaps: bool) -> str:
         """Return the part in which it contradicts itself, or nothing. With `gaps`, elements may be in no unit."""
         if gaps not in self._wrong:
-            faults = filter(None, (file.fault() for file in self.files))
-            self._wrong[gaps] = next(faults, "") or ("units" if _is_uncovered(self, gaps=gaps) else "")
+            widths = np.array([ITEM_SIZES[name] for name in self.names], np.int64)
+            extents = self.starts, self.extent_shapes, widths[self.extent_dtypes]
+            tensors = self.shapes, self.strides, self.extents, self.offsets, widths[self.dtypes]
+            fault = fault_of((self.sizes, self.counts), extents, tensors, self.checked)
+            self._wrong[gaps] = fault or ("units" if self.is_uncovered(gaps=gaps) else "")
         return self._wrong[gaps]
 
-    def encode(self) -> bytes:
-        """Return the document as columns; raise `InputError` if `decode` would refuse it."""
-        try:
-            return b"".join(_columns(self))
-        except (ValueError, KeyError) as error:
-            raise InputError(
-                f"The checkpoint cannot be stored as it is ({error}); put it into a tar archive, and ingest that."
-            ) from error
+    @cached_property
+    def files(self) -> list[FileLayout]:
+        """The layouts of the files."""
+        makers: list[Callable[[int, int], list[Any]]] = [self._extents, self._tensors, self._checked]
+        found = []
+        for number, kind in enumerate(self.kinds):
+            columns = zip(makers, self.bounds, strict=True)
+            # As lists: nothing changes the layout of a stored file.
+            rows: Any = [Rows(make, bounds[number], bounds[number + 1]) for make, bounds in columns]
+            found.append(FileLayout(kind, int(self.sizes[number]), *rows))
+        return found
 
-    @classmethod
-    def decode(cls, data: bytes) -> LayoutDocument:
-        """Decode a result of `encode`; it has neither trees nor facts."""
-        try:
-            return _decoded(ColumnReader(data))
-        except (UsageError, ValueError) as error:
-            raise IntegrityError(f"A layout is damaged ({error}); restore its pack from a copy.") from error
+    @cached_property
+    def units(self) -> Sequence[Unit]:
+        """The units."""
+        return Rows(self._units, 0, len(self.keys))
+
+    # Plain maps below, as a call of Python for every tensor would take longer than the rest.
+
+    @cached_property
+    def paths(self) -> Rows[Path]:
+        """Typed paths of the tensors."""
+        return Rows(lambda first, last: paths_of(self.texts[first:last]), 0, len(self.texts))
+
+    @cached_property
+    def own_paths(self) -> Rows[Path]:
+        """Typed paths of the extents that have no tensor's."""
+        return Rows(lambda first, last: paths_of(self.own[first:last]), 0, len(self.own))
+
+    def _extents(self, first: int, last: int) -> list[Extent]:
+        paths, own = (rows if last - first == 1 else rows[:] for rows in (self.paths, self.own_paths))
+        named = [paths[number] if number >= 0 else own[-1 - number] for number in self.named[first:last].tolist()]
+        dtypes = _by_number(self.names, self.extent_dtypes[first:last])
+        return list(map(Extent, self.starts[first:last].tolist(), dtypes, self.extent_shapes.cut(first, last), named))
+
+    def _tensors(self, first: int, last: int) -> list[Tensor]:
+        part = slice(first, last)
+        rows = self.paths[part], _by_number(self.names, self.dtypes[part]), self.shapes.cut(first, last)
+        places, offsets, marks = (column[part].tolist() for column in (self.extents, self.offsets, self.marks))
+        marks, boxes = map(_MARKS.__getitem__, marks), map(self.boxes.get, range(first, last))
+        return list(map(Tensor, *rows, self.strides.cut(first, last), places, offsets, marks, boxes))
+
+    def _checked(self, first: int, last: int) -> list[Checked]:
+        starts, stops = (column[first:last].tolist() for column in self.checked)
+        return list(map(Checked, self.checked_names[first:last], starts, stops, self.positions.cut(first, last)))
+
+    def _units(self, first: int, last: int) -> list[Unit]:
+        begin, end = int(self.members[:first].sum()), int(self.members[:last].sum())
+        flat = map(Member, *(column[begin:end].tolist() for column in self.stretches))
+        members = [tuple(islice(flat, count)) for count in self.members[first:last].tolist()]
+        dtypes, shapes = _by_number(self.names, self.unit_dtypes[first:last]), self.unit_shapes.cut(first, last)
+        part = slice(first, last)
+        return list(map(Unit, self.keys[part], self.signatures[part], dtypes, shapes, self.roles[part], members))
+
+    @cached_property
+    def _placed(self) -> tuple[Integers, Integers, Integers, Integers]:
+        """Of each member its extent over all files, its unit, and its first and number of coded elements."""
+        file, extent, first, count = self.stretches
+        place = self.bases[file] + extent
+        scale = self.scales[place]
+        return place, np.repeat(np.arange(self.members.size), self.members), first * scale, count * scale
+
+    @cached_property
+    def parts(self) -> tuple[list[int], ...]:
+        """The parts of extents in units, of a document without contradictions, in the order of extents and elements.
+
+        For each extent of all files the number of its first part, and the number of all parts; for each part its first
+        coded element in the extent, its unit, and its first element there; for each extent the coded elements of an
+        element.
+        """
+        place, unit, first, count = self._placed
+        order, before = np.lexsort((first, place)), count.cumsum() - count
+        positions = before - np.append(before, 0)[self.members.cumsum() - self.members][unit]
+        starts = np.searchsorted(place[order], np.arange(self.starts.size + 1))
+        columns = starts, first[order], unit[order], positions[order], self.scales
+        return tuple(column.tolist() for column in columns)
+
+    def is_uncovered(self, *, gaps: bool) -> bool:
+        """Return whether an element has not its unit's dtype, or is in several members, or (without `gaps`) in none."""
+        ids = {name: number for number, name in enumerate(ITEM_SIZES)}
+        coded, own = (np.array([ids[name] for name in names]) for names in (map(part_dtype, self.names), self.names))
+        sizes = self.extent_shapes.products
+        file, extent, first, count = self.stretches
+        if not count.size:
+            return not gaps and bool(sizes.any())
+        if file.max() >= self.sizes.size or (extent >= self.counts[0][file]).any():
+            return True
+        place, unit, _, scaled = self._placed
+        order = np.lexsort((first, place))
+        within, begins = place[order], first[order]
+        ends = begins + count[order]
+        follows = within[1:] == within[:-1]
+        if (ends > sizes[within]).any() or (begins[1:] < ends[:-1])[follows].any():
+            return True
+        if not gaps and int(count.sum()) != int(sizes.sum()):
+            return True
+        # As integers: members are disjoint, so that no sum exceeds the bytes of the files.
+        totals = np.zeros(self.members.size, np.int64)
+        np.add.at(totals, unit, scaled)
+        is_other = coded[self.extent_dtypes[place]] != own[self.unit_dtypes[unit]]
+        return bool(is_other.any() or (totals != self.unit_shapes.products).any())
 
 
-def _columns(document: LayoutDocument) -> Iterable[bytes]:
-    files, units = document.files, document.units
+def encode_layout(files: Sequence[FileLayout], units: Sequence[Unit]) -> bytes:
+    """Return a document as columns; raise `InputError` if it could not be read back."""
+    try:
+        return b"".join(_encoded(files, units))
+    except (ValueError, KeyError) as error:
+        raise InputError(
+            f"The checkpoint cannot be stored as it is ({error}); put it into a tar archive, and ingest that."
+        ) from error
+
+
+def _encoded(files: Sequence[FileLayout], units: Sequence[Unit]) -> Iterable[bytes]:
     extents = [extent for file in files for extent in file.extents]
     tensors = [tensor for file in files for tensor in file.tensors]
     checked = [item for file in files for item in file.checked]
@@ -241,56 +440,9 @@ def _by_place(counts: Integers) -> Integers:
     return np.argsort(within, kind="stable")
 
 
-def _decoded(read: ColumnReader) -> LayoutDocument:
-    kinds = read.texts()
-    if not all(0 < len(kind) <= _LONGEST_KIND for kind in kinds):
-        raise ValueError("a kind of file has no name, or a long one")
-    sizes = read.integers(len(kinds)).tolist()
-    counts = [read.integers(len(kinds)) for _ in range(3)]
-    names = read.texts()
-    if not ITEM_SIZES.keys() >= set(names):
-        raise ValueError("a dtype is unknown")
-
-    def dtypes(count: int) -> list[str]:
-        return list(map(names.__getitem__, read.integers(count, len(names)).tolist()))
-
-    extents, tensors, checked = map(_total, counts)
-    starts = read.integers(extents).tolist()
-    extent_dtypes = dtypes(extents)
-    shapes = _cut(*_lists(read, extents))
-    named = read.integers(extents)
-    if (named > np.repeat(counts[1], counts[0])).any():
-        raise ValueError("an extent is named after no tensor")
-    own = iter(paths_of(read.texts(int((named == 0).sum()))))
-
-    texts = read.texts(tensors)
-    paths = paths_of(texts)
-    tensor_dtypes = dtypes(tensors)
-    ranks, items = _lists(read, tensors, _NATURAL)
-    tensor_shapes = _cut(ranks, items)
-    strides = _cut(ranks, read.integers(items.size, _NATURAL))
-    places = (read.integers(tensors) - 1).tolist()
-    offsets = read.integers(tensors).tolist()
-    marks = map(_MARKS.__getitem__, read.integers(tensors, len(_MARKS)).tolist())
-    boxes = _boxes(read, ranks)
-    # Plain maps, here and below, as a call of Python for every tensor would take longer than the rest.
-    tensor_list = list(map(Tensor, paths, tensor_dtypes, tensor_shapes, strides, places, offsets, marks, boxes))
-
-    bases = np.repeat(np.cumsum(counts[1]) - counts[1], counts[0])
-    named_paths = [
-        paths[number - 1] if number > base else next(own)
-        for number, base in zip((named + bases).tolist(), bases.tolist(), strict=True)
-    ]
-    extent_list = list(map(Extent, starts, extent_dtypes, shapes, named_paths))
-    checked_list = _checked(read, checked)
-    units = _units(read, dtypes)
-    read.end()
-    rows: list[Iterator[Any]] = [iter(extent_list), iter(tensor_list), iter(checked_list), iter(texts)]
-    files = []
-    for kind, size, *own_counts in zip(kinds, sizes, *(column.tolist() for column in counts), strict=True):
-        parts = [list(islice(items, count)) for items, count in zip(rows, (*own_counts, own_counts[1]), strict=True)]
-        files.append(FileLayout(kind, size, parts[0], parts[1], parts[2], texts=parts[3]))
-    return LayoutDocument(files, units)
+def _by_number(names: Sequence[str], numbers: Integers) -> Iterator[str]:
+    """Yield the names of dtypes by number."""
+    return map(names.__getitem__, numbers.tolist())
 
 
 def _total(counts: Integers) -> int:
@@ -300,62 +452,20 @@ def _total(counts: Integers) -> int:
     return int(counts.sum())
 
 
-def _lists(read: ColumnReader, count: int, limit: int = LIMIT) -> tuple[Integers, Integers]:
-    """Return the lengths of `count` lists, and their items."""
+def _lists(read: ColumnReader, count: int, limit: int = LIMIT) -> Lists:
+    """Return `count` lists: a column of lengths, and one of the items of all."""
     ranks = read.integers(count, MOST_AXES + 1)
-    return ranks, read.integers(int(ranks.sum()), limit)
+    return Lists(ranks, read.integers(int(ranks.sum()), limit))
 
 
-def _cut(counts: Integers, items: Integers) -> list[tuple[int, ...]]:
-    """Return items as tuples of given lengths."""
-    flat = iter(items.tolist())
-    if counts.size and (counts == counts[0]).all() and counts[0]:
-        return list(zip(*[flat] * int(counts[0]), strict=True))
-    return [tuple(islice(flat, count)) for count in counts.tolist()]
-
-
-def _boxes(read: ColumnReader, ranks: Integers) -> list[Box | None]:
-    found: list[Box | None] = [None] * ranks.size
+def _boxes(read: ColumnReader, ranks: Integers) -> dict[int, Box]:
     numbers = read.integers(limit=max(ranks.size, 1))
     if ranks.size < numbers.size or (np.diff(numbers) <= 0).any():
         raise ValueError("shards are not in order")
     lengths = ranks[numbers]
     count = int(lengths.sum())
-    firsts, wholes = (_cut(lengths, read.integers(count, _NATURAL)) for _ in range(2))
-    for number, first, whole in zip(numbers.tolist(), firsts, wholes, strict=True):
-        found[number] = Box(first, whole)
-    return found
-
-
-def _checked(read: ColumnReader, count: int) -> list[Checked]:
-    names = read.texts(count)
-    starts = read.integers(count)
-    stops = starts + read.integers(count)
-    counts = read.integers(count)
-    stored = read.integers(_total(counts))
-    positions = np.empty_like(stored)
-    positions[_by_place(counts)] = stored
-    return list(map(Checked, names, starts.tolist(), stops.tolist(), _cut(counts, positions)))
-
-
-def _units(read: ColumnReader, dtypes: Callable[[int], list[str]]) -> list[Unit]:
-    keys = read.texts()
-    signatures = read.texts(len(keys))
-    if any(len(one) != 16 or not set(one) <= set("0123456789abcdef") for one in signatures):
-        raise ValueError("a signature is none")
-    named = dtypes(len(keys))
-    if not CODED.issuperset(named):
-        raise ValueError("a unit has a dtype that is coded by parts")
-    ranks, items = _lists(read, len(keys))
-    shapes = _cut(ranks, items)
-    roles = read.texts(len(keys))
-    counts = read.integers(len(keys))
-    columns = [read.integers(_total(counts)) for _ in range(4)]
-    if (items < 1).any() or (columns[3] < 1).any():
-        raise ValueError("a unit is empty")
-    flat = map(Member, *(column.tolist() for column in columns))
-    members = [tuple(islice(flat, count)) for count in counts.tolist()]
-    return list(map(Unit, keys, signatures, named, shapes, roles, members))
+    firsts, wholes = (Lists(lengths, read.integers(count, _NATURAL)).cut() for _ in range(2))
+    return dict(zip(numbers.tolist(), map(Box, firsts, wholes), strict=True))
 
 
 def _as_text(name: str) -> str:
@@ -383,41 +493,8 @@ def _wrong_part(layout: LayoutDocument, document: VersionDocument) -> str:
         return "units"
     if wrong := layout.wrong_part(gaps=bool(document.dropped)):
         return wrong
+    if not layout.boxes:
+        return ""
     shards = gather_shards((entry.path, file) for entry, file in zip(document.files, layout.files, strict=True))
     is_whole = all(fit_together([tensor for _, tensor in parts]) for parts in shards.values())
     return "" if is_whole else "shards"
-
-
-def _is_uncovered(layout: LayoutDocument, *, gaps: bool) -> bool:
-    """Return whether an element has not its unit's dtype, or is in several members, or (without `gaps`) in none."""
-    extents = [extent for file in layout.files for extent in file.extents]
-    lengths = np.array([len(file.extents) for file in layout.files], np.int64)
-    sizes = np.array([prod(extent.shape) for extent in extents], np.int64)
-    members = [member for unit in layout.units for member in unit.members]
-    if not members:
-        return not gaps and bool(sizes.any())
-    file, extent, first, count = (
-        np.array([getattr(member, part) for member in members], np.int64)
-        for part in ("file", "extent", "first", "count")
-    )
-    if file.max() >= lengths.size or (extent >= lengths[file]).any():
-        return True
-    place = (np.cumsum(lengths) - lengths)[file] + extent
-    order = np.lexsort((first, place))
-    within, begins = place[order], first[order]
-    ends = begins + count[order]
-    follows = within[1:] == within[:-1]
-    if (ends > sizes[within]).any() or (begins[1:] < ends[:-1])[follows].any():
-        return True
-    if not gaps and int(count.sum()) != int(sizes.sum()):
-        return True
-    units = np.repeat(np.arange(len(layout.units)), [len(unit.members) for unit in layout.units])
-    names = {name: number for number, name in enumerate(ITEM_SIZES)}
-    coded = np.array([names[PARTS.get(one.dtype, one.dtype)] for one in extents])
-    if (coded[place] != np.array([names[unit.dtype] for unit in layout.units])[units]).any():
-        return True
-    scale = np.array([2 if one.dtype in PARTS else 1 for one in extents])
-    # As integers: members are disjoint, so that no sum exceeds the bytes of the files.
-    totals = np.zeros(len(layout.units), np.int64)
-    np.add.at(totals, units, count * scale[place])
-    return bool(totals.tolist() != [prod(unit.shape) for unit in layout.units])

@@ -91,13 +91,8 @@ class Unit(Struct, frozen=True):
 
     @property
     def chunk(self) -> int:
-        """Elements of each chunk: about 2^18, whole slices of as many trailing axes as fit, so that rows stay whole."""
-        inner = 1
-        for size in reversed(self.shape):
-            if inner * size > CHUNK:
-                break
-            inner *= size
-        return inner * max(1, CHUNK // inner) if inner else 1
+        """Elements of each chunk."""
+        return chunk_of(self.shape)
 
     @property
     def member_counts(self) -> list[int]:
@@ -113,7 +108,25 @@ class Unit(Struct, frozen=True):
     @property
     def is_bundle(self) -> bool:
         """Whether the unit holds small extents."""
-        return self.key.startswith("bundle:")
+        return is_bundle(self.key)
+
+
+def chunk_of(shape: tuple[int, ...]) -> int:
+    """Return the elements of each chunk of a unit.
+
+    They are about 2^18, whole slices of as many trailing axes as fit, so that rows stay whole.
+    """
+    inner = 1
+    for size in reversed(shape):
+        if inner * size > CHUNK:
+            break
+        inner *= size
+    return inner * max(1, CHUNK // inner) if inner else 1
+
+
+def is_bundle(key: str) -> bool:
+    """Return whether the unit with a key holds small extents."""
+    return key.startswith("bundle:")
 
 
 class Piece(Struct, frozen=True):

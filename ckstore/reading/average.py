@@ -130,8 +130,7 @@ class _Average(StoredVersion):
         return from_float64(total, dtype).data.cast("B")
 
     def _require_same(self, version: StoredVersion) -> None:
-        mine, its = ({path: (tensor.dtype, tensor.shape) for path, (_, tensor) in found.paths.items()}
-                     for found in (self, version))  # fmt: skip
+        mine, its = self.forms(), version.forms()
         names = f"version {version.row.number} and version {self.row.number}"
         for path in {**mine, **its}:
             if path not in mine or path not in its:
@@ -153,7 +152,7 @@ def _is_averaged(tensor: Tensor) -> bool:
 def _arrangement(version: StoredVersion) -> object:
     """Return the values' places in the extents of a version's files, by the names of files in a directory."""
     directory = version.document.is_directory
-    names = dict(zip(version.contents.paths, version.paths, strict=True))
+    names = dict(zip(version.contents.numbers, version.numbers, strict=True))
     return [
         (
             entry.path if directory else "",

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import Bits, part_dtype
-from ckstore.dtypes import ITEM_SIZES, bits_dtype, resolve_views
+from ckstore.dtypes import bits_dtype, resolve_views
 from ckstore.formats.layout import Tensor
 from ckstore.reading.gather import Selection, gather, stretches
 from ckstore.runtime.threads import shared, worker_count
@@ -48,13 +48,13 @@ def fill(
     `progress` is called with numbers of bytes that were filled, by this thread.
     """
     places: dict[tuple[int, int], list[tuple[int, int, Bytes]]] = {}
+    sizes = version.contents.item_sizes
     for request in requests:
         position = 0
-        size = _part_size(version, request)
         for number, chunk, start, stop in version.contents.cover(
             request.file, request.extent, request.first, request.last
         ):
-            nbytes = (stop - start) * size
+            nbytes = (stop - start) * sizes[number]
             out = request.out[position : position + nbytes]
             places.setdefault((number, chunk), []).append((start, stop, out))
             position += nbytes
@@ -170,7 +170,3 @@ def _whole(version: StoredVersion, place: tuple[int, int], parts: list[tuple[int
         return None
     bits: Bits = out.view(bits_dtype(part_dtype(unit.dtype)))
     return bits if bits.flags.aligned else None
-
-
-def _part_size(version: StoredVersion, request: Destination) -> int:
-    return ITEM_SIZES[part_dtype(version.layout.files[request.file].extents[request.extent].dtype)]

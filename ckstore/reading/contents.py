@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, pairwise, repeat
 from typing import Any
 
-from ckstore.codecs.lattice import PARTS
+import numpy as np
+
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import NotFoundError
-from ckstore.formats.layout import Path, Tensor
-from ckstore.formats.paths import path_to_text, texts_of
+from ckstore.formats.layout import Path, Tensor, places_of
+from ckstore.formats.paths import path_to_text
 from ckstore.formats.shards import join
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.layouts import LayoutDocument
+from ckstore.objects.units import chunk_of
 from ckstore.runtime.cached import cached_property
+
+#: dtype and shape of a tensor.
+Form = tuple[str, tuple[int, ...]]
 
 
 class Contents:
@@ -29,15 +35,13 @@ class Contents:
         """(File, extent) of dropped tensors."""
         if not self._document.dropped:
             return frozenset()
-        left = {
-            (number, index): extent.count
-            for number, layout in enumerate(self._layout.files)
-            for index, extent in enumerate(layout.extents)
-        }
-        for unit in self._layout.units:
-            for member in unit.members:
-                left[member.file, member.extent] -= member.count
-        return frozenset(place for place, count in left.items() if count)
+        layout = self._layout
+        files, extents, _, counts = layout.stretches
+        left = layout.extent_shapes.products.copy()
+        np.subtract.at(left, layout.bases[files] + extents, counts)
+        gone = np.flatnonzero(left)
+        owners = np.searchsorted(layout.bases, gone, "right") - 1
+        return frozenset(zip(owners.tolist(), (gone - layout.bases[owners]).tolist(), strict=True))
 
     def require_whole(self, files: Iterable[int]) -> None:
         """Raise `NotFoundError` if the version has dropped tensors of one of these files."""
@@ -60,30 +64,67 @@ class Contents:
         return any(member.file == file for unit in self._document.coarse_units for member in units[unit].members)
 
     @cached_property
-    def paths(self) -> dict[str, tuple[int, Tensor]]:
-        """(File number, tensor) by path as text, in the order of the files, without dropped tensors."""
-        found: dict[str, tuple[int, Tensor]] = {}
+    def _listed(self) -> tuple[dict[str, int], list[tuple[int, Tensor]]]:
+        """The numbers of all tensors by path as text, and the tensors that shards make up, with their first files.
+
+        The latter's numbers follow those of the tensors in files.
+        """
+        layout, firsts = self._layout, self._layout.bounds[1]
+        found: dict[str, int] = {}
         shards: dict[str, list[tuple[int, Tensor]]] = {}
-        for number, layout in enumerate(self._layout.files):
-            prefix = self.prefix(number)
-            texts = texts_of([tensor.path for tensor in layout.tensors]) if layout.texts is None else layout.texts
-            if not prefix and not [tensor for tensor in layout.tensors if tensor.box is not None]:
-                found |= zip(texts, zip(repeat(number), layout.tensors), strict=True)
-                continue
-            starts = [f"{path_to_text(path)}/" if path else "" for path in (prefix, prefix[:-1])]
-            for text, tensor in zip(texts, layout.tensors, strict=True):
-                path = (starts[tensor.box is not None] + text).removesuffix("/")
-                found[path] = number, tensor
-                if tensor.box is not None:
-                    shards.setdefault(path, []).append((number, tensor))
-        found |= {path: (parts[0][0], join(parts)) for path, parts in shards.items()}
+        for file, (first, last) in enumerate(pairwise(firsts)):
+            texts = layout.texts[first:last]
+            if prefix := self.prefix(file):
+                starts = [f"{path_to_text(path)}/" if path else "" for path in (prefix, prefix[:-1])]
+                texts = [
+                    (starts[number in layout.boxes] + text).removesuffix("/")
+                    for number, text in enumerate(texts, first)
+                ]
+            found |= zip(texts, range(first, last), strict=True)
+            for number, text in enumerate(texts, first) if layout.boxes else ():
+                if number in layout.boxes:
+                    shards.setdefault(text, []).append((file, self._layout.files[file].tensors[number - first]))
+        found |= {path: firsts[-1] + place for place, path in enumerate(shards)}
+        return found, [(parts[0][0], join(parts)) for parts in shards.values()]
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each tensor by path as text, in the order of the files, without dropped tensors."""
+        found = self._listed[0]
         if not self.dropped:
             return found
-        return {
-            path: (file, tensor)
-            for path, (file, tensor) in found.items()
-            if self.dropped.isdisjoint(tensor.places(file))
-        }
+        rows = zip(found.items(), self.rows(found).values(), strict=True)
+        return {path: number for (path, number), (file, one) in rows if self.dropped.isdisjoint(one.places(file))}
+
+    def row(self, number: int) -> tuple[int, Tensor]:
+        """Return the file number and the layout of a tensor."""
+        firsts = self._layout.bounds[1]
+        if number >= firsts[-1]:
+            return self._listed[1][number - firsts[-1]]
+        file = bisect_right(firsts, number) - 1
+        return file, self._layout.files[file].tensors[number - firsts[file]]
+
+    def rows(self, numbers: Mapping[str, int]) -> dict[str, tuple[int, Tensor]]:
+        """Return (file number, tensor) by path, of tensors given by number."""
+        files = (zip(repeat(number), layout.tensors) for number, layout in enumerate(self._layout.files))
+        found = [*chain.from_iterable(files), *self._listed[1]]
+        return dict(zip(numbers, map(found.__getitem__, numbers.values()), strict=True))
+
+    def forms(self, numbers: Mapping[str, int]) -> dict[str, Form]:
+        """Return dtype and shape by path, of tensors given by number."""
+        dtypes = map(self._layout.names.__getitem__, self._layout.dtypes.tolist())
+        found = [
+            *zip(dtypes, self._layout.shapes.cut(), strict=True),
+            *((one.dtype, one.shape) for _, one in self._listed[1]),
+        ]
+        return dict(zip(numbers, map(found.__getitem__, numbers.values()), strict=True))
+
+    def lone_units(self) -> list[int]:
+        """Return the unit of each tensor by number; -1 for one that is in several units or in none."""
+        starts, _, units, *_ = map(np.array, self._layout.parts)
+        lone = np.append(np.where(np.diff(starts) == 1, np.append(units, -1)[starts[:-1]], -1), -1)
+        places = places_of(self._layout.extents, self._layout.counts)
+        return [*lone[places].tolist(), *[-1] * len(self._listed[1])]
 
     def prefix(self, file: int, tensor: Tensor | None = None) -> Path:
         """Return the prefix of the paths of a file's tensors: its path in a directory, or the shards' directory."""
@@ -94,7 +135,7 @@ class Contents:
     def _named(self) -> dict[tuple[int, int], list[str]]:
         """Paths of the tensors of every (file, extent) with tensors."""
         found: dict[tuple[int, int], list[str]] = {}
-        for path, (file, tensor) in self.paths.items():
+        for path, (file, tensor) in self.rows(self.numbers).items():
             for place in tensor.places(file):
                 found.setdefault(place, []).append(path)
         return found
@@ -109,38 +150,34 @@ class Contents:
         files = {self._document.files[member.file].path for member in self._layout.units[number].members}
         return self.tensors_of(number) or sorted(files)
 
+    def _span(self, file: int, extent: int) -> tuple[int, int, int]:
+        """Return an extent's first part, the part after its last, and the coded elements of each of its elements."""
+        first, last = self._layout.bounds[0][file : file + 2]
+        place, starts, scales = first + extent, self._layout.parts[0], self._layout.parts[4]
+        return (starts[place], starts[place + 1], scales[place]) if first <= place < last else (0, 0, 1)
+
+    def units_of(self, file: int, extent: int) -> list[int]:
+        """Return the numbers of the units that hold an extent, in order."""
+        begin, end, _ = self._span(file, extent)
+        return self._layout.parts[2][begin:end]
+
+    def parts(self, file: int, extent: int) -> list[tuple[int, int, int]]:
+        """Return the parts of an extent in units: (first element, unit number, first element in the unit), in order."""
+        begin, end, _ = self._span(file, extent)
+        _, firsts, units, positions, _ = self._layout.parts
+        return list(zip(firsts[begin:end], units[begin:end], positions[begin:end], strict=True))
+
     @cached_property
-    def places(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
-        """Parts of each (file, extent) in units: (first element, unit number, first element in the unit), in parts."""
-        layouts = self._layout.files
-        double = {
-            (number, index)
-            for number, layout in enumerate(layouts)
-            for index, extent in enumerate(layout.extents)
-            if extent.dtype in PARTS
-        }
-        places: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-        for number, unit in enumerate(self._layout.units):
-            position = 0
-            for member in unit.members:
-                place = member.file, member.extent
-                # Complex numbers are two floats of a unit.
-                scale = 2 if double and place in double else 1
-                part = (member.first * scale, number, position)
-                if place in places:
-                    places[place].append(part)
-                else:
-                    places[place] = [part]
-                position += member.count * scale
-        for parts in places.values():
-            if len(parts) > 1:
-                parts.sort()
-        return places
+    def item_sizes(self) -> list[int]:
+        """The bytes of a coded element of each unit."""
+        return [ITEM_SIZES[self._layout.names[number]] for number in self._layout.unit_dtypes.tolist()]
 
     @cached_property
     def chunk_lengths(self) -> list[int]:
         """The elements of each unit's chunks."""
-        return [unit.chunk for unit in self._layout.units]
+        shapes = self._layout.unit_shapes.cut()
+        found = {shape: chunk_of(shape) for shape in set(shapes)}
+        return list(map(found.__getitem__, shapes))
 
     def identity(self, file: int, tensor: Tensor) -> tuple[Any, ...]:
         """Return the form of a tensor and the places of its elements in objects; equal identities are equal bits."""
@@ -149,15 +186,13 @@ class Contents:
         parts = [
             (first, coarse[unit].decoded if unit in coarse else objects[unit], position)
             for place in tensor.places(file)
-            for first, unit, position in self.places.get(place, ())
+            for first, unit, position in self.parts(*place)
         ]
         return tensor.dtype, tensor.shape, tensor.offset, tensor.strides, tensor.lazy, boxes, parts
 
     def units_in_order(self) -> Iterator[int]:
         """Yield the numbers of the units in the order of the files."""
-        for place in sorted(self.places):
-            for _, number, _ in self.places[place]:
-                yield number
+        yield from self._layout.parts[2]
 
     def cover(self, file: int, extent: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield the parts of chunks that cover the elements from `first` to before `last` of an extent, in order.
@@ -165,20 +200,19 @@ class Contents:
         Each is the number of the unit, the number of the chunk, and first and last position of the part within that
         chunk, in elements of the unit. Raise `NotFoundError` if the version has dropped the extent.
         """
-        if self._layout.files[file].extents[extent].dtype in PARTS:
-            first, last = 2 * first, 2 * last
+        begin, end, scale = self._span(file, extent)
+        first, last = scale * first, scale * last
         if first >= last:
             return
-        place = file, extent
-        if place in self.dropped:
+        if (file, extent) in self.dropped:
             self.require_whole([file])
-        parts = self.places[place]
-        index = bisect_right(parts, first, key=lambda part: part[0]) - 1 if first else 0
+        _, firsts, units, positions, _ = self._layout.parts
+        index = bisect_right(firsts, first, begin, end) - 1 if first else begin
         while first < last:
-            begin, number, position = parts[index]
+            number, before = units[index], positions[index] - firsts[index]
             length = self.chunk_lengths[number]
-            stop = min(last, parts[index + 1][0]) if index + 1 < len(parts) else last
-            low, high = position + first - begin, position + stop - begin
+            stop = min(last, firsts[index + 1]) if index + 1 < end else last
+            low, high = first + before, stop + before
             for chunk in range(low // length, -(-high // length)):
                 start = chunk * length
                 yield number, chunk, max(low - start, 0), min(high - start, length)
@@ -187,9 +221,9 @@ class Contents:
 
     def stretches(self, file: int, extent: int, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
         """Cut the elements from `first` to before `last` of an extent into ranges that lie in one chunk each."""
-        cut = self._layout.files[file].extents[extent]
-        scale = 2 if cut.dtype in PARTS else 1
+        scale = self._span(file, extent)[2]
         position = first * scale
-        for _, _, low, high in self.cover(file, extent, first, cut.count if last is None else last):
+        count = self._layout.files[file].extents[extent].count if last is None else last
+        for _, _, low, high in self.cover(file, extent, first, count):
             yield position // scale, (position + high - low) // scale
             position += high - low

@@ -233,7 +233,7 @@ def _is_equal(version: StoredVersion, file: int, tensor: Tensor, now: _Local, eq
     if now.stretch is not None and tensor.extent >= 0 and not tensor.shards:
         scale = 2 if tensor.dtype in PARTS else 1
         start, stop = (scale * (element + tensor.offset) for element in now.stretch)
-        parts = version.contents.places.get((file, tensor.extent), [])
+        parts = version.contents.parts(file, tensor.extent)
         ends = [*(first for first, _, _ in parts[1:]), stop][: len(parts)]
         inside = [number for (first, number, _), end in zip(parts, ends, strict=True) if first < stop and end > start]
         if inside and equal.issuperset(inside) and tensor.strides == row_major(tensor.shape):

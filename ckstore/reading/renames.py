@@ -32,13 +32,13 @@ def renames_of(before: Forms, after: Forms) -> dict[str, str]:
 
 def renames(before: StoredVersion, after: StoredVersion) -> dict[str, str]:
     """Return the later path by the earlier one of tensors that were renamed between two versions."""
-    if before.paths.keys() == after.paths.keys():
+    if before.numbers.keys() == after.numbers.keys():
         return {}
     return renames_of(_forms(before), _forms(after))
 
 
 def _forms(version: StoredVersion) -> Forms:
-    return {path: (text_to_path(path), tensor.dtype, tensor.shape) for path, (_, tensor) in version.paths.items()}
+    return {path: (text_to_path(path), *form) for path, form in version.forms().items()}
 
 
 def under_last_names(versions: Sequence[StoredVersion]) -> list[StoredVersion]:

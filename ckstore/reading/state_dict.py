@@ -87,7 +87,7 @@ def _mapped(version: StoredVersion, file: int, *, checked: bool) -> dict[int, me
     whole: dict[int, bool] = {}
     found = {}
     for extent, cut in enumerate(version.layout.files[file].extents):
-        parts = contents.places.get((file, extent), [])
+        parts = contents.parts(file, extent)
         if len(parts) != 1 or (file, extent) in contents.dropped:
             continue
         _, number, position = parts[0]
@@ -210,7 +210,7 @@ class _Storages:
     """
 
     def __init__(self, layout: FileLayout, mapped: Mapping[int, memoryview], gone: Collection[int]) -> None:
-        self._extents = layout.extents
+        self._extents = [*layout.extents]
         self._gone = gone
         # Plain arithmetic, as below: properties would be calls of Python for every tensor.
         self._counts = [prod(extent.shape) for extent in layout.extents]

@@ -4,89 +4,77 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckstore.objects.records import KINDS
+from ckstore.objects.units import is_bundle
 
 if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor
-    from ckstore.objects.records import Record
-    from ckstore.objects.units import Unit
     from ckstore.reading.stored_version import StoredVersion
 
 
-@dataclass(frozen=True, slots=True)
-class StoredObject:
-    """One unit of a version and the record of its object."""
+class Figures(NamedTuple):
+    """The storage of a tensor, or of its bundle: form, whether it is a bundle, depth, and stored bits an element."""
 
-    unit: Unit
-    record: Record
+    form: str | None
+    bundled: bool
+    depth: int
+    bits: float | None
 
 
-@dataclass(slots=True)
 class StorageFacts:
     """The objects of a version, by their tensors."""
 
-    version: StoredVersion
-    objects: list[StoredObject] = field(init=False)
-    _by_extent: dict[tuple[int, int], list[int]] = field(init=False)
-    _described: dict[tuple[int, ...], dict[str, Any]] = field(default_factory=dict)
+    def __init__(self, version: StoredVersion) -> None:
+        self.version = version
+        self.records = list(map(version.repository.resolver.record, version.document.objects))
+        self._described: dict[tuple[int, ...], Figures] = {}
 
-    def __post_init__(self) -> None:
-        resolver = self.version.repository.resolver
-        self.objects = []
-        self._by_extent = {}
-        for number, (unit, identity) in enumerate(
-            zip(self.version.layout.units, self.version.document.objects, strict=True)
-        ):
-            self.objects.append(StoredObject(unit, resolver.record(identity)))
-            for member in unit.members:
-                numbers = self._by_extent.setdefault((member.file, member.extent), [])
-                if number not in numbers:
-                    numbers.append(number)
+    def of_tensor(self, file: int, tensor: Tensor) -> Figures:
+        """Return the storage of a tensor."""
+        units = self.version.contents.units_of
+        return self._figures(tuple({unit: None for place in tensor.places(file) for unit in units(*place)}))
 
-    def of_tensor(self, file: int, tensor: Tensor) -> dict[str, Any]:
-        """Return the storage of a tensor as the JSON object of `show` and `ls -l`; for a bundle its figures.
+    def of_tensors(self, paths: Sequence[str]) -> list[Figures]:
+        """Return the storage of tensors."""
+        contents = self.version.contents
+        units, numbers = contents.lone_units(), list(map(self.version.numbers.__getitem__, paths))
+        lone = {unit: self._figures((unit,)) for unit in {units[number] for number in numbers} - {-1}}
+        return [lone.get(units[number]) or self.of_tensor(*contents.row(number)) for number in numbers]
 
-        `bits` are stored bits an element.
-        """
-        listed = [self._by_extent.get(place, []) for place in tensor.places(file)]
-        numbers = tuple(listed[0] if len(listed) == 1 else dict.fromkeys(chain.from_iterable(listed)))
-        found = self._described.get(numbers)
+    def _figures(self, units: tuple[int, ...]) -> Figures:
+        found = self._described.get(units)
         if found is None:
-            found = self._described[numbers] = self._figures([self.objects[number] for number in numbers])
+            depth, layout = self.version.repository.reader.chains.depth, self.version.layout
+            records = [self.records[unit] for unit in units]
+            count = sum(layout.unit_shapes.products[[*units]].tolist())
+            found = self._described[units] = Figures(
+                "/".join(sorted({record.description for record in records})) or None,
+                any(is_bundle(layout.keys[unit]) for unit in units),
+                max(map(depth, records), default=0),
+                8 * sum(record.nbytes for record in records) / count if count else None,
+            )
         return found
-
-    def _figures(self, objects: Sequence[StoredObject]) -> dict[str, Any]:
-        depth = self.version.repository.reader.chains.depth
-        count = sum(item.unit.count for item in objects)
-        return {
-            "form": "/".join(sorted({item.record.description for item in objects})) or None,
-            "bundled": any(item.unit.is_bundle for item in objects),
-            "depth": max((depth(item.record) for item in objects), default=0),
-            "bits": 8 * sum(item.record.nbytes for item in objects) / count if count else None,
-        }
 
     def summary(self) -> dict[str, Any]:
         """Return counts of objects, and bytes of exact and of coarse ones; shared objects count once.
 
         `here` counts the objects that this version added to the store.
         """
-        unique = list({item.record.id: item for item in self.objects}.values())
-        kinds = Counter(item.record.kind for item in unique)
+        unique = list({record.id: record for record in self.records}.values())
+        kinds = Counter(record.kind for record in unique)
         return {
             "objects": len(unique),
-            "here": sum(item.record.pack == self.version.row.pack for item in unique),
+            "here": sum(record.pack == self.version.row.pack for record in unique),
             **{kind: kinds[kind] for kind in KINDS},
-            "stored_against_others": sum(item.record.base is not None for item in unique),
-            "coarse_bytes": sum(item.record.nbytes for item in unique if not item.record.is_exact),
-            "exact_bytes": sum(item.record.nbytes for item in unique if item.record.is_exact),
+            "stored_against_others": sum(record.base is not None for record in unique),
+            "coarse_bytes": sum(record.nbytes for record in unique if not record.is_exact),
+            "exact_bytes": sum(record.nbytes for record in unique if record.is_exact),
         }
 
 
-def tensor_object(path: str, tensor: Tensor) -> dict[str, Any]:
-    """Return a tensor as the JSON object of `ls` and `diff`."""
-    return {"path": path, "dtype": tensor.dtype, "shape": list(tensor.shape), "elements": prod(tensor.shape)}
+def tensor_object(path: str, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return a tensor as the JSON object of `ls`."""
+    return {"path": path, "dtype": dtype, "shape": list(shape), "elements": prod(shape)}

@@ -23,7 +23,7 @@ from ckstore.objects.layouts import LayoutDocument, check_layout
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import Patches, Record, check_cut
 from ckstore.policy import Fidelity
-from ckstore.reading.contents import Contents
+from ckstore.reading.contents import Contents, Form
 from ckstore.repository import Address, Repository, opened
 from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
@@ -151,7 +151,8 @@ class StoredVersion:
     def under(self, names: Mapping[str, str]) -> StoredVersion:
         """Return the version with other paths of its tensors, given by its own ones."""
         found = copy(self)
-        vars(found)["paths"] = {names.get(path, path): item for path, item in self.paths.items()}
+        vars(found).pop("paths", None)
+        vars(found)["numbers"] = {names.get(path, path): number for path, number in self.numbers.items()}
         return found
 
     @cached_property
@@ -176,9 +177,22 @@ class StoredVersion:
         return Contents(self.document, self.layout)
 
     @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each tensor by path as text, in the order of the files, without dropped tensors."""
+        return self.contents.numbers
+
+    @cached_property
     def paths(self) -> dict[str, tuple[int, Tensor]]:
-        """(File number, tensor) by path as text, in the order of the files, without dropped tensors."""
-        return self.contents.paths
+        """(File number, tensor) by path; for few of many tensors, `place` takes less time."""
+        return self.contents.rows(self.numbers)
+
+    def place(self, path: str) -> tuple[int, Tensor]:
+        """Return the file number and the layout of a tensor; raise `KeyError` without one."""
+        return self.contents.row(self.numbers[path])
+
+    def forms(self) -> dict[str, Form]:
+        """Return dtype and shape by path."""
+        return self.contents.forms(self.numbers)
 
     def is_changed(self, file: int) -> bool:
         """Return whether a restored file would differ from the original: values are coarse or dropped."""
@@ -300,7 +314,7 @@ class StoredVersion:
 
     def require(self, file: int, extent: int) -> None:
         """Raise `IntegrityError` unless the objects of an extent exist, before memory is allocated."""
-        for _, number, _ in self.contents.places.get((file, extent), ()):
+        for number in self.contents.units_of(file, extent):
             if number not in self._fitting:
                 try:
                     self._settled(partial(self._fit, number))

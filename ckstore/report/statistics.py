@@ -263,7 +263,7 @@ def _groups(found: RunStatistics) -> Iterator[list[int]]:
         keys: list[Any] = [
             version.layout.units[unit].key
             for place in tensor.places(file)
-            for _, unit, _ in version.contents.places.get(place, ())[:1]
+            for _, unit, _ in version.contents.parts(*place)[:1]
         ]
         if history.state is not None:
             keys.append(history.state)
@@ -395,7 +395,7 @@ def _describe_storage(found: RunStatistics, place: int, version: StoredVersion) 
     for number, history in enumerate(found.tensors):
         if history.objects[place] is None:
             continue
-        bits = facts.of_tensor(*version.paths[history.path])["bits"]
+        bits = facts.of_tensor(*version.paths[history.path]).bits
         found.values["bits"][number, place] = np.nan if bits is None else bits
         if version.row.fidelity == "coarse":
             off = deviations.get(history.path)

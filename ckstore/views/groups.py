@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,6 +16,7 @@ from ckstore.reading.buffers import read_tensor
 from ckstore.reading.renames import under_last_names
 from ckstore.reading.stored_version import StoredVersion, stored_version
 from ckstore.repository import Address
+from ckstore.runtime.collector import collection_seldom
 from ckstore.views.nodes import ArrayNode, Hierarchy, join
 from ckstore.views.zarr_store import ViewStore
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
         def __getitem__(self, path: str) -> TypedArray | Any: ...
 
 
+@collection_seldom()
 def version_group(version: StoredVersion) -> TypedGroup:
     """Return all tensors of a version as a group; see `Version.arrays`."""
     return _group(version_store(version))
@@ -49,7 +53,7 @@ def run_group(name: str, versions: Sequence[StoredVersion]) -> TypedGroup:
 
 
 def _group(store: ViewStore) -> TypedGroup:
-    return cast("TypedGroup", zarr.open_group(store, mode="r", use_consolidated=True))
+    return cast("TypedGroup", zarr.open_group(store, mode="r"))
 
 
 def version_store(version: StoredVersion) -> ViewStore:
@@ -93,6 +97,7 @@ def run_store(run: str, versions: Sequence[StoredVersion]) -> ViewStore:
     return ViewStore(Hierarchy(arrays, attributes), identity)
 
 
+@lru_cache
 def chunk_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a view's chunks: about 2^18 elements that are adjacent in memory.
 
@@ -116,7 +121,7 @@ def chunk_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, 
 def _named(version: StoredVersion) -> list[tuple[str, str, tuple[str, ...]]]:
     """Return (path as text, name in Zarr, names of the axes) of all tensors."""
     paths = version.paths
-    above = {path[:end] for path in paths for end in range(len(path)) if path[end] == "/"}
+    above = {path[: slash.start()] for path in paths for slash in re.finditer("/", path)}
     named = []
     for path, (_, tensor) in paths.items():
         name = path + (f"/{TENSOR}" if path in above else "")
@@ -138,7 +143,7 @@ def _box_reader(version: StoredVersion, path: str) -> Callable[..., npt.NDArray[
     """Return a function that reads boxes of one tensor."""
 
     def read(starts: tuple[int, ...], stops: tuple[int, ...]) -> npt.NDArray[Any]:
-        file, tensor = version.paths[path]
+        file, tensor = version.place(path)
         wanted = [range(start, stop) for start, stop in zip(starts, stops, strict=True)]
         return read_tensor(version, file, tensor, wanted)
 

@@ -21,6 +21,9 @@ METADATA = "zarr.json"
 #: First segment of the keys of an array's chunks.
 CHUNKS = "c"
 
+#: Nodes of a hierarchy whose metadata is read at once; among more, each document is read when it is needed.
+_CONSOLIDATED = 4096
+
 _FILL: dict[str, Any] = {"bool": False, "float": 0.0, "complex": [0.0, 0.0]}
 
 
@@ -130,12 +133,12 @@ class Hierarchy:
             self.nodes[path] = array
 
     def document(self, path: str) -> bytes:
-        """Return the metadata document of a node; a group's holds those of everything below it."""
+        """Return the metadata document of a node; a group's holds those of everything below it, if these are few."""
         found = self._documents.get(path)
         if found is None:
             node = self.nodes[path]
             metadata = node.metadata()
-            if isinstance(node, GroupNode):
+            if isinstance(node, GroupNode) and len(self.nodes) <= _CONSOLIDATED:
                 metadata["consolidated_metadata"] = self._consolidated(path)
             found = self._documents[path] = json.dumps(metadata, separators=(",", ":")).encode()
         return found

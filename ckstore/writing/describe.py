@@ -21,7 +21,7 @@ from ckstore.objects.documents import (
     HotFacts,
     VersionDocument,
 )
-from ckstore.objects.layouts import LayoutDocument
+from ckstore.objects.layouts import encode_layout
 from ckstore.objects.likeness import text_of
 from ckstore.objects.restore_cost import relative_cost
 from ckstore.policy import Policy
@@ -58,7 +58,7 @@ def describe(
     With `hot`, the objects are stored raw, and nothing is stored against another version.
     """
     blobs = Blobs(repository, None if hot else request.parent, compress_quickly if hot else _compressed)
-    layout = LayoutDocument([file.layout for file in scanned.files], scanned.units).encode()
+    layout = encode_layout([file.layout for file in scanned.files], scanned.units)
     crcs = np.array([crc for file in scanned.files for crc in file.crcs], "<u4").tobytes()
     facts: dict[str, Any] = {}
     for file in scanned.files:
@@ -122,7 +122,7 @@ def describe_encoded(
             )
             for index, file in enumerate(before.files)
         ),
-        layout=blobs.layout(version.layout.encode()),
+        layout=blobs.layout(version.layout.data),
         crcs=blobs.alone("crcs", version.all_crcs),
         objects=objects,
         coarse=coarse,

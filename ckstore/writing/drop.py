@@ -18,7 +18,7 @@ from ckstore.commit.costs import bytes_again, own_bytes, restore_cost, update_co
 from ckstore.encoding.object_writer import ObjectWriter
 from ckstore.errors import ConflictError
 from ckstore.formats.paths import match_texts
-from ckstore.objects.layouts import LayoutDocument
+from ckstore.objects.layouts import encode_layout
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.pack import PackWriter
 from ckstore.writing.describe import Blobs
@@ -100,11 +100,11 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
     facts = before.coarse_units
     facts = {place: facts[number] for place, number in enumerate(left) if number in facts}
     blobs = Blobs(repository, _nearest(repository, row))
-    layout = LayoutDocument(version.layout.files, [version.layout.units[number] for number in left])
+    layout = encode_layout(version.layout.files, [version.layout.units[number] for number in left])
     document = structs.replace(
         before.elsewhere(row.pack),
         fidelity="coarse" if facts else "exact",
-        layout=blobs.layout(layout.encode()),
+        layout=blobs.layout(layout),
         objects=tuple(before.objects[number] for number in left),
         coarse=structs.replace(before.coarse, units=facts) if before.coarse is not None and facts else None,
         dropped=with_globs(before.dropped, globs),

@@ -13,7 +13,7 @@ from ckstore.formats.renames import Named, matches
 from ckstore.objects import continuation
 from ckstore.objects import units as units_module
 from ckstore.objects.continuation import Cut, continued
-from ckstore.objects.layouts import LayoutDocument, _is_uncovered
+from ckstore.objects.layouts import LayoutDocument, encode_layout
 from ckstore.objects.units import Unit, plan_units
 
 Forms = dict[Path, tuple[int, ...]]
@@ -82,8 +82,8 @@ def test_every_element_is_in_one_unit(seed: int, is_cut: bool, monkeypatch: pyte
         dtype = chance.choice(["float32"] * 5 + ["complex64"])
         alone = cut(forms, dtype)
         units = continued(alone, parent)
-        document = LayoutDocument([layout for _, layout in alone.files], units)
-        assert not _is_uncovered(document, gaps=False)
+        document = LayoutDocument.decode(encode_layout([layout for _, layout in alone.files], units))
+        assert not document.is_uncovered(gaps=False)
         assert len({unit.key for unit in units}) == len(units)
         assert len({unit.signature for unit in units}) == len(units)
         assert all(prod(unit.shape) for unit in units)
