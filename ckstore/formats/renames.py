@@ -19,12 +19,16 @@ LONGEST = 32
 
 
 class Named(NamedTuple):
-    """A tensor by name and form; `prefix` is that of its file in a directory."""
+    """A tensor by name and form; `prefix` is that of its file in a directory.
+
+    A state that an optimiser keeps by `number`, a path, has its parameter's name in `path`.
+    """
 
     prefix: str
     path: Path
     dtype: str
     shape: tuple[int, ...]
+    number: Path = ()
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -38,8 +42,8 @@ def matches(before: Sequence[Named], after: Sequence[Named], least: int = 1) -> 
 
     A tensor matches the one of its name, unless a list's numbers moved; then the one of its name without wrappers, in
     its file or in another; then the only one that has the longest suffix in common, at least `least` words of it, and
-    dtype and shape; then, if both versions have as many of one form whose names differ in numbers alone, the one at its
-    place among them.
+    dtype and shape; then the state of its number and form; then, if both versions have as many of one form whose names
+    differ in numbers alone, the one at its place among them.
     """
     found = _moved_numbers(before, after)
     words = [[one.words for one in side] for side in (before, after)]
@@ -57,12 +61,17 @@ def matches(before: Sequence[Named], after: Sequence[Named], least: int = 1) -> 
     length = min(max(map(len, words[0]), default=0), LONGEST)
 
     def suffix(side: int, number: int) -> Hashable:
-        form, name = sides[side][number][2:], words[side][number]
+        form, name = sides[side][number][2:4], words[side][number]
         return (form, name[-length:]) if len(name) >= length else None
+
+    def own(side: int, number: int) -> Hashable:
+        one = sides[side][number]
+        return (one.prefix, *one[2:]) if one.number else None
 
     while length >= least and len(found) < min(len(before), len(after)):
         pair(suffix)
         length -= 1
+    pair(own)
     _in_order(before, after, words, found)
     return found
 
@@ -84,7 +93,7 @@ def _in_order(
     for side, (named, skipped) in enumerate(((before, found.keys()), (after, taken))):
         for number, one in enumerate(named):
             if number not in skipped:
-                form: Hashable = one[2:], tuple("" if word.isdigit() else word for word in words[side][number])
+                form: Hashable = one[2:4], tuple("" if word.isdigit() else word for word in words[side][number])
                 groups[side].setdefault(form, []).append(number)
     for form, numbers in groups[0].items():
         others = groups[1].get(form, [])
@@ -126,7 +135,7 @@ def _lists(named: Sequence[Named]) -> dict[tuple[str, Path], dict[int, _Item]]:
         at = next((at for at, segment in enumerate(one.path) if isinstance(segment, int)), None)
         if at is not None:
             items = found.setdefault((one.prefix, one.path[:at]), {})
-            items.setdefault(int(one.path[at]), {})[one.path[at + 1 :]] = number, one[2:]
+            items.setdefault(int(one.path[at]), {})[one.path[at + 1 :]] = number, one[2:4]
     return found
 
 

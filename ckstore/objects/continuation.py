@@ -7,18 +7,22 @@ parts of one is cut out again and keeps its signature; the rest becomes units of
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from math import prod
 from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import structs
 
-from ckstore.formats.layout import FileLayout
+from ckstore.codecs.lattice import FLOATS
+from ckstore.formats.layout import FileLayout, Path
 from ckstore.formats.renames import LONGEST, Named, matches
 from ckstore.objects.identity import digest
+from ckstore.objects.roles import state_of
 from ckstore.objects.units import SMALL, Member, Piece, Unit, cut_pieces, parts_of_piece, planned_pieces
 
 #: Words from the end in which the names of the parts of a fused tensor differ: that of a moment ends in `.exp_avg`.
@@ -26,6 +30,13 @@ _FUSED = 3
 
 #: The prefix of the keys of objects of several tensors that were one.
 _APART = "apart:"
+
+#: Dicts of weights that are tried for an optimiser's list.
+_DICTS = 8
+
+_Shape = tuple[int, ...]
+#: The prefix of a file, and the path of a list or dict in it.
+_List = tuple[str, Path]
 
 #: Digits of the number of a part of a stacked tensor, at most.
 _DIGITS = 9
@@ -76,26 +87,33 @@ def continued(version: Cut, parent: Cut, apart: Container[tuple[int, int]] = ())
 
     `version` is cut by names and shapes alone; extents `apart`, by file and number, stay as they are.
     """
-    known = {unit.signature for unit in parent.units}
-    fresh = [unit for unit in version.units if unit.signature not in known and not _lies_in(unit, apart)]
+    known = {unit.signature: unit for unit in parent.units}
+    fresh = {
+        place
+        for unit in version.units
+        if not _is_same(unit, known.get(unit.signature)) and not _lies_in(unit, apart)
+        for place in _extents(unit)
+    }
     if not fresh:
         return list(version.units)
-    after = _Pieces(version.files, fresh)
+    named = _named(version, parent)
+    fresh |= _renumbered(*named)
+    after = _Pieces(named[0], [unit for unit in version.units if not fresh.isdisjoint(_extents(unit))])
     # A tensor is cut again as a whole, although the parent has some of its parts.
     same = [unit for unit in version.units if not after.has(unit)]
     own = {unit.signature for unit in same}
     left = [unit for unit in parent.units if unit.signature not in own]
     if not left:
         return list(version.units)
-    before = _Pieces(parent.files, left)
-    moved = _moves(before.pieces, after.pieces)
+    before = _Pieces(named[1], left)
+    moves = _moves(before, after)
     # A tensor that grows again has its last rows cut again while they are few.
-    growing = {number for number, (*_, last) in moved.items() if last.at + last.size < after.pieces[last.piece].count}
+    growing = {number for number, (*_, last) in moves.items() if last.at + last.size < after.pieces[last.piece].count}
     kept: list[tuple[Unit, list[_Place]]] = []
     for unit in left:
         places = [before.place(member) for member in unit.members]
         is_tail = unit.count < SMALL and all(place.first and place.piece in growing for place in places)
-        found = [_moved(place, moved) for place in places]
+        found = [_moved(place, moves) for place in places]
         if not is_tail and all(found):
             kept.append((unit, [place for part in found for place in part]))
     if not kept:
@@ -113,12 +131,13 @@ def beginnings(version: Cut, parent: Cut) -> dict[str, str]:
     left = [unit for unit in parent.units if unit.signature not in own]
     if not fresh or not left:
         return {}
-    after, before = _Pieces(version.files, fresh), _Pieces(parent.files, left)
-    moved = _moves(before.pieces, after.pieces)
+    named = _named(version, parent)
+    after, before = _Pieces(named[0], fresh), _Pieces(named[1], left)
+    moves = _moves(before, after)
     found: dict[tuple[int, int], tuple[Unit, int]] = {}
     for unit in left:
         piece, first, size = before.beginning(unit)
-        for start, taken, other, at in moved.get(piece, ()):
+        for start, taken, other, at in moves.get(piece, ()):
             if start <= first < start + taken:
                 found[other, at + first - start] = unit, min(size, start + taken - first)
     longer = {}
@@ -133,10 +152,20 @@ def beginnings(version: Cut, parent: Cut) -> dict[str, str]:
 def _signed(units: Iterable[Unit], signatures: set[str]) -> Iterator[Unit]:
     """Yield units with signatures of their own: a part of a tensor that grew may look like a former one."""
     for unit in units:
-        if unit.signature in signatures:
+        while unit.signature in signatures:  # Also a part of that name may have moved since.
             unit = structs.replace(unit, signature=digest(f"{unit.signature} {unit.key}".encode())[:16])
         signatures.add(unit.signature)
         yield unit
+
+
+def _is_same(unit: Unit, former: Unit | None) -> bool:
+    """Return whether a unit is the parent's of its signature, which may have moved."""
+    return former is not None and (former.key == unit.key or unit.is_bundle)
+
+
+def _extents(item: Unit | Piece) -> Iterator[tuple[int, int]]:
+    """Yield the files and extents of an item's members."""
+    return ((member.file, member.extent) for member in item.members)
 
 
 def _lies_in(unit: Unit, apart: Container[tuple[int, int]]) -> bool:
@@ -165,21 +194,27 @@ class _Keys:
 
 
 class _Pieces:
-    """The pieces of a version that some of its units hold."""
+    """The pieces of a version that some of its units hold, and their names."""
 
-    def __init__(self, files: Sequence[tuple[str, FileLayout]], units: Iterable[Unit]) -> None:
-        wanted = {(member.file, member.extent) for unit in units for member in unit.members}
-        self.pieces = [
-            piece
-            for piece in planned_pieces(files)
-            if any((member.file, member.extent) in wanted for member in piece.members)
-        ]
+    def __init__(self, named: Iterable[tuple[Piece, Named]], units: Iterable[Unit]) -> None:
+        wanted = {place for unit in units for place in _extents(unit)}
+        chosen = [one for one in named if any((member.file, member.extent) in wanted for member in one[0].members)]
+        self.pieces = [piece for piece, _ in chosen]
+        self.names = [name for _, name in chosen]
         self._starts: dict[tuple[int, int], tuple[int, int]] = {}
         for number, piece in enumerate(self.pieces):
             start = 0
             for member in piece.members:
                 self._starts[member.file, member.extent] = number, start
                 start += member.count
+
+    def without(self, known: Container[int]) -> dict[int, _One]:
+        """Return the pieces that are not known, by number."""
+        return {
+            number: _One(piece, name.words)
+            for number, (piece, name) in enumerate(zip(self.pieces, self.names, strict=True))
+            if number not in known
+        }
 
     def has(self, unit: Unit) -> bool:
         """Return whether the elements of a unit are in the pieces."""
@@ -201,44 +236,99 @@ class _Pieces:
         return _Place(piece, first, size)
 
 
-def _moves(before: Sequence[Piece], after: Sequence[Piece]) -> dict[int, list[_Stretch]]:
+def _moves(before: _Pieces, after: _Pieces) -> dict[int, list[_Stretch]]:
     """Return the stretches of each earlier piece that later pieces have, in order, by number of the piece.
 
     Names tell, dtypes and shapes; values are not compared. A piece that became smaller keeps its first elements.
     """
-    names = _named(before), _named(after)
+    old, new = before.pieces, after.pieces
     same = {
         number: other
-        for number, other in matches(*names).items()
-        if before[number].dtype == after[other].dtype and before[number].shape[1:] == after[other].shape[1:]
+        for number, other in matches(before.names, after.names).items()
+        if old[number].dtype == new[other].dtype and old[number].shape[1:] == new[other].shape[1:]
     }
     found = {
-        number: [_Stretch(0, min(before[number].count, after[other].count), other, 0)] for number, other in same.items()
+        number: [_Stretch(0, min(old[number].count, new[other].count), other, 0)] for number, other in same.items()
     }
-    old, new = _others(before, names[0], same), _others(after, names[1], set(same.values()))
-    for whole, parts in _unions(old, new):
-        found |= {number: [_Stretch(0, size, whole, first)] for number, first, size in _laid_out(parts, old)}
+    gone, added = before.without(same), after.without(set(same.values()))
+    for whole, parts in _unions(gone, added):
+        found |= {number: [_Stretch(0, size, whole, first)] for number, first, size in _laid_out(parts, gone)}
         for number in parts:
-            del old[number]
-        del new[whole]
-    for whole, parts in _unions(new, old):
-        found[whole] = [_Stretch(first, size, number, 0) for number, first, size in _laid_out(parts, new)]
+            del gone[number]
+        del added[whole]
+    for whole, parts in _unions(added, gone):
+        found[whole] = [_Stretch(first, size, number, 0) for number, first, size in _laid_out(parts, added)]
     return found
 
 
-def _named(pieces: Iterable[Piece]) -> list[Named]:
-    return [
-        Named(piece.prefix, (*piece.path, piece.mark) if piece.mark else piece.path, piece.dtype, piece.shape)
-        for piece in pieces
+def _named(version: Cut, parent: Cut) -> list[list[tuple[Piece, Named]]]:
+    """Return the pieces of two versions; states by number have their parameters' names if numbers came or went."""
+    planned = [planned_pieces(cut.files) for cut in (version, parent)]
+    numbered = [
+        {(piece.prefix, piece.path[:-1]) for piece in pieces if len(piece.path) > 1 and isinstance(piece.path[-2], int)}
+        for pieces in planned
     ]
+    lists = [{} if numbered[0] == numbered[1] else _parameters(pieces) for pieces in planned]
+    if lists[0].keys() != lists[1].keys():
+        lists = [{}, {}]
+    return [[(piece, _name(piece, known)) for piece in pieces] for pieces, known in zip(planned, lists, strict=True)]
 
 
-def _others(pieces: Sequence[Piece], names: Sequence[Named], known: Container[int]) -> dict[int, _One]:
-    return {
-        number: _One(piece, name.words)
-        for number, (piece, name) in enumerate(zip(pieces, names, strict=True))
-        if number not in known
-    }
+def _name(piece: Piece, lists: Mapping[_List, Mapping[int, Path]]) -> Named:
+    path = (*piece.path, piece.mark) if piece.mark else piece.path
+    place, number = _place_in_list(piece) if lists else (("", ()), -1)
+    parameter = lists.get(place, {}).get(number)
+    if parameter is None:
+        return Named(piece.prefix, path, piece.dtype, piece.shape)
+    first = len(place[1])
+    name = (*path[:first], *parameter, *path[first + 1 :])
+    return Named(piece.prefix, name, piece.dtype, piece.shape, path)
+
+
+def _place_in_list(piece: Piece) -> tuple[_List, int]:
+    """Return the list in which an optimiser keeps a state such as `state/[3]/exp_avg`, and 3; -1 for other tensors."""
+    number = piece.path[-2] if len(piece.path) > 1 else -1
+    if not isinstance(number, int) or state_of(piece.path, piece.tree) is None:
+        number = -1
+    return (piece.prefix, piece.path[:-2]), number
+
+
+def _parameters(pieces: Iterable[Piece]) -> dict[_List, dict[int, Path]]:
+    """Return the paths of the parameters whose states are in lists, by number.
+
+    Optimisers keep the order of the parameters: a list's items are those of a dict that has as many of each shape, in
+    the same file. Another file may have them in alphabetical order.
+    """
+    lists: dict[_List, dict[int, _Shape]] = {}
+    weights: dict[str, dict[Path, dict[_Shape, list[Path]]]] = {}
+    for piece in pieces:
+        place, number = _place_in_list(piece)
+        if number >= 0:
+            shapes = lists.setdefault(place, {})
+            shapes[number] = max(piece.shape, shapes.get(number, ()), key=prod)
+        elif piece.dtype in FLOATS and state_of(piece.path, piece.tree) is None:
+            alike = weights.setdefault(piece.prefix, {}).setdefault(piece.path[:-1], {})
+            alike.setdefault(piece.shape, []).append(piece.path)
+    found = {}
+    for place, shapes in lists.items():
+        counts = Counter(shapes.values())
+        for paths in islice(weights.get(place[0], {}).values(), _DICTS):
+            if all(len(paths.get(shape, ())) == count for shape, count in counts.items()):
+                following = {shape: iter(paths[shape]) for shape in counts}
+                found[place] = {number: next(following[shape]) for number, shape in sorted(shapes.items())}
+                break
+    return found
+
+
+def _renumbered(after: Iterable[tuple[Piece, Named]], before: Iterable[tuple[Piece, Named]]) -> set[tuple[int, int]]:
+    """Return the extents of states whose numbers were those of other parameters."""
+    former = {(name.prefix, name.number): name for _, name in before if name.number}
+    found: set[tuple[int, int]] = set()
+    for piece, name in after if former else ():
+        then = former.get((name.prefix, name.number), name)
+        if then.path != name.path and then.words != name.words:
+            found.update(_extents(piece))
+    return found
 
 
 def _unions(parts: Mapping[int, _One], wholes: Mapping[int, _One]) -> list[tuple[int, list[int]]]:

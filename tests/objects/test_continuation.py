@@ -74,13 +74,14 @@ def test_every_element_is_in_one_unit(seed: int, is_cut: bool, monkeypatch: pyte
     forms |= {("optimizer", "state", number, "exp_avg"): chance.choice(shapes) for number in range(3)}
     forms |= {("model", f"h.{part}.weight"): (256, 256) for part in "qkv"}
     forms |= {("bias",): (70, 3)}
-    parent = cut(forms)
+    has_states = chance.random() < 0.5
+    parent = cut(with_states(forms) if has_states else forms)
     for _ in range(6):
         forms = changed(forms, chance)
         if not forms:
             return
         dtype = chance.choice(["float32"] * 5 + ["complex64"])
-        alone = cut(forms, dtype)
+        alone = cut(with_states(forms) if has_states else forms, dtype)
         units = continued(alone, parent)
         document = LayoutDocument.decode(encode_layout([layout for _, layout in alone.files], units))
         assert not document.is_uncovered(gaps=False)
@@ -190,6 +191,46 @@ def test_rows_of_a_stack_are_in_the_order_of_their_numbers() -> None:
 def test_parts_without_all_elements_of_a_tensor_are_objects_of_their_own(after: Forms) -> None:
     version = cut(after)
     assert continued(version, cut({("experts.up",): (3, 300, 250)})) == version.units
+
+
+def with_states(weights: Forms) -> Forms:
+    """Return weights with the states of an optimiser, by number."""
+    states = [(("optimizer", "state", number, "exp_avg"), shape) for number, shape in enumerate(weights.values())]
+    return {**weights, **dict(states)}
+
+
+def objects(version: Cut, units: list[Unit]) -> dict[str, str]:
+    """Return the signature of each unit by the name of the weight that it or its moment belongs to."""
+    extents = version.files[0][1].extents
+    names = [extent.path[-1] for extent in extents if extent.path[0] == "model"]
+    paths = {unit.signature: extents[unit.members[0].extent].path for unit in units}
+    return {
+        str(path[-1] if path[0] == "model" else f"{names[int(path[2])]}.{path[3]}"): signature
+        for signature, path in paths.items()
+    }
+
+
+def test_a_state_by_number_follows_its_weight() -> None:
+    """All have one shape, so that each number is a state's before and after; the next version knows nothing of that."""
+    weights: Forms = {("model", f"h.{number}.weight"): (300, 300) for number in range(4)}
+    first, more = cut(with_states(weights)), cut(with_states({("model", "new.weight"): (300, 300), **weights}))
+    known = objects(first, first.units)
+    units = continued(more, first)
+    assert known.items() <= objects(more, units).items()
+    again = continued(more, Cut(more.files, units))
+    assert objects(more, again) == objects(more, units)
+    assert objects(first, continued(first, Cut(more.files, again))) == known
+
+
+def test_states_keep_their_numbers_if_their_weights_are_unknown() -> None:
+    """Other names altogether, and a list that lacks an item."""
+    weights: Forms = {("model", f"h.{number}.weight"): (300, 300) for number in range(3)}
+    others: Forms = {("model", f"{name}.kernel"): (300, 300) for name in "xyz"}
+    first, other = cut(with_states(weights)), cut(with_states(others))
+    assert {unit.signature for unit in continued(other, first)} >= {unit.signature for unit in first.units[3:]}
+    few = with_states(weights)
+    del few["optimizer", "state", 1, "exp_avg"]
+    assert [unit.key for unit in continued(cut(few), first)] == [unit.key for unit in cut(few).units]
 
 
 def signatures(units: list[Unit]) -> list[str]:

@@ -165,6 +165,19 @@ def test_lora_of_a_higher_rank_keeps_its_first_rows(tmp_path: Path) -> None:
     assert moved < 1.02 * (same + full)
 
 
+def test_added_columns_cost_a_tensor_in_full_once(tmp_path: Path) -> None:
+    """Run with `-s` for the figures of docs/decisions.md: LoRA's B, whose new columns are zeros, at a higher rank."""
+    state = {f"l{number}.lora_B": floats(4096, 8) for number in range(3)}
+    after = trained(state)
+    _, same, again = stored(tmp_path / "same", [state, after, last := trained(after)])
+    larger = [{name: np.pad(value, [(0, 0), (0, 8)]) for name, value in one.items()} for one in (after, last)]
+    _, moved, next_ = stored(tmp_path / "moved", [state, *larger])
+    [full] = stored(tmp_path / "alone", larger[:1])
+    print(f"\ncolumns: {moved:,} in full {full:,}, without the move {same:,}")
+    assert moved < full + 500
+    assert next_ < 1.1 * again
+
+
 @pytest.mark.parametrize("width", [64, 256])
 def test_fused_and_stacked_tensors_take_no_bytes(tmp_path: Path, width: int) -> None:
     parts = {f"h.{number}.attn.{part}_proj.weight": floats(width, width) for number in range(2) for part in "kqv"}
@@ -179,9 +192,9 @@ def test_fused_and_stacked_tensors_take_no_bytes(tmp_path: Path, width: int) -> 
     assert stored(tmp_path / "stacked", [experts, {"experts.up": np.stack([*experts.values()])}])[1] < 1000
 
 
-def attention(width: int) -> State:
+def attention(width: int, parts: str = "kqv") -> State:
     """Return q, k and v of two layers, with moments under the names of the weights."""
-    names = [f"h.{number}.attn.{part}_proj.weight" for number in range(2) for part in "kqv"]
+    names = [f"h.{number}.attn.{part}_proj.weight" for number in range(2) for part in parts]
     return {
         "model": {name: floats(width, width) for name in names},
         "optimizer": {"state": {name: moments(width, width) for name in names}},
@@ -240,6 +253,36 @@ def test_parts_of_a_tensor_that_comes_apart_are_stored_against_it(
     assert all(more < less + 1500 for more, less in zip(moved, same, strict=True))
     again = stored(tmp_path / "again", [joined(before, join), after, joined(after, join)])
     assert again[2] < 2500
+
+
+def numbered(state: State) -> State:
+    """Return a state whose optimiser has the numbers of weights in place of their names, as torch's have."""
+    return {**state, "optimizer": {"state": dict(enumerate(state["optimizer"]["state"].values()))}}
+
+
+@pytest.mark.parametrize("width", [64, 256])
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_moments_by_number_follow_weights_that_fuse_or_come_apart(tmp_path: Path, width: int, is_apart: bool) -> None:
+    """Numbers move, and some of them belong to other parameters of the same shape; modules precede one another."""
+    before = attention(width, "kqvo")
+    after = trained(before)
+    last = trained(after)
+    same = stored(tmp_path / "same", [numbered(state) for state in (before, after, last)])
+    moved = [numbered(joined(state)) for state in (before, after, last)]
+    moved[is_apart] = numbered((before, after)[is_apart])
+    sizes = stored(tmp_path / "moved", moved)
+    assert all(more < 1.01 * less + 1500 for more, less in zip(sizes, same, strict=True))
+    assert sizes[1] < 0.8 * sizes[0]
+
+
+def test_moments_by_number_follow_weights_that_another_one_precedes(tmp_path: Path) -> None:
+    before = attention(256, "qkvo")
+    after = trained(before)
+    added = {"model": {"new.weight": floats(256, 256)} | after["model"]}
+    added["optimizer"] = {"state": {"new.weight": moments(256, 256)} | after["optimizer"]["state"]}
+    _, same = stored(tmp_path / "same", [numbered(before), numbered(after)])
+    _, moved = stored(tmp_path / "moved", [numbered(before), numbered(added)])
+    assert moved < same + 3 * 256 * 256 * 4
 
 
 @pytest.mark.parametrize(("parts", "join"), APART, ids=["fused", "stacked"])
