@@ -268,7 +268,10 @@ def _named(version: Cut, parent: Cut) -> list[list[tuple[Piece, Named]]]:
         {(piece.prefix, piece.path[:-1]) for piece in pieces if len(piece.path) > 1 and isinstance(piece.path[-2], int)}
         for pieces in planned
     ]
-    lists = [{} if numbered[0] == numbered[1] else _parameters(pieces) for pieces in planned]
+    lists: list[dict[_List, dict[int, Path]]] = [{}, {}]
+    if numbered[0] != numbered[1]:
+        cuts = zip((version, parent), planned, strict=True)
+        lists = [_parameters(_in_order(pieces, cut.files)) for cut, pieces in cuts]
     if lists[0].keys() != lists[1].keys():
         lists = [{}, {}]
     return [[(piece, _name(piece, known)) for piece in pieces] for pieces, known in zip(planned, lists, strict=True)]
@@ -291,6 +294,23 @@ def _place_in_list(piece: Piece) -> tuple[_List, int]:
     if not isinstance(number, int) or state_of(piece.path, piece.tree) is None:
         number = -1
     return (piece.prefix, piece.path[:-2]), number
+
+
+def _in_order(pieces: Iterable[Piece], files: Iterable[tuple[str, FileLayout]]) -> list[Piece]:
+    """Return pieces in the order of their tensors.
+
+    Files of torch before 2.7 have values in the order of their numbers as text, older ones in any order.
+    """
+    firsts: dict[tuple[int, int], int] = {}
+    for file, (_, layout) in enumerate(files):
+        for number, tensor in enumerate(layout.tensors):
+            firsts.setdefault((file, tensor.extent), number)
+
+    def place(piece: Piece) -> tuple[int, int]:
+        first = piece.members[0]
+        return first.file, firsts.get((first.file, first.extent), 0)
+
+    return sorted(pieces, key=place)
 
 
 def _parameters(pieces: Iterable[Piece]) -> dict[_List, dict[int, Path]]:

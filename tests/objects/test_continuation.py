@@ -8,7 +8,7 @@ from math import prod
 
 import pytest
 
-from ckstore.formats.layout import Extent, FileLayout, Path
+from ckstore.formats.layout import Extent, FileLayout, Path, Tensor, row_major
 from ckstore.formats.renames import Named, matches
 from ckstore.objects import continuation
 from ckstore.objects import units as units_module
@@ -220,6 +220,24 @@ def test_a_state_by_number_follows_its_weight() -> None:
     again = continued(more, Cut(more.files, units))
     assert objects(more, again) == objects(more, units)
     assert objects(first, continued(first, Cut(more.files, again))) == known
+
+
+def test_weights_precede_one_another_as_in_the_tree_not_in_the_file() -> None:
+    """Files of torch before 2.7 have the values of storage 10 before those of storage 2."""
+
+    def written(count: int) -> Cut:
+        forms = with_states({("model", f"h.{number}.weight"): (300, 300) for number in range(count)})
+        paths = [path for _, path in sorted((str(number), path) for number, path in enumerate(forms))]
+        files = cut({path: forms[path] for path in paths}).files
+        layout = files[0][1]
+        layout.tensors = [
+            Tensor(path, "float32", shape, row_major(shape), paths.index(path), 0) for path, shape in forms.items()
+        ]
+        return Cut(files, plan_units(files))
+
+    first, more = written(12), written(13)
+    known = {unit.key: unit.signature for unit in first.units}
+    assert known.items() <= {unit.key: unit.signature for unit in continued(more, first)}.items()
 
 
 def test_states_keep_their_numbers_if_their_weights_are_unknown() -> None:
