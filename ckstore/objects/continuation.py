@@ -272,8 +272,9 @@ def _named(version: Cut, parent: Cut) -> list[list[tuple[Piece, Named]]]:
     if numbered[0] != numbered[1]:
         cuts = zip((version, parent), planned, strict=True)
         lists = [_parameters(_in_order(pieces, cut.files)) for cut, pieces in cuts]
-    if lists[0].keys() != lists[1].keys():
-        lists = [{}, {}]
+    for known, other in (lists, lists[::-1]):
+        for place in known.keys() - other.keys():
+            del known[place]
     return [[(piece, _name(piece, known)) for piece in pieces] for pieces, known in zip(planned, lists, strict=True)]
 
 
@@ -325,7 +326,7 @@ def _parameters(pieces: Iterable[Piece]) -> dict[_List, dict[int, Path]]:
         place, number = _place_in_list(piece)
         if number >= 0:
             shapes = lists.setdefault(place, {})
-            shapes[number] = max(piece.shape, shapes.get(number, ()), key=prod)
+            shapes[number] = max(piece.shape, shapes.get(number, ()), key=_size)
         elif piece.dtype in FLOATS and state_of(piece.path, piece.tree) is None:
             alike = weights.setdefault(piece.prefix, {}).setdefault(piece.path[:-1], {})
             alike.setdefault(piece.shape, []).append(piece.path)
@@ -338,6 +339,11 @@ def _parameters(pieces: Iterable[Piece]) -> dict[_List, dict[int, Path]]:
                 found[place] = {number: next(following[shape]) for number, shape in sorted(shapes.items())}
                 break
     return found
+
+
+def _size(shape: _Shape) -> tuple[int, int]:
+    """Return a size by which a parameter of one element is larger than its counter, which has no axis."""
+    return prod(shape), len(shape)
 
 
 def _renumbered(after: Iterable[tuple[Piece, Named]], before: Iterable[tuple[Piece, Named]]) -> set[tuple[int, int]]:

@@ -240,6 +240,27 @@ def test_weights_precede_one_another_as_in_the_tree_not_in_the_file() -> None:
     assert known.items() <= {unit.key: unit.signature for unit in continued(more, first)}.items()
 
 
+def test_a_list_of_one_version_leaves_the_others() -> None:
+    """An optimiser comes with its model, while another one's numbers move."""
+    weights: Forms = {("model", f"h.{number}.weight"): (300, 300) for number in range(4)}
+    more = with_states({("model", "new.weight"): (300, 300), **weights})
+    others: Forms = {("critic", "weight"): (500, 200), ("second", "state", 0, "exp_avg"): (500, 200)}
+    first = cut(with_states(weights))
+    known = {unit.key.replace("[3]", "[4]"): unit.signature for unit in first.units if "[3]" in unit.key}
+    assert known.items() <= {unit.key: unit.signature for unit in continued(cut({**more, **others}), first)}.items()
+
+
+def test_a_counter_is_no_shape_of_a_parameter_of_one_element() -> None:
+    def with_counters(weights: Forms) -> Cut:
+        states = with_states(weights)
+        return cut(states | {(*path[:-1], "step"): () for path in states if path[-1] == "exp_avg"})
+
+    weights: Forms = {("model", "scale"): (1,)} | {("model", f"h.{number}.weight"): (300, 300) for number in range(4)}
+    first, more = with_counters(weights), with_counters({("model", "new.weight"): (300, 300), **weights})
+    known = {unit.key.replace("[4]", "[5]"): unit.signature for unit in first.units if "[4]" in unit.key}
+    assert known.items() <= {unit.key: unit.signature for unit in continued(more, first)}.items()
+
+
 def test_states_keep_their_numbers_if_their_weights_are_unknown() -> None:
     """Other names altogether, and a list that lacks an item."""
     weights: Forms = {("model", f"h.{number}.weight"): (300, 300) for number in range(3)}
