@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -275,7 +275,25 @@ def _named(version: Cut, parent: Cut) -> list[list[tuple[Piece, Named]]]:
     for known, other in (lists, lists[::-1]):
         for place in known.keys() - other.keys():
             del known[place]
+    for place in [*lists[0]]:
+        if _has_new_groups(version.files, place, lists[0][place].keys() - lists[1][place].keys()):
+            del lists[0][place], lists[1][place]
     return [[(piece, _name(piece, known)) for piece in pieces] for pieces, known in zip(planned, lists, strict=True)]
+
+
+def _has_new_groups(files: Iterable[tuple[str, FileLayout]], place: _List, added: Collection[int]) -> bool:
+    """Return whether numbers are those of an optimiser's last groups, added to it as by `add_param_group` of torch."""
+    node = next((layout.tree for prefix, layout in files if prefix == place[0]), None)
+    for segment in place[1][:-1]:
+        node = node.get(segment) if isinstance(node, dict) else None
+    groups = node.get("param_groups") if isinstance(node, dict) else None
+    last: set[int] = set()
+    for group in reversed(groups if isinstance(groups, list) else []):
+        numbers = group.get("params") if isinstance(group, dict) else None
+        if not isinstance(numbers, list) or len(last) >= len(added):
+            break
+        last.update(number for number in numbers if isinstance(number, int))
+    return bool(added) and last == added
 
 
 def _name(piece: Piece, lists: Mapping[_List, Mapping[int, Path]]) -> Named:

@@ -240,6 +240,35 @@ def test_weights_precede_one_another_as_in_the_tree_not_in_the_file() -> None:
     assert known.items() <= {unit.key: unit.signature for unit in continued(more, first)}.items()
 
 
+@pytest.mark.parametrize("sizes", [(6,), (2, 4), (4, 2), (4, 1, 1)])
+def test_states_keep_their_numbers_if_groups_are_added(sizes: tuple[int, ...]) -> None:
+    """Added groups have the last numbers, wherever their weights are in the model; others are of another optimiser."""
+    weights: Forms = {("model", f"h.{number}.weight"): (300, 300) for number in range(4)}
+    first, more = (
+        cut(with_states(weights)),
+        cut(with_states({("model", f"{x}.weight"): (300, 300) for x in "ab"} | weights)),
+    )
+    numbers = iter(range(6))
+    groups = [{"params": [next(numbers) for _ in range(size)]} for size in sizes]
+    more.files[0][1].tree = {"optimizer": {"state": {}, "param_groups": groups}}
+    moved = 0 if sizes[0] == 4 else 2
+    after = {unit.signature: unit.key for unit in continued(more, first)}
+    assert [after[unit.signature] for unit in first.units[4:]] == [
+        f"optimizer/state/[{number + moved}]/exp_avg" for number in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    "tree", [[], {"optimizer": []}, {"optimizer": {"param_groups": [{"params": "x"}, {1}, None, 3]}}]
+)
+def test_groups_of_strangers_say_nothing(tree: object) -> None:
+    weights: Forms = {("model", f"h.{number}.weight"): (300, 300) for number in range(4)}
+    first, more = cut(with_states(weights)), cut(with_states({("model", "new.weight"): (300, 300), **weights}))
+    known = objects(first, first.units)
+    more.files[0][1].tree = tree
+    assert known.items() <= objects(more, continued(more, first)).items()
+
+
 def test_a_list_of_one_version_leaves_the_others() -> None:
     """An optimiser comes with its model, while another one's numbers move."""
     weights: Forms = {("model", f"h.{number}.weight"): (300, 300) for number in range(4)}
