@@ -34,6 +34,9 @@ _APART = "apart:"
 #: Dicts of weights that are tried for an optimiser's list.
 _DICTS = 8
 
+#: Last parts of the names of statistics of layers, which no optimiser has in its list.
+_STATISTICS = ("running_mean", "running_var")
+
 _Shape = tuple[int, ...]
 #: The prefix of a file, and the path of a list or dict in it.
 _List = tuple[str, Path]
@@ -345,7 +348,11 @@ def _parameters(pieces: Iterable[Piece]) -> dict[_List, dict[int, Path]]:
         if number >= 0:
             shapes = lists.setdefault(place, {})
             shapes[number] = max(piece.shape, shapes.get(number, ()), key=_size)
-        elif piece.dtype in FLOATS and state_of(piece.path, piece.tree) is None:
+        elif (
+            piece.dtype in FLOATS
+            and state_of(piece.path, piece.tree) is None
+            and not str(*piece.path[-1:]).endswith(_STATISTICS)
+        ):
             alike = weights.setdefault(piece.prefix, {}).setdefault(piece.path[:-1], {})
             alike.setdefault(piece.shape, []).append(piece.path)
     found = {}

@@ -7,6 +7,7 @@ import sys
 from math import prod
 
 import pytest
+from msgspec.structs import replace
 
 from ckstore.formats.layout import Extent, FileLayout, Path, Tensor, row_major
 from ckstore.formats.renames import Named, matches
@@ -277,6 +278,24 @@ def test_a_list_of_one_version_leaves_the_others() -> None:
     first = cut(with_states(weights))
     known = {unit.key.replace("[3]", "[4]"): unit.signature for unit in first.units if "[3]" in unit.key}
     assert known.items() <= {unit.key: unit.signature for unit in continued(cut({**more, **others}), first)}.items()
+
+
+def test_statistics_of_layers_have_no_states() -> None:
+    weights: Forms = {("model", f"h.{number}.weight"): (300, 300) for number in range(4)}
+    weights |= {("model", f"norm.{name}"): (300,) for name in ("weight", "bias")}
+    statistics: Forms = {("model", f"norm.{name}"): (300,) for name in ("running_mean", "running_var")}
+    first = cut({**statistics, **with_states(weights)})
+    more = cut({**statistics, **with_states({("model", "new.weight"): (300, 300), **weights})})
+    known = {unit.key.replace("[3]", "[4]"): unit.signature for unit in first.units if "[3]" in unit.key}
+    assert known.items() <= {unit.key: unit.signature for unit in continued(more, first)}.items()
+
+
+def test_a_parents_tensor_may_have_no_name() -> None:
+    weights: Forms = {("model", f"h.{number}.weight"): (300, 300) for number in range(4)}
+    first, more = cut(with_states({("x",): (300, 300), **weights})), cut(with_states(weights))
+    extents = first.files[0][1].extents
+    extents[0] = replace(extents[0], path=())
+    assert sum(unit.count for unit in continued(more, first)) == 8 * 300 * 300
 
 
 def test_a_counter_is_no_shape_of_a_parameter_of_one_element() -> None:
