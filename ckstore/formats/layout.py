@@ -431,10 +431,10 @@ def fault_of(
 
     (sizes, counts), (starts, forms, widths), (shapes, strides, _, offsets, own) = files, extents, tensors
     file = np.repeat(np.arange(sizes.size), counts[0])
-    limits, elements = sizes[file], forms.products
-    if min(starts.min(initial=0), forms.items.min(initial=0)) < 0 or (np.maximum(elements, starts) > limits).any():
+    limits, lowest = sizes[file], min(starts.min(initial=0), forms.items.min(initial=0))
+    if lowest < 0 or (np.maximum(forms.products, starts) > limits).any():
         return "extents"
-    ends = starts + elements * widths
+    ends = starts + forms.products * widths
     if (ends > limits).any() or ((starts[1:] < ends[:-1]) & (file[1:] == file[:-1])).any():
         return "extents"
     lowest = min(column.min(initial=0) for column in (shapes.items, strides.items, offsets))
@@ -445,7 +445,7 @@ def fault_of(
     reach = np.clip(np.bincount(owners, (shapes.items - 1.0) * strides.items, own.size), 0, _BEYOND).astype(np.int64)
     held = np.flatnonzero(shapes.products)
     places = places_of(tensors[2], counts)[held]
-    if places.min(initial=0) < 0 or ((offsets + reach)[held] >= elements[places]).any():
+    if places.min(initial=0) < 0 or ((offsets + reach)[held] >= forms.products[places]).any():
         return "tensors"
     return "tensors" if (own[held] != widths[places]).any() else _fault_of_checked(sizes, counts[2], checked)
 

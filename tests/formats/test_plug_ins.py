@@ -116,6 +116,7 @@ def test_files_in_archives(monkeypatch: pytest.MonkeyPatch) -> None:
         (layout([Extent(88, "float32", (4,), ("a",))]), "extents"),
         (layout([Extent(-4, "float32", (4,), ("a",))]), "extents"),
         (layout([Extent(20, "float32", (-1,), ("a",)), EXTENT]), "extents"),
+        (layout([Extent(20, "uint8", (-(1 << 62), 1 << 62), ("a",))]), "extents"),
         (layout([Extent(20, "text", (4,), ("a",))]), "KeyError"),
         (layout([Extent("20", "uint8", (4,), ("a",))]), "TypeError"),  # type: ignore[arg-type]
         (layout([EXTENT], [Tensor(("a",), "float32", (5,), (1,), 0, 0)]), "tensors"),
