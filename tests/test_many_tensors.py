@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -112,6 +113,25 @@ def test_only_wanted_tensors_become_objects(tmp_path: Path, monkeypatch: pytest.
         assert version["layer7.part3.weight"][0] == state(FEW, 0)["layer7.part3.weight"][0]
         assert sorted(set(made)) == [("_extents", 1), ("_tensors", 1)]
         np.testing.assert_array_equal(version.arrays["layer7.part4.weight"], state(FEW, 0)["layer7.part4.weight"])
+
+
+def test_layouts_are_freed_without_the_collector(tmp_path: Path) -> None:
+    """It counts no tensors, so that it would come late."""
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(state(FEW, 0), run="r", hot=0)
+        data = store["r"]._stored.layout.data
+    gc.disable()
+    try:
+        layout = LayoutDocument.decode(data)
+        [file] = layout.files
+        for rows in (file.tensors, file.extents, layout.units):
+            assert [rows[0], *rows][0] == rows[-len(rows)]
+        assert layout.wrong_part(gaps=False) == ""
+        columns = weakref.ref(layout.starts)
+        del layout, file, rows
+        assert columns() is None
+    finally:
+        gc.enable()
 
 
 def test_calls_for_each_tensor(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from itertools import chain, islice
 from typing import Any
 
@@ -237,10 +238,10 @@ class LayoutDocument:
     @cached_property
     def files(self) -> list[FileLayout]:
         """The layouts of the files."""
-        makers: list[Callable[[int, int], list[Any]]] = [self._extents, self._tensors, self._checked]
-        found = []
+        made = copy(self)  # Rows that refer to the document that has them would be cyclic garbage.
+        makers: list[Callable[[int, int], list[Any]]] = [made._extents, made._tensors, made._checked]
+        found, columns = [], [*zip(makers, self.bounds, strict=True)]
         for number, kind in enumerate(self.kinds):
-            columns = zip(makers, self.bounds, strict=True)
             # As lists: nothing changes the layout of a stored file.
             rows: Any = [Rows(make, bounds[number], bounds[number + 1]) for make, bounds in columns]
             found.append(FileLayout(kind, int(self.sizes[number]), *rows))
@@ -249,19 +250,21 @@ class LayoutDocument:
     @cached_property
     def units(self) -> Sequence[Unit]:
         """The units."""
-        return Rows(self._units, 0, len(self.keys))
+        return Rows(copy(self)._units, 0, len(self.keys))
 
     # Plain maps below, as a call of Python for every tensor would take longer than the rest.
 
     @cached_property
     def paths(self) -> Rows[Path]:
         """Typed paths of the tensors."""
-        return Rows(lambda first, last: paths_of(self.texts[first:last]), 0, len(self.texts))
+        texts = self.texts
+        return Rows(lambda first, last: paths_of(texts[first:last]), 0, len(texts))
 
     @cached_property
     def own_paths(self) -> Rows[Path]:
         """Typed paths of the extents that have no tensor's."""
-        return Rows(lambda first, last: paths_of(self.own[first:last]), 0, len(self.own))
+        texts = self.own
+        return Rows(lambda first, last: paths_of(texts[first:last]), 0, len(texts))
 
     def _extents(self, first: int, last: int) -> list[Extent]:
         paths, own = (rows if last - first == 1 else rows[:] for rows in (self.paths, self.own_paths))
@@ -479,8 +482,7 @@ def check_layout(layout: LayoutDocument, document: VersionDocument) -> None:
     Extents must lie in the files and tensors in their extents. Every element must belong to one member of one unit,
     except for dropped elements.
     """
-    wrong = _wrong_part(layout, document)
-    if wrong:
+    if wrong := _wrong_part(layout, document):
         raise IntegrityError(
             f"The layout of version {document.number} contradicts itself in {wrong}; restore its pack from a copy."
         )
