@@ -22,7 +22,7 @@ METADATA = "zarr.json"
 CHUNKS = "c"
 
 #: Nodes of a hierarchy whose metadata is read at once; among more, each document is read when it is needed.
-_CONSOLIDATED = 4096
+_CONSOLIDATED = 16_384
 
 _FILL: dict[str, Any] = {"bool": False, "float": 0.0, "complex": [0.0, 0.0]}
 
