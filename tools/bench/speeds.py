@@ -34,15 +34,14 @@ DOCUMENT = series.REPOSITORY / "docs" / "benchmarks.md"
 INTRODUCTION = """\
 # Benchmarks
 
-Speed and memory of ckstore and of the tools that it replaces. `tools/bench/speed --write` and
-`tools/bench/schemes --only coarse --write` write the sections below, except *Size*, which `tools/bench/size` prints,
-and *A loop of saves*.
+`tools/bench/speed --write` and `tools/bench/schemes --only coarse --write` write the sections below, except *Size*,
+which `tools/bench/size` prints, *A loop of saves* and *Stalls of saves in the background*.
 
 Contenders take turns (A B A B). A ratio compares one round and is above 1 where ckstore is faster. Figures are
 medians, with the first and third quartiles in brackets. Files are in the page cache, and both sides sync their
-output. Ingests of files and restores run in processes that stay alive, with allocated memory. CPU is seconds of all
-cores per GB (10^9 bytes). *Slow* is a fine-tune of 22.7 million parameters with Adam's moments, 268 MB a file. Sections
-without a series use synthetic float32 weights with AdamW's moments that move by 8 % of their size between versions."""
+output. Ingests of files and restores run in processes that stay alive. CPU is seconds of all cores per GB (10^9 bytes).
+*Slow* is a fine-tune of 22.7 million parameters with Adam's moments, 268 MB a file. Sections without a series use
+synthetic float32 weights with AdamW's moments that move by 8 % of their size between versions."""
 
 
 def main(arguments: list[str] | None = None) -> None:
