@@ -292,12 +292,16 @@ class LayoutDocument:
         return list(map(Unit, self.keys[part], self.signatures[part], dtypes, shapes, self.roles[part], members))
 
     @cached_property
-    def _placed(self) -> tuple[Integers, Integers, Integers, Integers]:
-        """Of each member its extent over all files, its unit, and its first and number of coded elements."""
+    def _placed(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
+        """Of each member its extent over all files, its unit, its first and number of coded elements; and their order.
+
+        The order is that of extents and elements.
+        """
         file, extent, first, count = self.stretches
         place = self.bases[file] + extent
         scale = self.scales[place]
-        return place, np.repeat(np.arange(self.members.size), self.members), first * scale, count * scale
+        unit = np.repeat(np.arange(self.members.size), self.members)
+        return place, unit, first * scale, count * scale, np.lexsort((first, place))
 
     @cached_property
     def parts(self) -> tuple[list[int], ...]:
@@ -307,8 +311,8 @@ class LayoutDocument:
         coded element in the extent, its unit, and its first element there; for each extent the coded elements of an
         element.
         """
-        place, unit, first, count = self._placed
-        order, before = np.lexsort((first, place)), count.cumsum() - count
+        place, unit, first, count, order = self._placed
+        before = count.cumsum() - count
         positions = before - np.append(before, 0)[self.members.cumsum() - self.members][unit]
         starts = np.searchsorted(place[order], np.arange(self.starts.size + 1))
         columns = starts, first[order], unit[order], positions[order], self.scales
@@ -324,8 +328,7 @@ class LayoutDocument:
             return not gaps and bool(sizes.any())
         if file.max() >= self.sizes.size or (extent >= self.counts[0][file]).any():
             return True
-        place, unit, _, scaled = self._placed
-        order = np.lexsort((first, place))
+        place, unit, _, scaled, order = self._placed
         within, begins = place[order], first[order]
         ends = begins + count[order]
         follows = within[1:] == within[:-1]
