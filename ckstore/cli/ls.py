@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.cli.output import json_option, print_json, print_line, print_table
+from ckstore.cli.output import form_cells, json_option, print_json, print_line, print_table
 from ckstore.cli.verb import VersionName, open_store, verb, version_of, with_options
 from ckstore.runtime.collector import collection_seldom
 
@@ -88,5 +88,5 @@ def _cells(dtype: str, shape: tuple[int, ...]) -> tuple[object, ...]:
 
 @cache
 def _form_cells(figures: Figures) -> tuple[object, ...]:
-    form = f"{figures.form} (bundle)" if figures.bundled else figures.form
-    return form, figures.depth, None if figures.bits is None else f"{figures.bits:.3f}"
+    form, bits = form_cells(figures)
+    return form, figures.depth, bits

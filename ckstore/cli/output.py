@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from ckstore.reading.storage_facts import Figures
     from ckstore.storage.rows import VersionRow
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
@@ -164,6 +165,12 @@ def print_csv(names: Sequence[str], columns: Iterable[Sequence[object]]) -> None
     writer.writerow(names)
     for row in zip(*columns, strict=True):
         writer.writerow([" ".join(map(str, value)) if isinstance(value, list) else value for value in row])
+
+
+def form_cells(figures: Figures) -> tuple[str | None, str | None]:
+    """Return the form of a tensor in the store, and its bits an element, as cells."""
+    form = f"{figures.form} (bundle)" if figures.bundled else figures.form
+    return form, None if figures.bits is None else f"{figures.bits:.3f}"
 
 
 def cell_text(value: object) -> object:

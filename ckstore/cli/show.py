@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.cli.output import (
+    form_cells,
     name_of,
     percent_text,
     print_facts,
@@ -128,8 +129,6 @@ def _dropped_text(version: Version) -> str | None:
 
 @lru_cache
 def _cells(figures: Figures, error: Deviation | None) -> tuple[str | None, ...]:
-    form = f"{figures.form} (bundle)" if figures.bundled else figures.form
-    bits = None if figures.bits is None else f"{figures.bits:.3f}"
     if error is None:
-        return form, bits, "0", "0", "0"
-    return form, bits, f"{error.max_abs:.3g}", f"{error.rms:.3g}", percent_text(error.relative)
+        return *form_cells(figures), "0", "0", "0"
+    return *form_cells(figures), f"{error.max_abs:.3g}", f"{error.rms:.3g}", percent_text(error.relative)
