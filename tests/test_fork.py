@@ -18,7 +18,7 @@ import ckstore
 from ckstore.recovery.recover import recover
 from ckstore.runtime import forks
 from ckstore.storage.catalog import Catalog
-from ckstore.storage.connection import place_lock
+from ckstore.storage.connection import PlaceLock
 from tests.checkpoints import scratch
 from tests.children import MOMENT, exit_code, fork, held, in_child
 
@@ -121,7 +121,7 @@ def test_a_fork_does_not_wait_for_another_process(store: ckstore.Store) -> None:
 def test_a_recovery_does_not_wait_for_a_child(store: ckstore.Store) -> None:
     """A child does not keep the catalog in its place, however long it lives."""
     told, tell = os.pipe()
-    with held(place_lock(store.path)):
+    with held(PlaceLock(store.path)):
         child = fork(lambda: os.read(told, 1) and None)
     recovery = threading.Thread(target=recover, args=(store.path,), daemon=True)
     recovery.start()

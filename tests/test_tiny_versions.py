@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,14 @@ def test_a_store_is_smaller_than_its_files_compressed(
     assert total < limit * compressed
     store["r@59"].checkout(directory / "out.pt")
     assert (directory / "out.pt").read_bytes() == path.read_bytes()
+
+
+def test_no_thread_begins_for_a_tiny_version(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ckstore.init(directory / "store")
+    for step in range(3):
+        store.ingest({"weight": torch.full((64, 64), float(step))}, run="r", step=step, hot=9)
+    begun: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", begun.append)
+    assert len(store.encode().versions) == 3
+    store.ingest({"weight": torch.ones(64, 64)}, run="r", step=4, hot=0)
+    assert not begun

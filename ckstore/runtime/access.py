@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ckstore.errors import AccessError
 
@@ -44,15 +44,35 @@ def denied(path: str | os.PathLike[str], error: OSError | None = None, *, writin
     )
 
 
-@contextmanager
-def access_explained(path: str | os.PathLike[str], *, writing: bool = False) -> Iterator[None]:
-    """Turn the system's refusal to read or write a path into `AccessError`."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, AccessError) or error.errno not in DENIED:
-            raise
-        raise denied(path, error, writing=writing) from error
+class Explained:
+    """A block whose errors become others: `explain(error, ...)` returns the one to raise, or None to keep it.
+
+    Entering and leaving it takes three calls of Python, a generator seven.
+    """
+
+    __slots__ = ("_explain", "_more")
+
+    def __init__(self, explain: Callable[..., BaseException | None], *more: Any) -> None:
+        self._explain, self._more = explain, more
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None and (other := self._explain(error, *self._more)) is not None:
+            raise other from error
+
+
+def access_explained(path: str | os.PathLike[str], *, writing: bool = False) -> Explained:
+    """Turn the system's refusal to read or write a path into `AccessError`, in a block."""
+    return Explained(denial, path, writing)
+
+
+def denial(error: BaseException, path: str | os.PathLike[str], writing: bool) -> AccessError | None:
+    """Return the error for the system's refusal to read or write a path; None for any other error."""
+    if not isinstance(error, OSError) or isinstance(error, AccessError) or error.errno not in DENIED:
+        return None
+    return denied(path, error, writing=writing)
 
 
 def unusable(path: Path) -> AccessError | None:

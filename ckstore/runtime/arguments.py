@@ -236,7 +236,8 @@ def checked(**others: tuple[Kind, str] | None) -> Callable[[Callable[P, T]], Cal
 
 def plain_fields(item: Any, **others: tuple[Kind, str] | None) -> None:
     """Check the fields of a frozen dataclass as `checked` does arguments."""
+    kinds = {**KINDS, **others}
     for field in fields(item):
-        value, kind = getattr(item, field.name), {**KINDS, **others}.get(field.name)
+        value, kind = getattr(item, field.name), kinds.get(field.name)
         if kind is not None and value is not field.default:
             object.__setattr__(item, field.name, plain(field.name, value, kind))

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +15,9 @@ Result = TypeVar("Result")
 
 
 _most = 16
+
+#: Bytes of a version for which a thread is worth its start.
+_LARGE = 1 << 20
 
 
 def worker_count() -> int:
@@ -33,6 +36,31 @@ class Executor(Protocol):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
         """Schedule a call of a function."""
+
+
+class _Caller:
+    """Calls each function at once, in this thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        future = Future[Any]()
+        try:
+            future.set_result(fn(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def coders(nbytes: int) -> Iterator[Executor]:
+    """Yield the threads that code a version of some bytes; at the end of the block none is left."""
+    if nbytes < _LARGE:
+        yield _Caller()
+        return
+    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+        try:
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def in_order(
@@ -120,12 +148,16 @@ def in_turn(call: Callable[[int], None] | None) -> Callable[[int], None] | None:
 
 
 @contextmanager
-def one_ahead(items: Generator[Item, None, None]) -> Iterator[Iterator[Item]]:
+def one_ahead(items: Generator[Item, None, None], nbytes: int) -> Iterator[Iterator[Item]]:
     """Yield an iterator over a generator's items that computes the next item in a thread while one is used.
 
-    The first item is started at once. The thread stops at the end of the block.
+    The first item is started at once. The thread stops at the end of the block. Few bytes in all take no thread.
     """
-    with closing(items), ThreadPoolExecutor(1, thread_name_prefix="ckstore-ahead") as pool:
+    with closing(items), ExitStack() as held:
+        if nbytes < _LARGE:
+            yield items
+            return
+        pool = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="ckstore-ahead"))
         first = pool.submit(next, items, None)
 
         def made() -> Iterator[Item]:

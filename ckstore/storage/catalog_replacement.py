@@ -10,7 +10,7 @@ from pathlib import Path
 from ckstore.errors import IntegrityError, NoStoreError
 from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog
-from ckstore.storage.connection import create_file, place_lock
+from ckstore.storage.connection import PlaceLock, create_file
 
 
 def replace_catalog(store: Path, fill: Callable[[Path, Catalog | None], None]) -> None:
@@ -32,7 +32,7 @@ def replace_catalog(store: Path, fill: Callable[[Path, Catalog | None], None]) -
         with _writers_kept_out(store) as present:
             fill(temporary, present)
             durable.checkpoint("catalog-built")
-            with place_lock(store, exclusive=True):
+            with PlaceLock(store, exclusive=True):
                 if present is None:
                     # SQLite would take it for the journal of the new catalog.
                     (store / (root.CATALOG + "-journal")).unlink(missing_ok=True)

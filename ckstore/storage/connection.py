@@ -25,6 +25,7 @@ from ckstore.errors import (
     ReadOnlyError,
 )
 from ckstore.runtime import access, forks
+from ckstore.runtime.access import Explained
 from ckstore.storage import catalog_tables, durable, root
 from ckstore.storage.schema import FORMAT, Text, check, refuse_later, rows
 
@@ -71,6 +72,8 @@ class Connection:
     def __init__(self, path: Path, mode: Mode, timeout: float = BUSY_TIMEOUT, *, is_mirror: bool = False) -> None:
         self.path = path
         self._directory, self._claims_path = path.parent, path.with_name(root.CLAIMS)
+        # A path is turned into text at each use.
+        self._place, self._file, self._claims_file = map(str, (self._directory, path, self._claims_path))
         self.mode = mode
         self._is_mirror = is_mirror
         self._timeout = timeout
@@ -126,8 +129,10 @@ class Connection:
 
     def _checked(self, found: list[Any], schema: type[Struct]) -> list[Any]:
         """Return rows of a schema; raise `IntegrityError` for an invalid one."""
-        with believed(self.path):
+        try:
             check([found], schema)
+        except ValueError as error:
+            raise damaged(self.path, error) from error
         return found
 
     def claims(self, query: str, schema: type[Struct]) -> list[Any]:
@@ -171,7 +176,7 @@ class Connection:
     def _found(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
         if self._depth:
             return self._fetched(self._database, statement, parameters)
-        with place_lock(self._directory):
+        with PlaceLock(self._place):
             if self._is_inherited or (not self._same_file() and self.path.is_file()):
                 self._reopen()
             return self._fetched(self._database, statement, parameters)
@@ -268,7 +273,7 @@ class Connection:
         while True:
             # SQLite would take the journal of another catalog at this path for one that a killed writer of this file
             # left, and delete it. So it must not wait for the lock of a file that may be replaced during the wait.
-            with explained(self.path), place_lock(self._directory):
+            with explained(self.path), PlaceLock(self._place):
                 if self._is_inherited or not self._same_file():
                     self._reopen()
                 self._database.execute("PRAGMA busy_timeout = 0")
@@ -314,16 +319,16 @@ class Connection:
 
     def _same_file(self) -> bool:
         try:
-            status = os.stat(self.path)
+            status = os.stat(self._file)
             self._size = status.st_size
             is_same = status.st_ino == self._inode
-            return is_same and (self.mode == "r" or _inode(self._claims_path) == self._claims)
+            return is_same and (self.mode == "r" or _inode(self._claims_file) == self._claims)
         except FileNotFoundError:
             return False
 
     def _connect(self) -> sqlite3.Connection:
         forks.check()
-        with explained(self.path), place_lock(self._directory):
+        with explained(self.path), PlaceLock(self._place):
             # Taken before opening: a replacement in between is then detected at the next check.
             inode = os.stat(self.path).st_ino
             database = self._connect_to_write() if self.mode == "a" else self._connect_read_only()
@@ -467,7 +472,7 @@ class Connection:
             try:
                 with self.transaction(), closing(self._open("mode=ro")) as source:
                     create_file(temporary, source)
-                    with place_lock(self._directory, exclusive=True):
+                    with PlaceLock(self._directory, exclusive=True):
                         os.replace(temporary, self.path)
                         durable.sync_directory(self._directory)
             finally:
@@ -475,28 +480,34 @@ class Connection:
         self._reopen()
 
 
-@contextmanager
-def place_lock(directory: Path, *, exclusive: bool = False) -> Iterator[None]:
-    """Keep a store's catalog in its place during the block; with `exclusive`, keep others from using that place.
+class PlaceLock:
+    """Keeps a store's catalog in its place during a block; if `exclusive`, keeps others from using that place.
 
     For short blocks only. Does nothing on file systems that cannot lock a directory.
     """
-    try:
-        import fcntl
 
-        descriptor = forks.open_unshared(directory, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield
-        return
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-        yield
-    finally:
-        forks.close_unshared(descriptor)
+    __slots__ = ("_descriptor", "_directory", "_exclusive")
+
+    def __init__(self, directory: str | os.PathLike[str], *, exclusive: bool = False) -> None:
+        self._directory = directory
+        self._exclusive = exclusive
+
+    def __enter__(self) -> None:
+        self._descriptor = -1
+        try:
+            import fcntl
+
+            self._descriptor = forks.open_unshared(self._directory, os.O_RDONLY)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX if self._exclusive else fcntl.LOCK_SH)
+        except (ImportError, OSError):
+            pass
+
+    def __exit__(self, *_error: object) -> None:
+        if self._descriptor >= 0:
+            forks.close_unshared(self._descriptor)
 
 
-def _inode(path: Path) -> int:
+def _inode(path: str | Path) -> int:
     """Return the inode of a file; 0 if it is missing."""
     try:
         return os.stat(path).st_ino
@@ -542,39 +553,38 @@ def damaged(path: Path, reason: object) -> IntegrityError:
     return IntegrityError(f"{path} is damaged ({reason}); run `ckstore recover` to rebuild it.")
 
 
-@contextmanager
-def believed(path: Path) -> Iterator[None]:
-    """Turn the error of a schema into one sentence with the remedy."""
-    try:
-        yield
-    except ValueError as error:
-        raise damaged(path, error) from error
+def believed(path: Path) -> Explained:
+    """Turn the error of a schema in a block into one sentence with the remedy."""
+    return Explained(_disbelief, path)
 
 
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's error into one sentence with the remedy."""
-    try:
-        yield
-    except UnicodeDecodeError as error:  # in SQLite's own message, which quotes the schema
-        raise damaged(path, error) from error
-    except sqlite3.ProgrammingError as error:
-        if "closed database" not in str(error):
-            raise
-        raise closed_error() from error
-    except sqlite3.DatabaseError as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise LockedError(f"{path} is locked by another process; wait for it to end and try again.") from error
-        # ckstore's statements are valid: a missing table, or a name that is not UTF-8 (0: found by Python), means that
-        # the file is damaged.
-        odd = isinstance(error, sqlite3.OperationalError) and code in (0, sqlite3.SQLITE_ERROR)
-        if odd or code in _DAMAGED:
-            raise damaged(path, error) from error
-        if code == sqlite3.SQLITE_FULL:
-            raise durable.full_error(path.parent, 1 << 20) from error
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
-            if code != sqlite3.SQLITE_IOERR and (problem := access.unusable(path)) is not None:
-                raise problem from error
-            raise CkstoreError(f"{path} cannot be used ({error}); check its permissions and the disk.") from error
-        raise
+def _disbelief(error: BaseException, path: Path) -> IntegrityError | None:
+    return damaged(path, error) if isinstance(error, ValueError) else None
+
+
+def explained(path: Path) -> Explained:
+    """Turn SQLite's error in a block into one sentence with the remedy."""
+    return Explained(_explanation, path)
+
+
+def _explanation(error: BaseException, path: Path) -> CkstoreError | None:
+    if isinstance(error, UnicodeDecodeError):  # in SQLite's own message, which quotes the schema
+        return damaged(path, error)
+    if isinstance(error, sqlite3.ProgrammingError):
+        return closed_error() if "closed database" in str(error) else None
+    if not isinstance(error, sqlite3.DatabaseError):
+        return None
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return LockedError(f"{path} is locked by another process; wait for it to end and try again.")
+    # ckstore's statements are valid: a missing table, or a name that is not UTF-8 (0: found by Python), means that
+    # the file is damaged.
+    odd = isinstance(error, sqlite3.OperationalError) and code in (0, sqlite3.SQLITE_ERROR)
+    if odd or code in _DAMAGED:
+        return damaged(path, error)
+    if code == sqlite3.SQLITE_FULL:
+        return durable.full_error(path.parent, 1 << 20)
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
+        problem = access.unusable(path) if code != sqlite3.SQLITE_IOERR else None
+        return problem or CkstoreError(f"{path} cannot be used ({error}); check its permissions and the disk.")
+    return None

@@ -10,14 +10,13 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from ckstore.errors import CkstoreError, DiskFullError, IntegrityError
-from ckstore.runtime.access import DENIED, access_explained, denied
+from ckstore.runtime.access import DENIED, Explained, denial, denied
 
 _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]+")
 #: Name of a file that marks a directory as the mirror of a store in a bucket.
@@ -119,31 +118,28 @@ def new_directory(path: Path, mode: int = 0o777) -> None:
         share(path)
 
 
-@contextmanager
-def write_explained(directory: Path, needed: int) -> Iterator[None]:
+def write_explained(directory: Path, needed: int) -> Explained:
     """Turn "no space left", or a file beyond its limit, into one sentence with the number of bytes that are needed.
 
     Turn missing permission to write in the directory into `AccessError`.
     """
-    try:
-        with access_explained(directory, writing=True):
-            yield
-    except CkstoreError:
-        raise
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise CkstoreError(
-                f"A file in {directory} would exceed the size limit, with at least {needed:,} bytes"
-                " (`ulimit -f`, or a limit of the file system); raise the limit and try again."
-            ) from error
-        if error.errno == errno.EDQUOT:
-            raise DiskFullError(
-                f"The quota for {directory} is used up, and at least {needed:,} more bytes are needed; free some and"
-                " try again."
-            ) from error
-        if error.errno != errno.ENOSPC:
-            raise
-        raise full_error(directory, needed) from error
+    return Explained(_unwritten, directory, needed)
+
+
+def _unwritten(error: BaseException, directory: Path, needed: int) -> CkstoreError | None:
+    if not isinstance(error, OSError) or isinstance(error, CkstoreError):
+        return None
+    if error.errno == errno.EFBIG:
+        return CkstoreError(
+            f"A file in {directory} would exceed the size limit, with at least {needed:,} bytes"
+            " (`ulimit -f`, or a limit of the file system); raise the limit and try again."
+        )
+    if error.errno == errno.EDQUOT:
+        return DiskFullError(
+            f"The quota for {directory} is used up, and at least {needed:,} more bytes are needed; free some and"
+            " try again."
+        )
+    return full_error(directory, needed) if error.errno == errno.ENOSPC else denial(error, directory, True)
 
 
 def full_error(directory: Path, needed: int) -> DiskFullError:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +27,7 @@ from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.objects.units import Unit
 from ckstore.repository import Repository
-from ckstore.runtime.threads import batches, one_ahead, worker_count
+from ckstore.runtime.threads import Executor, batches, coders, one_ahead
 from ckstore.scanning.hashing import WINDOW, held_windows
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.writing.parents import parents_of, with_longer, with_relatives
@@ -39,8 +38,6 @@ Window = list[tuple[str, Unit]]
 
 #: Bytes of objects that are looked up and written together: the catalog is queried for many, and writing starts early.
 _BATCH = 4 << 20
-#: Bytes of a version for which a thread is worth its start.
-_LARGE = 1 << 20
 
 
 class UnitSource(Values, Protocol):
@@ -99,8 +96,8 @@ def store_objects(
     budget = version_budget(reader, values.layouts, values.size, parents.values(), request.budget)
     objects = _Objects(reader, resolver, values)
     with (
-        nullcontext() if windows is None else one_ahead(windows) as stream,
-        ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
+        nullcontext() if windows is None else one_ahead(windows, values.size) as stream,
+        coders(values.size) as pool,
     ):
         if stream is None:
             unstored = objects.hashed(estimator, budget, is_coarse=request.policy.is_coarse)
@@ -128,8 +125,7 @@ def all_windows(
     """Return the numbers of all units, in windows; a thread starts to read a large unhashed version now."""
     if scanned.is_hashed:
         return nullcontext([list(range(len(scanned.units)))])
-    windows = held_windows(scanned, progress, short=True)
-    return closing(windows) if scanned.size < _LARGE else one_ahead(windows)
+    return one_ahead(held_windows(scanned, progress, short=True), scanned.size)
 
 
 def store_raw(
@@ -180,27 +176,22 @@ def version_budget(
     return Budget(full + LEVEL * (1 + longest), full, size, budget)
 
 
-def _encoded(
-    pool: ThreadPoolExecutor, estimator: Estimator, windows: Iterator[Window], budget: Budget
-) -> Iterator[_Job]:
+def _encoded(pool: Executor, estimator: Estimator, windows: Iterator[Window], budget: Budget) -> Iterator[_Job]:
     """Estimate, plan and encode objects window by window: the encoder finds the estimator's chunks in the cache."""
-    try:
+    window = next(windows, None)
+    upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
+    while window is not None:
+        estimates = [future.result() for future in upcoming]
+        choices = budget.choose(estimates)
+        encoding = deque(
+            (content, unit, pool.submit(estimator.encode, content, estimate, choice))
+            for (content, unit), estimate, choice in zip(window, estimates, choices, strict=True)
+        )
         window = next(windows, None)
         upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
-        while window is not None:
-            estimates = [future.result() for future in upcoming]
-            choices = budget.choose(estimates)
-            encoding = deque(
-                (content, unit, pool.submit(estimator.encode, content, estimate, choice))
-                for (content, unit), estimate, choice in zip(window, estimates, choices, strict=True)
-            )
-            window = next(windows, None)
-            upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
-            while encoding:
-                content, unit, future = encoding.popleft()
-                yield _Job(content, unit, future.result())
-    finally:
-        pool.shutdown(cancel_futures=True)
+        while encoding:
+            content, unit, future = encoding.popleft()
+            yield _Job(content, unit, future.result())
 
 
 class _Objects:

@@ -10,7 +10,10 @@ from contextlib import closing
 
 import pytest
 
-from ckstore.runtime.threads import in_turn, one_ahead, shared
+from ckstore.runtime.threads import coders, in_turn, one_ahead, shared
+
+#: Bytes that are worth a thread.
+LARGE = 1 << 30
 
 
 def counted(made: list[int], last: int) -> Generator[int, None, None]:
@@ -22,9 +25,10 @@ def counted(made: list[int], last: int) -> Generator[int, None, None]:
         made.append(-1)
 
 
-def test_items_come_in_order_and_all() -> None:
+@pytest.mark.parametrize("nbytes", [0, LARGE])
+def test_items_come_in_order_and_all(nbytes: int) -> None:
     made: list[int] = []
-    with one_ahead(counted(made, 5)) as items:
+    with one_ahead(counted(made, 5), nbytes) as items:
         assert list(items) == [1, 2, 3, 4, 5]
     assert made == [1, 2, 3, 4, 5, -1]
 
@@ -37,15 +41,16 @@ def test_one_is_made_while_the_one_before_is_used() -> None:
         asked.set()
         yield 2
 
-    with one_ahead(numbers()) as items:
+    with one_ahead(numbers(), LARGE) as items:
         assert next(items) == 1
         assert asked.wait(10)
         assert list(items) == [2]
 
 
-def test_nothing_is_made_once_it_is_closed() -> None:
+@pytest.mark.parametrize("nbytes", [0, LARGE])
+def test_nothing_is_made_once_it_is_closed(nbytes: int) -> None:
     made: list[int] = []
-    with one_ahead(counted(made, 100)) as items:
+    with one_ahead(counted(made, 100), nbytes) as items:
         assert next(items) == 1
     assert made in ([1, -1], [1, 2, -1])
 
@@ -55,10 +60,19 @@ def test_errors_of_an_item_are_raised_on_its_request() -> None:
         yield 1
         raise ValueError("torn")
 
-    with one_ahead(numbers()) as items:
+    with one_ahead(numbers(), LARGE) as items:
         assert next(items) == 1
         with pytest.raises(ValueError, match="torn"):
             next(items)
+
+
+@pytest.mark.parametrize("nbytes", [0, LARGE])
+def test_coders_keep_results_and_errors_for_their_callers(nbytes: int) -> None:
+    with coders(nbytes) as pool:
+        done = [pool.submit(divmod, 7, by) for by in (2, 0)]
+        assert done[0].result() == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            done[1].result()
 
 
 def test_calls_take_turns() -> None:
