@@ -65,7 +65,15 @@ ROOMS = {
             "tests/retention/test_undo.py",
         ),
     ),
-    "gc": (("gc/collect", "gc/plan", "gc/reachability", "gc/repack"), ("tests/gc", "tests/test_segments.py")),
+    "gc": (
+        ("gc/collect", "gc/plan", "gc/reachability", "gc/repack"),
+        (
+            "tests/gc",
+            "tests/test_segments.py",
+            "tests/test_full_disk.py::test_packs_that_cannot_be_rewritten_stay",
+            "tests/storage/remote/test_remote_gc.py::test_packs_that_an_encoding_left_are_predicted_without_a_plan",
+        ),
+    ),
     "recovery": (
         ("recovery/found_objects", "recovery/found_versions", "recovery/lost_packs", "recovery/recover"),
         (

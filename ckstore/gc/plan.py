@@ -332,11 +332,7 @@ class GcPlan:
         found = gone_versions(self.survey.packs.values(), self.survey.present)
         files = [pack for pack in self._leftovers if pack.info.name not in committed]
         documents = [described_version(pack.document) for pack in files]
-        found += [
-            version_origin(document)
-            for document in documents
-            if document is not None and (document.uid, document.number) not in self.survey.present
-        ]
+        found += [version_origin(document) for document in documents if document is not None]
         return [
             (uid, self._number(uid, number), parent, created)
             for uid, number, parent, created in found

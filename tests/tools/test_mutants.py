@@ -66,4 +66,6 @@ def test_imported_code_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_rooms_exist() -> None:
     for modules, tests in ROOMS.values():
         for path in (*(f"ckstore/{module}.py" for module in modules), *tests):
-            assert REPOSITORY.joinpath(path).exists(), path
+            file, _, test = path.partition("::")
+            assert REPOSITORY.joinpath(file).exists(), path
+            assert not test or f"\ndef {test}(" in REPOSITORY.joinpath(file).read_text(), path

@@ -122,6 +122,18 @@ def encoded_runs(directory: Path, versions: int) -> ckstore.Store:
     return store
 
 
+def test_packs_that_an_encoding_left_are_predicted_without_a_plan(server: SimulatedServer, directory: Path) -> None:
+    values = torch.randn(70_000)
+    with encoded_runs(directory / "a", 2) as store:
+        store.ingest({"w": values}, run="a", step=2)
+        store.encode("a@2")
+        with mock.patch.object(collect_module, "plan_for", None):
+            predicted = store.gc(dry_run=True, grace=0)
+            assert predicted.files == 2, "the raw pack, and that of the manifest"
+            assert predicted.bytes > values.nbytes
+            assert store.gc(grace=0) == predicted
+
+
 def test_a_mirror_that_is_behind_learns_of_garbage_first(server: SimulatedServer, directory: Path) -> None:
     with encoded_runs(directory / "a", 8) as store, ckstore.open(URL, cache=directory / "b") as other:
         other.forget(["a@3"])
