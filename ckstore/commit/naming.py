@@ -17,6 +17,7 @@ from ckstore.storage.version_names import near_names
 
 _log = logging.getLogger("ckstore")
 
+_EXACT = Policy()
 #: The default run.
 DEFAULT_RUN = "main"
 
@@ -25,7 +26,7 @@ def policy_of(catalog: Catalog, run: str | None) -> Policy:
     """Return the policy for the next version of a run: the run's, else the store's, else exact."""
     known = catalog.policies()
     text = known.get(DEFAULT_RUN if run is None else run, known.get(""))
-    return Policy() if text is None else Policy.from_text(text)
+    return _EXACT if text is None else Policy.from_text(text)
 
 
 def check_run(run: str) -> None:

@@ -69,11 +69,11 @@ def places_of(layouts: Iterable[FileLayout]) -> Iterator[Place]:
                 forms.setdefault((role_of(extent.path) != "", -count), []).append((file, extent))
     of_states = min(forms, default=(False, 0))[0]  # Those of an optimiser only if there are no weights.
     turns = zip_longest(*(_spread(forms[form]) for form in sorted(forms) if form[0] == of_states))
-    chosen = [item for turn in turns for item in turn if item is not None][:BANDS]
+    chosen = [(*item, item[1].count) for turn in turns for item in turn if item is not None][:BANDS]
     for part in _PLACES:
-        for file, extent in chosen:
+        for file, extent, count in chosen:
             size = ITEM_SIZES[extent.dtype]
-            first = min(int(part * extent.count), extent.count - _ELEMENTS)
+            first = min(int(part * count), count - _ELEMENTS)
             yield Place(file, extent.dtype, extent.start + first * size, _ELEMENTS * size)
 
 

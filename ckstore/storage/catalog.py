@@ -16,12 +16,11 @@ from ckstore.storage import change_log, durable, log_files, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, INCOMPLETE, KEPT, LEFT, SWEPT
 from ckstore.storage.catalog_tables import LARGEST_ORIGIN, PACK_NAME, SEALED
-from ckstore.storage.connection import BUSY_TIMEOUT, Mode, believed, create_file
+from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
 from ckstore.storage.pack import RAW, PackEntry, PackInfo
 from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, key
-from ckstore.storage.schema import check
 from ckstore.storage.segments import Place
 from ckstore.storage.slots import ALL, among, to_text
 
@@ -112,10 +111,7 @@ class Catalog(CatalogClaims):
 
     def logged(self) -> str:
         """Return the name of the last record that was committed; empty if there is none."""
-        name = self.moved_packs([LOGGED]).get(LOGGED, "")
-        with believed(self._path):
-            check(name, log_files.Follows)
-        return name
+        return self.follows(self.moved_packs([LOGGED]).get(LOGGED, ""))
 
     def log_records(self, after: str = "") -> list[dict[str, Any]]:
         """Return the log's undamaged records of committed changes, in order; only those after a committed one."""

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
 from ckstore.storage.catalog_tables import LARGEST_ORIGIN, PACK_NAME, USED, USES_BITS, bounded, seal
-from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed, damaged
+from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, damaged
 from ckstore.storage.log_files import Follows
 from ckstore.storage.names import Label
 from ckstore.storage.pack import PackInfo, PackName
@@ -500,8 +500,14 @@ class CatalogReader:
     def swept(self) -> str:
         """Return the name of a record in the log, up to which nothing can be undone; empty if unknown."""
         name: str = self.moved_packs([SWEPT]).get(SWEPT, "")
-        with believed(self._path):
+        return self.follows(name)
+
+    def follows(self, name: str) -> str:
+        """Return the name of a record in the log, or nothing; raise `IntegrityError` for any other text."""
+        try:
             check(name, Follows)
+        except ValueError as error:
+            raise damaged(self._path, error) from error
         return name
 
     def is_incomplete(self) -> bool:
@@ -733,9 +739,11 @@ class CatalogReader:
         return self._versions(self._connection.sealed(f"SELECT {VERSION} FROM versions v {NAMES} {tail}", parameters))
 
     def _versions(self, found: Sequence[Sequence[Any]]) -> list[VersionRow]:
-        with believed(self._path):
+        try:
             check([found], VERSION_ROWS)
             return [_version(row) for row in found]
+        except ValueError as error:
+            raise damaged(self._path, error) from error
 
     def _of_run(self, run: str, which: str) -> VersionRow | None:
         """Return the version that is the last or the highest one of a run."""
@@ -769,10 +777,7 @@ class CatalogReader:
         if not found:
             raise damaged(self._path, f"the sum of {name} is missing")
         contents = self._whole(found, _OF_SET, name)
-        with believed(self._path):
-            if schema is not None:
-                check([contents], schema)
-        return contents
+        return contents if schema is None else self._connection.checked(contents, schema)
 
     def _whole(self, found: Sequence[Sequence[Any]], owner: int, name: str) -> list[Any]:
         """Return the members in the rows of a query, without checksums; raise `IntegrityError` unless all are there."""

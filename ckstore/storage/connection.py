@@ -49,6 +49,8 @@ _DAMAGED = (
     sqlite3.SQLITE_INTERRUPT,
     sqlite3.SQLITE_TOOBIG,
 )
+#: Errors that `explained` turns into a sentence.
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 #: Limit of a query in steps of SQLite's machine, some millions a second: pages of a damaged catalog may form
 #: cycles, and have endless rows.
 _STEPS, _STEPS_A_BYTE, _STEPS_AT_ONCE = 5_000_000, 20, 100_000
@@ -74,6 +76,7 @@ class Connection:
         self._directory, self._claims_path = path.parent, path.with_name(root.CLAIMS)
         # A path is turned into text at each use.
         self._place, self._file, self._claims_file = map(str, (self._directory, path, self._claims_path))
+        self._explained = explained(path)
         self.mode = mode
         self._is_mirror = is_mirror
         self._timeout = timeout
@@ -122,12 +125,12 @@ class Connection:
         try:
             with self._lock:
                 found = self._found(statement, parameters)
-        except (sqlite3.Error, UnicodeDecodeError):
-            with explained(self.path):  # Here, as entering it takes as many calls as a query.
+        except _ERRORS:
+            with self._explained:  # Here, as entering it takes calls.
                 raise
-        return found if schema is None else self._checked(found, schema)
+        return found if schema is None else self.checked(found, schema)
 
-    def _checked(self, found: list[Any], schema: type[Struct]) -> list[Any]:
+    def checked(self, found: list[Any], schema: type[Struct]) -> list[Any]:
         """Return rows of a schema; raise `IntegrityError` for an invalid one."""
         try:
             check([found], schema)
@@ -161,7 +164,7 @@ class Connection:
             if catalog_tables.seal(*values) != checksum:
                 raise damaged(self.path, f"the row of {values[0]!r} does not match its checksum")
             contents.append(tuple(values))
-        return contents if schema is None else self._checked(contents, schema)
+        return contents if schema is None else self.checked(contents, schema)
 
     def rows_of(self, query: str, values: Iterable[Any], schema: type[Struct] | None = None) -> list[Any]:
         """Return the rows of a query, which ends with a column's name, for many values of that column, in any order."""
@@ -196,20 +199,23 @@ class Connection:
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement inside the present transaction."""
-        with self._lock, explained(self.path):
-            if self._is_inherited:
-                forks.check()
-            self._add_triggers()
-            return self._database.execute(statement, parameters)
+        return self._run(lambda database: database.execute(statement, parameters))
 
     def execute_many(self, statement: str, parameters: Collection[Sequence[Any]]) -> None:
         """Run a statement for each row of parameters."""
         if parameters:
-            with self._lock, explained(self.path):
+            self._run(lambda database: database.executemany(statement, parameters))
+
+    def _run(self, change: Callable[[sqlite3.Connection], sqlite3.Cursor]) -> sqlite3.Cursor:
+        try:
+            with self._lock:
                 if self._is_inherited:
                     forks.check()
                 self._add_triggers()
-                self._database.executemany(statement, parameters)
+                return change(self._database)
+        except _ERRORS:
+            with self._explained:
+                raise
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -231,12 +237,12 @@ class Connection:
             self._begin()
             self._depth = 1
             try:
-                with explained(self.path):
+                with self._explained:
                     self._refuse_later(self._database)  # It may have been upgraded since it was opened.
                 yield
                 durable.checkpoint("before-commit")
                 forks.check()
-                with explained(self.path):
+                with self._explained:
                     self._database.execute("COMMIT")
                 durable.checkpoint("after-commit")
                 self._end(is_committed=True)
@@ -273,7 +279,7 @@ class Connection:
         while True:
             # SQLite would take the journal of another catalog at this path for one that a killed writer of this file
             # left, and delete it. So it must not wait for the lock of a file that may be replaced during the wait.
-            with explained(self.path), PlaceLock(self._place):
+            with self._explained, PlaceLock(self._place):
                 if self._is_inherited or not self._same_file():
                     self._reopen()
                 self._database.execute("PRAGMA busy_timeout = 0")
@@ -328,7 +334,7 @@ class Connection:
 
     def _connect(self) -> sqlite3.Connection:
         forks.check()
-        with explained(self.path), PlaceLock(self._place):
+        with self._explained, PlaceLock(self._place):
             # Taken before opening: a replacement in between is then detected at the next check.
             inode = os.stat(self.path).st_ino
             database = self._connect_to_write() if self.mode == "a" else self._connect_read_only()
@@ -436,7 +442,7 @@ class Connection:
         application = self.rows("PRAGMA application_id")[0][0]
         if application != APPLICATION:
             raise IntegrityError(f"{self.path} is not a catalog of ckstore; run `ckstore recover` to rebuild it.")
-        with explained(self.path):
+        with self._explained:
             found = self._refuse_later(self._database)
         if found < FORMAT:
             return found
@@ -458,7 +464,7 @@ class Connection:
 
     def _writers(self, database: sqlite3.Connection) -> int:
         """Return the format version that writers must know; 0 if it is that of readers."""
-        with explained(self.path):
+        with self._explained:
             found = self._fetched(database, "SELECT CAST(value AS INT) FROM meta WHERE key = ?", [WRITERS])
         return int(found[0][0]) if found else 0
 
@@ -551,15 +557,6 @@ def closed_error() -> ClosedError:
 def damaged(path: Path, reason: object) -> IntegrityError:
     """Return the error for a damaged catalog."""
     return IntegrityError(f"{path} is damaged ({reason}); run `ckstore recover` to rebuild it.")
-
-
-def believed(path: Path) -> Explained:
-    """Turn the error of a schema in a block into one sentence with the remedy."""
-    return Explained(_disbelief, path)
-
-
-def _disbelief(error: BaseException, path: Path) -> IntegrityError | None:
-    return damaged(path, error) if isinstance(error, ValueError) else None
 
 
 def explained(path: Path) -> Explained:
