@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from html import escape
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +152,8 @@ class Table(list[dict[str, Any]]):
         return "\n".join([*lines, *left]) if self else "no rows"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         names = list(self[0]) if self else []
         head = "".join(f"<th>{escape(name)}</th>" for name in names)
         rows = "".join(

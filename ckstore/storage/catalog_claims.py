@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -34,7 +32,7 @@ class CatalogClaims(CatalogReader):
         with self.transaction():
             last = self.last_number()
             self._connection.execute("DELETE FROM reservations WHERE number <= ? AND host = ''", [last])
-            host = socket.gethostname()
+            host = durable.host()
             for claim in self.reservations():
                 if claim.number <= last and claim.host == host and not durable.is_running(claim.pid):
                     self.release_number(claim.number)
@@ -73,9 +71,9 @@ class CatalogClaims(CatalogReader):
         messages.
         """
         expires = (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        host = socket.gethostname()
+        host = durable.host()
         # A random number: a holder from before a rebuild of the catalog must not end another process's lease.
-        number = secrets.randbits(62)
+        number = int.from_bytes(os.urandom(8), "little") >> 2
         with self.transaction():
             for claim in self._claims():
                 if claim.host == host and not durable.is_running(claim.pid):

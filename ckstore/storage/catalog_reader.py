@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -690,7 +689,7 @@ class CatalogReader:
 
     def leases(self) -> list[Claim]:
         """Return the leases in force: of running processes on this host, and unexpired ones of other hosts."""
-        host, now = socket.gethostname(), durable.timestamp()
+        host, now = durable.host(), durable.timestamp()
         return [
             claim
             for claim in self._claims()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import shutil
 import stat
 import sys
@@ -65,7 +64,7 @@ def sync_directory(directory: Path) -> None:
 
 def temporary_path(directory: Path) -> Path:
     """Return a unique name in `directory` that `sweep_temporaries` recognises."""
-    return directory / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
+    return directory / f".tmp-{os.getpid()}-{os.urandom(8).hex()}"
 
 
 def is_shared(directory: Path) -> bool:
@@ -288,6 +287,13 @@ def size_of(path: Path) -> int:
         return path.lstat().st_size
     except FileNotFoundError:
         return 0
+
+
+def host() -> str:
+    """Return the name of this host, by which claims of processes are known."""
+    import socket
+
+    return socket.gethostname()
 
 
 def is_running(process: int) -> bool:
