@@ -284,7 +284,7 @@ def without_words(name: str) -> str:
     return re.sub(_WORD, " ", name)
 
 
-def natural(name: str) -> list[tuple[bool, Fraction, str]]:
+def natural(name: str) -> list[str | Fraction]:
     """Return the sort key of a name that puts `step9` before `step10`, and `10k` before `1e5`.
 
     Examples
@@ -292,8 +292,7 @@ def natural(name: str) -> list[tuple[bool, Fraction, str]]:
     >>> sorted(["step1e5", "step10k", "step9", "a"], key=natural)
     ['a', 'step9', 'step10k', 'step1e5']
     """
-    parts = re.split(_ORDERED, name)
-    return [(False, _value(part), "") if index % 2 else (True, Fraction(0), part) for index, part in enumerate(parts)]
+    return [_value(part) if index % 2 else part for index, part in enumerate(re.split(_ORDERED, name))]
 
 
 _AFTER_PLAIN = tuple(pattern.replace(_GROUPED, _PLAIN) for pattern in _AFTER)

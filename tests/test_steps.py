@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -22,6 +23,7 @@ from ckstore.scanning.inputs import open_path
 from ckstore.scanning.steps import plan_steps
 from ckstore.steps import (
     Every,
+    by_step,
     natural,
     periods_of,
     plain_number,
@@ -54,6 +56,7 @@ NAMES = {
     "lr-1e-3_step7.pt": 7, "2024-05-01": None, "model_20240501_120000.pt": None, "20240501-120000_100.pt": 100,
     "Dec03_15-41-11_host": None, "step20240501.pt": 20_240_501, "model_3-v2.pt": 3, "model-30-v2.pt": 30,
     "version_3": None, "1.2.3": None, "model-1.0.pt": None, "a1b2c3d.pt": None, "yolov5s.pt": None, "llama-7b": None,
+    "run_50s-x": None,
     "run-550e8400-e29b-41d4-a716-446655440000": None, "checkpoint_0.93_100.pth": 100,
     # Sizes, and numbers of models.
     "conv2d.pt": None, "float16.pt": None, "model-f16.gguf": None, "gpt-2.gguf": None, "resnet50.pt": None,
@@ -193,12 +196,18 @@ def test_floats_do_not_hide_the_latest_version(store: ckstore.Store) -> None:
 
 
 def test_a_number_in_a_name_that_is_no_step_is_told(tmp_path: Path) -> None:
-    for name in ("step=-1.ckpt", "step_2.5.ckpt"):
+    for name, number in (("step=-1.ckpt", "-1"), ("step_2.5.ckpt", "2.5")):
         torch.save({"w": torch.zeros(3)}, tmp_path / name)
         with_note = open_path(tmp_path / name)
         with_note.close()
         assert with_note.step is None
-        assert "in the name is not used" in with_note.unused
+        assert re.search(rf"(^|[^-]){re.escape(number)} in the name is not used", with_note.unused)
+
+
+@pytest.mark.parametrize(("steps", "order"), [([5, 3, 0, 4], [3, 2, 4, 1]), ([5, None, 0, 4], [1, 2, 3, 4])])
+def test_versions_are_in_order_of_steps_if_all_have_one(steps: list[int | None], order: list[int]) -> None:
+    versions = [SimpleNamespace(number=number, step=step) for number, step in enumerate(steps, 1)]
+    assert [version.number for version in by_step(versions[::-1])] == order
 
 
 def test_floats_are_numbers_of_python_up_to_the_bounds() -> None:

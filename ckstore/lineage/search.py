@@ -218,7 +218,7 @@ class _Probe(Generic[Settings]):
         """Find the smallest position that passes."""
         boxes = self._cube.boxes()
         while boxes:
-            if len(boxes) > 1 or self.best is not None:
+            if len(boxes) > 1:
                 boxes.sort(key=lambda box: self.size(box.aggressive))
             box = boxes.pop(0)
             if self.best is not None and self.size(box.aggressive) >= self.size(self.best):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckstore.lineage.cost import Work, cost, layer, price
+from ckstore.lineage.cost import Work, cost, factors, layer, patches, price
 from ckstore.storage.remote.bucket import READ_PRICE
 
 FULL = layer(4, 1 << 20, 3 << 20, grouped=False)
@@ -56,6 +56,17 @@ def test_works_add_up() -> None:
     works = [layer(1, 10, 20, grouped=False), layer(2, 10, 5, grouped=True), Work(levels=3)]
     assert Work.total(works) == works[0].plus(works[1]).plus(works[2])
     assert Work.total(works).levels == 3
+
+
+def test_each_layer_is_a_record() -> None:
+    works = layer(2, 9, 5, grouped=False), layer(2, 9, 5, grouped=True), patches(2, 5), factors(4, 9, 2, 5)
+    assert [work.records for work in works] == [1, 1, 1, 1]
+
+
+def test_factors_have_classes() -> None:
+    work = factors(40, 300, 2, 50)
+    assert (work.grouped_chunks, work.grouped_elements, work.grouped_bytes) == (1, 40, 50)
+    assert (work.plain_elements, work.products) == (300, 600)
 
 
 def test_low_bytes_of_numbers_in_full_are_raw() -> None:

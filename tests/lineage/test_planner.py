@@ -94,9 +94,10 @@ def test_the_exchange_that_costs_the_fewest_bytes_for_its_savings_comes_first():
     assert [choice.option.name for choice in choose(table, 100.0)] == ["small", "quick"]
 
 
-def test_an_option_above_the_line_between_two_others_is_left_out():
+@pytest.mark.parametrize("allowed", [60.0, 40.0])
+def test_an_option_above_the_line_between_two_others_is_left_out(allowed: float):
     options = exact("small", 0.0, 100.0), exact("middle", 30.0, 50.0), exact("quick", 40.0, 0.0)
-    assert choose([Candidates(options)], 60.0)[0].option.name == "quick"
+    assert choose([Candidates(options)], allowed)[0].option.name == "quick"
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,11 @@ def test_an_object_becomes_a_base_when_its_debt_reaches_the_extra_bytes(debt: fl
     (choice,) = choose([Candidates(options, debt)], 2.0)
     assert choice.option.name == name
     assert choice.debt == (0.0 if name == "base" else debt + far - 100.0)
+
+
+def test_without_a_debt_a_base_of_equal_bytes_is_not_taken():
+    options = exact("base", 100.0, 5.0), exact("delta", 100.0, 2.0)
+    assert [choose([Candidates(options, debt)], 9.0)[0].option.name for debt in (0.0, 1.0)] == ["delta", "base"]
 
 
 def test_a_debt_of_one_byte_is_one():

@@ -219,6 +219,31 @@ def test_axes_without_order_alone_are_tried_one_by_one():
     assert search(lambda name: float(name != "a"), sizes.__getitem__, 0.0, cube, "b").settings == "a"
 
 
+@pytest.mark.parametrize("bytes_of_a", [2.0, 1.0])
+def test_nothing_is_evaluated_that_cannot_be_smaller(bytes_of_a: float) -> None:
+    cube = Cube((Axis(("a", "b"), ordered=False),), str)
+    evaluate, calls = counted(lambda name: 0.0)
+    search(evaluate, {"a": bytes_of_a, "b": 1.0}.__getitem__, 0.0, cube)
+    assert calls == ["b" if bytes_of_a > 1 else "a"]
+
+
+def test_nothing_is_written_where_all_of_a_ladder_fails() -> None:
+    size, written = counted(float)
+    assert not search(lambda place: 1.0, size, 0.0, ladder(range(9))).accepted
+    assert written == []
+
+
+@pytest.mark.parametrize(("power", "loss", "stair"), [(2.61, -19.98, 0.5), (1.0, -11.5, 2.0)])
+def test_a_model_takes_its_growth_from_two_degradations_that_differ(power: float, loss: float, stair: float) -> None:
+    """A growth of a half, or of none between two equal ones, would take four or five evaluations."""
+
+    def evaluate(octaves: float) -> float:
+        return 2.0 ** (loss + power * stair * (octaves // stair))
+
+    found = search(evaluate, lambda octaves: -octaves, 2.0**-8, ladder([number / 2 for number in range(13)], 1.0))
+    assert found.evaluations == 3
+
+
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans())
 def test_evaluated_settings_are_prefetched_without_changing_the_result(seed, epsilon, later):
     """Each evaluation is the first of the settings prefetched right before it."""

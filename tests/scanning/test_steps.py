@@ -65,6 +65,7 @@ def saved(directory: Path, inside: dict[str, int | None]) -> list[Path]:
             None,
             [("step2.pt", 2), ("step3.pt", 3), ("last.pt", None)],
         ),
+        ({"a.pt": 9, "b.pt": 7, "c.pt": 8}, None, [("b.pt", 7), ("c.pt", 8), ("a.pt", 9)]),
     ],
 )
 def test_of_inputs(
