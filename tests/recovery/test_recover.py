@@ -349,6 +349,33 @@ def test_a_version_that_recover_found_first_stays_in_its_place(
         assert opened._catalog.versions() == rows
 
 
+def test_a_version_without_its_base_is_left_out(small: Path, tmp_path: Path) -> None:
+    """Its pack came from elsewhere; the present catalog has never had it."""
+    before = steps(small)
+    with ckstore.init(tmp_path / "other") as other:
+        for step in range(5):
+            other.ingest({"w": weights(9) + np.float32(1e-3) * step}, run="b", step=step, hot=0)
+        assert other["b@4"].depth > 0
+        shutil.copy(other.path / "packs" / other["b@4"]._stored.row.pack, small / "packs")
+    [problem] = recover(small).problems
+    assert problem.startswith("Version 5 (b@4) was left out: its ingest was interrupted")
+    assert steps(small) == before
+
+
+def test_numbers_go_on_after_those_that_were_given(tmp_path: Path) -> None:
+    """A killed ingest has one, perhaps in a pack that nobody has seen yet."""
+    with ckstore.init(tmp_path / "store"):
+        pass
+    recover(tmp_path / "store")
+    with ckstore.open(tmp_path / "store") as opened:
+        assert opened.ingest({"w": weights(0)}, run="a", step=0, hot=0).version.number == 1
+        assert opened._catalog.reserve_number() == 2
+    recover(tmp_path / "store")
+    (tmp_path / "store" / "claims.sqlite").unlink()
+    with ckstore.open(tmp_path / "store") as opened:
+        assert opened.ingest({"w": weights(1)}, run="a", step=1, hot=0).version.number == 3
+
+
 def test_the_committed_version_of_two_at_a_step_stays(small: Path) -> None:
     claim_a_step_twice(small)
     before = steps(small)

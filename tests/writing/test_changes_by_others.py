@@ -11,6 +11,7 @@ import torch
 
 import ckstore
 from ckstore.checking import verify as verifying
+from ckstore.commit.change import Change
 from ckstore.errors import ConflictError, IntegrityError
 from ckstore.objects.chains import Chains
 from ckstore.objects.resolver import CatalogResolver
@@ -186,6 +187,36 @@ def test_a_read_restarts_when_its_version_becomes_coarse(
         assert version.fidelity == "coarse"
         assert 0 < (found["w"] - state(1)["w"]).abs().max() < 0.1
         assert torch.equal(found["w"], version["w"].torch())
+
+
+def test_a_version_that_gets_a_tag_stays_exact(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    act = change(place, lambda store: store.tag("a@1", "best"), gc=False)
+    done = first(monkeypatch, thinning._Thinning, "_commit", act)
+    with ckstore.open(place) as store:
+        with pytest.raises(ConflictError, match="best"):
+            store.thin(["a@1"])
+        assert done
+        assert store["best"].fidelity == "exact"
+        assert store.verify().problems == []
+
+
+def test_a_version_that_was_written_wrong_is_not_stored(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = Change.finish
+
+    def damaged(change: Change, *arguments: Any, **named: Any) -> None:
+        finish(change, *arguments, **named)
+        [pack] = change.packs
+        data = bytearray((place / "packs" / pack.name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (place / "packs" / pack.name).write_bytes(data)
+
+    with ckstore.open(place) as store:
+        before = packs_of(place)
+        with monkeypatch.context() as patched:
+            patched.setattr(Change, "finish", damaged)
+            with pytest.raises(IntegrityError):
+                store.ingest(state(STEPS), run="a", step=STEPS, hot=0, verify=True)
+        assert packs_of(place) == before
 
 
 def test_two_that_thin_one_version(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,8 @@ def test_the_version_with_the_highest_step_is_a_tip(store: ckstore.Store) -> Non
 def test_a_parent_in_another_run_supersedes_nothing(store: ckstore.Store) -> None:
     store.ingest(state(1), run="tuned", step=8, parent="gpt@4")
     assert (superseded(store), store["latest"].name) == ([], "tuned@8")
+    assert not store["tuned@8"]._stored.document.goes_back
+    assert not [record for record in store._catalog.log_records() if record["change"] == "supersede"]
 
 
 def test_going_back_to_a_superseded_version(store: ckstore.Store) -> None:

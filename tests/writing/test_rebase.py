@@ -36,6 +36,7 @@ def store(tmp_path: Path) -> Iterator[ckstore.Store]:
 
 def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> None:
     before = {row.number: row.cost for row in store._catalog.versions()}
+    packs = {pack.name for pack in store._catalog.packs()}
     store.rebase(["a@2"])
     rows = store._catalog.versions()
     assert [row.depth for row in rows] == [0, 1, 0, 1]
@@ -43,6 +44,9 @@ def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> N
     assert [row.cost < before[row.number] for row in rows] == [False, False, True, True]
     for row in rows:
         assert costs.restore_cost(store[row.number]._stored) == (row.cost, row.depth)
+    new = {pack.name for pack in store._catalog.packs()} - packs
+    [record] = [record for record in store._catalog.log_records() if record["change"] == "rebase"]
+    assert set(record["packs"]) == new != set()
 
 
 def test_costs_follow_a_thinning_during_a_rebase(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
