@@ -11,8 +11,9 @@ import pytest
 
 import ckstore
 from ckstore.errors import IntegrityError, LockedError
-from ckstore.gc import changed, collect
+from ckstore.gc import changed, collect, reachability
 from ckstore.gc.plan import plan_for
+from ckstore.gc.reachability import PackContents
 from ckstore.gc.repack import repack
 from ckstore.storage.catalog import key
 from tests.checkpoints import draw, packs_of
@@ -148,6 +149,30 @@ def test_a_plan_for_changes_holds_until_a_file_appears(run: ckstore.Store, monke
         copy = repack(store._repository, plan.rewritten[0]).pack.name
         assert not plan.holds(())
         assert plan.holds({copy})
+        monkeypatch.setattr(type(store._catalog), "is_only", False)
+        assert plan.holds(()), "in a bucket, where a commit checks its bases itself"
+
+
+def test_a_plan_settles_nothing_once_the_store_was_changed(run: ckstore.Store) -> None:
+    with run as store:
+        plan = plan_for(store._repository, 0.0, whole=True)
+        assert plan.settled({}).keys() == {pack.name for pack in store._catalog.packs()}
+        store.forget(["a@0"])
+        assert plan.settled({}) == {}
+
+
+@pytest.mark.parametrize(("original", "chosen"), [(190, {1}), (189, {1, 3})])
+def test_objects_are_stored_in_full_at_any_price_in_a_store_that_is_larger_than_its_files(
+    original: float, chosen: set[int]
+) -> None:
+    """Object 1 in full takes 80 bytes and frees 110, object 3 takes 105."""
+    sizes, alone = [100, 10, 100, 10], [100, 80, 100, 105]
+    graph = reachability._Graph({0: None, 1: 0, 2: None, 3: 2}, placed={"pack": dict(enumerate(range(4)))})
+    needs = reachability._Needs(graph)
+    for number in (1, 3):
+        needs.add(number)
+    packs = {"pack": PackContents("pack", "encoded", 220, (1, ""), sizes, alone, {}, None)}
+    assert reachability._to_store_in_full(graph, needs, packs, original) == chosen
 
 
 @pytest.mark.encoded
@@ -167,3 +192,18 @@ def test_the_origin_of_the_branch_that_goes_on_is_kept(tmp_path: Path) -> None:
         assert record.base is None
         assert record.origin is not None
         assert store._repository.resolver.find(record.origin) is not None
+
+
+def test_a_version_whose_pack_stays_is_logged_once(tmp_path: Path) -> None:
+    """Another version has its object, and its manifest alone is too small to write the pack again."""
+    with ckstore.init(tmp_path / "store") as store:
+        for run, seed in (("a", 0), ("c", 0), ("b", 1), ("d", 2)):
+            store.ingest(state(seed, 90_000), run=run, step=0, hot=0)
+        row = store["a@0"]._stored.row
+        uids = [row.uid, store["b@0"]._stored.row.uid, store["d@0"]._stored.row.uid]
+        for names in (["a@0", "b@0"], ["d@0"]):
+            store.forget(names)
+            store.gc(grace=0)
+        assert row.pack in packs_of(store.place)
+        found = [record["versions"] for record in store._catalog.log_records() if record["change"] == "gc"]
+        assert [[uid for uid, *_ in versions] for versions in found] == [uids[:2], uids[2:]]

@@ -411,6 +411,23 @@ def test_a_push_sends_the_marks(store: ckstore.Store, tmp_path: Path, once: bool
         is_whole(other)
 
 
+def test_superseded_versions_that_recover_found_first_are_marked(
+    store: ckstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Change.commit_version
+
+    def interposed(self: Change, *arguments: Any, **named: Any) -> int:
+        ckstore.recover(tmp_path / "other")
+        return commit(self, *arguments, **named)
+
+    store.ingest(state(1), run="gpt", step=8, parent="gpt@4")
+    monkeypatch.setattr(Change, "commit_version", interposed)
+    with ckstore.init(tmp_path / "other") as other:
+        assert store.push(other).failed == []
+        assert rows(other) == rows(store)
+        is_whole(other)
+
+
 def test_a_mirror_follows_the_marks(server: SimulatedServer, tmp_path: Path) -> None:
     with ckstore.init(URL, cache=tmp_path / "a") as first, ckstore.open(URL, cache=tmp_path / "b") as second:
         for step in (4, 8, 12):
