@@ -93,6 +93,8 @@ ROOMS = {
             "tests/integrations/test_staging.py",
             "tests/storage/remote/test_remote_damage.py",
             "tests/test_segments.py",
+            "tests/recovery/test_recover.py::test_an_ingest_whose_packs_recover_found_first_succeeds",
+            "tests/recovery/test_recover.py::test_a_version_that_recover_found_first_stays_in_its_place",
         ),
     ),
 }

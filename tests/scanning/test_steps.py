@@ -83,6 +83,15 @@ def test_steps_have_sources_and_are_in_order(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_link_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, {"step3.pt": None})
+    (tmp_path / "step5.pt").symlink_to("step3.pt")
+    assert [item.step for item in plan_steps([tmp_path / "step5.pt"])] == [5]
+    (tmp_path / "step-7").mkdir()
+    monkeypatch.chdir(saved(tmp_path / "step-7", {"model.pt": None})[0].parent)
+    assert [item.step for item in plan_steps([Path()])] == [7]
+
+
 def test_directories_with_equal_contents(tmp_path: Path) -> None:
     """As `accelerate` writes them: the number of the save is in the name alone."""
     for number in range(3):
