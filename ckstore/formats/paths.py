@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import chain
 from operator import methodcaller
-from typing import Any
+from typing import Any, cast
 
 from ckstore.errors import UsageError
 from ckstore.formats.layout import Path, Segment
@@ -71,6 +72,10 @@ def texts_of(paths: Sequence[Path]) -> list[str]:
     >>> texts_of([("state", 0), ("a/b",)])
     ['state/[0]', 'a%2Fb']
     """
+    if {*map(type, chain.from_iterable(paths))} == {str}:
+        texts = list(map("/".join, cast("Sequence[tuple[str, ...]]", paths)))
+        if "/".join(texts).count("/") + 1 == sum(map(len, paths)) and _ALL_PLAIN("/".join(texts)):
+            return texts
     known = {segment: segment for path in paths for segment in path if type(segment) is str and _PLAIN(segment)}
     segments = _Converted(_segment_to_text, known)
     return ["/".join(map(segments.__getitem__, path)) for path in paths]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
@@ -14,6 +14,9 @@ from ckstore.runtime.access import DENIED, denied
 #: The bits of a mode that are kept and restored. With set-user-id and the like, a store from someone else could create
 #: a program that runs as another user.
 PERMISSIONS = 0o777
+
+#: Pieces that are copied one by one, at most: more are small.
+_MANY = 64
 
 
 class PartSource:
@@ -141,24 +144,24 @@ class CompositeSource:
         self._skeleton = skeleton
         self._size = size
         self._read = read or (lambda index, offset, nbytes: bytes(nbytes))
-        # Pieces of the file: start, extent index (-1: skeleton), start in the skeleton.
+        #: The pieces of the file: extent index (-1: skeleton), first byte there, number of bytes; and their starts.
+        self._pieces: list[tuple[int, int, int]] = []
         self._starts: list[int] = []
-        self._pieces: list[tuple[int, int]] = []
         position = taken = 0
         for index, (start, nbytes) in enumerate(extents):
             if start < position or nbytes < 0:
                 raise InputError("The extents of a file overlap or are not sorted.")
             if start > position:
                 self._starts.append(position)
-                self._pieces.append((-1, taken))
+                self._pieces.append((-1, taken, start - position))
                 taken += start - position
             if nbytes:
                 self._starts.append(start)
-                self._pieces.append((index, 0))
+                self._pieces.append((index, 0, nbytes))
             position = start + nbytes
         if position < size:
             self._starts.append(position)
-            self._pieces.append((-1, taken))
+            self._pieces.append((-1, taken, size - position))
             taken += size - position
         if taken != len(skeleton) or position > size:
             raise InputError("A skeleton and its extents do not add up to the size of the file.")
@@ -170,18 +173,22 @@ class CompositeSource:
 
     def pread(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes from `offset`; raise `InputError` if the file is shorter."""
-        return b"".join(self._parts(offset, length))
+        return b"".join(map(self._part, self._cut(offset, length)))
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill `target` (bytes) from `offset` on; raise `InputError` if the file is shorter."""
-        for part in self._parts(offset, len(target)):
+        pieces = self._cut(offset, len(target))
+        if len(pieces) > _MANY:
+            target[:] = b"".join(map(self._part, pieces))
+            return
+        for part in map(self._part, pieces):
             target[: len(part)] = part
             target = target[len(part) :]
 
     def view(self, offset: int, length: int) -> memoryview:
         """Return bytes of one extent, in place."""
-        (part,) = self._parts(offset, length)
-        return memoryview(part)
+        (piece,) = self._cut(offset, length)
+        return memoryview(self._part(piece))
 
     def check_unchanged(self) -> None:
         """Do nothing: its bytes do not change."""
@@ -189,21 +196,23 @@ class CompositeSource:
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
 
-    def _parts(self, offset: int, length: int) -> Iterator[bytes | memoryview]:
+    def _cut(self, offset: int, length: int) -> list[tuple[int, int, int]]:
+        """Return the pieces of a stretch of the file."""
         check_range(offset, length, self._size)
-        number = bisect_right(self._starts, offset) - 1
-        while length:
-            start = self._starts[number]
-            stop = self._starts[number + 1] if number + 1 < len(self._starts) else self._size
-            take = min(length, stop - offset)
-            index, base = self._pieces[number]
-            if index < 0:
-                yield self._skeleton[base + offset - start : base + offset - start + take]
-            else:
-                yield self._read(index, offset - start, take)
-            offset += take
-            length -= take
-            number += 1
+        if not length:
+            return []
+        stop = offset + length
+        first, last = bisect_right(self._starts, offset) - 1, bisect_left(self._starts, stop)
+        found = self._pieces[first:last]
+        found[-1] = (*found[-1][:2], stop - self._starts[last - 1])
+        index, begin, nbytes = found[0]
+        skipped = offset - self._starts[first]
+        found[0] = index, begin + skipped, nbytes - skipped
+        return found
+
+    def _part(self, piece: tuple[int, int, int]) -> bytes | memoryview:
+        index, begin, nbytes = piece
+        return self._skeleton[begin : begin + nbytes] if index < 0 else self._read(index, begin, nbytes)
 
 
 def check_range(offset: int, length: int, size: int) -> None:

@@ -47,7 +47,7 @@ def tensor_numbers(tree: Any) -> Iterator[int]:
     seen: set[int] = set()
     while left:
         node = left.pop()
-        if isinstance(node, TensorRef):
+        if type(node) is TensorRef:
             yield node.index
         elif isinstance(node, dict | list | tuple | Unknown) and id(node) not in seen:
             seen.add(id(node))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 from operator import itemgetter
 from types import MappingProxyType
@@ -129,7 +129,7 @@ def is_bundle(key: str) -> bool:
     return key.startswith("bundle:")
 
 
-class Piece(Struct, frozen=True):
+class Piece(Struct, frozen=True, gc=False):
     """An extent, or the extents of the shards of one tensor, or a part of these: of `whole` elements."""
 
     prefix: str
@@ -200,6 +200,7 @@ def cut_pieces(
     small: dict[tuple[str, str, str], list[_Small]] = {}
     texts = texts_of([piece.path for piece in pieces])
     are_states = may_be_states(texts) or any(piece.tree >= 0 for piece in pieces)
+    has_numbers = {*map(type, chain.from_iterable([piece.path for piece in pieces]))} != {str}
     for piece, text in zip(pieces, texts, strict=True):
         firsts = cuts.get((piece.members[0].file, piece.members[0].extent))
         if firsts is not None:
@@ -209,8 +210,10 @@ def cut_pieces(
             units.extend(parts_of_piece(piece))
             continue
         role = piece.role_in(state_of(piece.path, piece.tree) if are_states else None)
-        group = (f"{piece.prefix}{_subtree(piece.path)}", piece.dtype, "" if role == "other" else role)
-        small.setdefault(group, []).append((_order(piece), piece, text + piece.mark))
+        tree = text[: text.find("/")] if len(piece.path) > 1 else ""
+        group = (piece.prefix + tree, piece.dtype, "" if role == "other" else role)
+        first, path = piece.members[0], _order(piece.path) if has_numbers else piece.path
+        small.setdefault(group, []).append(((path, first.file, first.extent), piece, text + piece.mark))
     units.extend(_bundles(small))
     return units
 
@@ -316,13 +319,8 @@ def _bundles(small: dict[tuple[str, str, str], list[_Small]]) -> Iterable[Unit]:
             part += 1
 
 
-def _subtree(path: Path) -> str:
-    return path_to_text(path[:1]) if len(path) > 1 else ""
-
-
-def _order(piece: Piece) -> Any:
-    path = [(0, segment, "") if type(segment) is int else (1, 0, segment) for segment in piece.path]
-    return path, piece.members[0].file, piece.members[0].extent
+def _order(path: Path) -> Any:
+    return [(0, segment, "") if type(segment) is int else (1, 0, segment) for segment in path]
 
 
 def _signature(dtype: str, members: Iterable[tuple[str, tuple[int, ...]]]) -> str:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ckstore.formats.facts import json_mapping, number_of_tensor, plain
-from ckstore.formats.layout import FileLayout, Source
+from ckstore.formats.layout import FileLayout, Source, TensorRef
 from ckstore.formats.trees import tensor_of
 from ckstore.scanning.scanned import ScannedVersion
 
@@ -76,7 +76,8 @@ def _numbers(
 ) -> Iterator[tuple[str, int | float]]:
     """Yield the numbers in a mapping; with `named`, only those whose names are of metrics."""
     for key, value in mapping.items():
-        if isinstance(key, str) and 0 < len(key) <= _LONGEST and (not named or _NAME.search(key)):
+        may_be = type(value) is not TensorRef or layout.tensors[value.index].shape in ((), (1,))
+        if may_be and isinstance(key, str) and 0 < len(key) <= _LONGEST and (not named or _NAME.search(key)):
             number = _number(value, layout, source)
             if number is not None:
                 yield key, number

@@ -15,6 +15,7 @@ from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, Identity
 from ckstore.formats.trees import QUANTISED, tensor_of
 
 _BATCH = 1000
+_U4 = struct.Struct("<I").pack
 _CONSTANTS = {None: b"N", True: b"\x88", False: b"\x89"}
 _MAX_DEPTH = 300
 #: Levels that the call of a tensor adds.
@@ -195,7 +196,7 @@ class _Writer:
             return
         before, after = self._codes[form]
         data = key.encode()
-        self.parts.append(b"".join((before, len(data).to_bytes(4, "little"), data, after)))
+        self.parts.append(before + _U4(len(data)) + data + after)
         self._remember(known)
 
     def _codes_of(self, call: Call) -> tuple[bytes, bytes]:
@@ -268,7 +269,7 @@ class _Writer:
                 raise UsageError(
                     "A single value of more than 1 GiB cannot be written to a torch file; make it a tensor."
                 )
-            self.parts.append(b"X" + struct.pack("<I", len(data)) + data)
+            self.parts.append(b"X" + _U4(len(data)) + data)
             self._remember(text)
         else:
             self._known(text)
@@ -296,4 +297,4 @@ class _Writer:
     def _remember(self, key: Any) -> None:
         number = self._memo[key] = self._numbers
         self._numbers += 1
-        self.parts.append(b"q" + struct.pack("<B", number) if number < 256 else b"r" + struct.pack("<I", number))
+        self.parts.append(b"q" + struct.pack("<B", number) if number < 256 else b"r" + _U4(number))

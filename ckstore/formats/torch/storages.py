@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from math import prod
-from operator import attrgetter
+from operator import attrgetter, itemgetter
+from typing import Any
 
 from msgspec import Struct
 
@@ -15,7 +17,7 @@ from ckstore.formats.layout import Extent, Path, Tensor, memory_shape
 _MAX_RANK = 64
 
 
-class StorageData(Struct, frozen=True):
+class StorageData(Struct, frozen=True, gc=False):
     """The place of a storage's bytes in its file; its dtype is None if only the views have one."""
 
     key: str
@@ -49,25 +51,35 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
     """
     by_key = {storage.key: storage for storage in storages}
     tensors: list[Tensor | None] = [None] * len(views)
-    viewed: dict[str, list[_Placed]] = {key: [] for key in by_key}
+    viewed: dict[str, list[_Placed]] = {}
+    times = Counter(map(itemgetter(0), views))
+    #: Tensors that are all that a storage holds; there may be very many, of few forms.
+    alone: dict[str, tuple[int, tuple[int, ...]]] = {}
+    shapes: dict[Any, tuple[int, ...] | None] = {}
     for number, (key, tensor) in enumerate(views):
         storage = by_key.get(key)
         if storage is None:
             raise InputError(f"a tensor refers to storage {key!r}, which the file does not hold")
-        view = _place(number, tensor, storage)
-        if view is None:
+        form = tensor.dtype, tensor.shape, tensor.strides, tensor.offset, storage.nbytes
+        if form not in shapes:
+            shapes[form] = _shape_of_all(_place(number, tensor, storage))
+        if (shape := shapes[form]) is not None and times[key] == 1:
+            alone[key] = number, shape
+        elif (view := _place(number, tensor, storage)) is None:
             tensors[number] = Tensor(tensor.path, tensor.dtype, tensor.shape, tensor.strides, -1, 0, tensor.marks)
         else:
-            viewed[key].append(view)
+            viewed.setdefault(key, []).append(view)
     extents: list[Extent] = []
-    members: list[list[_Placed]] = []
+    members: list[Sequence[_Placed]] = []
     for storage in sorted(by_key.values(), key=attrgetter("start")):
-        placed = viewed[storage.key]
-        if len(placed) == 1 and placed[0].low == 0 and placed[0].high == storage.nbytes:
-            extents.append(_group_extent(storage.start, placed, 0, storage.nbytes))
-            members.append(placed)
-        else:
-            _cut_storage(storage, placed, extents, members)
+        if storage.key not in alone:
+            _cut_storage(storage, viewed.get(storage.key, []), extents, members)
+            continue
+        number, shape = alone[storage.key]
+        held = views[number][1]
+        tensors[number] = Tensor(held.path, held.dtype, held.shape, held.strides, len(extents), 0, held.marks)
+        extents.append(Extent(storage.start, held.dtype, shape, held.path))
+        members.append(())
     for index, (extent, group) in enumerate(zip(extents, members, strict=True)):
         item = ITEM_SIZES[extent.dtype]
         base = extent.start
@@ -77,6 +89,13 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
                 held = one.tensor
                 tensors[one.number] = Tensor(held.path, held.dtype, held.shape, held.strides, index, offset, held.marks)
     return extents, tensors
+
+
+def _shape_of_all(view: _Placed | None) -> tuple[int, ...] | None:
+    """Return the shape of the extent of a tensor that spans its storage; None for any other one."""
+    if view is None or view.low or view.high < view.storage.nbytes:
+        return None
+    return _group_extent(0, [view], 0, view.high).shape
 
 
 def _place(number: int, tensor: Tensor, storage: StorageData) -> _Placed | None:
@@ -107,7 +126,7 @@ def _place(number: int, tensor: Tensor, storage: StorageData) -> _Placed | None:
 
 
 def _cut_storage(
-    storage: StorageData, placed: list[_Placed], extents: list[Extent], members: list[list[_Placed]]
+    storage: StorageData, placed: list[_Placed], extents: list[Extent], members: list[Sequence[_Placed]]
 ) -> None:
     """Append the extents of one storage, and for each the views in it."""
     dtype = storage.dtype or (placed[0].tensor.dtype if placed else "uint8")
@@ -164,10 +183,10 @@ def _append_rest(
     high: int,
     path: Path,
     extents: list[Extent],
-    members: list[list[_Placed]],
+    members: list[Sequence[_Placed]],
 ) -> None:
     item = ITEM_SIZES[dtype]
     if low % item or high % item:
         dtype, item = "uint8", 1
     extents.append(Extent(storage.start + low, dtype, ((high - low) // item,), path))
-    members.append([])
+    members.append(())

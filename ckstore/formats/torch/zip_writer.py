@@ -123,13 +123,12 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
         return calls[index] if attributes is None else _with_state(calls[index], attributes)
 
     archive = _Archive()
-    forms: list[tuple[Any, str]] = []
-    for one in tensors:
-        if one.extent in untyped or one.extent not in keys or one.marks not in ((), ("requires_grad",)):
-            forms.append((None, ""))
-        else:
-            shape = extents[one.extent].shape
-            forms.append(((one.dtype, shape, one.offset, one.shape, one.strides, one.marks), keys[one.extent]))
+    forms = [
+        (None, "")
+        if one.extent in untyped or one.extent not in keys or one.marks not in ((), ("requires_grad",))
+        else ((one.dtype, extents[one.extent].shape, one.offset, one.shape, one.strides, one.marks), keys[one.extent])
+        for one in tensors
+    ]
     data = write_pickle(tree, rebuild, shared, forms)
     if len(data) > MAX_PICKLE_BYTES:
         raise UsageError("The values of a torch file besides tensors must stay below 1 GiB; make tensors of them.")
@@ -234,22 +233,19 @@ class _Archive:
     """
 
     def __init__(self) -> None:
-        self._skeleton = bytearray()
-        self._gaps = 0
+        self._parts: list[bytes] = []
+        #: The bytes of these, and of the storages.
+        self._position = 0
         self._members: list[Member] = []
         #: The number of the member of each storage, and the place of its data.
         self._storages: list[tuple[int, int]] = []
         #: Local records without names by length of name, padding and whether their fields are long.
         self._heads: dict[tuple[int, int, bool], tuple[bytes, bytes]] = {}
 
-    @property
-    def _position(self) -> int:
-        return len(self._skeleton) + self._gaps
-
     def add(self, name: str, data: bytes) -> None:
         """Append an entry with its data."""
         self._begin(name, crc32(data), len(data))
-        self._skeleton += data + descriptor(self._members[-1])
+        self._append(data + descriptor(self._members[-1]))
 
     def reserve(self, names: Iterable[str], sizes: Iterable[int]) -> list[int]:
         """Append entries whose data is written later; return the places of the data."""
@@ -257,37 +253,43 @@ class _Archive:
         starts = []
         for name, nbytes in zip(names, sizes, strict=True):
             self._begin(name, 0, nbytes)
-            starts.append(start := len(self._skeleton) + self._gaps)
-            self._storages.append((len(self._members) - 1, start))
-            self._gaps += nbytes
+            starts.append(self._position)
+            self._storages.append((len(self._members) - 1, self._position))
             if nbytes not in descriptors:
                 descriptors[nbytes] = descriptor(self._members[-1])
-            self._skeleton += descriptors[nbytes]
+            self._position += nbytes
+            self._append(descriptors[nbytes])
         return starts
+
+    def _append(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._position += len(data)
 
     def _begin(self, name: str, crc: int, nbytes: int) -> None:
         full = f"{_FOLDER}/{name}".encode()
-        member = Member(full, STORED, crc, nbytes, nbytes, len(self._skeleton) + self._gaps)
-        padding = -(member.offset + LOCAL.size + len(full) + 4) % ALIGNMENT
-        kind = len(full), padding, nbytes >= LIMIT
+        offset, length = self._position, len(full)
+        padding = -(offset + LOCAL.size + length + 4) % ALIGNMENT
+        member = Member(full, STORED, crc, nbytes, nbytes, offset)
+        kind = length, padding, nbytes >= LIMIT
         if kind not in self._heads:
             extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
             self._heads[kind] = local_record(_STYLE, member, extra)[: LOCAL.size], extra
         head, extra = self._heads[kind]
-        self._skeleton += head + full + extra
+        self._parts += head, full, extra
+        self._position = offset + LOCAL.size + length + len(extra)
         self._members.append(member)
 
     def finish(self) -> tuple[bytes, list[Checked], int]:
         """Return the skeleton, the checks of the storages and the size of the file, with the directory."""
         directory = position = self._position
-        records: list[bytes] = []
+        records = self._parts
         places = []
         heads: dict[tuple[int, int, int], bytes] = {}
         for member in self._members:
             places.append(position + CENTRAL_CRC)
             name, _, crc, _, size, offset = member
             kind = len(name), crc, size
-            if max(size, offset) >= LIMIT:
+            if size >= LIMIT or offset >= LIMIT:
                 record = central_record(_STYLE, member)
             else:
                 if kind not in heads:  # The offset is the last field.
@@ -295,12 +297,11 @@ class _Archive:
                 record = heads[kind] + offset.to_bytes(4, "little") + name
             records.append(record)
             position += len(record)
-        self._skeleton += b"".join(records)
-        self._skeleton += end_records(len(self._members), directory, position - directory)
+        self._position = position
+        self._append(end_records(len(self._members), directory, position - directory))
         checked = []
         for number, start in self._storages:
-            member = self._members[number]
-            stop = start + member.size
-            positions = (stop + len(DESCRIPTOR_MAGIC), places[number])
-            checked.append(Checked(member.name.decode(), start, stop, positions))
-        return bytes(self._skeleton), checked, self._position
+            name, *_, size, _ = self._members[number]
+            stop = start + size
+            checked.append(Checked(name.decode(), start, stop, (stop + len(DESCRIPTOR_MAGIC), places[number])))
+        return b"".join(self._parts), checked, self._position
