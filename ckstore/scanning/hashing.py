@@ -8,10 +8,12 @@ as a mixture. Memory stays bounded for any order and number of tensors in a file
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
-from typing import cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,23 +21,30 @@ from blake3 import blake3
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import FileLayout, opaque
-from ckstore.formats.skeleton import Checks, fill_crcs, pieces, stored_crcs
+from ckstore.formats.layout import opaque
+from ckstore.formats.skeleton import Checks, fill_crcs, stored_crcs
 from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.objects.continuation import Cut
 from ckstore.objects.identity import content_id
-from ckstore.objects.units import Member, plan_units
+from ckstore.objects.units import plan_units
 from ckstore.runtime.blocks import empty
 from ckstore.runtime.checksum import crc32
 from ckstore.scanning.content_cuts import plan_cuts
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
+
+if TYPE_CHECKING:
+    from ckstore.formats.layout import Integers
 
 #: Bytes that are read at once.
 BLOCK = 1 << 20
 
 #: Stretches of at least this size are read to their final memory; others are copied there from a block of many.
 _LARGE = 1 << 18
+
+#: Stretches below this many bytes on average are hashed together, and how many of them a block must have.
+_SMALL = 1 << 9
+_MANY = 16
 
 #: Objects are estimated, planned and encoded in windows of about this many bytes.
 WINDOW = 32 << 20
@@ -118,130 +127,172 @@ class _Reading:
             version.units = version.continued(Cut(files, version.units), cuts)
         self._held = _Held(version, window) if window else None
         version.contents = [""] * len(version.units)
-        #: Unit, and first byte in it, of each stretch of an extent.
-        self._places: dict[tuple[int, int, int], tuple[int, int]] = {}
-        self._stretches: dict[tuple[int, int], list[Member]] = {}
         self._missing = [len(unit.members) for unit in version.units]
-        for number, unit in enumerate(version.units):
-            position = 0
-            for member, nbytes in zip(unit.members, unit.member_bytes, strict=True):
-                self._places[member.file, member.extent, member.first] = number, position
-                self._stretches.setdefault((member.file, member.extent), []).append(member)
-                position += nbytes
-        for members in self._stretches.values():
-            if len(members) > 1:
-                members.sort(key=attrgetter("first"))
 
     def windows(self) -> Iterator[list[int]]:
         """Yield the held units whose last byte was read, in windows."""
-        for number, file in enumerate(self._version.files):
-            is_still = isinstance(file.source, StateDictSource | CompositeSource) and file.source.is_still
-            yield from self._read_still(number) if is_still else self._read_file(number)
+        for file, cuts in zip(self._version.files, _cuts_of(self._version), strict=True):
+            yield from self._read_file(file, cuts)
         if self._held is not None:
             yield from self._held.rest()
         self._version.is_hashed = True
 
-    def _read_file(self, number: int) -> Iterator[list[int]]:
-        held, file = self._held, self._version.files[number]
-        layout = file.layout
+    def _read_file(self, file: ScannedFile, cuts: _Cuts) -> Iterator[list[int]]:
+        held, stops, size = self._held, cuts.stops, file.layout.size
         blocks = _Blocks(file, self._progress)
         skeleton = bytearray()
-        cuts = list(_cuts(layout, number, self._stretches))
-        large = [layout.size, *([] if held is None else _large(cuts))]
-        following = iter(cuts)
-        extent, member, stop = next(following, (-1, None, layout.size))
+        lent = self._lent(cuts) if blocks.is_still else set()
+        large = [
+            size,
+            *sorted({*([] if held is None else cuts.large()), *(cuts.begins[at] for at in lent)}, reverse=True),
+        ]
         hasher, checksum = blake3(), 0
-        target = None if member is None else (yield from self._target(number, extent, member))
-        start = 0
-        while start < layout.size:
+        at = start = 0
+        while start < size:
             while large[-1] <= start:
                 large.pop()
-            in_place = target is not None and stop - start >= _LARGE
-            place = target[: stop - start] if target is not None and in_place else None
+            if at in lent:
+                yield from self._lend(file, cuts, at, blocks)
+                at, start = at + 1, stops[at]
+                continue
+            if start == cuts.begins[at]:
+                target = None if held is None else (yield from held.target(cuts.units[at], cuts.positions[at]))
+            place = target[: stops[at] - start] if target is not None and stops[at] - start >= _LARGE else None
             view = blocks.read(start, large[-1], place)
             while view:
-                part = view[: stop - start]
-                if member is None:
+                many = cuts.small(at, start, len(view))
+                part = view[: (stops[many - 1] if many else stops[at]) - start]
+                if many:
+                    self._take(file, cuts, slice(at, many), bytes(part), skeleton)
+                elif cuts.units[at] < 0:
                     skeleton += part
                 else:
                     hasher.update(part)
-                    if held is None:
-                        checksum = crc32(part, checksum)
-                if target is not None:
-                    if not in_place:
-                        target[: len(part)] = part
-                    target = target[len(part) :]
+                    checksum = crc32(part, checksum) if held is None else 0
+                    if target is not None:
+                        if place is None:
+                            target[: len(part)] = part
+                        target = target[len(part) :]
                 view = view[len(part) :]
                 start += len(part)
-                if start == stop:
-                    if member is not None:
-                        file.digests[extent, member.first] = hasher.digest()
-                        if held is None:
-                            file.checksums[extent, member.first] = checksum
-                        hasher, checksum = blake3(), 0
-                        arrived = self._arrived(number, member)
-                        if held is not None and arrived is not None:
-                            held.arrived(arrived)
-                    extent, member, stop = next(following, (-1, None, layout.size))
-                    target = None if member is None else (yield from self._target(number, extent, member))
+                if not many and start < stops[at]:
+                    continue
+                if not many and cuts.units[at] >= 0:
+                    self._arrived(file, cuts, at, hasher.digest(), checksum)
+                    hasher, checksum = blake3(), 0
+                at = many or at + 1
+                if view:
+                    target = None if held is None else (yield from held.target(cuts.units[at], cuts.positions[at]))
         blocks.check()
-        file.skeleton = fill_crcs(bytes(skeleton), layout, [0] * len(file.crcs))
+        file.skeleton = fill_crcs(bytes(skeleton), file.layout, [0] * len(file.crcs))
         file.source.check_unchanged()
 
-    def _read_still(self, number: int) -> Iterator[list[int]]:
-        """Read a state dict that does not change while it is read: only bundles are copied."""
-        held, file = self._held, self._version.files[number]
+    def _lent(self, cuts: _Cuts) -> set[int]:
+        """Return the stretches that are units by themselves, whose bytes stay in place if they do not change."""
+        units = self._version.units
+        return {at for at, unit in enumerate(cuts.units) if unit >= 0 and len(units[unit].members) == 1}
+
+    def _lend(self, file: ScannedFile, cuts: _Cuts, at: int, blocks: _Blocks) -> Iterator[list[int]]:
+        start, stop, hasher = cuts.begins[at], cuts.stops[at], blake3()
         source = cast("StateDictSource | CompositeSource", file.source)
-        skeleton = bytearray()
-        position = 0
-        whole = blake3()
-        for extent, member, stop in _cuts(file.layout, number, self._stretches):
-            if member is None:
-                part = source.pread(position, stop - position)
-                whole.update(part)
-                skeleton += part
-            else:
-                unit, first = self._places[number, extent, member.first]
-                is_alone = len(self._version.units[unit].members) == 1
-                target = None if held is None or is_alone else (yield from held.target(unit, first))
-                hasher = blake3()
-                for start in range(position, stop, BLOCK):
-                    view = source.view(start, min(BLOCK, stop - start))
-                    whole.update(view)
-                    hasher.update(view)
-                    if target is not None:
-                        target[: len(view)] = view
-                        target = target[len(view) :]
-                file.digests[extent, member.first] = hasher.digest()
-                arrived = self._arrived(number, member)
-                if held is not None and is_alone:
-                    yield from held.lend(unit, source.view(position, stop - position))
-                elif held is not None and arrived is not None:
-                    held.arrived(arrived)
-            if self._progress is not None:
-                self._progress(stop - position)
-            position = stop
-        file.blake3 = whole.hexdigest()
-        file.crcs = source.crcs() if isinstance(source, StateDictSource) else stored_crcs(source, file.layout)
-        file.skeleton = fill_crcs(bytes(skeleton), file.layout, [0] * len(file.crcs))
+        for place in range(start, stop, BLOCK):
+            hasher.update(blocks.noted(place, source.view(place, min(BLOCK, stop - place))))
+        self._arrived(file, cuts, at, hasher.digest(), 0)
+        if self._held is not None:
+            yield from self._held.lend(cuts.units[at], source.view(start, stop - start))
 
-    def _target(self, file: int, extent: int, member: Member) -> Generator[list[int], None, memoryview | None]:
-        """Return the memory for the bytes of a stretch, if they are held; see `_Held.target`."""
+    def _take(self, file: ScannedFile, cuts: _Cuts, some: slice, data: bytes, skeleton: bytearray) -> None:
+        """Hash and keep the bytes of many small stretches, none of them the first or last one of its unit."""
+        start, cut = cuts.begins[some.start], zip(cuts.begins[some], cuts.stops[some], strict=True)
+        parts = [data[begin - start : stop - start] for begin, stop in cut]
+        skeleton += b"".join([part for part, unit in zip(parts, cuts.units[some], strict=True) if unit < 0])
+        columns = cuts.units[some], cuts.extents[some], cuts.firsts[some], cuts.positions[some], parts
+        taken = zip(*[row for row in zip(*columns, strict=True) if row[0] >= 0], strict=True)
+        units, extents, firsts, positions, contents = taken
+        keys = [*zip(extents, firsts, strict=True)]
+        file.digests.update(zip(keys, [blake3(content).digest() for content in contents], strict=True))
         if self._held is None:
-            return None
-        return (yield from self._held.target(*self._places[file, extent, member.first]))
+            file.checksums.update(zip(keys, map(crc32, contents), strict=True))
+        else:
+            self._held.fill(np.array(units), np.array(positions), contents)
+        for unit in units:
+            self._missing[unit] -= 1
 
-    def _arrived(self, file: int, member: Member) -> int | None:
-        """Record that a stretch was hashed; return the number of its unit if that is complete now."""
-        version = self._version
-        number, _ = self._places[file, member.extent, member.first]
+    def _arrived(self, file: ScannedFile, cuts: _Cuts, at: int, digest: bytes, checksum: int) -> None:
+        """Record the digest of a member, and the content id of its unit if that is complete now."""
+        version, number, key = self._version, cuts.units[at], (cuts.extents[at], cuts.firsts[at])
+        file.digests[key] = digest
+        if self._held is None:
+            file.checksums[key] = checksum
         self._missing[number] -= 1
-        if self._missing[number]:
-            return None
-        unit = version.units[number]
-        digests = [version.files[one.file].digests[one.extent, one.first] for one in unit.members]
-        version.contents[number] = content_id(unit.dtype, unit.chunk, digests)
-        return number
+        if not self._missing[number]:
+            unit = version.units[number]
+            digests = [version.files[one.file].digests[one.extent, one.first] for one in unit.members]
+            version.contents[number] = content_id(unit.dtype, unit.chunk, digests)
+            if self._held is not None:
+                self._held.arrived(number)
+
+
+class _Cuts(NamedTuple):
+    """A file cut into stretches, in order: columns of their first byte, end and unit (-1: of the skeleton).
+
+    Further of the extent, the first element there and the first byte in the unit; and at last the numbers of the
+    stretches that are the first or last ones of their unit in the file.
+    """
+
+    begins: list[int]
+    stops: list[int]
+    units: list[int]
+    extents: list[int]
+    firsts: list[int]
+    positions: list[int]
+    ends_of_units: list[int]
+
+    def small(self, at: int, start: int, nbytes: int) -> int:
+        """Return the end of many small stretches from one on, which begins at `start`, that lie in `nbytes`; else 0."""
+        if start != self.begins[at]:
+            return 0
+        event = bisect_left(self.ends_of_units, at)
+        last = self.ends_of_units[event] if event < len(self.ends_of_units) else at
+        last = bisect_right(self.stops, start + nbytes, at, last)
+        return last if last - at >= _MANY and self.stops[last - 1] - start < _SMALL * (last - at) else 0
+
+    def large(self) -> list[int]:
+        """Return the beginnings of large stretches of members, the last one first."""
+        columns = zip(self.begins, self.stops, self.units, strict=True)
+        return [begin for begin, stop, unit in columns if unit >= 0 and stop - begin >= _LARGE][::-1]
+
+
+def _cuts_of(version: ScannedVersion) -> Iterator[_Cuts]:
+    """Yield each file cut into the members of units and the skeleton."""
+    members = [*chain.from_iterable([unit.members for unit in version.units])]
+    files, extents, firsts, counts = (
+        np.array(list(map(attrgetter(name), members)), np.int64) for name in ("file", "extent", "first", "count")
+    )
+    lengths = np.array([len(unit.members) for unit in version.units], np.int64)
+    units = np.repeat(np.arange(lengths.size), lengths)
+    nbytes = np.array([unit.nbytes for unit in version.units], np.int64)
+    bounds = np.append(0, lengths.cumsum())
+    widths = (nbytes // np.diff(np.append(0, counts.cumsum())[bounds]))[units]
+    sizes = counts * widths
+    positions = sizes.cumsum() - sizes - (nbytes.cumsum() - nbytes)[units]
+    order = np.lexsort((firsts, extents, files))
+    bounds = np.searchsorted(files[order], np.arange(len(version.files) + 1))
+    for number, layout in enumerate(version.layouts):
+        rows = order[bounds[number] : bounds[number + 1]]
+        begins = np.array([extent.start for extent in layout.extents], np.int64)[extents[rows]]
+        begins += firsts[rows] * widths[rows]
+        stops = begins + sizes[rows]
+        # Gaps belong to the skeleton.
+        before, after = np.append(0, stops), np.append(begins, layout.size)
+        gaps = np.flatnonzero(after > before)
+        owners = units[rows]
+        lasts = owners.size - 1 - np.unique(owners[::-1], return_index=True)[1]
+        ends = np.union1d(np.unique(owners, return_index=True)[1], lasts)
+        columns: list[tuple[Any, Any]] = [(begins, before[gaps]), (stops, after[gaps]), (owners, -1)]
+        columns += [(column[rows], -1) for column in (extents, firsts, positions)]
+        lists = [np.insert(column, gaps, values).tolist() for column, values in columns]
+        yield _Cuts._make([*lists, (ends + np.searchsorted(gaps, ends, "right")).tolist()])
 
 
 class _Blocks:
@@ -250,8 +301,9 @@ class _Blocks:
     def __init__(self, file: ScannedFile, progress: Progress | None) -> None:
         self._file = file
         self._block = np.empty(min(BLOCK, file.layout.size), np.uint8).data
+        self.is_still = isinstance(file.source, StateDictSource | CompositeSource) and file.source.is_still
         # The file of a state dict in memory has valid checksums by construction.
-        self._checks = None if isinstance(file.source, StateDictSource) else Checks(file.layout)
+        self._checks = None if self.is_still or isinstance(file.source, StateDictSource) else Checks(file.layout)
         self._whole = blake3()
         self._progress = progress
 
@@ -259,6 +311,10 @@ class _Blocks:
         """Return bytes from `start` on: some before `stop`, in a reused block, or as many as fit into `place`."""
         view = self._block[: stop - start] if place is None else place[:BLOCK]
         self._file.source.read_into(start, view)
+        return self.noted(start, view)
+
+    def noted(self, start: int, view: memoryview) -> memoryview:
+        """Return the next bytes of the file, which are hashed and checked with it."""
         self._whole.update(view)
         if self._checks is not None:
             self._checks.update(start, view)
@@ -293,12 +349,12 @@ class _Held:
         self._late: dict[int, None] = {}
 
     def target(self, number: int, position: int) -> Generator[list[int], None, memoryview | None]:
-        """Return the memory for the bytes of a unit from `position` on; None if they are not kept.
+        """Return the memory for the bytes of a unit from `position` on; None if they are not kept, or of no unit (-1).
 
         Yields a window if the unit has no room next to the kept ones.
         """
         buffer = self._buffers.get(number)
-        if buffer is None and number not in self._late:
+        if buffer is None and number >= 0 and number not in self._late:
             unit = self._version.units[number]
             nbytes = unit.nbytes
             if self._filled and self._filled + nbytes > self._size:
@@ -310,6 +366,14 @@ class _Held:
                 self._waiting += nbytes
             buffer = self._buffers[number] = empty(nbytes, np.uint8)
         return None if buffer is None else memoryview(buffer)[position:]
+
+    def fill(self, units: Integers, positions: Integers, contents: Sequence[bytes]) -> None:
+        """Copy the bytes of some members to their places in units, as far as these are kept."""
+        sizes = np.array(list(map(len, contents)))
+        values, owners = np.frombuffer(b"".join(contents), np.uint8), np.repeat(units, sizes)
+        places = np.repeat(positions - sizes.cumsum() + sizes, sizes) + np.arange(values.size)
+        for number in set(units.tolist()) & self._buffers.keys():
+            self._buffers[number][places[owners == number]] = values[owners == number]
 
     def lend(self, number: int, data: memoryview) -> Iterator[list[int]]:
         """Record a unit of one member, whose bytes stay in place; yield a window once there are enough of them."""
@@ -353,27 +417,3 @@ class _Held:
         if len(self._before) == _WINDOWS:
             for number in self._before.popleft():
                 self._version.held.pop(self._version.units[number].members[0], None)
-
-
-def _cuts(
-    layout: FileLayout, file: int, stretches: dict[tuple[int, int], list[Member]]
-) -> Iterator[tuple[int, Member | None, int]]:
-    """Yield the file cut into (extent, stretch of it, end) and (-1, None, end) for the skeleton, in order."""
-    for piece in pieces(layout):
-        if piece.extent < 0:
-            yield -1, None, piece.stop
-            continue
-        size = ITEM_SIZES[layout.extents[piece.extent].dtype]
-        for member in stretches.get((file, piece.extent), []):
-            yield piece.extent, member, piece.start + (member.first + member.count) * size
-
-
-def _large(cuts: Sequence[tuple[int, Member | None, int]]) -> list[int]:
-    """Return the beginnings of large stretches, the last one first."""
-    begins = []
-    start = 0
-    for _, member, stop in cuts:
-        if member is not None and stop - start >= _LARGE:
-            begins.append(start)
-        start = stop
-    return begins[::-1]

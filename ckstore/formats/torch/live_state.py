@@ -10,13 +10,13 @@ import pickle
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from math import prod
 from operator import mul
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from msgspec import Struct
 
@@ -166,11 +166,11 @@ class StateDictSource:
 
     def __init__(self, state_dict: Any, on_unknown: OnUnknown = "raise") -> None:
         is_described = isinstance(state_dict, LiveState)
-        self._state: LiveState = state_dict if is_described else describe_state_dict(state_dict, on_unknown)
-        state = self._state
+        state = self._state = state_dict if is_described else describe_state_dict(state_dict, on_unknown)
         plan = plan_torch(state.tree, state.tensors, state.extents, state.shared)
         self.layout = _layout_of(plan, self._state)
         self.skeleton = plan.skeleton
+        memories, numbers = state.memories, plan.numbers
         self._numbers = plan.numbers
         self._starts = [one.start for one in plan.layout.extents]
         self._crcs: dict[int, int] = {}
@@ -183,7 +183,7 @@ class StateDictSource:
             [(one.start, prod(one.shape) * ITEM_SIZES[one.dtype]) for one in plan.layout.extents],
             plan.layout.size,
             # Without a reference to this source: in a cycle, the caller's tensors would wait for the garbage collector.
-            lambda index, offset, nbytes: state.view(plan.numbers[index], offset, nbytes),
+            lambda index, offset, nbytes: memories[numbers[index]].view(offset, nbytes),
         )
 
     @property
@@ -271,9 +271,8 @@ def _layout_of(plan: TorchPlan, state: LiveState) -> FileLayout:
     """Return the layout of a planned file: its storages are cut as if they had been read from it."""
     storages = [StorageData("-1", "uint8", 0, 0)]  # Of tensors without elements.
     for number, extent in zip(plan.numbers, plan.layout.extents, strict=True):
-        dtype = None if number in plan.untyped else extent.dtype
-        nbytes = prod(extent.shape) * ITEM_SIZES[extent.dtype]
-        storages.append(StorageData(str(number), dtype, extent.start, nbytes))
+        dtype, nbytes = extent.dtype, prod(extent.shape) * ITEM_SIZES[extent.dtype]
+        storages.append(StorageData(str(number), None if number in plan.untyped else dtype, extent.start, nbytes))
     views = [(str(one.extent), one) for one in state.tensors]
     layout = assemble("torch-zip", plan.layout.size, storages, views, state.tree)
     layout.checked = plan.layout.checked
@@ -299,7 +298,7 @@ def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise", *, out
     return reader.finish(tree)
 
 
-class _Found(Struct, eq=False):
+class _Found(Struct, eq=False, gc=False):
     """A tensor or array: its memory, and its place there in elements."""
 
     path: Path
@@ -310,6 +309,8 @@ class _Found(Struct, eq=False):
     memory: Any
     value: Any
     marks: tuple[str, ...] = ()
+    #: Its elements, if they are in main memory and in C order.
+    array: npt.NDArray[Any] | None = None
 
 
 class _Named(Struct, eq=False):
@@ -330,13 +331,14 @@ class _Describer:
         self._seen: dict[int, _Seen] = {}
         self._shared: list[tuple[Any, Any]] = []
         self._torch: Any = _imported("torch")
+        self._tensor = getattr(self._torch, "Tensor", None)
         self._numpy: Any = _imported("numpy")
         self._scalars = _scalar_types(self._numpy)
         self._registered = registered()
         nn = getattr(self._torch, "nn", None)
         self._plain = {self._torch.Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter)} if nn else set()
         # Later versions of torch have no named axes.
-        self._has_names = getattr(getattr(self._torch, "Tensor", None), "has_names", None)
+        self._has_names = getattr(self._tensor, "has_names", None)
 
     def visit(self, node: Any, path: Path, depth: int, taken: _Taken | None = None) -> Any:
         """Return the tree of a node; tensors get the paths and the order that `TreeReader` gives them in the file.
@@ -349,7 +351,8 @@ class _Describer:
         if seen is not None and not seen[2]:
             return seen[1]
         before = len(self._found)
-        tree = self._described(node, path, depth, taken)
+        own = self._own_tensor(node, path) if type(node) is self._tensor else None
+        tree = self._described(node, path, depth, taken) if own is None else self._keep(own)
         if seen is None:
             # The node is kept alive: the id of a deleted one may be reused.
             self._seen[id(node)] = (node, tree, len(self._found) > before)
@@ -416,9 +419,9 @@ class _Describer:
                 raise UsageError(
                     f"The dictionary at {_shown(path)} has an attribute {name}, which hides its method; delete it."
                 )
-        tree = like(
-            node, self._entries([(self._key(key, path), value) for key, value in node.items()], path, depth, taken)
-        )
+        # Most keys are texts, and there may be very many.
+        pairs = [(key if type(key) is str else self._key(key, path), value) for key, value in node.items()]
+        tree = like(node, self._entries(pairs, path, depth, taken))
         if attributes:
             before = len(self._found)
             vars(tree).update(self.visit(attributes, (*path, "__dict__"), depth + 1))
@@ -435,7 +438,8 @@ class _Describer:
         """Return the tree of the value of a key; only a value that may hold tensors takes a segment of its own."""
         if type(item) in PLAIN:
             return _integer(item, (*path, segment_of(key))) if type(item) is int else item
-        return self.visit(item, (*path, free(segment_of(key), taken)), depth + 1)
+        segment = key if type(key) is str else segment_of(key)
+        return self.visit(item, (*path, free(segment, taken)), depth + 1)
 
     def _entries(
         self, pairs: Iterable[tuple[Any, Any]], path: Path, depth: int, taken: _Taken
@@ -597,6 +601,26 @@ class _Describer:
                 " `tensor.detach()`, which has no attributes."
             ) from error
 
+    def _own_tensor(self, tensor: Any, path: Path) -> _Found | None:
+        """Return a plain tensor in few steps; None for most others, which `_problem_of` and `_torch_tensor` look at.
+
+        torch gives NumPy only tensors in main memory, without gradients, lazy changes and other layouts.
+        """
+        dtype = _name_of_dtype(tensor.dtype)
+        if dtype not in NATIVE or tensor.requires_grad or tensor.__dict__:
+            return None
+        try:
+            array, version = tensor.numpy(), tensor._version
+        except (RuntimeError, TypeError):
+            return None
+        storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+        is_whole = 0 < array.nbytes <= storage.nbytes() - offset * array.itemsize
+        if not is_whole or not array.flags.c_contiguous or (self._has_names is not None and self._has_names(tensor)):
+            return None
+        path = path or ROOT
+        self._versions.append((tensor, version, path))
+        return _Found(path, dtype, array.shape, tensor.stride(), offset, storage.data_ptr(), tensor, (), array)
+
     def _torch_tensor(self, tensor: Any, path: Path) -> _Found:
         torch = self._torch
         is_conj, is_neg = tensor.is_conj(), tensor.is_neg()
@@ -612,7 +636,9 @@ class _Describer:
         value = torch._neg_view(value) if is_neg else value
         # Without memory, each tensor is its own.
         storage = value.untyped_storage()
-        memory = (value.device, id(tensor) if tensor.is_meta else storage.data_ptr())
+        memory = (
+            storage.data_ptr() if value.is_cpu else (value.device, id(tensor) if tensor.is_meta else storage.data_ptr())
+        )
         shape, strides = tuple(value.shape), value.stride()
         found = _Found(path, _name_of_dtype(tensor.dtype), shape, strides, value.storage_offset(), memory, value, marks)
         last = value.numel() - 1 if value.is_contiguous() else _reach(found)
@@ -650,32 +676,29 @@ class _Describer:
 
     def finish(self, tree: Any) -> LiveState:
         state = LiveState(tree, shared=self._shared, _versions=self._versions)
-        groups: dict[Any, list[_Found]] = {}
-        for found in self._found:
-            if 0 not in found.shape:
-                groups.setdefault(found.memory, []).append(found)
-        placed: dict[int, Tensor] = {}
-        extents, memories = state.extents, state.memories
-        for group in groups.values():
-            if len(group) == 1 and (array := _own_array(group[0])) is not None:
-                one = group[0]
-                placed[id(one)] = Tensor(one.path, one.dtype, one.shape, one.strides, len(extents), 0, one.marks)
+        firsts: dict[Any, int] = {}
+        tied: dict[Any, list[int]] = {}
+        for number, found in enumerate(self._found):
+            if 0 not in found.shape and (first := firsts.setdefault(found.memory, number)) != number:
+                tied.setdefault(found.memory, [first]).append(number)
+        state.tensors += [Tensor(one.path, one.dtype, one.shape, one.strides, -1, 0, one.marks) for one in self._found]
+        placed, extents, memories = state.tensors, state.extents, state.memories
+        for memory, number in firsts.items():
+            one = self._found[number]
+            if memory not in tied and (array := _own_array(one)) is not None:
+                placed[number] = Tensor(one.path, one.dtype, one.shape, one.strides, len(extents), 0, one.marks)
                 extents.append(Extent(0, one.dtype, one.shape, one.path))
                 memories.append(_ArrayMemory(array))
-                continue
-            for found, tensor in self._place(group, state):
-                placed[id(found)] = tensor
-        for found in self._found:
-            if id(found) not in placed:
-                placed[id(found)] = Tensor(found.path, found.dtype, found.shape, found.strides, -1, 0, found.marks)
-            state.tensors.append(placed[id(found)])
+            else:
+                self._place(tied.get(memory, [number]), state)
         state.note()
         return state
 
-    def _place(self, group: list[_Found], state: LiveState) -> Iterator[tuple[_Found, Tensor]]:
+    def _place(self, numbers: list[int], state: LiveState) -> None:
         """Add the extents of tensors that share their memory, and place the tensors in them."""
+        group = [self._found[number] for number in numbers]
         first = group[0]
-        number, low, strides = len(state.extents), 0, None
+        low, strides = 0, None
         memory: Memory
         same = all(
             (one.dtype, one.shape, one.strides, one.offset) == (first.dtype, first.shape, first.strides, first.offset)
@@ -688,13 +711,13 @@ class _Describer:
             shape, strides, low = first.shape, row_major(first.shape), first.offset
             memory = _TensorMemory(first.value)
         else:
-            sizes: dict[int, list[_Found]] = {}
-            for found in group:
-                sizes.setdefault(ITEM_SIZES[found.dtype], []).append(found)
+            sizes: dict[int, list[int]] = {}
+            for number, found in zip(numbers, group, strict=True):
+                sizes.setdefault(ITEM_SIZES[found.dtype], []).append(number)
             if len(sizes) > 1:
                 # No extent can hold views of several item sizes: those of each become one.
                 for views in sizes.values():
-                    yield from self._place(views, state)
+                    self._place(views, state)
                 return
             [item] = sizes
             low, high = min(one.offset for one in group), max(map(_end, group)) // item
@@ -706,19 +729,18 @@ class _Describer:
                 memory = _ArrayMemory(data.numpy()) if data.device.type == "cpu" else _TensorMemory(data)
         state.extents.append(Extent(0, first.dtype, shape, first.path))
         state.memories.append(memory)
-        for one in group:
-            yield (
-                one,
-                Tensor(one.path, one.dtype, one.shape, strides or one.strides, number, one.offset - low, one.marks),
-            )
+        extent = len(state.extents) - 1
+        for number, one in zip(numbers, group, strict=True):
+            place = strides or one.strides, extent, one.offset - low
+            state.tensors[number] = Tensor(one.path, one.dtype, one.shape, *place, one.marks)
 
 
 def _own_array(found: _Found) -> npt.NDArray[Any] | None:
-    """Return the bytes of a tensor in main memory, whose elements are in C order; None for any other one."""
-    value = found.value
-    if found.memory[0] == "numpy" or found.dtype not in NATIVE or not (value.is_cpu and value.is_contiguous()):
-        return None
-    array: npt.NDArray[Any] = value.numpy().reshape(-1).view("u1")
+    """Return the elements of a tensor in main memory in C order, as numbers that NumPy has; None for any other one."""
+    value, array = found.value, found.array
+    if array is None and getattr(value, "is_cpu", False) and value.is_contiguous():
+        kind = found.dtype if found.dtype in NATIVE else _INTEGERS[value.element_size()]
+        array = value.view(getattr(sys.modules["torch"], kind)).numpy()
     return array
 
 
@@ -848,20 +870,21 @@ class _TensorMemory:
         return _bytes_of(value, low, low + self._nbytes)
 
 
-class _ArrayMemory:
+class _ArrayMemory(Struct, eq=False, gc=False):
     """The same for an array: its elements, little-endian and in C order."""
 
-    is_remote = False
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self._array = array
-        self._bytes: memoryview | None = None
+    array: npt.NDArray[Any]
+    _bytes: memoryview | None = None
+    is_remote: ClassVar[bool] = False
 
     def view(self, offset: int, nbytes: int) -> memoryview:
+        array = self.array
+        if nbytes == array.nbytes <= _LINE and array.dtype.isnative:
+            return memoryview(array.tobytes())
         if self._bytes is None:
             self._bytes = memoryview(self._of_all())
         view = self._bytes[offset : offset + nbytes]
-        if offset + nbytes >= self._array.nbytes:
+        if offset + nbytes >= array.nbytes:
             self._bytes = None
         return view
 
@@ -869,20 +892,23 @@ class _ArrayMemory:
         _copy(self._of_all(), target)
 
     def sample(self) -> Any:
-        if not self._array.flags.c_contiguous:
-            return _spread(self._array, self._array.nbytes)
-        return _lines(self._array.reshape(-1).view("u1"))
+        array = self.array
+        if array.nbytes <= _LINE:
+            return array
+        if not array.flags.c_contiguous:
+            return _spread(array, array.nbytes)
+        return _lines(array.reshape(-1).view("u1"))
 
     def _of_all(self) -> npt.NDArray[np.uint8]:
-        if self._array.dtype.char == "B" and self._array.ndim == 1 and self._array.flags.c_contiguous:
-            return self._array
+        if self.array.dtype.char == "B" and self.array.ndim == 1 and self.array.flags.c_contiguous:
+            return self.array
         numpy = sys.modules["numpy"]
-        little = self._array.astype(self._array.dtype.newbyteorder("<"), copy=False)
+        little = self.array.astype(self.array.dtype.newbyteorder("<"), copy=False)
         try:
             flat: npt.NDArray[np.uint8] = numpy.ascontiguousarray(little).reshape(-1).view(numpy.uint8)
         except MemoryError as error:
             raise CkstoreError(
-                f"An array of shape {self._array.shape} takes {self._array.nbytes:,} bytes in one piece, more than fit"
+                f"An array of shape {self.array.shape} takes {self.array.nbytes:,} bytes in one piece, more than fit"
                 " into memory; store the tensor before it was broadcast."
             ) from error
         return flat
