@@ -28,6 +28,7 @@ from ckstore.storage.segments import COUNT, size_of
 from ckstore.writing.drop import drop
 from ckstore.writing.encode import encode
 from tests.catalog_edits import edit, sign, without_triggers
+from tests.checkpoints import settled
 
 pytestmark = pytest.mark.local
 
@@ -227,6 +228,7 @@ def test_the_number_of_hot_versions_does_not_matter(fidelity: Fidelity, counter:
             for step in range(waiting + 2):
                 run = "r" if step < 2 else f"other{step % 2}"
                 store.ingest({"w": torch.full((900,), step / 7)}, run=run, step=step, hot=99)
+            settled(store)  # Its thread looks at the policies.
             encode(store._repository, [store._catalog.version(1)])
             operation = partial(encode, store._repository, [store._catalog.version(2)])
             found.append(counter.count(store.path / "catalog.sqlite", operation))
