@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +32,6 @@ from ckstore.runtime.blocks import empty
 from ckstore.runtime.checksum import crc32
 from ckstore.scanning.content_cuts import plan_cuts
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
-
-if TYPE_CHECKING:
-    from ckstore.formats.layout import Integers
 
 #: Bytes that are read at once.
 BLOCK = 1 << 20
@@ -214,7 +211,7 @@ class _Reading:
         if self._held is None:
             file.checksums.update(zip(keys, map(crc32, contents), strict=True))
         else:
-            self._held.fill(np.array(units), np.array(positions), contents)
+            self._held.fill(units, positions, contents)
         for unit in units:
             self._missing[unit] -= 1
 
@@ -367,13 +364,12 @@ class _Held:
             buffer = self._buffers[number] = empty(nbytes, np.uint8)
         return None if buffer is None else memoryview(buffer)[position:]
 
-    def fill(self, units: Integers, positions: Integers, contents: Sequence[bytes]) -> None:
+    def fill(self, units: Sequence[int], positions: Sequence[int], contents: Sequence[bytes]) -> None:
         """Copy the bytes of some members to their places in units, as far as these are kept."""
-        sizes = np.array(list(map(len, contents)))
-        values, owners = np.frombuffer(b"".join(contents), np.uint8), np.repeat(units, sizes)
-        places = np.repeat(positions - sizes.cumsum() + sizes, sizes) + np.arange(values.size)
-        for number in set(units.tolist()) & self._buffers.keys():
-            self._buffers[number][places[owners == number]] = values[owners == number]
+        for number, position, content in zip(units, positions, contents, strict=True):
+            buffer = self._buffers.get(number)
+            if buffer is not None:
+                buffer.data[position : position + len(content)] = content
 
     def lend(self, number: int, data: memoryview) -> Iterator[list[int]]:
         """Record a unit of one member, whose bytes stay in place; yield a window once there are enough of them."""
