@@ -190,11 +190,13 @@ class _Reading:
         return {at for at, unit in enumerate(cuts.units) if unit >= 0 and len(units[unit].members) == 1}
 
     def _lend(self, file: ScannedFile, cuts: _Cuts, at: int, blocks: _Blocks) -> Iterator[list[int]]:
-        start, stop, hasher = cuts.begins[at], cuts.stops[at], blake3()
+        start, stop, hasher, checksum = cuts.begins[at], cuts.stops[at], blake3(), 0
         source = cast("StateDictSource | CompositeSource", file.source)
         for place in range(start, stop, BLOCK):
-            hasher.update(blocks.noted(place, source.view(place, min(BLOCK, stop - place))))
-        self._arrived(file, cuts, at, hasher.digest(), 0)
+            view = blocks.noted(place, source.view(place, min(BLOCK, stop - place)))
+            hasher.update(view)
+            checksum = crc32(view, checksum) if self._held is None else 0
+        self._arrived(file, cuts, at, hasher.digest(), checksum)
         if self._held is not None:
             yield from self._held.lend(cuts.units[at], source.view(start, stop - start))
 

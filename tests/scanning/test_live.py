@@ -13,7 +13,7 @@ import torch
 
 import ckstore
 from ckstore.errors import InputError
-from ckstore.formats.torch.live_state import StateDictSource
+from ckstore.formats.torch.live_state import StateDictSource, describe_state_dict
 from ckstore.scanning.hashing import hash_version
 from ckstore.scanning.inputs import STATE_DICT, scan_state_dict
 from tests.equality import assert_same, storage_of
@@ -87,12 +87,16 @@ def test_memory_is_read_once_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_a_state_that_changes_while_it_is_read_is_refused(rounded: bool) -> None:
-    state = {"w": torch.randn(70_000)}
-    scanned = scan_state_dict(state)
+@pytest.mark.parametrize("is_still", [False, True])
+def test_a_state_that_changes_while_it_is_read_is_refused(rounded: bool, is_still: bool) -> None:
+    state = {"w": torch.randn(70_000), "b": torch.randn(7)}
+    described = describe_state_dict(state)
+    described.is_still = is_still
+    scanned = scan_state_dict(described)
     hash_version(scanned, force=False)
-    unit = scanned.units[0]
+    unit, bundle = scanned.units
     scanned.checked(unit, rounded=rounded)
+    scanned.checked(bundle, rounded=rounded)
     state["w"][7] += 1
     with pytest.raises(InputError, match="changed while it was read"):
         scanned.checked(unit, rounded=rounded)
