@@ -139,12 +139,9 @@ class _Reading:
         blocks = _Blocks(file, self._progress)
         skeleton = bytearray()
         lent = self._lent(cuts) if blocks.is_still else set()
-        large = [
-            size,
-            *sorted({*([] if held is None else cuts.large()), *(cuts.begins[at] for at in lent)}, reverse=True),
-        ]
-        hasher, checksum = blake3(), 0
-        at = start = 0
+        begins = {*([] if held is None else cuts.large()), *(cuts.begins[at] for at in lent)}
+        large = [size, *sorted(begins, reverse=True)]
+        hasher, checksum, at, start = blake3(), 0, 0, 0
         while start < size:
             while large[-1] <= start:
                 large.pop()
@@ -206,8 +203,8 @@ class _Reading:
         parts = [data[begin - start : stop - start] for begin, stop in cut]
         skeleton += b"".join([part for part, unit in zip(parts, cuts.units[some], strict=True) if unit < 0])
         columns = cuts.units[some], cuts.extents[some], cuts.firsts[some], cuts.positions[some], parts
-        taken = zip(*[row for row in zip(*columns, strict=True) if row[0] >= 0], strict=True)
-        units, extents, firsts, positions, contents = taken
+        taken = [row for row in zip(*columns, strict=True) if row[0] >= 0]
+        units, extents, firsts, positions, contents = zip(*taken, strict=True)
         keys = [*zip(extents, firsts, strict=True)]
         file.digests.update(zip(keys, [blake3(content).digest() for content in contents], strict=True))
         if self._held is None:
