@@ -610,12 +610,13 @@ class _Describer:
         if dtype not in NATIVE or tensor.requires_grad or tensor.__dict__:
             return None
         try:
+            storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+            is_whole = 0 < tensor.numel() <= storage.nbytes() // ITEM_SIZES[dtype] - offset and tensor.is_contiguous()
+            # Before the array: torch resizes no storage that NumPy has seen, and FSDP fills freed ones again.
+            if not is_whole or (self._has_names is not None and self._has_names(tensor)):
+                return None
             array, version = tensor.numpy(), tensor._version
         except (RuntimeError, TypeError):
-            return None
-        storage, offset = tensor.untyped_storage(), tensor.storage_offset()
-        is_whole = 0 < array.nbytes <= storage.nbytes() - offset * array.itemsize
-        if not is_whole or not array.flags.c_contiguous or (self._has_names is not None and self._has_names(tensor)):
             return None
         path = path or ROOT
         self._versions.append((tensor, version, path))
