@@ -507,6 +507,9 @@ class PlaceLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX if self._exclusive else fcntl.LOCK_SH)
         except (ImportError, OSError):
             pass
+        except BaseException:  # An interrupt of the wait.
+            self.__exit__()
+            raise
 
     def __exit__(self, *_error: object) -> None:
         if self._descriptor >= 0:

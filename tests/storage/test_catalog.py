@@ -497,6 +497,22 @@ def test_writers_are_kept_out_while_the_catalog_is_replaced(filled, store, monke
         replace_catalog(store, build)
 
 
+def test_an_interrupt_of_a_wait_for_the_place_leaves_no_lock(store, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    held = []
+
+    def interrupted(descriptor, how):
+        held.append(descriptor)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            connection.PlaceLock(store).__enter__()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held[0])
+
+
 def test_transactions_are_all_or_nothing(filled):
     def change() -> None:
         with filled.transaction():
