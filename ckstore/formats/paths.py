@@ -74,7 +74,8 @@ def texts_of(paths: Sequence[Path]) -> list[str]:
     """
     if {*map(type, chain.from_iterable(paths))} == {str}:
         texts = list(map("/".join, cast("Sequence[tuple[str, ...]]", paths)))
-        if "/".join(texts).count("/") + 1 == sum(map(len, paths)) and _ALL_PLAIN("/".join(texts)):
+        joined = "/".join(texts)
+        if joined.count("/") + 1 == sum(map(len, paths)) and _ALL_PLAIN(joined):
             return texts
     known = {segment: segment for path in paths for segment in path if type(segment) is str and _PLAIN(segment)}
     segments = _Converted(_segment_to_text, known)

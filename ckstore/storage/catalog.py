@@ -111,7 +111,7 @@ class Catalog(CatalogClaims):
 
     def logged(self) -> str:
         """Return the name of the last record that was committed; empty if there is none."""
-        return self.follows(self.moved_packs([LOGGED]).get(LOGGED, ""))
+        return self._record_name(self.moved_packs([LOGGED]).get(LOGGED, ""))
 
     def log_records(self, after: str = "") -> list[dict[str, Any]]:
         """Return the log's undamaged records of committed changes, in order; only those after a committed one."""

@@ -498,10 +498,9 @@ class CatalogReader:
 
     def swept(self) -> str:
         """Return the name of a record in the log, up to which nothing can be undone; empty if unknown."""
-        name: str = self.moved_packs([SWEPT]).get(SWEPT, "")
-        return self.follows(name)
+        return self._record_name(self.moved_packs([SWEPT]).get(SWEPT, ""))
 
-    def follows(self, name: str) -> str:
+    def _record_name(self, name: str) -> str:
         """Return the name of a record in the log, or nothing; raise `IntegrityError` for any other text."""
         try:
             check(name, Follows)

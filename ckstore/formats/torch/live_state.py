@@ -637,9 +637,8 @@ class _Describer:
         value = torch._neg_view(value) if is_neg else value
         # Without memory, each tensor is its own.
         storage = value.untyped_storage()
-        memory = (
-            storage.data_ptr() if value.is_cpu else (value.device, id(tensor) if tensor.is_meta else storage.data_ptr())
-        )
+        start = id(tensor) if tensor.is_meta else storage.data_ptr()
+        memory = start if value.is_cpu else (value.device, start)
         shape, strides = tuple(value.shape), value.stride()
         found = _Found(path, _name_of_dtype(tensor.dtype), shape, strides, value.storage_offset(), memory, value, marks)
         last = value.numel() - 1 if value.is_contiguous() else _reach(found)
