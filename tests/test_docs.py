@@ -138,7 +138,8 @@ def check_digests(shown: str, printed: str, place: Path, went_in: dict[str, str]
     for version, path, digest in DIGEST.findall(printed):
         assert digest == digest_of(place / path)
         assert digest == went_in.get(version, digest)
-    if went_in.items() & set(documented()):
+    is_whole = not re.search(r"(?m)^\.\.\.$", shown)
+    if is_whole and went_in.items() & set(documented()):
         assert [found[2] for found in DIGEST.findall(shown)] == [found[2] for found in DIGEST.findall(printed)]
 
 

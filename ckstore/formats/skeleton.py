@@ -83,21 +83,27 @@ class Checks:
     """CRC-32 of the checked stretches of a file, computed while the file is read in order; see `results`."""
 
     def __init__(self, layout: FileLayout) -> None:
-        self._columns = sorted([(one.start, one.stop, number) for number, one in enumerate(layout.checked)])
-        self._starts = [start for start, *_ in self._columns]
+        starts, self._stops = [one.start for one in layout.checked], [one.stop for one in layout.checked]
+        self._order = sorted(range(len(starts)), key=starts.__getitem__)
+        self._starts = [starts[number] for number in self._order]
         self._next = 0
-        self._begun: list[tuple[int, int, int]] = []
-        self.results = [0] * len(self._columns)
+        #: The place in the order of each stretch that goes on.
+        self._begun: list[int] = []
+        self.results = [0] * len(starts)
 
     def update(self, start: int, block: bytes | memoryview) -> None:
         """Process the block that begins at byte `start`."""
         stop = start + len(block)
         first, self._next = self._next, bisect_left(self._starts, stop, self._next)
-        begun, results = self._begun + self._columns[first : self._next], self.results
+        begun, results = [*self._begun, *range(first, self._next)], self.results
         # A part of bytes takes less time than one of a view.
         data = bytes(block) if len(begun) > _MANY else memoryview(block)
-        for low, high, number in begun:
+        self._begun = []
+        for place in begun:
+            number, low = self._order[place], self._starts[place]
+            high = self._stops[number]
             part = data[max(low - start, 0) : max(high - start, 0)]
             if part:
                 results[number] = crc32(part, results[number])
-        self._begun = [one for one in begun if one[1] > stop]
+            if high > stop:
+                self._begun.append(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
@@ -134,7 +134,7 @@ class CompositeSource:
     def __init__(
         self,
         skeleton: bytes,
-        extents: Sequence[tuple[int, int]],
+        extents: Iterable[tuple[int, int]],
         size: int,
         read: Callable[[int, int, int], bytes | memoryview] | None = None,
         *,
@@ -145,7 +145,7 @@ class CompositeSource:
         self._size = size
         self._read = read or (lambda index, offset, nbytes: bytes(nbytes))
         #: The pieces of the file: extent index (-1: skeleton), first byte there, number of bytes; and their starts.
-        self._pieces: list[tuple[int, int, int]] = []
+        self._columns = indices, begins, lengths = list[int](), list[int](), list[int]()
         self._starts: list[int] = []
         position = taken = 0
         for index, (start, nbytes) in enumerate(extents):
@@ -153,15 +153,21 @@ class CompositeSource:
                 raise InputError("The extents of a file overlap or are not sorted.")
             if start > position:
                 self._starts.append(position)
-                self._pieces.append((-1, taken, start - position))
+                indices.append(-1)
+                begins.append(taken)
+                lengths.append(start - position)
                 taken += start - position
             if nbytes:
                 self._starts.append(start)
-                self._pieces.append((index, 0, nbytes))
+                indices.append(index)
+                begins.append(0)
+                lengths.append(nbytes)
             position = start + nbytes
         if position < size:
             self._starts.append(position)
-            self._pieces.append((-1, taken, size - position))
+            indices.append(-1)
+            begins.append(taken)
+            lengths.append(size - position)
             taken += size - position
         if taken != len(skeleton) or position > size:
             raise InputError("A skeleton and its extents do not add up to the size of the file.")
@@ -203,7 +209,8 @@ class CompositeSource:
             return []
         stop = offset + length
         first, last = bisect_right(self._starts, offset) - 1, bisect_left(self._starts, stop)
-        found = self._pieces[first:last]
+        indices, begins, lengths = self._columns
+        found = [*zip(indices[first:last], begins[first:last], lengths[first:last], strict=True)]
         found[-1] = (*found[-1][:2], stop - self._starts[last - 1])
         index, begin, nbytes = found[0]
         skipped = offset - self._starts[first]

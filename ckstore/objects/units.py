@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from math import prod
-from operator import itemgetter
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -197,7 +198,7 @@ def cut_pieces(
 ) -> list[Unit]:
     """Return the units of pieces: parts of large ones, bundles of small ones."""
     units: list[Unit] = []
-    small: dict[tuple[str, str, str], list[_Small]] = {}
+    small: defaultdict[tuple[str, str, str], list[_Small]] = defaultdict(list)
     texts = texts_of([piece.path for piece in pieces])
     are_states = may_be_states(texts) or any(piece.tree >= 0 for piece in pieces)
     has_numbers = {*map(type, chain.from_iterable([piece.path for piece in pieces]))} != {str}
@@ -213,7 +214,7 @@ def cut_pieces(
         tree = text[: text.find("/")] if len(piece.path) > 1 else ""
         group = (piece.prefix + tree, piece.dtype, "" if role == "other" else role)
         first, path = piece.members[0], _order(piece.path) if has_numbers else piece.path
-        small.setdefault(group, []).append(((path, first.file, first.extent), piece, text + piece.mark))
+        small[group].append(_Small(path, first.file, first.extent, piece, text + piece.mark))
     units.extend(_bundles(small))
     return units
 
@@ -292,29 +293,35 @@ def _cut_parts(piece: Piece, firsts: Sequence[int]) -> Iterable[Unit]:
         )
 
 
-#: A small piece with its sort key and its name.
-_Small = tuple[Any, Piece, str]
+class _Small(Struct, eq=False, gc=False):
+    """A small piece with its name, and the fields that it is sorted by."""
+
+    path: Any
+    file: int
+    extent: int
+    piece: Piece
+    name: str
 
 
-def _bundles(small: dict[tuple[str, str, str], list[_Small]]) -> Iterable[Unit]:
+def _bundles(small: Mapping[tuple[str, str, str], list[_Small]]) -> Iterable[Unit]:
     merged: dict[tuple[str, str, str], list[_Small]] = {}
     for (subtree, dtype, role), pieces in small.items():
-        enough = sum([piece.count for _, piece, _ in pieces]) >= _ROLE_MINIMUM
+        enough = sum([one.piece.count for one in pieces]) >= _ROLE_MINIMUM
         merged.setdefault((subtree, dtype, role if enough else ""), []).extend(pieces)
     for (subtree, dtype, role), pieces in sorted(merged.items(), key=lambda item: item[0]):
-        pieces.sort(key=itemgetter(0))
+        pieces.sort(key=attrgetter("path", "file", "extent"))
         part = 0
         while pieces:
             total = taken = 0
-            while taken < len(pieces) and (taken == 0 or total + pieces[taken][1].count <= BUNDLE):
-                total += pieces[taken][1].count
+            while taken < len(pieces) and (taken == 0 or total + pieces[taken].piece.count <= BUNDLE):
+                total += pieces[taken].piece.count
                 taken += 1
             chosen, pieces = pieces[:taken], pieces[taken:]
-            signature = _signature(dtype, [(subtree, ()), *[(name, piece.shape) for _, piece, name in chosen]])
+            signature = _signature(dtype, [(subtree, ()), *[(one.name, one.piece.shape) for one in chosen]])
             scale = 2 if dtype in PARTS else 1
             yield Unit(
                 f"bundle:{subtree}|{dtype}|{role}#{part}", signature, part_dtype(dtype), (total * scale,),
-                role or "other", tuple([member for _, piece, _ in chosen for member in piece.members]),
+                role or "other", tuple([member for one in chosen for member in one.piece.members]),
             )  # fmt: skip
             part += 1
 

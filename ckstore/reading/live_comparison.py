@@ -16,6 +16,7 @@ from ckstore.codecs.lattice import PARTS
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.formats.layout import row_major
 from ckstore.formats.paths import listed
+from ckstore.formats.torch.live_state import array_of
 from ckstore.objects.identity import content_id
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.renames import renamed_text, renames_of
@@ -144,7 +145,7 @@ class _Local:
     def bytes(self, start: int, stop: int) -> memoryview:
         """Return the bytes of elements of the box, counted in it."""
         flat = self.value.contiguous().reshape(-1)[start:stop]
-        return memoryview(flat.view(torch.uint8).cpu().numpy())
+        return memoryview(array_of(flat.view(torch.uint8).cpu()))
 
 
 def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

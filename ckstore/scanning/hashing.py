@@ -178,7 +178,10 @@ class _Reading:
                 if view:
                     target = None if held is None else (yield from held.target(cuts.units[at], cuts.positions[at]))
         blocks.check()
-        file.skeleton = fill_crcs(bytes(skeleton), file.layout, [0] * len(file.crcs))
+        if isinstance(file.source, StateDictSource):  # Its checksums are those of this reading.
+            file.skeleton = file.source.skeleton
+        else:
+            file.skeleton = fill_crcs(bytes(skeleton), file.layout, [0] * len(file.crcs))
         file.source.check_unchanged()
 
     def _lent(self, cuts: _Cuts) -> set[int]:

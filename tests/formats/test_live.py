@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import ckstore
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.torch.live_state import StateDictSource, describe_state_dict
@@ -204,6 +205,31 @@ def test_tensors_whose_memory_was_freed_are_named(nbytes: int) -> None:
     with pytest.raises(UsageError, match=rf"model/freed has {nbytes} of its 4,000 bytes: its memory was freed or cut"):
         StateDictSource(state)
     freed.untyped_storage().resize_(4000)  # As FSDP does to gather them again.
+
+
+def test_storages_can_be_resized_after_they_were_read(tmp_path: Path) -> None:
+    """As FSDP does in each step."""
+    values = torch.arange(3000.0)
+    state: dict[str, torch.Tensor] = {
+        "small": torch.ones(3), "large": torch.ones(3000), "half": torch.ones(70).bfloat16(), "none": torch.ones(0),
+        "parameter": torch.nn.Parameter(torch.ones(40)), "tied": values, "part": values[9:],
+        "turned": torch.ones(30, 40).T, "gaps": torch.ones(300, 20)[:, ::2], "flags": torch.ones(80) > 0,
+        "negative": torch._neg_view(torch.ones(50)),
+        "conjugated": torch.ones(50, dtype=torch.complex64).conj(), "scalar": torch.tensor(1.0),
+    }  # fmt: skip
+    with ckstore.init(tmp_path / "store") as store, store.saver(run="saved") as saver:
+        store.ingest(state, run="live")
+        saver.save(state, step=0)
+        assert store["live"].compare(state)
+    for tensor in state.values():
+        tensor.detach().untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("tensor", [torch.ones([1] * 65), torch.ones([1] * 64 + [99]), torch.ones([1] * 64 + [9])])
+def test_tensors_of_too_many_axes_are_named(tensor: torch.Tensor) -> None:
+    with pytest.raises(UsageError, match="The tensor at a/b has 65 axes, which cannot be stored"):
+        StateDictSource({"a": {"b": tensor}})
+    assert loaded({"b": tensor[0]})["b"].shape == tensor.shape[1:]
 
 
 @pytest.mark.parametrize(

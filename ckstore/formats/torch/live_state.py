@@ -8,9 +8,10 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from ctypes import PYFUNCTYPE, c_ssize_t, c_void_p, py_object, pythonapi
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -42,7 +43,7 @@ from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.objects import CLASSES, MAX_FIELD_DEPTH, MAX_FIELDS, registered
 from ckstore.formats.torch.pickle_reader import Identity, key_of
 from ckstore.formats.torch.pickle_writer import OPAQUE
-from ckstore.formats.torch.storages import StorageData
+from ckstore.formats.torch.storages import MAX_RANK, StorageData
 from ckstore.formats.torch.tree_reader import MAX_TENSORS, PLAIN, ROOT, free, segment_of
 from ckstore.formats.torch.zip import assemble
 from ckstore.formats.torch.zip_writer import TorchPlan, plan_torch
@@ -84,8 +85,6 @@ _WITHOUT_ATTRIBUTES = (Counter,)
 #: Types of the elements of arrays with fields.
 _RECORDS = ("numpy.void", "numpy.record")
 
-#: A node, its tree, and whether that has tensors.
-_Seen = tuple[Any, Any, bool]
 #: Segments at a path, see `free`.
 _Taken = dict[Segment, int]
 
@@ -97,8 +96,28 @@ _STRETCH = 1 << 18
 #: Of elements that lie scattered it has one of so many bytes, which cost a cache line each.
 _SPREAD = 1 << 14
 
+#: Returns the bytes at an address: `ctypes.string_at` in one call.
+_bytes_at = PYFUNCTYPE(py_object, c_void_p, c_ssize_t)(("PyBytes_FromStringAndSize", pythonapi))
+#: A tensor before it is placed.
+_EMPTY = Tensor(ROOT, "uint8", (0,), (1,), -1, 0)
 #: Names of torch's integers by size.
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+
+
+class _Seen(Struct, eq=False, gc=False):
+    """A node, its tree, and whether that has tensors."""
+
+    node: Any
+    tree: Any
+    has_tensors: bool
+
+
+class _Noted(Struct, eq=False, gc=False):
+    """A tensor at a path with the number of changes that torch has counted."""
+
+    tensor: Any
+    version: int
+    path: Path
 
 
 class Memory(Protocol):
@@ -132,7 +151,7 @@ class LiveState:
     memories: list[Memory] = field(default_factory=list)
     shared: Shared = ()
     is_still: bool = False
-    _versions: list[tuple[Any, int, Path]] = field(default_factory=list)
+    _noted: list[_Noted] = field(default_factory=list)
     _sampled: list[Any] = field(default_factory=list)
     _sample: list[bytes] = field(default_factory=list)
 
@@ -142,7 +161,7 @@ class LiveState:
 
     def note(self) -> None:
         """Take a sample of the bytes as they are now, for `check_unchanged`."""
-        self._sampled = [memory.sample() for memory in self.memories]
+        self._sampled = [one if type(one) is _FewBytes else one.sample() for one in self.memories]
         self._sample = _contents(self._sampled)
 
     def check_unchanged(self) -> None:
@@ -150,9 +169,9 @@ class LiveState:
 
         Torch counts no change by fused optimisers and through `Tensor.data`, and nothing counts changes of arrays.
         """
-        for tensor, version, path in self._versions:
-            if tensor._version != version:
-                raise _changed(path)
+        for one in self._noted:
+            if one.tensor._version != one.version:
+                raise _changed(one.path)
         for extent, before, now in zip(self.extents, self._sample, _contents(self._sampled), strict=False):
             if before != now:
                 raise _changed(extent.path)
@@ -175,12 +194,14 @@ class StateDictSource:
         self._starts = [one.start for one in plan.layout.extents]
         self._crcs: dict[int, int] = {}
         self._checks, self._followed = Checks(self.layout), 0
-        self._places = sorted(
-            [(place, number) for number, one in enumerate(self.layout.checked) for place in one.positions]
-        )
+        import numpy as np
+
+        places = np.array([one.positions for one in self.layout.checked], np.int64)
+        order = places.argsort(axis=None)
+        self._places, self._place_numbers = places.reshape(-1)[order], order // max(1, places.shape[-1])
         self._bytes = CompositeSource(
             plan.skeleton,
-            [(one.start, prod(one.shape) * ITEM_SIZES[one.dtype]) for one in plan.layout.extents],
+            zip(self._starts, [prod(one.shape) * ITEM_SIZES[one.dtype] for one in plan.layout.extents], strict=True),
             plan.layout.size,
             # Without a reference to this source: in a cycle, the caller's tensors would wait for the garbage collector.
             lambda index, offset, nbytes: memories[numbers[index]].view(offset, nbytes),
@@ -205,15 +226,14 @@ class StateDictSource:
         self._bytes.read_into(offset, target)
         stop = offset + len(target)
         self._follow(offset, target)
-        first = bisect_right(self._places, (offset - 4, len(self._places)))
-        last = bisect_left(self._places, (stop, 0))
+        first, last = self._places.searchsorted((offset - 3, stop)).tolist()
         if first == last:
             return
         import numpy as np
 
-        places, numbers = zip(*self._places[first:last], strict=True)
+        numbers = self._place_numbers[first:last].tolist()
         crcs = np.array(self._crcs_of(numbers), "<u4").view(np.uint8).reshape(-1, 4)
-        indices = np.array(places, np.int64)[:, None] + np.arange(4) - offset
+        indices = self._places[first:last, None] + np.arange(4) - offset
         is_inside = (indices >= 0) & (indices < len(target))
         np.frombuffer(target, np.uint8)[indices[is_inside]] = crcs[is_inside]
 
@@ -309,8 +329,6 @@ class _Found(Struct, eq=False, gc=False):
     memory: Any
     value: Any
     marks: tuple[str, ...] = ()
-    #: Its elements, if they are in main memory and in C order.
-    array: npt.NDArray[Any] | None = None
 
 
 class _Named(Struct, eq=False):
@@ -326,7 +344,9 @@ class _Describer:
         #: Whether arrays are part of an object that `torch.load` makes with them, and are no tensors then.
         self._is_inline = False
         self._found: list[_Found] = []
-        self._versions: list[tuple[Any, int, Path]] = []
+        self._noted: list[_Noted] = []
+        #: Shapes and strides, each once.
+        self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._open: set[int] = set()
         self._seen: dict[int, _Seen] = {}
         self._shared: list[tuple[Any, Any]] = []
@@ -348,16 +368,16 @@ class _Describer:
         if type(node) in PLAIN:
             return _integer(node, path) if type(node) is int else node
         seen = self._seen.get(id(node))
-        if seen is not None and not seen[2]:
-            return seen[1]
+        if seen is not None and not seen.has_tensors:
+            return seen.tree
         before = len(self._found)
         own = self._own_tensor(node, path) if type(node) is self._tensor else None
         tree = self._described(node, path, depth, taken) if own is None else self._keep(own)
         if seen is None:
             # The node is kept alive: the id of a deleted one may be reused.
-            self._seen[id(node)] = (node, tree, len(self._found) > before)
+            self._seen[id(node)] = _Seen(node, tree, len(self._found) > before)
         else:
-            self._shared.append((tree, seen[1]))
+            self._shared.append((tree, seen.tree))
         return tree
 
     def _described(self, node: Any, path: Path, depth: int, taken: _Taken | None) -> Any:
@@ -419,8 +439,9 @@ class _Describer:
                 raise UsageError(
                     f"The dictionary at {_shown(path)} has an attribute {name}, which hides its method; delete it."
                 )
-        # Most keys are texts, and there may be very many.
-        pairs = [(key if type(key) is str else self._key(key, path), value) for key, value in node.items()]
+        pairs = node.items()
+        if {*map(type, node)} != {str}:  # Most keys are texts, and there may be very many.
+            pairs = [(key if type(key) is str else self._key(key, path), value) for key, value in pairs]
         tree = like(node, self._entries(pairs, path, depth, taken))
         if attributes:
             before = len(self._found)
@@ -443,17 +464,15 @@ class _Describer:
 
     def _entries(
         self, pairs: Iterable[tuple[Any, Any]], path: Path, depth: int, taken: _Taken
-    ) -> list[tuple[Any, Any]]:
-        """Return pairs of a key's tree and a value's."""
-        found = []
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield pairs of a key's tree and a value's."""
         for key, value in pairs:
             tree = self._item(value, key, path, depth, taken)
             if type(key) is Identity:
                 free("key", taken)
             elif type(key) not in PLAIN:
                 key = self.visit(key, (*path, free("key", taken)), depth + 1)
-            found.append((key, tree))
-        return found
+            yield key, tree
 
     def _key(self, key: Any, path: Path) -> Any:
         """Return a key or element: plain ones unchanged, others as values that equal only themselves."""
@@ -507,7 +526,7 @@ class _Describer:
         )
         appended = list(items or ())
         if all(type(item) is tuple and len(item) == 2 for item in appended):
-            appended = self._entries(appended, path, depth, taken)
+            appended = [*self._entries(appended, path, depth, taken)]
         else:
             appended = self._sequence(appended, path, depth, taken)
         return Unknown(_name(function), parts, state, tuple(appended))
@@ -551,6 +570,8 @@ class _Describer:
             return "is on the meta device and has no values"
         if tensor._is_zerotensor():
             return "is a zero tensor without memory, which cannot be stored"
+        if tensor.dim() > MAX_RANK:
+            return f"has {tensor.dim()} axes, which cannot be stored"
         is_named = self._has_names is not None and self._has_names(tensor)
         return "has named axes, which cannot be stored" if is_named else ""
 
@@ -602,25 +623,24 @@ class _Describer:
             ) from error
 
     def _own_tensor(self, tensor: Any, path: Path) -> _Found | None:
-        """Return a plain tensor in few steps; None for most others, which `_problem_of` and `_torch_tensor` look at.
-
-        torch gives NumPy only tensors in main memory, without gradients, lazy changes and other layouts.
-        """
+        """Return a plain tensor in few steps; None for most others, which `_problem_of` and `_torch_tensor` look at."""
         dtype = _name_of_dtype(tensor.dtype)
-        if dtype not in NATIVE or tensor.requires_grad or tensor.__dict__:
+        # Its `__dict__` would make one, which lives as long as the tensor.
+        if dtype not in ITEM_SIZES or tensor.requires_grad or object.__getstate__(tensor) is not None:
             return None
         try:
             storage, offset = tensor.untyped_storage(), tensor.storage_offset()
             is_whole = 0 < tensor.numel() <= storage.nbytes() // ITEM_SIZES[dtype] - offset and tensor.is_contiguous()
-            # Before the array: torch resizes no storage that NumPy has seen, and FSDP fills freed ones again.
-            if not is_whole or (self._has_names is not None and self._has_names(tensor)):
+            is_other = tensor.is_neg() or tensor.is_conj() or not tensor.is_cpu or tensor.dim() > MAX_RANK
+            if not is_whole or is_other or (self._has_names is not None and self._has_names(tensor)):
                 return None
-            array, version = tensor.numpy(), tensor._version
+            start, version, shape, strides = storage.data_ptr(), tensor._version, tensor.shape, tensor.stride()
         except (RuntimeError, TypeError):
             return None
         path = path or ROOT
-        self._versions.append((tensor, version, path))
-        return _Found(path, dtype, array.shape, tensor.stride(), offset, storage.data_ptr(), tensor, (), array)
+        self._noted.append(_Noted(tensor, version, path))
+        shape, strides = self._sizes.get(shape) or tuple(shape), self._sizes.setdefault(strides, strides)
+        return _Found(path, dtype, self._sizes.setdefault(shape, shape), strides, offset, start, tensor)
 
     def _torch_tensor(self, tensor: Any, path: Path) -> _Found:
         torch = self._torch
@@ -630,7 +650,7 @@ class _Describer:
         said = (is_conj, is_neg, is_parameter, tensor.requires_grad, False)
         marks = tuple([mark for mark, holds in zip(MARKS, said, strict=True) if holds]) if any(said) else ()
         if not tensor.is_inference():
-            self._versions.append((tensor, tensor._version, path))
+            self._noted.append(_Noted(tensor, tensor._version, path))
         value = tensor.detach()
         # The values as they are in memory; the marks then apply to these.
         value = value.conj() if is_conj else value
@@ -675,22 +695,25 @@ class _Describer:
         return _Found(path, base.dtype.name, array.shape, strides, 0, memory, base, marks)
 
     def finish(self, tree: Any) -> LiveState:
-        state = LiveState(tree, shared=self._shared, _versions=self._versions)
+        state = LiveState(tree, shared=self._shared, _noted=self._noted)
+        placed, extents, memories = state.tensors, state.extents, state.memories
         firsts: dict[Any, int] = {}
         tied: dict[Any, list[int]] = {}
-        for number, found in enumerate(self._found):
-            if 0 not in found.shape and (first := firsts.setdefault(found.memory, number)) != number:
-                tied.setdefault(found.memory, [first]).append(number)
-        state.tensors += [Tensor(one.path, one.dtype, one.shape, one.strides, -1, 0, one.marks) for one in self._found]
-        placed, extents, memories = state.tensors, state.extents, state.memories
-        for memory, number in firsts.items():
+        for number, one in enumerate(self._found):
+            empty = 0 in one.shape
+            placed.append(Tensor(one.path, one.dtype, one.shape, one.strides, -1, 0, one.marks) if empty else _EMPTY)
+            if empty:
+                continue
+            if (first := firsts.setdefault(one.memory, number)) != number:
+                tied.setdefault(one.memory, [first]).append(number)
+        for place, number in firsts.items():
             one = self._found[number]
-            if memory not in tied and (array := _own_array(one)) is not None:
+            if place not in tied and (memory := _own_memory(one)) is not None:
                 placed[number] = Tensor(one.path, one.dtype, one.shape, one.strides, len(extents), 0, one.marks)
                 extents.append(Extent(0, one.dtype, one.shape, one.path))
-                memories.append(_ArrayMemory(array))
+                memories.append(memory)
             else:
-                self._place(tied.get(memory, [number]), state)
+                self._place(tied.get(place, [number]), state)
         state.note()
         return state
 
@@ -726,7 +749,7 @@ class _Describer:
                 memory = Absent(first.path, first.memory[1])
             else:
                 data = _bytes_of(first.value, low * item, high * item)
-                memory = _ArrayMemory(data.numpy()) if data.device.type == "cpu" else _TensorMemory(data)
+                memory = _ArrayMemory(array_of(data)) if data.device.type == "cpu" else _TensorMemory(data)
         state.extents.append(Extent(0, first.dtype, shape, first.path))
         state.memories.append(memory)
         extent = len(state.extents) - 1
@@ -735,12 +758,23 @@ class _Describer:
             state.tensors[number] = Tensor(one.path, one.dtype, one.shape, *place, one.marks)
 
 
-def _own_array(found: _Found) -> npt.NDArray[Any] | None:
-    """Return the elements of a tensor in main memory in C order, as numbers that NumPy has; None for any other one."""
-    value, array = found.value, found.array
-    if array is None and getattr(value, "is_cpu", False) and value.is_contiguous():
-        kind = found.dtype if found.dtype in NATIVE else _INTEGERS[value.element_size()]
-        array = value.view(getattr(sys.modules["torch"], kind)).numpy()
+def _own_memory(found: _Found) -> Memory | None:
+    """Return the memory of a tensor in main memory in C order; None for any other one."""
+    value = found.value
+    if not getattr(value, "is_cpu", False) or not value.is_contiguous():
+        return None
+    nbytes = value.nbytes
+    return _FewBytes(value, nbytes) if nbytes <= _LINE else _ArrayMemory(array_of(value))
+
+
+def array_of(tensor: Any) -> npt.NDArray[Any]:
+    """Return the elements of a tensor in main memory, in place; as integers if NumPy lacks their dtype.
+
+    Torch resizes no storage that `Tensor.numpy` has seen, though FSDP frees and fills some in each step.
+    """
+    if _name_of_dtype(tensor.dtype) not in NATIVE:
+        tensor = tensor.view(getattr(sys.modules["torch"], _INTEGERS[tensor.element_size()]))
+    array: npt.NDArray[Any] = sys.modules["numpy"].from_dlpack(tensor)
     return array
 
 
@@ -761,6 +795,9 @@ def _contents(views: Sequence[Any]) -> list[bytes]:
     remote: dict[Any, list[int]] = {}
     found = []
     for index, view in enumerate(views):
+        if type(view) is _FewBytes:
+            found.append(_bytes_at(view.tensor.data_ptr(), view.nbytes))
+            continue
         is_remote = getattr(view, "is_cuda", None) is not None
         found.append(b"" if is_remote else view.tobytes())
         if is_remote:
@@ -839,7 +876,7 @@ class _TensorMemory:
     def view(self, offset: int, nbytes: int) -> memoryview:
         if self._bytes is None:
             self._bytes = self._of_all()
-        view = memoryview(self._bytes[offset : offset + nbytes].cpu().numpy())
+        view = memoryview(array_of(self._bytes[offset : offset + nbytes].cpu()))
         if offset + nbytes >= self._nbytes:
             self._bytes = None
         return view
@@ -848,7 +885,7 @@ class _TensorMemory:
         data = self._of_all()
         if data.device.type == "cpu":
             # In this thread alone: torch's threads wait for one another, which takes long on busy cores.
-            _copy(data.numpy(), target)
+            _copy(array_of(data), target)
             return None
         torch = sys.modules["torch"]
         torch.from_numpy(target).copy_(data, non_blocking=data.is_cuda)
@@ -861,13 +898,30 @@ class _TensorMemory:
         else:
             kind = _INTEGERS.get(tensor.element_size())  # NumPy has not every dtype of torch.
             view = _spread(tensor if kind is None else tensor.view(getattr(torch, kind)), self._nbytes)
-        return view.numpy() if view.device.type == "cpu" else view
+        return array_of(view) if view.device.type == "cpu" else view
 
     def _of_all(self) -> Any:
         """All bytes, in place where they are in order."""
         value = self._tensor.contiguous()
         low = value.storage_offset() * value.element_size()
         return _bytes_of(value, low, low + self._nbytes)
+
+
+class _FewBytes(Struct, eq=False, gc=False):
+    """The same for a small tensor in main memory, without an array."""
+
+    tensor: Any
+    nbytes: int
+    is_remote: ClassVar[bool] = False
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        return memoryview(_bytes_at(self.tensor.data_ptr() + offset, nbytes))
+
+    def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
+        target.data[:] = self.view(0, self.nbytes)
+
+    def sample(self) -> Any:
+        return self
 
 
 class _ArrayMemory(Struct, eq=False, gc=False):
@@ -878,13 +932,10 @@ class _ArrayMemory(Struct, eq=False, gc=False):
     is_remote: ClassVar[bool] = False
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        array = self.array
-        if nbytes == array.nbytes <= _LINE and array.dtype.isnative:
-            return memoryview(array.tobytes())
         if self._bytes is None:
             self._bytes = memoryview(self._of_all())
         view = self._bytes[offset : offset + nbytes]
-        if offset + nbytes >= array.nbytes:
+        if offset + nbytes >= self.array.nbytes:
             self._bytes = None
         return view
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -52,9 +52,9 @@ NEW_OBJECT = Reference(("copyreg", "__newobj__"))
 OPAQUE = "pickle.loads"
 
 
-#: For each tensor its form, and the key of its storage: calls of tensors of one form differ in the key alone. Other
-#: tensors have no form.
-Forms = Sequence[tuple[Hashable, str]]
+#: The form of each tensor, and the key of its storage: calls of tensors of one form differ in the key alone. Other
+#: tensors have the form -1.
+Forms = tuple[Sequence[int], Sequence[str]]
 
 
 class MakeTensor(Protocol):
@@ -67,7 +67,7 @@ class MakeTensor(Protocol):
         """Return the call."""
 
 
-def write_pickle(tree: Any, tensor: MakeTensor, shared: Shared = (), forms: Forms = ()) -> bytes:
+def write_pickle(tree: Any, tensor: MakeTensor, shared: Shared = (), forms: Forms = ((), ())) -> bytes:
     """Return the pickle of a tree; equal trees give equal bytes.
 
     It may hold plain containers, which are written once and shared, plain values, `Unknown`, `Identity` (of dictionary
@@ -93,13 +93,14 @@ class _Writer:
     def __init__(self, tensor: MakeTensor, shared: Shared, forms: Forms) -> None:
         self.parts: list[bytes] = []
         self._tensor = tensor
-        self._forms = forms
+        self._forms, self._keys = forms
         self._firsts = {id(later): first for later, first in shared}
+        #: By text, reference, kind and id of a container, or number of a tensor.
         self._memo: dict[Any, int] = {}
         self._numbers = 0
         self._alive: list[Any] = []
         #: The code of a call of each form, before and after the key.
-        self._codes: dict[Hashable, tuple[bytes, bytes]] = {}
+        self._codes: dict[int, tuple[bytes, bytes]] = {}
 
     def value(self, node: Any, depth: int) -> None:
         if depth > _MAX_DEPTH:
@@ -115,7 +116,7 @@ class _Writer:
         elif kind is float:
             emit(b"G" + struct.pack(">d", node))
         elif kind is TensorRef:
-            self._tensor_of(self._firsts.get(id(node), node).index if self._firsts else node.index, depth)
+            self._tensor_of(node, depth)
         elif kind is Reference:
             if not self._known(node):
                 emit("c{}\n{}\n".format(*node).encode())
@@ -180,24 +181,24 @@ class _Writer:
         else:
             raise UsageError(f"A value of type {kind.__name__} cannot be written to a torch file.")
 
-    def _tensor_of(self, index: int, depth: int) -> None:
+    def _tensor_of(self, node: TensorRef, depth: int) -> None:
         """Write the call of a tensor: in one step if another one of its form was written."""
-        known = TensorRef, index
-        if known in self._memo:
-            self._known(known)
+        index = self._firsts.get(id(node), node).index if self._firsts else node.index
+        if index in self._memo:
+            self._known(index)
             return
-        form, key = self._forms[index] if self._forms else (None, "")
+        form = self._forms[index] if self._forms else -1
         if form not in self._codes or depth + _CALL_DEPTH > _MAX_DEPTH:
             call = self._tensor(index, None)
             self._container(call, Call, depth)
-            self._memo[known] = self._memo[Call, id(call)]
-            if form is not None:
+            self._memo[index] = self._memo[Call, id(call)]
+            if form >= 0:
                 self._codes[form] = self._codes_of(call)
             return
         before, after = self._codes[form]
-        data = key.encode()
-        self.parts.append(before + _U4(len(data)) + data + after)
-        self._remember(known)
+        data = self._keys[index].encode()
+        self.parts += before, _U4(len(data)), data, after
+        self._remember(index)
 
     def _codes_of(self, call: Call) -> tuple[bytes, bytes]:
         """Return the code of calls like one that was just written, before and after the length and text of the key."""
@@ -233,8 +234,14 @@ class _Writer:
         for start in range(0, len(entries), _BATCH):
             self.parts.append(b"(")
             for name, item in entries[start : start + _BATCH]:
-                self.value(name, depth + 1)
-                self.value(item, depth + 1)
+                if type(name) is str:
+                    self._text(name)
+                else:
+                    self.value(name, depth + 1)
+                if type(item) is TensorRef:
+                    self._tensor_of(item, depth + 1)
+                else:
+                    self.value(item, depth + 1)
             self.parts.append(b"u")
         if type(node) is OrderedDict and vars(node):
             self._state(vars(node), depth)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import prod
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -14,7 +14,7 @@ from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.layout import Extent, Path, Tensor, memory_shape
 
-_MAX_RANK = 64
+MAX_RANK = 64
 
 
 class StorageData(Struct, frozen=True, gc=False):
@@ -53,8 +53,9 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
     tensors: list[Tensor | None] = [None] * len(views)
     viewed: dict[str, list[_Placed]] = {}
     times = Counter(map(itemgetter(0), views))
-    #: Tensors that are all that a storage holds; there may be very many, of few forms.
-    alone: dict[str, tuple[int, tuple[int, ...]]] = {}
+    #: Tensors that are all that a storage holds; there may be very many, of few forms, that is, shapes of extents.
+    alone: dict[str, int] = {}
+    whole: list[tuple[int, ...] | None] = []
     shapes: dict[Any, tuple[int, ...] | None] = {}
     for number, (key, tensor) in enumerate(views):
         storage = by_key.get(key)
@@ -63,29 +64,28 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
         form = tensor.dtype, tensor.shape, tensor.strides, tensor.offset, storage.nbytes
         if form not in shapes:
             shapes[form] = _shape_of_all(_place(number, tensor, storage))
-        if (shape := shapes[form]) is not None and times[key] == 1:
-            alone[key] = number, shape
+        whole.append(shapes[form])
+        if whole[number] is not None and times[key] == 1:
+            alone[key] = number
         elif (view := _place(number, tensor, storage)) is None:
             tensors[number] = Tensor(tensor.path, tensor.dtype, tensor.shape, tensor.strides, -1, 0, tensor.marks)
         else:
             viewed.setdefault(key, []).append(view)
     extents: list[Extent] = []
-    members: list[Sequence[_Placed]] = []
+    groups: dict[int, list[_Placed]] = {}
     for storage in sorted(by_key.values(), key=attrgetter("start")):
-        if storage.key not in alone:
-            _cut_storage(storage, viewed.get(storage.key, []), extents, members)
+        shape = None if (alone_in := alone.get(storage.key)) is None else whole[alone_in]
+        if alone_in is None or shape is None:
+            _cut_storage(storage, viewed.get(storage.key, []), extents, groups)
             continue
-        number, shape = alone[storage.key]
-        held = views[number][1]
-        tensors[number] = Tensor(held.path, held.dtype, held.shape, held.strides, len(extents), 0, held.marks)
+        held = views[alone_in][1]
+        tensors[alone_in] = Tensor(held.path, held.dtype, held.shape, held.strides, len(extents), 0, held.marks)
         extents.append(Extent(storage.start, held.dtype, shape, held.path))
-        members.append(())
-    for index, (extent, group) in enumerate(zip(extents, members, strict=True)):
-        item = ITEM_SIZES[extent.dtype]
-        base = extent.start
+    for index, group in groups.items():
+        item = ITEM_SIZES[extents[index].dtype]
         for one in group:
             if ITEM_SIZES[one.tensor.dtype] == item:
-                offset = (one.storage.start + one.low - base) // item
+                offset = (one.storage.start + one.low - extents[index].start) // item
                 held = one.tensor
                 tensors[one.number] = Tensor(held.path, held.dtype, held.shape, held.strides, index, offset, held.marks)
     return extents, tensors
@@ -101,7 +101,7 @@ def _shape_of_all(view: _Placed | None) -> tuple[int, ...] | None:
 def _place(number: int, tensor: Tensor, storage: StorageData) -> _Placed | None:
     """Return the bytes that a tensor spans; None for one without elements."""
     shape, strides, item = tensor.shape, tensor.strides, ITEM_SIZES[tensor.dtype]
-    if len(shape) != len(strides) or len(shape) > _MAX_RANK or tensor.offset < 0:
+    if len(shape) != len(strides) or len(shape) > MAX_RANK or tensor.offset < 0:
         raise InputError(f"a tensor in storage {storage.key!r} has no possible shape, strides or offset")
     last = 0
     empty = False
@@ -126,22 +126,22 @@ def _place(number: int, tensor: Tensor, storage: StorageData) -> _Placed | None:
 
 
 def _cut_storage(
-    storage: StorageData, placed: list[_Placed], extents: list[Extent], members: list[Sequence[_Placed]]
+    storage: StorageData, placed: list[_Placed], extents: list[Extent], groups: dict[int, list[_Placed]]
 ) -> None:
-    """Append the extents of one storage, and for each the views in it."""
+    """Append the extents of one storage; add the views in them by their numbers."""
     dtype = storage.dtype or (placed[0].tensor.dtype if placed else "uint8")
     prefix = (*placed[0].tensor.path, "__rest__") if placed else ("__storage__", storage.key)
     position = rest = 0
     for group, low, high in _groups(placed):
         if low > position:
-            _append_rest(storage, dtype, position, low, (*prefix, rest), extents, members)
+            _append_rest(storage, dtype, position, low, (*prefix, rest), extents)
             rest += 1
+        groups[len(extents)] = group
         extents.append(_group_extent(storage.start, group, low, high))
-        members.append(group)
         position = high
     if storage.nbytes > position:
         path = (*prefix, rest) if placed else prefix
-        _append_rest(storage, dtype, position, storage.nbytes, path, extents, members)
+        _append_rest(storage, dtype, position, storage.nbytes, path, extents)
 
 
 def _groups(placed: list[_Placed]) -> Iterable[tuple[list[_Placed], int, int]]:
@@ -176,17 +176,8 @@ def _group_extent(start: int, group: list[_Placed], low: int, high: int) -> Exte
     return Extent(start + low, dtype, ((high - low) // ITEM_SIZES[dtype],), first.path)
 
 
-def _append_rest(
-    storage: StorageData,
-    dtype: str,
-    low: int,
-    high: int,
-    path: Path,
-    extents: list[Extent],
-    members: list[Sequence[_Placed]],
-) -> None:
+def _append_rest(storage: StorageData, dtype: str, low: int, high: int, path: Path, extents: list[Extent]) -> None:
     item = ITEM_SIZES[dtype]
     if low % item or high % item:
         dtype, item = "uint8", 1
     extents.append(Extent(storage.start + low, dtype, ((high - low) // item,), path))
-    members.append(())

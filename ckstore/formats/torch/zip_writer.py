@@ -123,13 +123,16 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
         return calls[index] if attributes is None else _with_state(calls[index], attributes)
 
     archive = _Archive()
+    known: dict[Any, int] = {}
     forms = [
-        (None, "")
+        -1
         if one.extent in untyped or one.extent not in keys or one.marks not in ((), ("requires_grad",))
-        else ((one.dtype, extents[one.extent].shape, one.offset, one.shape, one.strides, one.marks), keys[one.extent])
+        else known.setdefault(
+            (one.dtype, extents[one.extent].shape, one.offset, one.shape, one.strides, one.marks), len(known)
+        )
         for one in tensors
     ]
-    data = write_pickle(tree, rebuild, shared, forms)
+    data = write_pickle(tree, rebuild, shared, (forms, [keys.get(one.extent, "") for one in tensors]))
     if len(data) > MAX_PICKLE_BYTES:
         raise UsageError("The values of a torch file besides tensors must stay below 1 GiB; make tensors of them.")
     archive.add("data.pkl", data)
@@ -226,6 +229,10 @@ def _with_state(call: Call, attributes: Any) -> Call:
     return Call(_REBUILD_WITH_STATE, (call.function, _TENSOR, call.args, attributes))
 
 
+def _member(name: bytes, crc: int, nbytes: int, offset: int = 0) -> Member:
+    return Member(name, STORED, crc, nbytes, nbytes, offset)
+
+
 class _Archive:
     """An incomplete zip archive: its skeleton, and gaps for the storages.
 
@@ -236,48 +243,54 @@ class _Archive:
         self._parts: list[bytes] = []
         #: The bytes of these, and of the storages.
         self._position = 0
-        self._members: list[Member] = []
-        #: The number of the member of each storage, and the place of its data.
-        self._storages: list[tuple[int, int]] = []
+        #: Of each member its name, CRC, size and place.
+        self._columns: tuple[list[bytes], list[int], list[int], list[int]] = ([], [], [], [])
+        #: The number of the member of each storage, its name in full, and the place of its data.
+        self._storages: tuple[list[int], list[str], list[int]] = ([], [], [])
         #: Local records without names by length of name, padding and whether their fields are long.
         self._heads: dict[tuple[int, int, bool], tuple[bytes, bytes]] = {}
 
     def add(self, name: str, data: bytes) -> None:
         """Append an entry with its data."""
-        self._begin(name, crc32(data), len(data))
-        self._append(data + descriptor(self._members[-1]))
+        self._begin(f"{_FOLDER}/{name}".encode(), crc32(data), len(data))
+        self._append(data + descriptor(_member(b"", crc32(data), len(data))))
 
     def reserve(self, names: Iterable[str], sizes: Iterable[int]) -> list[int]:
         """Append entries whose data is written later; return the places of the data."""
         descriptors: dict[int, bytes] = {}
-        starts = []
+        members, fulls, starts = self._storages
+        before = len(starts)
         for name, nbytes in zip(names, sizes, strict=True):
-            self._begin(name, 0, nbytes)
+            full = f"{_FOLDER}/{name}"
+            members.append(len(self._columns[0]))
+            self._begin(full.encode(), 0, nbytes)
+            fulls.append(full)
             starts.append(self._position)
-            self._storages.append((len(self._members) - 1, self._position))
             if nbytes not in descriptors:
-                descriptors[nbytes] = descriptor(self._members[-1])
+                descriptors[nbytes] = descriptor(_member(b"", 0, nbytes))
             self._position += nbytes
             self._append(descriptors[nbytes])
-        return starts
+        return starts[before:]
 
     def _append(self, data: bytes) -> None:
         self._parts.append(data)
         self._position += len(data)
 
-    def _begin(self, name: str, crc: int, nbytes: int) -> None:
-        full = f"{_FOLDER}/{name}".encode()
-        offset, length = self._position, len(full)
+    def _begin(self, name: bytes, crc: int, nbytes: int) -> None:
+        offset, length = self._position, len(name)
+        names, crcs, sizes, offsets = self._columns
+        names.append(name)
+        crcs.append(crc)
+        sizes.append(nbytes)
+        offsets.append(offset)
         padding = -(offset + LOCAL.size + length + 4) % ALIGNMENT
-        member = Member(full, STORED, crc, nbytes, nbytes, offset)
         kind = length, padding, nbytes >= LIMIT
         if kind not in self._heads:
             extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
-            self._heads[kind] = local_record(_STYLE, member, extra)[: LOCAL.size], extra
+            self._heads[kind] = local_record(_STYLE, _member(name, crc, nbytes, offset), extra)[: LOCAL.size], extra
         head, extra = self._heads[kind]
-        self._parts += head, full, extra
+        self._parts += head, name, extra
         self._position = offset + LOCAL.size + length + len(extra)
-        self._members.append(member)
 
     def finish(self) -> tuple[bytes, list[Checked], int]:
         """Return the skeleton, the checks of the storages and the size of the file, with the directory."""
@@ -285,23 +298,21 @@ class _Archive:
         records = self._parts
         places = []
         heads: dict[tuple[int, int, int], bytes] = {}
-        for member in self._members:
+        for name, crc, size, offset in zip(*self._columns, strict=True):
             places.append(position + CENTRAL_CRC)
-            name, _, crc, _, size, offset = member
             kind = len(name), crc, size
             if size >= LIMIT or offset >= LIMIT:
-                record = central_record(_STYLE, member)
+                record = central_record(_STYLE, _member(name, crc, size, offset))
             else:
                 if kind not in heads:  # The offset is the last field.
-                    heads[kind] = central_record(_STYLE, member)[: CENTRAL.size - 4]
+                    heads[kind] = central_record(_STYLE, _member(name, crc, size))[: CENTRAL.size - 4]
                 record = heads[kind] + offset.to_bytes(4, "little") + name
             records.append(record)
             position += len(record)
         self._position = position
-        self._append(end_records(len(self._members), directory, position - directory))
+        self._append(end_records(len(places), directory, position - directory))
         checked = []
-        for number, start in self._storages:
-            name, *_, size, _ = self._members[number]
-            stop = start + size
-            checked.append(Checked(name.decode(), start, stop, (stop + len(DESCRIPTOR_MAGIC), places[number])))
+        for number, full, start in zip(*self._storages, strict=True):
+            stop = start + self._columns[2][number]
+            checked.append(Checked(full, start, stop, (stop + len(DESCRIPTOR_MAGIC), places[number])))
         return b"".join(self._parts), checked, self._position
