@@ -120,6 +120,7 @@ def require_torch() -> None:
         ) from None
 
 
+@cache
 def torch_dtype(dtype: str) -> Any:
     """The torch dtype; raises `UsageError` where the installed torch has none of that name."""
     import torch

@@ -29,7 +29,7 @@ MOST = {
     "hot ingest": 28,
     "encode": 2,
     "encoded ingest": 28,
-    "state dict": 123,
+    "state dict": 28,
     "slice": 0,
     "names": 0,
     "ls": 0,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import prod
+from operator import lt
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
@@ -324,11 +325,11 @@ class FileLayout:
 
     def sort(self) -> None:
         """Sort the extents by their place, and renumber the tensors' references."""
-        order = sorted(
-            range(len(self.extents)), key=lambda index: (self.extents[index].start, self.extents[index].stop)
-        )
-        if order == list(range(len(order))):
+        starts = [extent.start for extent in self.extents]
+        stops = [one.start + prod(one.shape) * ITEM_SIZES[one.dtype] for one in self.extents]
+        if all(map(lt, starts, starts[1:])):
             return
+        order = sorted(range(len(starts)), key=lambda index: (starts[index], stops[index]))
         number = {old: new for new, old in enumerate(order)}
         self.extents = [self.extents[index] for index in order]
         self.tensors = [replace(one, extent=number.get(one.extent, -1)) for one in self.tensors]

@@ -6,6 +6,7 @@ import os
 import stat
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
+from operator import sub
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
@@ -144,31 +145,22 @@ class CompositeSource:
         self._skeleton = skeleton
         self._size = size
         self._read = read or (lambda index, offset, nbytes: bytes(nbytes))
-        #: The pieces of the file: extent index (-1: skeleton), first byte there, number of bytes; and their starts.
-        self._columns = indices, begins, lengths = list[int](), list[int](), list[int]()
-        self._starts: list[int] = []
+        #: The pieces of the file: their starts, and last its size; extent index (-1: skeleton); first byte there.
+        pieces: list[int] = []
         position = taken = 0
         for index, (start, nbytes) in enumerate(extents):
             if start < position or nbytes < 0:
                 raise InputError("The extents of a file overlap or are not sorted.")
             if start > position:
-                self._starts.append(position)
-                indices.append(-1)
-                begins.append(taken)
-                lengths.append(start - position)
+                pieces += position, -1, taken
                 taken += start - position
             if nbytes:
-                self._starts.append(start)
-                indices.append(index)
-                begins.append(0)
-                lengths.append(nbytes)
+                pieces += start, index, 0
             position = start + nbytes
         if position < size:
-            self._starts.append(position)
-            indices.append(-1)
-            begins.append(taken)
-            lengths.append(size - position)
+            pieces += position, -1, taken
             taken += size - position
+        self._starts, self._owners, self._begins = [*pieces[::3], size], pieces[1::3], pieces[2::3]
         if taken != len(skeleton) or position > size:
             raise InputError("A skeleton and its extents do not add up to the size of the file.")
 
@@ -179,6 +171,11 @@ class CompositeSource:
 
     def pread(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes from `offset`; raise `InputError` if the file is shorter."""
+        place = bisect_right(self._starts, offset) - 1
+        # Mostly a header, a part of one piece of the skeleton.
+        if 0 <= place < len(self._owners) and self._owners[place] < 0 < length <= self._starts[place + 1] - offset:
+            begin = self._begins[place] + offset - self._starts[place]
+            return self._skeleton[begin : begin + length]
         return b"".join(map(self._part, self._cut(offset, length)))
 
     def read_into(self, offset: int, target: memoryview) -> None:
@@ -209,8 +206,8 @@ class CompositeSource:
             return []
         stop = offset + length
         first, last = bisect_right(self._starts, offset) - 1, bisect_left(self._starts, stop)
-        indices, begins, lengths = self._columns
-        found = [*zip(indices[first:last], begins[first:last], lengths[first:last], strict=True)]
+        lengths = map(sub, self._starts[first + 1 : last + 1], self._starts[first:last])
+        found = list(zip(self._owners[first:last], self._begins[first:last], lengths, strict=True))
         found[-1] = (*found[-1][:2], stop - self._starts[last - 1])
         index, begin, nbytes = found[0]
         skipped = offset - self._starts[first]

@@ -20,6 +20,8 @@ _NUMBERS = {
     "f2": "e", "f4": "f", "f8": "d", "c8": "ff", "c16": "dd",
 }  # fmt: skip
 _GONE = object()
+#: Nodes that are replaced, or whose parts are.
+_NODES = (TensorRef, dict, list, tuple, Unknown)
 #: Name of the object for a tensor with attributes: its argument is the tensor, its state the attributes.
 ATTRIBUTED = "torch.Tensor"
 #: Rebuilds a tensor of a class from (function, class, arguments, state), a subclass around others by `WRAPPER`.
@@ -133,7 +135,7 @@ def _replaced(
 ) -> Any:
     """Return `replace_tensors`; `done` gets the results by the identities of nodes."""
     node = firsts.get(id(tree), tree)
-    if not isinstance(node, dict | list | tuple | Unknown | TensorRef):
+    if not isinstance(node, _NODES):
         return node
     if id(node) not in done:
         if isinstance(node, TensorRef):
@@ -150,7 +152,7 @@ def _converted(
     build: Callable[[Unknown], Any] | None,
 ) -> Any:
     if isinstance(node, dict):
-        made = like(node, ((key, visit(value)) for key, value in node.items()))
+        made = like(node, zip(node, map(visit, node.values()), strict=True))
         if isinstance(node, OrderedDict):
             vars(made).update(visit(vars(node)))
         return made

@@ -6,9 +6,11 @@ Only sizes and places are read, not the entries.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from itertools import pairwise
+from operator import le
 from typing import Any
+
+from msgspec import Struct
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
@@ -31,8 +33,6 @@ from ckstore.runtime.zip_records import (
     LOCATOR_64,
     LOCATOR_64_MAGIC,
     STORED,
-    read_central,
-    read_local,
 )
 
 #: The maximal bytes of the record of an archive's first entry whose name is useful.
@@ -43,14 +43,15 @@ _READ_BYTES = 1 << 20
 _MAX_COMMENT = 65535
 _MAX_DIRECTORY_BYTES = 1 << 29
 _ENCRYPTED = 0x1
+#: Forms of the sizes after an entry's data.
+_SIZES = struct.Struct("<2L"), struct.Struct("<2Q")
 
 
 class NoDirectoryError(InputError):
     """The archive has no directory: it is cut off, or was never a zip."""
 
 
-@dataclass(frozen=True, slots=True)
-class ZipEntry:
+class ZipEntry(Struct, frozen=True, gc=False):
     """One entry of an archive: place, size and CRC-32 of its data as stored.
 
     `crc_positions` are the places of the CRC in the file: local header or data descriptor, and directory. A `plain`
@@ -142,7 +143,7 @@ def read_directory(source: Source) -> list[ZipEntry]:
         raise InputError("the archive and its end record disagree about the place of the directory")
     data = source.pread(offset, size)
     entries: list[ZipEntry] = []
-    spans: list[tuple[int, int, str]] = []
+    headers: list[int] = []
     names: set[str] = set()
     position = 0
     while position < size:
@@ -153,10 +154,13 @@ def read_directory(source: Source) -> list[ZipEntry]:
             raise InputError(f"the archive holds {entry.name} twice")
         names.add(entry.name)
         entries.append(entry)
-        spans.append((header, entry.stop, entry.name))
+        headers.append(header)
     if len(entries) != count:
         raise InputError("the directory of the archive is damaged: its number of entries is wrong")
-    spans.sort()
+    stops = [entry.start + entry.size for entry in entries]
+    if all(map(le, stops, [*headers[1:], offset])):
+        return entries
+    spans = sorted(zip(headers, stops, [entry.name for entry in entries], strict=True))
     for (_, stop, name), (start, _, following) in pairwise([*spans, (offset, 0, "the directory")]):
         if stop > start:
             raise InputError(f"{name} and {following} overlap in the archive")
@@ -210,41 +214,42 @@ def _find_end(source: Source) -> tuple[int, tuple[Any, ...]]:
 
 def _read_entry(source: Source, data: bytes, position: int, base: int) -> tuple[ZipEntry, int, int]:
     """Return the entry at `position` of the directory, the offset of its header, the position of the next."""
-    record = read_central(data, position)
-    flags, stored, size, header = record.flags, record.packed, record.size, record.offset
+    # Not by names: there may be very many entries.
+    fields = CENTRAL.unpack_from(data, position)
+    _, _, _, flags, method, _, _, crc, stored, size, name_length, extra_length, comment_length, _, _, _, header = fields
     start = position + CENTRAL.size
-    extra_start = start + record.name_length
-    stop = extra_start + record.extra_length + record.comment_length
+    extra_start = start + name_length
+    stop = extra_start + extra_length + comment_length
     if stop > len(data):
         raise InputError("the directory of the archive is damaged")
     raw_name = data[start:extra_start]
     name = raw_name.decode("utf-8", "surrogateescape")
     if FULL in (size, stored, header):
-        extra = data[extra_start : extra_start + record.extra_length]
+        extra = data[extra_start : extra_start + extra_length]
         size, stored, header = _wide(extra, size, stored, header, name)
-    plain = record.method == STORED and not flags & _ENCRYPTED
+    plain = method == STORED and not flags & _ENCRYPTED
     if plain and size != stored:
         raise InputError(f"the archive gives {name} two sizes")
     if header + LOCAL.size + len(raw_name) > source.size:
         raise InputError(f"{name} lies beyond the end of the file")
     local_data = source.pread(header, LOCAL.size + len(raw_name))
-    local = read_local(local_data)
-    described = (LOCAL_MAGIC, len(raw_name), flags, record.method)
-    if (local.magic, local.name_length, local.flags, local.method) != described or local_data[LOCAL.size :] != raw_name:
+    magic, _, *kind, _, _, own_crc, own_stored, own_size, own_length, skipped = LOCAL.unpack_from(local_data)
+    described = [LOCAL_MAGIC, flags, method, name_length]
+    if [magic, *kind, own_length] != described or local_data[LOCAL.size :] != raw_name:
         raise InputError(f"the header of {name} does not agree with the directory of the archive")
-    begin = header + LOCAL.size + len(raw_name) + local.extra_length
+    begin = header + LOCAL.size + len(raw_name) + skipped
     if begin + stored > source.size:
         raise InputError(f"{name} reaches beyond the end of the file")
     if flags & HAS_DESCRIPTOR:
-        crc_place = _descriptor(source, begin + stored, stored, size, name)
+        crc_place, own_crc = _descriptor(source, begin + stored, stored, size, name)
     else:
         crc_place = header + 14
-        if local.packed not in (stored, FULL) or local.size not in (size, FULL):
+        if own_stored not in (stored, FULL) or own_size not in (size, FULL):
             raise InputError(f"the header of {name} does not agree with the directory of the archive")
-    if int.from_bytes(source.pread(crc_place, 4), "little") != record.crc:
+    if own_crc != crc:
         raise InputError(f"the archive holds two different CRCs for {name}")
     positions = (crc_place, base + position + CENTRAL_CRC)
-    return ZipEntry(name, begin, stored, record.crc, positions, plain), header, stop
+    return ZipEntry(name, begin, stored, crc, positions, plain), header, stop
 
 
 def _wide(extra: bytes, size: int, stored: int, header: int, name: str) -> tuple[int, int, int]:
@@ -267,16 +272,16 @@ def _wide(extra: bytes, size: int, stored: int, header: int, name: str) -> tuple
     raise InputError(f"the directory of the archive is damaged at {name}")
 
 
-def _descriptor(source: Source, position: int, stored: int, size: int, name: str) -> int:
-    """Return the place of a data descriptor's CRC; its signature is optional and its sizes have 4 or 8 bytes."""
+def _descriptor(source: Source, position: int, stored: int, size: int, name: str) -> tuple[int, int]:
+    """Return the place of a data descriptor's CRC, and the CRC.
+
+    Its signature is optional, and its sizes have 4 or 8 bytes.
+    """
     data = source.pread(position, min(24, source.size - position))
     for skip in (4, 0):
         if skip and data[:4] != DESCRIPTOR_MAGIC:
             continue
-        for form in ("<2L", "<2Q"):
-            if len(data) >= skip + 4 + struct.calcsize(form) and struct.unpack_from(form, data, skip + 4) == (
-                stored,
-                size,
-            ):
-                return position + skip
+        for form in _SIZES:
+            if len(data) >= skip + 4 + form.size and form.unpack_from(data, skip + 4) == (stored, size):
+                return position + skip, int.from_bytes(data[skip : skip + 4], "little")
     raise InputError(f"the sizes after the data of {name} do not agree with the directory of the archive")

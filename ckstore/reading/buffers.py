@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from ckstore.codecs.lattice import Bits, part_dtype
 from ckstore.dtypes import bits_dtype, resolve_views
@@ -25,8 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 _POOLED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(Struct, frozen=True, gc=False):
     """A range of elements in an extent of a file, and the writable bytes that they are decoded to."""
 
     file: int
@@ -49,14 +48,17 @@ def fill(
     """
     places: dict[tuple[int, int], list[tuple[int, int, Bytes]]] = {}
     sizes = version.contents.item_sizes
+    place, parts = (-1, -1), list[tuple[int, int, Bytes]]()
     for request in requests:
         position = 0
         for number, chunk, start, stop in version.contents.cover(
             request.file, request.extent, request.first, request.last
         ):
             nbytes = (stop - start) * sizes[number]
-            out = request.out[position : position + nbytes]
-            places.setdefault((number, chunk), []).append((start, stop, out))
+            if (number, chunk) != place:
+                place = number, chunk
+                parts = places.setdefault(place, [])
+            parts.append((start, stop, request.out[position : position + nbytes]))
             position += nbytes
 
     version.prefetch(places)
@@ -66,9 +68,10 @@ def fill(
         target = None if keep else _whole(version, place, parts)
         bits = version.chunk(*place, keep=keep, out=target)
         if bits is not target:
+            data, size = bits.view(np.uint8), bits.itemsize
             for start, stop, out in parts:
-                out[...] = bits[start:stop].view(np.uint8)
-        return sum(out.size for _, _, out in parts)
+                out[...] = data[start * size : stop * size]
+        return sum([out.size for _, _, out in parts])
 
     workers = worker_count() if len(places) >= _POOLED else 1
     for nbytes in shared(work, places, workers):

@@ -156,9 +156,12 @@ class Contents:
         place, starts, scales = first + extent, self._layout.parts[0], self._layout.parts[4]
         return (starts[place], starts[place + 1], scales[place]) if first <= place < last else (0, 0, 1)
 
-    def units_of(self, file: int, extent: int) -> list[int]:
-        """Return the numbers of the units that hold an extent, in order."""
-        begin, end, _ = self._span(file, extent)
+    def units_of(self, file: int, extent: int | None = None) -> list[int]:
+        """Return the numbers of the units that hold an extent, in order; of all extents of the file without one."""
+        if extent is None:
+            begin, end = map(self._layout.parts[0].__getitem__, self._layout.bounds[0][file : file + 2])
+        else:
+            begin, end, _ = self._span(file, extent)
         return self._layout.parts[2][begin:end]
 
     def parts(self, file: int, extent: int) -> list[tuple[int, int, int]]:
@@ -194,30 +197,32 @@ class Contents:
         """Yield the numbers of the units in the order of the files."""
         yield from self._layout.parts[2]
 
-    def cover(self, file: int, extent: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the parts of chunks that cover the elements from `first` to before `last` of an extent, in order.
+    def cover(self, file: int, extent: int, first: int, last: int) -> list[tuple[int, int, int, int]]:
+        """Return the parts of chunks that cover the elements from `first` to before `last` of an extent, in order.
 
         Each is the number of the unit, the number of the chunk, and first and last position of the part within that
         chunk, in elements of the unit. Raise `NotFoundError` if the version has dropped the extent.
         """
         begin, end, scale = self._span(file, extent)
         first, last = scale * first, scale * last
+        found: list[tuple[int, int, int, int]] = []
         if first >= last:
-            return
-        if (file, extent) in self.dropped:
+            return found
+        if self.dropped and (file, extent) in self.dropped:
             self.require_whole([file])
         _, firsts, units, positions, _ = self._layout.parts
         index = bisect_right(firsts, first, begin, end) - 1 if first else begin
         while first < last:
-            number, before = units[index], positions[index] - firsts[index]
+            number = units[index]
             length = self.chunk_lengths[number]
             stop = min(last, firsts[index + 1]) if index + 1 < end else last
-            low, high = first + before, stop + before
-            for chunk in range(low // length, -(-high // length)):
-                start = chunk * length
-                yield number, chunk, max(low - start, 0), min(high - start, length)
-            first = stop
+            chunk, low = divmod(first + positions[index] - firsts[index], length)
+            while first < stop:
+                high = min(low + stop - first, length)
+                found.append((number, chunk, low, high))
+                chunk, low, first = chunk + 1, 0, first + high - low
             index += 1
+        return found
 
     def stretches(self, file: int, extent: int, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
         """Cut the elements from `first` to before `last` of an extent into ranges that lie in one chunk each."""

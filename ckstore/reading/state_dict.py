@@ -53,11 +53,11 @@ def build(
     # A damaged file stored as opaque bytes, as requested, must not be parsed here.
     if layout.kind == "opaque":
         raise _no_tensors(path)
-    for dtype in {tensor.dtype for tensor in layout.tensors}:
-        torch_dtype(dtype)  # Raise for a dtype that torch lacks before anything is decoded.
+    first, last = version.layout.bounds[1][file : file + 2]
+    for number in {*version.layout.dtypes[first:last].tolist()}:
+        torch_dtype(version.layout.names[number])  # Raise for a dtype that torch lacks before anything is decoded.
     source = version.source(file)
-    for extent in range(len(layout.extents)):
-        version.require(file, extent)
+    version.require(file)
     gone = {extent for number, extent in version.contents.dropped if number == file}
     storages = _Storages(layout, _mapped(version, file, checked=mmap == "checked") if mmap else {}, gone)
     with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:
@@ -186,8 +186,9 @@ def _no_tensors(path: str) -> UsageError:
     return UsageError(f"{path} has no readable tensors; use `ckstore checkout` to get the file itself.")
 
 
-def _cut(layout: FileLayout) -> list[tuple[int, int, str]]:
-    return [(extent.start, prod(extent.shape), extent.dtype) for extent in layout.extents]
+def _cut(layout: FileLayout) -> tuple[list[int], list[int], list[str]]:
+    extents = layout.extents
+    return [one.start for one in extents], [prod(one.shape) for one in extents], [one.dtype for one in extents]
 
 
 def _marked(made: torch.Tensor, tensor: Tensor) -> Any:
@@ -255,7 +256,8 @@ class _Storages:
         start = self._starts[tensor.extent]
         before = (self._extents[tensor.extent].start - start) // ITEM_SIZES[tensor.dtype]
         storage = (self._mapped if start in self._mapped else self._made)[start].untyped_storage()
-        return _marked(empty.set_(storage, before + tensor.offset, tensor.shape, tensor.strides), tensor)
+        made = empty.set_(storage, before + tensor.offset, tensor.shape, tensor.strides)
+        return _marked(made, tensor) if tensor.marks else made
 
     def requests(self, file: int) -> Iterator[Destination]:
         """Yield the destinations that fill the storages."""

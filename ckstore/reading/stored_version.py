@@ -312,8 +312,8 @@ class StoredVersion:
             raise IntegrityError(f"Object {record.id} has another fidelity than its version; run `ckstore verify`.")
         self._fitting.add(number)
 
-    def require(self, file: int, extent: int) -> None:
-        """Raise `IntegrityError` unless the objects of an extent exist, before memory is allocated."""
+    def require(self, file: int, extent: int | None = None) -> None:
+        """Raise `IntegrityError` unless the objects of an extent, or of a file, exist, before memory is allocated."""
         for number in self.contents.units_of(file, extent):
             if number not in self._fitting:
                 try:
@@ -365,7 +365,8 @@ class StoredVersion:
         With `gaps`, lost or dropped elements become zeros. Raise `InputError` if the layout contradicts itself.
         """
         layout = self.layout.files[file]
-        extents = [(extent.start, prod(extent.shape) * ITEM_SIZES[extent.dtype]) for extent in layout.extents]
+        starts = [extent.start for extent in layout.extents]
+        sizes = [prod(extent.shape) * ITEM_SIZES[extent.dtype] for extent in layout.extents]
 
         def read(index: int, offset: int, nbytes: int) -> memoryview:
             size = ITEM_SIZES[layout.extents[index].dtype]
@@ -378,7 +379,7 @@ class StoredVersion:
                 raise
             return data[offset - first * size :][:nbytes]
 
-        return CompositeSource(self.skeleton(file), extents, layout.size, read)
+        return CompositeSource(self.skeleton(file), zip(starts, sizes, strict=True), layout.size, read)
 
     def parsed(self, file: int, *, gaps: bool = False) -> FileLayout:
         """Return the layout of a file with its tree, parsed from the skeleton; see `source`."""

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Unknown
 from ckstore.formats.torch import pickle_reader as machine
-from ckstore.formats.torch.objects import reduce
+from ckstore.formats.torch.objects import TorchPersistent, reduce
 from ckstore.formats.torch.pickle_reader import Global, Object, TruncatedError, read_pickle
 from ckstore.formats.torch.pickle_writer import write_pickle
 from ckstore.formats.torch.tree_reader import MAX_DEPTH, TreeReader
@@ -231,6 +231,126 @@ def test_too_many_opcodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "MAX_OPCODES", 1000)
     with pytest.raises(InputError, match="more than 1,000 opcodes"):
         read_pickle(b"N0" * 1000 + b".")
+
+
+#: Values that the memo has at first, or later in place of others.
+VALUES = [
+    b"ctorch._utils\n_rebuild_tensor_v2\n", b"X\x07\0\0\0storage", b"ctorch\nFloatStorage\n", b"X\x03\0\0\0cpu",
+    b"ccollections\nOrderedDict\n", b"ctorch\nHalfStorage\n", b"ctorch._utils\n_rebuild_tensor\n", b"]", b"K\x01",
+]  # fmt: skip
+slots = st.integers(0, len(VALUES) - 1).map(lambda number: bytes([number]))
+integers = st.sampled_from(
+    [b"K\x00", b"K\x01", b"K\x02", b"M\x04\0", b"J\x04\0\0\0", b"J\xff\xff\xff\xff", b"\x8a\x00"]
+)
+puts = st.sampled_from([b"", b"q\x20", b"r\x21\0\0\0", b"q\x02"])
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> bytes:
+    """The code of a call for a tensor, sound but for one part at most."""
+    odd = draw(st.sampled_from([-1, -1, -1, -1, *range(10)]))
+    slot = [draw(slots) if number == odd else bytes([number]) for number in range(5)]
+    count, offset = draw(integers) if odd == 5 else b"K\x04", draw(integers) if odd == 6 else b"K\x00"
+    shape, strides = draw(st.sampled_from([(b"K\x04", b"K\x01"), (b"K\x02" * 2, b"K\x02K\x01"), (b"", b"")]))
+    shape, strides = draw(integers) if odd == 7 else shape, draw(integers) if odd == 8 else strides
+    key = draw(st.sampled_from([b"x", b"", b"0" * 256])) if odd == 9 else draw(st.sampled_from([b"0", b"1", b"23"]))
+    code = b"h%b((h%bh%bX" % tuple(slot[:3]) + struct.pack("<I", len(key)) + key + b"h" + slot[3] + count + b"tQ"
+    grad = draw(st.sampled_from([b"\x89", b"\x89", b"\x88"]))
+    return code + offset + b"(%bt(%bt%bh%b(tRtR" % (shape, strides, grad, slot[4]) + draw(puts)
+
+
+others = (
+    st.tuples(st.sampled_from(VALUES), slots).map(lambda one: one[0] + b"q" + one[1] + b"0")
+    | st.sampled_from([b"h\x20", b"j\x21\0\0\0", b"N", b"K\x01a0", b"h\x07K\x01a0"])
+)  # fmt: skip
+
+
+def outcome(stream: bytes, persistent: Any, storages: dict[str, Any]) -> Any:
+    """The tree of a pickle, its tensors, its storages, and which of its nodes are one; or the error."""
+    reader = TreeReader()
+    try:
+        node, stop = read_pickle(stream, reduce=reduce, persistent=persistent)
+        return repr(reader.read(node)), stop, reader.views, repr(reader.shared), repr(storages)
+    except InputError as error:
+        return type(error), str(error)
+
+
+@settings(max_examples=400)
+@given(st.lists(calls(), min_size=1, max_size=3), st.data())
+def test_tensors_in_one_step(forms: list[bytes], data: st.DataObject) -> None:
+    """A call like an earlier one has the result of its opcodes, also in damaged streams."""
+    memo = b"".join(value + b"q" + bytes([number]) + b"0" for number, value in enumerate(VALUES))
+    parts = data.draw(st.lists(st.sampled_from(forms) | calls() | st.sampled_from(forms) | others, min_size=2))
+    stream = bytearray(b"\x80\x02" + memo + b"](" + b"".join(parts) + b"e.")
+    for place in data.draw(st.just([]) | st.lists(st.integers(len(memo), len(stream) - 1), max_size=2)):
+        stream[place] = data.draw(st.sampled_from([*b"(tQRqrhjKMJX", 0, 1, 4, 0x30, 0xFF]))
+    if data.draw(st.integers(0, 9)) == 0:
+        del stream[data.draw(st.integers(0, len(stream))) :]
+    check_steps(bytes(stream))
+
+
+def check_steps(stream: bytes) -> Any:
+    """Return the result of a pickle, which is the same if each opcode is read by itself."""
+    once, by_opcode = TorchPersistent(), TorchPersistent()
+    found = outcome(stream, once, once.storages)
+    assert found == outcome(stream, lambda identity: by_opcode(identity), by_opcode.storages)
+    return found
+
+
+SOUND = b"h\0((h\1h\2X\1\0\0\x001h\3K\4tQK\0(K\4t(K\1t\x89h\4(tRtR"
+
+
+@pytest.mark.parametrize(
+    ("changed", "into"),
+    [
+        (b"K\4t(", b"K\4t(q\x02"),
+        (b"X\1", b"X\2"),
+        (b"X\1", b"X\0"),
+        (b"X\1", b"X\3"),
+        (b"X\1\0\0\x001", b"X\4\0\0\x001234"),
+        (b"1h", b"2h"),
+        (b"h\2", b"h\5"),
+        (b"h\2", b"j\2\0\0\0"),
+        (b"h\0", b"h\6"),
+        (b"h\0", b"h\7"),
+        (b"h\0", b"h\4"),
+        (b"h\0", b"0"),
+        (b"h\0", b"("),
+        (b"h\0", b"N"),
+        (b"K\4tQ", b"K\5tQ"),
+        (b"\x89", b"\x88"),
+        (b"tRtR", b"tRtRq\x02"),
+        (b"tRtR", b"tRtRr\2\0\0\0"),
+        (b"tRtR", b"tRtRq\x20h\x20"),
+        (b"tRtR", b"tRtRctorch\nHalfStorage\nq\x020"),
+        (b"tRtR", b"tRtRX\3\0\0\0cpuq\x010"),
+        (b"tRtR", b"tRtR0"),
+    ],
+)
+def test_a_changed_tensor_among_equal_ones(monkeypatch: pytest.MonkeyPatch, changed: bytes, into: bytes) -> None:
+    """It is read as by its opcodes, at any limit of opcodes."""
+    memo = b"".join(value + b"q" + bytes([number]) + b"0" for number, value in enumerate(VALUES))
+    parts = SOUND * 3, SOUND.replace(changed, into) * 2, SOUND * 3
+    stream = b"\x80\x02" + memo + b"](" + b"".join(parts) + b"e."
+    check_steps(stream)
+    for most in range(30, 230):
+        monkeypatch.setattr(machine, "MAX_OPCODES", most)
+        check_steps(stream)
+
+
+def test_equal_tensors_take_one_step() -> None:
+    memo = b"".join(value + b"q" + bytes([number]) + b"0" for number, value in enumerate(VALUES))
+    steps = []
+
+    class Counting(TorchPersistent):
+        def again(self, made: Any, key: str) -> Any:
+            steps.append(key)
+            return super().again(made, key)
+
+    once = Counting()
+    tree, *_ = outcome(b"\x80\x02" + memo + b"](" + SOUND * 3 + b"e.", once, once.storages)
+    assert tree.count("TensorRef") == 3
+    assert steps == ["1", "1"]
 
 
 def test_a_large_memo_index_costs_nothing() -> None:

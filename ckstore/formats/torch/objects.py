@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
@@ -71,31 +73,22 @@ def registered() -> dict[str, type]:
     return {f"{one.__module__}.{one.__qualname__}": one for one in classes}
 
 
-@dataclass(slots=True, eq=False)
-class Storage:
-    """A storage of a pickle: its name in the file, the name of its class, its number of elements.
+class Storage(Struct, eq=False, gc=False):
+    """A storage of a pickle: its name in the file, the name of its class, its number of elements, its dtype.
 
-    Legacy files store views of storages, which begin at element `offset`.
+    An `untyped` one leaves the dtype to its views. Legacy files store views of storages, which begin at element
+    `offset`.
     """
 
     key: str
     kind: str
     count: int
+    dtype: str
+    untyped: bool
     offset: int = 0
 
-    @property
-    def dtype(self) -> str:
-        """A key of `ITEM_SIZES`."""
-        return STORAGE_DTYPES[self.kind]
 
-    @property
-    def untyped(self) -> bool:
-        """Whether the dtype belongs to the views rather than the storage."""
-        return self.kind.endswith("UntypedStorage")
-
-
-@dataclass(slots=True, eq=False)
-class StoredTensor:
+class StoredTensor(Struct, eq=False):
     """A tensor of a pickle: a storage, in elements of `dtype` the offset, shape and strides, `MARKS`, attributes."""
 
     storage: Storage
@@ -127,13 +120,25 @@ class TorchPersistent:
             raise InputError("the pickle holds a storage of an unknown type")
         if type(key) is not str or type(count) is not int or count < 0:
             raise InputError("the pickle does not describe a storage by a name and a size")
-        storage = Storage(key, name, count)
-        known = self.storages.setdefault(key, storage)
-        if ITEM_SIZES[known.dtype] * known.count != ITEM_SIZES[storage.dtype] * count:
-            raise InputError(f"the pickle gives storage {key!r} two sizes")
+        storage = Storage(key, name, count, STORAGE_DTYPES[name], name.endswith("UntypedStorage"))
+        self._keep(storage)
         if view and view[0] is not None:
             return _storage_view(storage, view[0])
         return storage
+
+    def again(self, made: Any, key: str) -> StoredTensor | None:
+        """Return a tensor like another one, in a storage of another key; None for anything else than a tensor."""
+        if type(made) is not StoredTensor:
+            return None
+        held = made.storage
+        storage = Storage(key, held.kind, held.count, held.dtype, held.untyped)
+        self._keep(storage)
+        return StoredTensor(storage, made.offset, made.shape, made.strides, made.dtype, made.marks)
+
+    def _keep(self, storage: Storage) -> None:
+        known = self.storages.setdefault(storage.key, storage)
+        if ITEM_SIZES[known.dtype] * known.count != ITEM_SIZES[storage.dtype] * storage.count:
+            raise InputError(f"the pickle gives storage {storage.key!r} two sizes")
 
 
 def _storage_view(storage: Storage, view: Any) -> Storage:
@@ -161,7 +166,7 @@ def _sizes(value: Any) -> tuple[int, ...] | None:
         value = value.args[0]
     if type(value) is list:
         value = tuple(value)
-    if type(value) is not tuple or not all(type(size) is int for size in value):
+    if type(value) is not tuple or not {int}.issuperset(map(type, value)):
         return None
     return value
 

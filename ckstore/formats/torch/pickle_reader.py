@@ -8,10 +8,13 @@ that it would build an `Object` that records the class, its arguments and its st
 from __future__ import annotations
 
 import codecs
+import re
 import struct
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import is_, itemgetter, length_hint
 from typing import Any, NoReturn
 
 from ckstore.errors import InputError
@@ -37,6 +40,16 @@ _PYTHON_2_NAMES = {
     "builtins.unicode": "builtins.str",
     "builtins.xrange": "builtins.range",
 }
+
+
+#: The code of the call for a plain tensor, after its function and a mark, as `pickle_writer` writes it for all but the
+#: first: a part before the key of the storage, its length, the key, and a part after it, of numbers, truth values and
+#: values of the memo. An opcode that puts the tensor into the memo may follow.
+_TENSOR = re.compile(
+    rb"(\(([hj]M)([hj]M)X)(.)\0\0\0([0-9]+)(([hj]M)NtQN\(N{0,64}t\(N{0,64}t[\x88\x89]([hj]M)\(tRtR)([qr]M)?"
+    .replace(b"[hj]M", b"h.|j....").replace(b"[qr]M", b"q.|r....").replace(b"N", b"(?:K.|M..|J....)"),
+    re.DOTALL,
+)  # fmt: skip
 
 
 class TruncatedError(InputError):
@@ -88,8 +101,10 @@ def read_pickle(
     """Read the pickle at `start`; return its value and the offset after the STOP opcode.
 
     `reduce` is called for every call of the stream, with the name of the callable and the arguments; the default
-    records them. `persistent` is called for every persistent id. Containers may be shared and may contain themselves.
-    Raises `TruncatedError` if `data` ends before the STOP opcode, any other `InputError` if the stream is damaged.
+    records them. `persistent` is called for every persistent id. If it has a method `again`, that is called with the
+    result of a call and another key, and returns the result of a call that differs in the key of its persistent id
+    alone; None if it cannot. Containers may be shared and may contain themselves. Raises `TruncatedError` if `data`
+    ends before the STOP opcode, any other `InputError` if the stream is damaged.
     """
     machine = _Machine(data, start, reduce, persistent)
     try:
@@ -143,10 +158,16 @@ class _Machine:
         self.outer: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.copied = 0
+        self.steps = iter(range(MAX_OPCODES))
+        self.again: Callable[[Any, str], Any] | None = getattr(persistent, "again", None)
+        #: Of calls for tensors, by the name of the function and the code: how they take values of the memo, these, the
+        #: number of opcodes, and the result. And the end, form, values and opcodes left of the next one.
+        self.calls: dict[tuple[str, bytes, bytes], tuple[Any, tuple[Any, ...], int, Any]] = {}
+        self.noted: tuple[int, Any, tuple[bytes, ...], int] = (-1, None, (), 0)
 
     def run(self) -> Any:
         data, table, end = self.data, _TABLE, len(self.data)
-        for _ in range(MAX_OPCODES):
+        for _ in self.steps:
             position = self.position
             if position >= end:
                 raise TruncatedError(f"the pickle ends at byte {end}, before its STOP")
@@ -171,7 +192,11 @@ class _Machine:
         return self.data[start:stop]
 
     def number(self, width: int) -> int:
-        return int.from_bytes(self.take(width), "little")
+        start = self.position
+        if start + width > len(self.data):
+            self.take(width)  # Raises.
+        self.position = start + width
+        return int.from_bytes(self.data[start : start + width], "little")
 
     def line(self) -> bytes:
         stop = self.data.find(b"\n", self.position)
@@ -189,6 +214,8 @@ class _Machine:
         return items
 
     def mark(self) -> None:
+        if self.again is not None and self.data.startswith(b"((", self.position - 1) and self.repeat(self.again):
+            return
         self.outer.append(self.stack)
         self.stack = []
 
@@ -203,6 +230,37 @@ class _Machine:
 
     def dup(self) -> None:
         self.stack.append(self.stack[-1])
+
+    # Calls for tensors
+
+    def repeat(self, again: Callable[[Any, str], Any]) -> bool:
+        """Make the call that begins here, if it is like an earlier one but for the key; return whether it is."""
+        found = _TENSOR.match(self.data, self.position)
+        if found is None or found[4][0] != len(found[5]) or not self.stack or type(self.stack[-1]) is not Global:
+            return False
+        before, key, after, put = found.group(1, 5, 6, 9)
+        form = self.stack[-1].name, before, after
+        take, taken, opcodes, like = self.calls.get(form, (None, (), 0, None))
+        if take is None or not all(map(is_, take(self.memo), taken)):
+            self.noted = found.end(6), form, found.group(2, 3, 7, 8), length_hint(self.steps)
+            return False
+        opcodes += put is not None
+        if length_hint(self.steps) < opcodes or (made := again(like, key.decode())) is None:
+            return False
+        next(islice(self.steps, opcodes, opcodes), None)
+        self.stack[-1] = made
+        if put is not None:
+            self.memo[int.from_bytes(put[1:], "little")] = made
+        self.position = found.end()
+        return True
+
+    def note(self, made: Any) -> None:
+        """Note a call that was made by its opcodes, if the values that it took from the memo never change."""
+        _, form, references, left = self.noted
+        take = itemgetter(*[int.from_bytes(one[1:], "little") for one in references])
+        taken = take(self.memo)
+        if {str, Global}.issuperset(map(type, taken)):
+            self.calls[form] = take, taken, left - length_hint(self.steps), made
 
     # The memo
 
@@ -413,6 +471,8 @@ class _Machine:
     def reduce_call(self) -> None:
         args = self.stack.pop()
         self.stack[-1] = self.call(self.stack[-1], args)
+        if self.position == self.noted[0]:
+            self.note(self.stack[-1])
 
     def newobj_ex(self) -> None:
         keywords, args = self.stack.pop(), self.stack.pop()
@@ -479,9 +539,13 @@ def _sized(width: int, push: Callable[[_Machine, bytes], None]) -> _Handler:
     """Return the handler of an opcode that bytes follow, after their number in `width` bytes."""
 
     def handle(machine: _Machine) -> None:
-        start = machine.position
-        machine.position = start + width
-        push(machine, machine.take(int.from_bytes(machine.data[start : start + width], "little")))
+        begin = machine.position
+        machine.position = start = begin + width
+        stop = start + int.from_bytes(machine.data[begin:start], "little")
+        if stop > len(machine.data):
+            machine.take(stop - start)  # Raises.
+        machine.position = stop
+        push(machine, machine.data[start:stop])
 
     return handle
 

@@ -125,28 +125,37 @@ class TreeReader:
             for index, item in enumerate(items)
         ]
 
-    def _entries(self, entries: Any, path: Path, depth: int, taken: dict[Segment, int]) -> list[tuple[Any, Any]]:
-        """Return pairs of a mapping, as trees."""
+    def _entries(self, entries: Any, path: Path, depth: int, taken: dict[Segment, int]) -> tuple[list[Any], list[Any]]:
+        """Return keys and values of a mapping, as trees."""
         self._count(len(entries))
-        pairs: list[tuple[Any, Any]] = []
+        keys: list[Any] = []
+        values: list[Any] = []
         for key, value in entries:
             if type(value) not in PLAIN:
-                segment = free(segment_of(key), taken)
-                value = self._visit(value, (*path, segment), depth + 1, {})
+                if type(key) is str and key not in taken:
+                    segment: Segment = key
+                    taken[key] = 2
+                else:
+                    segment = free(segment_of(key), taken)
+                if type(value) is StoredTensor and value.attributes is None:
+                    value = self._again(value, self._tensor(value, (*path, segment)))
+                else:
+                    value = self._visit(value, (*path, segment), depth + 1, {})
             if type(key) is Identity or type(key) not in PLAIN:
                 key = self._visit(key, (*path, free("key", taken)), depth + 1, {})
-            pairs.append((key, value))
-        return pairs
+            keys.append(key)
+            values.append(value)
+        return keys, values
 
     def _dict(self, node: dict[Any, Any], path: Path, depth: int, taken: dict[Segment, int]) -> Any:
-        pairs = self._entries(node.items(), path, depth, taken)
+        keys, values = self._entries(node.items(), path, depth, taken)
         attributes = self._dict_attributes(node, path, depth) if isinstance(node, OrderedDict) and vars(node) else {}
-        if any(type(key) is Identity for key in node):
+        if Identity in map(type, node):
             args: tuple[Any, ...] = ()
             if isinstance(node, defaultdict) and node.default_factory is not None:
                 args = (Unknown(f"{node.default_factory.__module__}.{node.default_factory.__name__}", None),)
-            return Unknown(_NAMES[type(node)], args, attributes or None, tuple(pairs))
-        made = like(node, zip(node, (value for _, value in pairs), strict=True))
+            return Unknown(_NAMES[type(node)], args, attributes or None, tuple(zip(keys, values, strict=True)))
+        made = like(node, zip(node, values, strict=True))
         if attributes:
             vars(made).update(attributes)
         return made
@@ -189,7 +198,7 @@ class TreeReader:
             args = tuple(self._sequence(node.args, path, depth, taken))
         items: list[Any]
         if node.items and all(type(item) is tuple and len(item) == 2 for item in node.items):
-            items = self._entries(node.items, path, depth, taken)
+            items = list(zip(*self._entries(node.items, path, depth, taken), strict=True))
         else:
             items = self._sequence(node.items, path, depth, taken)
         return Unknown(node.name, args, state, tuple(items))
@@ -201,9 +210,7 @@ class TreeReader:
                 # The group's dictionary takes no segment of its own.
                 trees[group] = self._visit(state[group], path, depth + 1, taken)
         others = {key: value for key, value in state.items() if key not in trees}
-        trees.update(
-            zip(others, (value for _, value in self._entries(others.items(), path, depth, taken)), strict=True)
-        )
+        trees.update(zip(others, self._entries(others.items(), path, depth, taken)[1], strict=True))
         return {key: trees[key] for key in state}
 
 
