@@ -6,6 +6,7 @@ import cProfile
 import pstats
 import re
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -15,18 +16,24 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 import ckstore
 from ckstore.cli.program import run
+from ckstore.intake import watching
+from ckstore.intake.intake import Batch, Intake
 from ckstore.objects.resolver import CatalogResolver
-from ckstore.policy import Fidelity, Policy
+from ckstore.policy import Fidelity, Policy, Retention
 from ckstore.retention.forget import forget
+from ckstore.retention.retain import outlived, retain
+from ckstore.scanning.watched import Watched
 from ckstore.storage.connection import Connection
 from ckstore.storage.segments import COUNT, size_of
 from ckstore.writing.drop import drop
 from ckstore.writing.encode import encode
+from ckstore.writing.request import IngestOptions
 from tests.catalog_edits import edit, sign, without_triggers
 from tests.checkpoints import settled
 
@@ -167,7 +174,7 @@ def add_versions(catalog: Path, versions: int, runs: int, bands: Sequence[int], 
         sign(database)
 
 
-def operations(place: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+def operations(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield operations that name one version, each under its name."""
     last = 10**6
     weight = torch.randn(8000, generator=torch.Generator().manual_seed(1))
@@ -189,6 +196,23 @@ def operations(place: Path) -> Iterator[tuple[str, Callable[[], object]]]:
         yield "state dict", lambda: store[f"r0@{last + 3}"].state_dict()
         yield "length", lambda: len(store)
         yield "forget", lambda: store.forget(f"r0@{last + 2}")
+        store.set_policy(Policy(retention=Retention(keep_last=3, keep_every=7)), "r9")
+        yield "outlived", lambda: outlived(store._repository, "r9", last)
+        store.set_policy(Policy(retention=Retention(keep_last=2)), "kept")
+        for step in range(3):
+            store.ingest({"w": weight + step}, run="kept", step=step, hot=0)
+        assert len(retain(store._repository, "kept").forgotten) == 1  # All rows are proved, once a minute.
+        store.ingest({"w": weight + 3}, run="kept", step=3, hot=0)
+        yield "retain", lambda: retain(store._repository, "kept")
+        monkeypatch.setattr(watching, "_ALIKE", 8)  # The small store has ten versions of a run.
+        watched = Watched([place], settle=0)
+        watcher = watching._Watcher(
+            Intake(store._repository), watched, Batch(IngestOptions(run="r0"), deletes=True), None, 10
+        )
+        np.save(place / f"step{last + 7}.npy", weight)
+        watched.look(0)
+        [ready] = watched.look(1)
+        yield "watch", lambda: [*watcher.store_all([ready], threading.Event())]
         generator = torch.Generator().manual_seed(0)
         _, alike = torch.randn(8000, generator=generator), torch.randn(70_000, generator=generator) + 1e-3
         yield "new run", lambda: store.ingest({"bias": alike}, run="new", hot=0)
@@ -200,13 +224,16 @@ def operations(place: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "open", opened
 
 
-def test_the_number_of_versions_does_not_matter(counter: Counter, tmp_path: Path) -> None:
+def test_the_number_of_versions_does_not_matter(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     found: dict[int, dict[str, Counted]] = {}
     for versions in (100, 10_000):
         place = tmp_path / str(versions)
         grown(place, versions)
         found[versions] = {
-            name: counter.count(place / "catalog.sqlite", operation) for name, operation in operations(place)
+            name: counter.count(place / "catalog.sqlite", operation)
+            for name, operation in operations(place, monkeypatch)
         }
     few, many = found[100], found[10_000]
     for name in few:

@@ -15,13 +15,16 @@ from ckstore.errors import DiskFullError, InputError, LockedError, UsageError
 from ckstore.intake.intake import Batch, Ingested, Intake
 from ckstore.retention.retain import outlived
 from ckstore.scanning.steps import Planned, StepSource, plan_steps
-from ckstore.scanning.watched import Complete, Traits, Watched, are_alike
+from ckstore.scanning.watched import Complete, Traits, Watched, kind_of
 
 #: Seconds between looks, without and with notifications of changes.
 POLL, SELDOM = 1.0, 30.0
 
 #: Seconds before another attempt if the disk is full, or another process has locked the store.
 _PATIENCE = 5.0
+
+#: A step is inferred from as many earlier inputs.
+_ALIKE = 32
 
 #: Longest sleep in seconds: a signal, a stop or a change takes effect afterwards.
 _NAP = 0.1
@@ -138,13 +141,16 @@ class _Watcher:
             return Ingested(item.path, error=error)
 
     def _planned(self, paths: Sequence[Path]) -> list[Planned]:
-        """Return inputs with their steps, in order, inferred together with all earlier inputs with such names."""
+        """Return inputs with their steps, in order, inferred together with the latest inputs of such names."""
         found: dict[Path, Planned] = {}
+        catalog = self._intake.repository.catalog
+        before = catalog.last_versions(_ALIKE, self.run) if catalog.has_run(self.run) else []
         for path in paths:
             if path not in found:
-                sources = ((Path(row.source), row.step) for row in self._intake.versions(self.run) if row.source)
-                known = {source: step for source, step in sources if are_alike(source, path)}
-                known |= self._watched.alike(path)
+                kind = kind_of(path)
+                sources = ((Path(row.source), row.step) for row in before if row.source)
+                known = {source: step for source, step in sources if kind_of(source) == kind}
+                known |= self._watched.alike(path, max(_ALIKE, len(paths)))
                 for item in plan_steps(list(known), self._step_from, known=known):
                     found[item.path] = Planned(item.path, item.step, item.step_from, self.run)
         wanted = [found[path] for path in paths]

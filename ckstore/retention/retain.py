@@ -12,6 +12,8 @@ Forgetting comes last: it changes which version is the first of N steps.
 from __future__ import annotations
 
 import math
+import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -42,6 +44,9 @@ _GARBAGE = 0.1
 #: Seconds to wait for other writers before a collection is postponed.
 _PATIENCE = 2.0
 
+#: Seconds after which all rows of versions are proved again, and when that was last.
+_PROOF = 60.0
+_proved: WeakKeyDictionary[Repository, float] = WeakKeyDictionary()
 
 #: Ids of versions without exact values to drop, or, followed by globs, without matching tensors, for each repository:
 #: it takes reading them to find out.
@@ -233,15 +238,19 @@ def expected(repository: Repository, run: str | None = None, retention: Retentio
 
 def outlived(repository: Repository, run: str, step: int) -> bool:
     """Return whether the run's policy would forget a version that is stored at this step, after the next ingests."""
-    retention = policy_of(repository.catalog, run).retention
-    with suppress(NotFoundError):
-        rows = [row for row in repository.catalog.versions(run) if not row.superseded]
-        last, every = retention.keep_last, retention.keep_every
-        if isinstance(last, int) and not isinstance(every, str) and all(row.step is not None for row in rows):
-            steps = [row.step or 0 for row in rows]
-            before = {other // every for other in steps if other < step} if every else set()
-            return sum(other > step for other in steps) >= last and (every is None or step // every in before)
-    return False
+    catalog, retention = repository.catalog, policy_of(repository.catalog, run).retention
+    last, every = retention.keep_last, retention.keep_every
+    if not isinstance(last, int) or isinstance(every, str):
+        return False
+    above = sys.maxsize
+    for _ in range(last):
+        row = catalog.below(run, above)
+        if row is None or row.step is None or row.step <= step:
+            return False
+        above = row.step
+    row = catalog.below(run, step)
+    is_kept = every is not None and (row is None or row.step is None or row.step // every < step // every)
+    return not is_kept and all(row.step is not None for row in catalog.versions(run) if not row.superseded)
 
 
 def _forget_due(repository: Repository, run: str, policy: Policy) -> list[VersionRow]:
@@ -250,8 +259,14 @@ def _forget_due(repository: Repository, run: str, policy: Policy) -> list[Versio
 
 
 def _check_parents(repository: Repository) -> None:
-    """Raise `IntegrityError` if a row of any run is damaged: it may name a parent that has to stay."""
-    repository.catalog.prove_versions()
+    """Raise `IntegrityError` if a row of any run is damaged: it may name a parent that has to stay.
+
+    All rows are read, so seldom.
+    """
+    now = time.monotonic()
+    if now - _proved.get(repository, -math.inf) >= _PROOF:
+        repository.catalog.prove_versions()
+        _proved[repository] = now
 
 
 def _policies(repository: Repository, run: str | None) -> list[tuple[str, Policy]]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,6 +95,8 @@ class Watched:
         self._folders = folders
         self._settle = settle
         self._seen: dict[Path, _Seen] = {}
+        #: Complete inputs whose names differ only in numbers, the latest last.
+        self._alike: defaultdict[tuple[Path, str], dict[Path, None]] = defaultdict(dict)
         self._lost: list[tuple[Path, str]] = []
         self._closed: dict[Path, str] = {}
         self._lock = threading.RLock()
@@ -139,12 +143,16 @@ class Watched:
             elif not seen.is_looked_into and now - seen.since >= self._quiet(path):
                 seen.is_looked_into = True
                 _look_into(path, seen)
+                if seen.is_complete:
+                    self._alike[kind_of(path)][path] = None
 
     def _lose(self, path: Path, how: str) -> None:
-        """Note that a complete input, if it is one, has changed before `look` returned it."""
+        """Forget a complete input, if it is one, that has changed; note it unless `look` returned it before."""
         seen = self._seen.get(path)
-        if seen is not None and seen.is_complete and not seen.is_taken:
-            self._lost.append((path, how))
+        if seen is not None and seen.is_complete:
+            del self._alike[kind_of(path)][path]
+            if not seen.is_taken:
+                self._lost.append((path, how))
 
     def lost(self) -> list[tuple[Path, str]]:
         """Return the complete inputs that were overwritten or deleted before `look` returned them, each once."""
@@ -183,29 +191,32 @@ class Watched:
             if path in self._seen:
                 self._seen[path].is_taken = False
 
-    def alike(self, path: Path) -> dict[Path, int | None]:
-        """Return complete inputs whose names differ from this one's only in numbers, and their steps by contents."""
+    def alike(self, path: Path, most: int) -> dict[Path, int | None]:
+        """Return an input and the latest complete ones of its kind, and their steps by contents."""
         with self._lock:
-            return {
-                other: seen.step for other, seen in self._seen.items() if seen.is_complete and are_alike(other, path)
-            }
+            latest = islice(reversed(self._alike[kind_of(path)]), most)
+            return {one: self._seen[one].step if one in self._seen else None for one in (path, *latest)}
 
     def _present(self) -> Iterator[tuple[Path, Signature]]:
         self._closed = {}
         for folder in self._folders:
             try:
-                inside = sorted(folder.iterdir())
+                with os.scandir(folder) as entries:
+                    inside = sorted(entries, key=lambda entry: entry.name)
             except FileNotFoundError:
                 self._closed[folder] = "missing"
                 continue
             except OSError as error:
                 self._closed[folder] = f"unreadable ({error.strerror})"
                 continue
-            for path in inside:
-                if path.name.startswith((".", "~")) or path.name.endswith("~") or UNFINISHED.search(path.name):
+            for entry in inside:
+                name = entry.name
+                if name.startswith((".", "~")) or name.endswith("~") or UNFINISHED.search(name):
                     continue
                 with suppress(OSError):  # It has been deleted, or a part of it.
-                    files = frozenset(_signature(path))
+                    path = folder / name
+                    is_file = entry.is_file(follow_symlinks=False)
+                    files = frozenset([_fact("", entry.stat())] if is_file else _signature(path))
                     if files:
                         yield path, files
 
@@ -213,9 +224,9 @@ class Watched:
         return self._settle * (_LONGER if path.is_dir() else 1)
 
 
-def are_alike(one: Path, other: Path) -> bool:
-    """Return whether two inputs of one directory have names that differ only in numbers."""
-    return one.parent == other.parent and without_numbers(one.name) == without_numbers(other.name)
+def kind_of(path: Path) -> tuple[Path, str]:
+    """Return the same for inputs of one directory whose names differ only in numbers."""
+    return path.parent, without_numbers(path.name)
 
 
 def _signature(path: Path) -> Iterator[_File]:

@@ -216,7 +216,11 @@ class CatalogReader:
             return self._select("ORDER BY v.number DESC LIMIT ?", count)[::-1]
         if not self.has_run(run):
             raise self._unknown_run(run)
-        return self._select("WHERE r.name = ? ORDER BY v.number DESC LIMIT ?", run, count)[::-1]
+        rows: list[VersionRow] = []
+        for superseded in (0, 1):  # As the index has them.
+            where = f"WHERE r.name = ? AND v.superseded = {superseded} ORDER BY v.number DESC LIMIT ?"
+            rows += self._select(where, run, count)
+        return sorted(rows, key=lambda row: row.number)[-count:] if count else []
 
     def totals(self) -> Totals:
         """Return the sums of all versions, runs, tags and packs."""
