@@ -27,7 +27,7 @@ from ckstore.intake.intake import Batch, Intake
 from ckstore.objects.resolver import CatalogResolver
 from ckstore.policy import Fidelity, Policy, Retention
 from ckstore.retention.forget import forget
-from ckstore.retention.retain import outlived, retain
+from ckstore.retention.retain import outlived, over_quota, retain
 from ckstore.scanning.watched import Watched
 from ckstore.storage.connection import Connection
 from ckstore.storage.segments import COUNT, size_of
@@ -198,11 +198,12 @@ def operations(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[s
         yield "forget", lambda: store.forget(f"r0@{last + 2}")
         store.set_policy(Policy(retention=Retention(keep_last=3, keep_every=7)), "r9")
         yield "outlived", lambda: outlived(store._repository, "r9", last)
-        store.set_policy(Policy(retention=Retention(keep_last=2)), "kept")
-        for step in range(3):
+        for step in range(4):
             store.ingest({"w": weight + step}, run="kept", step=step, hot=0)
-        assert len(retain(store._repository, "kept").forgotten) == 1  # All rows are proved, once a minute.
-        store.ingest({"w": weight + 3}, run="kept", step=3, hot=0)
+        for left in (3, 2):
+            store.set_policy(Policy(retention=Retention(keep_last=left)), "kept")
+            if left == 3:  # All rows are proved, once a minute.
+                assert len(retain(store._repository, "kept").forgotten) == 1
         yield "retain", lambda: retain(store._repository, "kept")
         monkeypatch.setattr(watching, "_ALIKE", 8)  # The small store has ten versions of a run.
         watched = Watched([place], settle=0)
@@ -452,3 +453,16 @@ def test_tags_do_not_read_all_versions(counter: Counter, tmp_path: Path) -> None
     for few, many in zip(found[100], found[1000], strict=True):
         assert many.calls <= TOLERANCE * few.calls
         assert many.instructions <= TOLERANCE * few.instructions + CONNECTION
+
+
+def test_a_limit_of_bytes_looks_at_the_oldest_versions(tmp_path: Path) -> None:
+    """SQLite sorts all of them, since a limit of the store is seldom; few become objects."""
+    found: dict[int, int] = {}
+    for versions in (200, 10_000):
+        grown(tmp_path / str(versions), versions)
+        with ckstore.open(tmp_path / str(versions)) as store:
+            limit = Retention(max_bytes=store._catalog.totals().bytes - 1)
+            over_quota(store._repository, retention=limit)
+            found[versions] = calls(partial(over_quota, store._repository, retention=limit))
+            assert [row.step for row in over_quota(store._repository, retention=limit)] == [10**6]
+    assert found[10_000] <= TOLERANCE * found[200]

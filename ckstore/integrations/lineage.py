@@ -96,9 +96,7 @@ class Lineage:
         origin = self._origin
         if origin is None or origin.row.step is None or latest.number > origin.last or run == origin.row.run:
             return None
-        known = {row.step: row for row in store._catalog.versions(run) if not row.superseded}
-        before = [step for step in known if step is not None and step <= origin.row.step]
-        return known[max(before)] if before else None
+        return store._catalog.below(run, origin.row.step + 1)
 
 
 def _is_before(point: _Point, step: int | None) -> bool:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 #: Garbage is collected if no version claims at least this fraction of the packs' bytes.
 _GARBAGE = 0.1
 
+#: Versions that are read at first to find the oldest ones.
+_PAGE = 100
+
 #: Seconds to wait for other writers before a collection is postponed.
 _PATIENCE = 2.0
 
@@ -201,17 +204,21 @@ def over_quota(
 ) -> list[VersionRow]:
     """Return the versions to forget next, oldest first, if the store exceeds the limit of its policy or another one."""
     catalog = repository.catalog
-    left, found = excess(repository, retention), []
+    left = excess(repository, retention)
+    found: list[VersionRow] = []
     if left > 0:
-        rows = catalog.versions()
-        runs = {row.run for row in rows}
+        runs = [known.name for known in catalog.runs()]
         stays = {*without, *catalog.tags().values()}.union(*map(catalog.followed, runs))
         stays |= {row.number for name in runs for row in (catalog.latest(name), catalog.highest(name)) if row}
-        left -= sum(row.stored_bytes for row in rows if row.number in without)
-        for row in sorted(rows, key=lambda row: (not row.superseded, row.created)):
-            if left > 0 and row.number not in stays:
-                left -= row.stored_bytes
-                found.append(row)
+        left -= sum(catalog.version(number).stored_bytes for number in without)
+        known = -1
+        rows: list[VersionRow] = []
+        while left > 0 and known < len(rows):
+            known, rows = len(rows), catalog.oldest(4 * len(rows) + _PAGE)
+            for row in rows[known:]:
+                if left > 0 and row.number not in stays:
+                    left -= row.stored_bytes
+                    found.append(row)
     return found
 
 

@@ -222,6 +222,10 @@ class CatalogReader:
             rows += self._select(where, run, count)
         return sorted(rows, key=lambda row: row.number)[-count:] if count else []
 
+    def oldest(self, count: int) -> list[VersionRow]:
+        """Return the versions with the earliest times, superseded ones first."""
+        return self._select("ORDER BY v.superseded DESC, v.created, v.number LIMIT ?", count)
+
     def totals(self) -> Totals:
         """Return the sums of all versions, runs, tags and packs."""
         sums = {row[0]: self._sum(row) for row in self._connection.rows(f"SELECT {_SET} FROM seals s")}
