@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import PYFUNCTYPE, c_ssize_t, c_void_p, py_object, pythonapi
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from math import prod
@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from ckstore.dtypes import ITEM_SIZES, NATIVE
 from ckstore.errors import CkstoreError, InputError, UsageError
+from ckstore.formats.facts import facts_of_mapping
 from ckstore.formats.layout import (
     MARKS,
     Extent,
@@ -142,7 +143,7 @@ class LiveState:
     """The contents of a state dict: tree, tensors, extents, whose `start` is 0, and the bytes of each extent.
 
     For `shared` see `FileLayout`. If it `is_still`, no one writes to the bytes while the state is read, and they do not
-    move.
+    move. If it `is_plain`, each tensor is an extent of its own, in C order.
     """
 
     tree: Any
@@ -151,6 +152,7 @@ class LiveState:
     memories: list[Memory] = field(default_factory=list)
     shared: Shared = ()
     is_still: bool = False
+    is_plain: bool = False
     _noted: list[_Noted] = field(default_factory=list)
     _sampled: list[Any] = field(default_factory=list)
     _sample: list[bytes] = field(default_factory=list)
@@ -289,6 +291,8 @@ class StateDictSource:
 
 def _layout_of(plan: TorchPlan, state: LiveState) -> FileLayout:
     """Return the layout of a planned file: its storages are cut as if they had been read from it."""
+    if state.is_plain:
+        return replace(plan.layout, tensors=state.tensors, tree=state.tree, facts=facts_of_mapping(state.tree))
     storages = [StorageData("-1", "uint8", 0, 0)]  # Of tensors without elements.
     for number, extent in zip(plan.numbers, plan.layout.extents, strict=True):
         dtype, nbytes = extent.dtype, prod(extent.shape) * ITEM_SIZES[extent.dtype]
@@ -706,6 +710,7 @@ class _Describer:
                 continue
             if (first := firsts.setdefault(one.memory, number)) != number:
                 tied.setdefault(one.memory, [first]).append(number)
+        state.is_plain = len(firsts) == len(self._found)
         for place, number in firsts.items():
             one = self._found[number]
             if place not in tied and (memory := _own_memory(one)) is not None:
@@ -719,6 +724,7 @@ class _Describer:
 
     def _place(self, numbers: list[int], state: LiveState) -> None:
         """Add the extents of tensors that share their memory, and place the tensors in them."""
+        state.is_plain = False
         group = [self._found[number] for number in numbers]
         first = group[0]
         low, strides = 0, None
