@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from ckstore.commit.naming import DEFAULT_RUN
-from ckstore.errors import DiskFullError, InputError, LockedError, UsageError
+from ckstore.errors import DiskFullError, InputError, LockedError, NotFoundError, UsageError
 from ckstore.intake.intake import Batch, Ingested, Intake
 from ckstore.retention.retain import outlived
 from ckstore.scanning.steps import Planned, StepSource, plan_steps
 from ckstore.scanning.watched import Complete, Traits, Watched, kind_of
+from ckstore.steps import differ
 
 #: Seconds between looks, without and with notifications of changes.
 POLL, SELDOM = 1.0, 30.0
@@ -23,7 +26,7 @@ POLL, SELDOM = 1.0, 30.0
 #: Seconds before another attempt if the disk is full, or another process has locked the store.
 _PATIENCE = 5.0
 
-#: A step is inferred from as many earlier inputs.
+#: Names are compared with those of as many earlier inputs.
 _ALIKE = 32
 
 #: Longest sleep in seconds: a signal, a stop or a change takes effect afterwards.
@@ -95,7 +98,11 @@ class _Watcher:
         self._poll = poll
         self._said = ""
         self.waits = False
+        #: Paths and steps of the inputs of the run's versions by kind, up to the last one's number.
+        self._sources: defaultdict[tuple[Path, str], dict[str, int | None]] = defaultdict(dict)
+        self._last = 0
         intake.check_run(self.run, batch)
+        self._note_sources()
         # An input to be deleted is always compared with its version first, even if size and mtime match.
         self._known = set() if batch.deletes else set(self._stored())
 
@@ -113,7 +120,7 @@ class _Watcher:
                     return
                 try:
                     outcome = self._store_one(item, found[item.path])
-                except (DiskFullError, LockedError) as error:
+                except (DiskFullError, LockedError, NotFoundError) as error:  # The policy may have forgotten a parent.
                     for waiting in planned[number:]:
                         self._watched.again(waiting.path)
                     self.waits = True
@@ -141,20 +148,32 @@ class _Watcher:
             return Ingested(item.path, error=error)
 
     def _planned(self, paths: Sequence[Path]) -> list[Planned]:
-        """Return inputs with their steps, in order, inferred together with the latest inputs of such names."""
-        found: dict[Path, Planned] = {}
-        catalog = self._intake.repository.catalog
-        before = catalog.last_versions(_ALIKE, self.run) if catalog.has_run(self.run) else []
+        """Return inputs with their steps, in order, inferred together with all earlier inputs of such names.
+
+        Steps in contents are compared with all; names with the latest ones.
+        """
+        self._note_sources()
+        kinds: dict[tuple[Path, str], list[Path]] = {}
         for path in paths:
-            if path not in found:
-                kind = kind_of(path)
-                sources = ((Path(row.source), row.step) for row in before if row.source)
-                known = {source: step for source, step in sources if kind_of(source) == kind}
-                known |= self._watched.alike(path, max(_ALIKE, len(paths)))
-                for item in plan_steps(list(known), self._step_from, known=known):
-                    found[item.path] = Planned(item.path, item.step, item.step_from, self.run)
+            kinds.setdefault(kind_of(path), []).append(path)
+        found: dict[Path, Planned] = {}
+        for kind, own in kinds.items():
+            known = self._sources[kind] | self._watched.alike(kind)
+            some = [*map(str, own), *islice(reversed(known), _ALIKE)]
+            near = {Path(text): known.get(text) for text in some}
+            distinct = differ(list(known.values()))
+            for item in plan_steps(list(near), self._step_from, known=near, distinct=distinct):
+                found[item.path] = Planned(item.path, item.step, item.step_from, self.run)
         wanted = [found[path] for path in paths]
         return sorted(wanted, key=lambda item: (item.step is None, item.step or 0))
+
+    def _note_sources(self) -> None:
+        """Note the inputs of the run's versions that were added since the last call."""
+        for row in self._intake.repository.catalog.after(self.run, self._last):
+            self._last = row.number
+            if row.source:
+                source = Path(row.source)
+                self._sources[kind_of(source)][str(source)] = row.step
 
     def _stored(self) -> Iterator[Traits]:
         """Yield the traits by which the inputs of the run's versions are recognised."""

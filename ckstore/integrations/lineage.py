@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckstore.errors import NotFoundError
@@ -96,7 +97,7 @@ class Lineage:
         origin = self._origin
         if origin is None or origin.row.step is None or latest.number > origin.last or run == origin.row.run:
             return None
-        return store._catalog.below(run, origin.row.step + 1)
+        return store._catalog.below(run, min(origin.row.step, sys.maxsize - 1) + 1)
 
 
 def _is_before(point: _Point, step: int | None) -> bool:

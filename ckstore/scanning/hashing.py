@@ -178,7 +178,7 @@ class _Reading:
                 if view:
                     target = None if held is None else (yield from held.target(cuts.units[at], cuts.positions[at]))
         blocks.check()
-        if isinstance(file.source, StateDictSource):  # Its checksums are those of this reading.
+        if isinstance(file.source, StateDictSource):  # Its checksums are zeros already.
             file.skeleton = file.source.skeleton
         else:
             file.skeleton = fill_crcs(bytes(skeleton), file.layout, [0] * len(file.crcs))

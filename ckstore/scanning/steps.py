@@ -59,6 +59,7 @@ def plan_steps(
     first: int = 0,
     force: bool = False,
     known: Mapping[Path, int | None] = MappingProxyType({}),
+    distinct: bool | None = None,
 ) -> list[Planned]:
     """Return several inputs with their steps, in order of step; those without a step come last, by name.
 
@@ -67,7 +68,8 @@ def plan_steps(
     `source` says where all steps come from; `first` is the first one if that is the order.
 
     An unreadable input has no step from its contents, and a note. Inputs in `known` have that step in their
-    contents, and are not opened. With `force`, damaged files count as opaque bytes.
+    contents, and are not opened. With `force`, damaged files count as opaque bytes. `distinct` tells whether steps from
+    contents are distinct, where the inputs are some of many.
     """
     inputs = sorted(paths, key=lambda path: natural(path.name))
     if source == "order":
@@ -78,7 +80,8 @@ def plan_steps(
     inferred = [step for step, _ in inside]
     named = [NamedStep(None)] * len(inputs) if source == "content" else steps_of_names([_name(path) for path in inputs])
     by_name = [found.step for found in named]
-    if source is None and not differ(inferred) and differ(by_name) and None not in by_name:
+    distinct = differ(inferred) if distinct is None else distinct
+    if source is None and not distinct and differ(by_name) and None not in by_name:
         inferred = [None] * len(inputs)
     planned = []
     for path, step, (_, wrong), name in zip(inputs, inferred, inside, named, strict=True):

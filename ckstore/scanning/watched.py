@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,7 +149,7 @@ class Watched:
         """Forget a complete input, if it is one, that has changed; note it unless `look` returned it before."""
         seen = self._seen.get(path)
         if seen is not None and seen.is_complete:
-            del self._alike[kind_of(path)][path]
+            self._alike[kind_of(path)].pop(path, None)
             if not seen.is_taken:
                 self._lost.append((path, how))
 
@@ -191,11 +190,10 @@ class Watched:
             if path in self._seen:
                 self._seen[path].is_taken = False
 
-    def alike(self, path: Path, most: int) -> dict[Path, int | None]:
-        """Return an input and the latest complete ones of its kind, and their steps by contents."""
+    def alike(self, kind: tuple[Path, str]) -> dict[str, int | None]:
+        """Return the complete inputs of a kind, the latest last, and their steps by contents."""
         with self._lock:
-            latest = islice(reversed(self._alike[kind_of(path)]), most)
-            return {one: self._seen[one].step if one in self._seen else None for one in (path, *latest)}
+            return {str(path): self._seen[path].step for path in self._alike[kind]}
 
     def _present(self) -> Iterator[tuple[Path, Signature]]:
         self._closed = {}
@@ -261,8 +259,8 @@ def _look_into(path: Path, seen: _Seen) -> None:
             return  # Logs, which are not reported.
         scanned = open_path(path, any_kind=True)
         scanned.close()
+        seen.step, _ = step_inside(scanned)
     except (InputError, OSError) as error:
         seen.why = str(error)
         return
     seen.is_complete = any(file.layout.kind != "opaque" and file.layout.tensors for file in scanned.files)
-    seen.step, _ = step_inside(scanned)

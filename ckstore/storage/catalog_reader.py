@@ -216,11 +216,10 @@ class CatalogReader:
             return self._select("ORDER BY v.number DESC LIMIT ?", count)[::-1]
         if not self.has_run(run):
             raise self._unknown_run(run)
-        rows: list[VersionRow] = []
-        for superseded in (0, 1):  # As the index has them.
-            where = f"WHERE r.name = ? AND v.superseded = {superseded} ORDER BY v.number DESC LIMIT ?"
-            rows += self._select(where, run, count)
-        return sorted(rows, key=lambda row: row.number)[-count:] if count else []
+        own = "SELECT number FROM versions WHERE run = (SELECT id FROM runs WHERE name = ?) AND superseded"
+        parts = (f"SELECT * FROM ({own} = {bit} ORDER BY number DESC LIMIT ?)" for bit in (0, 1))  # As the index is.
+        where = f"WHERE v.number IN ({' UNION ALL '.join(parts)}) ORDER BY v.number DESC LIMIT ?"
+        return self._select(where, run, count, run, count, count)[::-1]
 
     def oldest(self, count: int) -> list[VersionRow]:
         """Return the versions with the earliest times, superseded ones first."""

@@ -457,3 +457,21 @@ def test_the_system_tells_of_changes(place: Path) -> None:
     finally:
         watcher.kill()
         watcher.communicate()
+
+
+def test_steps_come_from_names_as_long_as_those_in_files_were_equal(tmp_path: Path) -> None:
+    """However many files ago: saves before and after the first epoch have one number."""
+    (tmp_path / "saves").mkdir()
+    stop = threading.Event()
+    with library.init(tmp_path / "store") as store:
+        store.set_policy(Policy(retention=Retention(keep_last=5)), "main")
+        found = store.watch(tmp_path / "saves", run="main", settle=0.0, poll=0.001, stop=stop)
+        for number in range(40):
+            torch.save({"w": torch.ones(9) * number, "epoch": max(number - 1, 0)}, tmp_path / f"{number}.pt")
+            (tmp_path / f"{number}.pt").rename(tmp_path / "saves" / f"step_{100 * number}.pt")
+            item = next(found)
+            if number:  # The first file has no other to compare with.
+                assert item.version is not None, item
+                assert item.version.step == 100 * number
+        stop.set()
+        assert list(found) == []

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import CkstoreError, UsageError
+from ckstore.errors import CkstoreError, InputError, UsageError
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.torch.live_state import StateDictSource, describe_state_dict
 from tests.equality import assert_same
@@ -223,6 +223,60 @@ def test_storages_can_be_resized_after_they_were_read(tmp_path: Path) -> None:
         assert store["live"].compare(state)
     for tensor in state.values():
         tensor.detach().untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("how", ["freed", "replaced"])
+@pytest.mark.parametrize("elements", [1, 3, 16, 17, 5000])
+@pytest.mark.parametrize("kind", ["alone", "part", "gaps"])
+def test_memory_that_was_freed_is_not_read(kind: str, elements: int, how: str) -> None:
+    values = torch.ones(2, 2 * elements)
+    tensor = {"alone": values, "part": values[1], "gaps": values[:, ::2]}[kind]
+    state = describe_state_dict({"a": tensor, "b": torch.ones(2)})
+    if how == "freed":
+        values.untyped_storage().resize_(0)
+    else:
+        tensor.data = torch.zeros(1)
+    if (kind, how) == ("gaps", "replaced"):  # A tensor with gaps is detached, and holds its memory.
+        assert bytes(state.view(0, 0, 4)) == np.ones(1, np.float32).tobytes()
+        return
+    for read in (
+        state.check_unchanged,
+        lambda: state.view(0, 0, 4),
+        lambda: state.memories[0].copy_into(np.empty(4 * tensor.numel(), np.uint8)),
+    ):
+        with pytest.raises(InputError, match=r"ensor.* changed while it was read"):
+            read()
+
+
+class _Frees:
+    """An object that frees a tensor's memory when it is pickled, or adds a key to its dictionary."""
+
+    def __init__(self, does: Any) -> None:
+        self.does = does
+
+    def __reduce__(self) -> Any:
+        self.does()
+        return int, ()
+
+
+def test_objects_that_change_the_state_while_it_is_described() -> None:
+    tensor = torch.ones(5000)
+    state: dict[str, Any] = {"a": tensor, "b": _Frees(lambda: tensor.untyped_storage().resize_(0))}
+    with pytest.raises(InputError, match="The tensor at a changed while it was read"):
+        describe_state_dict(state, "pickle")
+    state = {"a": torch.ones(3), "b": _Frees(lambda: state.update(c=1)), "d": 4}
+    assert list(describe_state_dict(state, "pickle").tree) == ["a", "b", "d"]
+
+
+def test_equal_states_have_equal_bytes() -> None:
+    """However their tensors are described, and whichever sizes are one object."""
+    shape = (2, 3)
+    plain = {"a": torch.ones(shape), "b": torch.zeros(shape), "c": torch.ones(1), "d": torch.ones(70, 1), "e": 1}
+    with torch.inference_mode():
+        other = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in plain.items()}
+    assert other["a"].is_inference()
+    sources = [StateDictSource(plain), StateDictSource(other)]
+    assert len({source.pread(0, source.size) for source in sources}) == 1
 
 
 @pytest.mark.parametrize("tensor", [torch.ones([1] * 65), torch.ones([1] * 64 + [99]), torch.ones([1] * 64 + [9])])

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ckstore.errors import InputError
+from ckstore.scanning import watched as watched_module
 from ckstore.scanning.watched import Watched
 from tests.checkpoints import write_safetensors
 
@@ -92,3 +94,23 @@ def test_names_that_only_look_like_it(tmp_path: Path, name: str) -> None:
     watched = Watched([tmp_path], 0.0)
     look(watched, 0.0)
     assert look(watched, 1.0) == [path]
+
+
+def test_a_file_that_is_cut_off_between_two_reads_is_looked_into_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(_: object) -> None:
+        raise InputError("it was cut off")
+
+    watched = Watched([tmp_path], settle=0)
+    file = tmp_path / "a1.npy"
+    np.save(file, np.ones(3))
+    watched.look(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(watched_module, "step_inside", cut)
+        assert watched.look(1) == []
+    np.save(file, np.ones(5))
+    watched.look(2)
+    assert [one.path for one in watched.look(3)] == [file]
+    file.unlink()
+    assert watched.look(4) == []

@@ -174,6 +174,8 @@ class LiveState:
         for one in self._noted:
             if one.tensor._version != one.version:
                 raise _changed(one.path)
+        for memory in self.memories:
+            _check_place(memory)
         for extent, before, now in zip(self.extents, self._sample, _contents(self._sampled), strict=False):
             if before != now:
                 raise _changed(extent.path)
@@ -443,9 +445,9 @@ class _Describer:
                 raise UsageError(
                     f"The dictionary at {_shown(path)} has an attribute {name}, which hides its method; delete it."
                 )
-        pairs = node.items()
-        if {*map(type, node)} != {str}:  # Most keys are texts, and there may be very many.
-            pairs = [(key if type(key) is str else self._key(key, path), value) for key, value in pairs]
+        # Most keys are texts, and there may be very many.
+        keys = [key if type(key) is str else self._key(key, path) for key in node]
+        pairs = zip(keys, list(node.values()), strict=True)
         tree = like(node, self._entries(pairs, path, depth, taken))
         if attributes:
             before = len(self._found)
@@ -755,7 +757,8 @@ class _Describer:
                 memory = Absent(first.path, first.memory[1])
             else:
                 data = _bytes_of(first.value, low * item, high * item)
-                memory = _ArrayMemory(array_of(data)) if data.device.type == "cpu" else _TensorMemory(data)
+                is_near = data.device.type == "cpu"
+                memory = _ArrayMemory(array_of(data), data, data.data_ptr()) if is_near else _TensorMemory(data)
         state.extents.append(Extent(0, first.dtype, shape, first.path))
         state.memories.append(memory)
         extent = len(state.extents) - 1
@@ -769,14 +772,26 @@ def _own_memory(found: _Found) -> Memory | None:
     value = found.value
     if not getattr(value, "is_cpu", False) or not value.is_contiguous():
         return None
-    nbytes = value.nbytes
-    return _FewBytes(value, nbytes) if nbytes <= _LINE else _ArrayMemory(array_of(value))
+    if value.untyped_storage().data_ptr() != found.memory:  # An object that was pickled since has freed it.
+        raise _changed(found.path)
+    nbytes, address = value.nbytes, value.data_ptr()
+    if nbytes <= _LINE:
+        return _FewBytes(value, address, nbytes)
+    return _ArrayMemory(array_of(value), value, address)
+
+
+def _check_place(memory: Memory) -> None:
+    """Raise `InputError` if a tensor's memory has been freed or replaced: its bytes must not be read."""
+    owner = getattr(memory, "owner", None)
+    if owner is not None and owner.data_ptr() != memory.address:  # type: ignore[attr-defined]
+        raise _changed(None)
 
 
 def array_of(tensor: Any) -> npt.NDArray[Any]:
     """Return the elements of a tensor in main memory, in place; as integers if NumPy lacks their dtype.
 
-    Torch resizes no storage that `Tensor.numpy` has seen, though FSDP frees and fills some in each step.
+    Torch resizes no storage that `Tensor.numpy` has seen, though FSDP frees and fills some in each step. So the caller
+    must see to it that the storage is still the same.
     """
     if _name_of_dtype(tensor.dtype) not in NATIVE:
         tensor = tensor.view(getattr(sys.modules["torch"], _INTEGERS[tensor.element_size()]))
@@ -802,7 +817,7 @@ def _contents(views: Sequence[Any]) -> list[bytes]:
     found = []
     for index, view in enumerate(views):
         if type(view) is _FewBytes:
-            found.append(_bytes_at(view.tensor.data_ptr(), view.nbytes))
+            found.append(_bytes_at(view.address, view.nbytes))
             continue
         is_remote = getattr(view, "is_cuda", None) is not None
         found.append(b"" if is_remote else view.tobytes())
@@ -871,7 +886,8 @@ class _TensorMemory:
     """
 
     def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
+        self.owner = self._tensor = tensor
+        self.address = tensor.data_ptr()
         self._nbytes = tensor.numel() * tensor.element_size()
         self._bytes: Any = None
 
@@ -908,6 +924,7 @@ class _TensorMemory:
 
     def _of_all(self) -> Any:
         """All bytes, in place where they are in order."""
+        _check_place(self)
         value = self._tensor.contiguous()
         low = value.storage_offset() * value.element_size()
         return _bytes_of(value, low, low + self._nbytes)
@@ -916,12 +933,15 @@ class _TensorMemory:
 class _FewBytes(Struct, eq=False, gc=False):
     """The same for a small tensor in main memory, without an array."""
 
-    tensor: Any
+    owner: Any
+    address: int
     nbytes: int
     is_remote: ClassVar[bool] = False
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        return memoryview(_bytes_at(self.tensor.data_ptr() + offset, nbytes))
+        if self.owner.data_ptr() != self.address:
+            raise _changed(None)
+        return memoryview(_bytes_at(self.address + offset, nbytes))
 
     def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
         target.data[:] = self.view(0, self.nbytes)
@@ -931,13 +951,16 @@ class _FewBytes(Struct, eq=False, gc=False):
 
 
 class _ArrayMemory(Struct, eq=False, gc=False):
-    """The same for an array: its elements, little-endian and in C order."""
+    """The same for an array: its elements, little-endian and in C order; if it is of a tensor, that and its address."""
 
     array: npt.NDArray[Any]
+    owner: Any = None
+    address: int = 0
     _bytes: memoryview | None = None
     is_remote: ClassVar[bool] = False
 
     def view(self, offset: int, nbytes: int) -> memoryview:
+        _check_place(self)
         if self._bytes is None:
             self._bytes = memoryview(self._of_all())
         view = self._bytes[offset : offset + nbytes]
@@ -946,6 +969,7 @@ class _ArrayMemory(Struct, eq=False, gc=False):
         return view
 
     def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
+        _check_place(self)
         _copy(self._of_all(), target)
 
     def sample(self) -> Any:
@@ -1008,9 +1032,10 @@ def _whole_of(tensor: Any, path: Path) -> Any:
     return tensor.detach().to_local()
 
 
-def _changed(path: Path) -> InputError:
+def _changed(path: Path | None) -> InputError:
+    tensor = "A tensor" if path is None else f"The tensor at {_shown(path)}"
     return InputError(
-        f"The tensor at {_shown(path)} changed while it was read; change nothing, in other threads either, before the "
+        f"{tensor} changed while it was read; change nothing, in other threads either, before the "
         "call returns. That of `Store.saver` returns when it has copied the state."
     )
 

@@ -42,9 +42,12 @@ _PYTHON_2_NAMES = {
 }
 
 
-#: The code of the call for a plain tensor, after its function and a mark, as `pickle_writer` writes it for all but the
-#: first: a part before the key of the storage, its length, the key, and a part after it, of numbers, truth values and
-#: values of the memo. An opcode that puts the tensor into the memo may follow.
+#: Calls for tensors that are noted, at most: they take memory.
+_MOST_FORMS = 1024
+
+#: The code of the call for a plain tensor, after its function and a mark, as `pickle_writer` writes it, and torch does
+#: not, for all but the first: a part before the key of the storage, its length, the key, and a part after it, of
+#: numbers, truth values and values of the memo. An opcode that puts the tensor into the memo may follow.
 _TENSOR = re.compile(
     rb"(\(([hj]M)([hj]M)X)(.)\0\0\0([0-9]+)(([hj]M)NtQN\(N{0,64}t\(N{0,64}t[\x88\x89]([hj]M)\(tRtR)([qr]M)?"
     .replace(b"[hj]M", b"h.|j....").replace(b"[qr]M", b"q.|r....").replace(b"N", b"(?:K.|M..|J....)"),
@@ -259,7 +262,7 @@ class _Machine:
         _, form, references, left = self.noted
         take = itemgetter(*[int.from_bytes(one[1:], "little") for one in references])
         taken = take(self.memo)
-        if {str, Global}.issuperset(map(type, taken)):
+        if len(self.calls) < _MOST_FORMS and {str, Global}.issuperset(map(type, taken)):
             self.calls[form] = take, taken, left - length_hint(self.steps), made
 
     # The memo

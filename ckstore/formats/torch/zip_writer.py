@@ -191,7 +191,10 @@ def write_torch(
 def _rebuild_call(
     tensor: Tensor, extents: Sequence[Extent], keys: dict[int | str, str], untyped: Collection[int]
 ) -> Call:
-    """Return the call that makes torch rebuild a tensor, as torch itself writes it."""
+    """Return the call that makes torch rebuild a tensor, as torch itself writes it.
+
+    Its tuples are its own: which other tensors share them would change the bytes.
+    """
     if tensor.extent < 0:
         dtype, key, count, by_dtype = tensor.dtype, keys[tensor.dtype], 0, tensor.dtype not in _STORAGE_CLASSES
     else:
@@ -203,7 +206,7 @@ def _rebuild_call(
         identity = PersistentId(("storage", Reference(("torch", _STORAGE_CLASSES[dtype])), key, "cpu", count))
     is_parameter, grad = "parameter" in tensor.marks, "requires_grad" in tensor.marks
     wants = grad and not is_parameter
-    args = (identity, tensor.offset, tensor.shape, tensor.strides, wants, Call(ORDERED_DICT, ()))
+    args = (identity, tensor.offset, (*tensor.shape,), (*tensor.strides,), wants, Call(ORDERED_DICT, ()))
     of_dtype = (Reference(("torch", tensor.dtype)),) if by_dtype else ()
     said = {mark: True for mark in tensor.marks if mark in ("conj", "neg", "array")}
     metadata = (said,) if said else ()
@@ -218,7 +221,8 @@ def _quantised_call(
     key, count = (keys[tensor.dtype], 0) if tensor.extent < 0 else (keys[tensor.extent], extents[tensor.extent].count)
     storage = PersistentId(("storage", Reference(("torch", _QUANTISED_CLASSES[tensor.dtype])), key, "cpu", count))
     return Call(
-        _QUANTISED, (storage, tensor.offset, tensor.shape, tensor.strides, quantiser, False, Call(ORDERED_DICT, ()))
+        _QUANTISED,
+        (storage, tensor.offset, (*tensor.shape,), (*tensor.strides,), quantiser, False, Call(ORDERED_DICT, ())),
     )
 
 
