@@ -19,6 +19,8 @@ import pytest
 import torch
 
 import ckstore as library
+from ckstore.intake import watching as watching_module
+from ckstore.intake.intake import Intake
 from ckstore.policy import Policy, Retention
 from tests.checkpoints import sha256, write_safetensors
 from tests.test_full_disk import MOUNTED
@@ -475,3 +477,23 @@ def test_steps_come_from_names_as_long_as_those_in_files_were_equal(tmp_path: Pa
                 assert item.version.step == 100 * number
         stop.set()
         assert list(found) == []
+
+
+def test_a_file_whose_parent_was_forgotten_is_stored_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "saves" / "step_1.safetensors", 1)
+    store_input, tries = Intake.store_input, []
+
+    def first_lost(*given: Any, **named: Any) -> Any:
+        tries.append(given)
+        if len(tries) == 1:
+            raise library.NotFoundError("Unknown version 7.")
+        return store_input(*given, **named)
+
+    monkeypatch.setattr(Intake, "store_input", first_lost)
+    monkeypatch.setattr(watching_module, "_PATIENCE", 0.01)
+    with library.init(tmp_path / "store") as store:
+        first, second = store.watch(tmp_path / "saves", settle=0.0, poll=0.01, once=True)
+    assert isinstance(first.error, library.NotFoundError)
+    assert second.version is not None

@@ -99,8 +99,6 @@ _SPREAD = 1 << 14
 
 #: Returns the bytes at an address: `ctypes.string_at` in one call.
 _bytes_at = PYFUNCTYPE(py_object, c_void_p, c_ssize_t)(("PyBytes_FromStringAndSize", pythonapi))
-#: A tensor before it is placed.
-_EMPTY = Tensor(ROOT, "uint8", (0,), (1,), -1, 0)
 #: Names of torch's integers by size.
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
@@ -445,9 +443,9 @@ class _Describer:
                 raise UsageError(
                     f"The dictionary at {_shown(path)} has an attribute {name}, which hides its method; delete it."
                 )
-        # Most keys are texts, and there may be very many.
-        keys = [key if type(key) is str else self._key(key, path) for key in node]
-        pairs = zip(keys, list(node.values()), strict=True)
+        pairs: Iterable[tuple[Any, Any]] = dict(node).items()  # An object that is pickled may change the dictionary.
+        if {*map(type, node)} != {str}:  # Most keys are texts, and there may be very many.
+            pairs = [(key if type(key) is str else self._key(key, path), value) for key, value in pairs]
         tree = like(node, self._entries(pairs, path, depth, taken))
         if attributes:
             before = len(self._found)
@@ -706,11 +704,8 @@ class _Describer:
         firsts: dict[Any, int] = {}
         tied: dict[Any, list[int]] = {}
         for number, one in enumerate(self._found):
-            empty = 0 in one.shape
-            placed.append(Tensor(one.path, one.dtype, one.shape, one.strides, -1, 0, one.marks) if empty else _EMPTY)
-            if empty:
-                continue
-            if (first := firsts.setdefault(one.memory, number)) != number:
+            placed.append(Tensor(one.path, one.dtype, one.shape, one.strides, -1, 0, one.marks))
+            if 0 not in one.shape and (first := firsts.setdefault(one.memory, number)) != number:
                 tied.setdefault(one.memory, [first]).append(number)
         state.is_plain = len(firsts) == len(self._found)
         for place, number in firsts.items():
