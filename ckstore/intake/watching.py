@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -99,7 +98,7 @@ class _Watcher:
         self._said = ""
         self.waits = False
         #: Paths and steps of the inputs of the run's versions by kind, up to the last one's number.
-        self._sources: defaultdict[tuple[Path, str], dict[str, int | None]] = defaultdict(dict)
+        self._sources: dict[tuple[Path, str], dict[str, int | None]] = {}
         self._last = 0
         intake.check_run(self.run, batch)
         self._note_sources()
@@ -158,7 +157,7 @@ class _Watcher:
             kinds.setdefault(kind_of(path), []).append(path)
         found: dict[Path, Planned] = {}
         for kind, own in kinds.items():
-            known = self._sources[kind] | self._watched.alike(kind)
+            known = self._sources.get(kind, {}) | self._watched.alike(kind)
             some = [*map(str, own), *islice(reversed(known), _ALIKE)]
             near = {Path(text): known.get(text) for text in some}
             distinct = differ(list(known.values()))
@@ -173,7 +172,7 @@ class _Watcher:
             self._last = row.number
             if row.source:
                 source = Path(row.source)
-                self._sources[kind_of(source)][str(source)] = row.step
+                self._sources.setdefault(kind_of(source), {})[str(source)] = row.step
 
     def _stored(self) -> Iterator[Traits]:
         """Yield the traits by which the inputs of the run's versions are recognised."""

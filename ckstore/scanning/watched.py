@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -95,7 +94,7 @@ class Watched:
         self._settle = settle
         self._seen: dict[Path, _Seen] = {}
         #: Complete inputs whose names differ only in numbers, the latest last.
-        self._alike: defaultdict[tuple[Path, str], dict[Path, None]] = defaultdict(dict)
+        self._alike: dict[tuple[Path, str], dict[Path, None]] = {}
         self._lost: list[tuple[Path, str]] = []
         self._closed: dict[Path, str] = {}
         self._lock = threading.RLock()
@@ -143,13 +142,13 @@ class Watched:
                 seen.is_looked_into = True
                 _look_into(path, seen)
                 if seen.is_complete:
-                    self._alike[kind_of(path)][path] = None
+                    self._alike.setdefault(kind_of(path), {})[path] = None
 
     def _lose(self, path: Path, how: str) -> None:
         """Forget a complete input, if it is one, that has changed; note it unless `look` returned it before."""
         seen = self._seen.get(path)
         if seen is not None and seen.is_complete:
-            self._alike[kind_of(path)].pop(path, None)
+            self._alike.get(kind_of(path), {}).pop(path, None)
             if not seen.is_taken:
                 self._lost.append((path, how))
 
@@ -193,7 +192,7 @@ class Watched:
     def alike(self, kind: tuple[Path, str]) -> dict[str, int | None]:
         """Return the complete inputs of a kind, the latest last, and their steps by contents."""
         with self._lock:
-            return {str(path): self._seen[path].step for path in self._alike[kind]}
+            return {str(path): self._seen[path].step for path in self._alike.get(kind, ())}
 
     def _present(self) -> Iterator[tuple[Path, Signature]]:
         self._closed = {}
