@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import UsageError
@@ -16,7 +15,7 @@ from ckstore.steps import seconds_of
 from ckstore.storage.version_names import is_better_low
 
 if TYPE_CHECKING:
-    from ckstore.storage.rows import VersionRow
+    from ckstore.storage.rows import RunSummary, VersionRow
 
 #: Rows that a notebook shows.
 _SHOWN = 60
@@ -194,47 +193,24 @@ def version_record(row: VersionRow, tags: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def run_records(records: Sequence[dict[str, Any]], runs: Sequence[str]) -> Table:
-    """Return a record for each run of versions: their number, steps, last one, best metrics, bytes and parent."""
-    found: list[dict[str, Any]] = []
-    by_run: dict[str, Table] = {name: Table() for name in runs}
-    for record in records:
-        by_run[record["run"]].append(record)
-    for name, own in by_run.items():
-        if not own:
-            continue
-        present = Table(record for record in own if not record["superseded"]) or own
-        steps = [record["step"] for record in present if record["step"] is not None]
-        last = max(present, key=lambda record: (record["step"] is not None, record["step"] or 0, record["version"]))
-        metrics = dict.fromkeys(metric for record in present for metric in record["metrics"])
-        best = {metric: one for metric in metrics if (one := _best(present, metric)) is not None}
-        first, numbers = own[0], {record["version"] for record in own}
+def run_records(runs: Iterable[RunSummary]) -> Table:
+    """Return a record for each run: its number of versions, steps, last one, best metrics, bytes and parent."""
+    found = Table()
+    for run in runs:
+        steps = {row.step for row in (run.lowest, run.highest) if row is not None and row.step is not None}
+        best = {metric: ends["min" if is_better_low(metric) else "max"] for metric, ends in run.extremes.items()}
         found.append({
-            "run": name,
-            "versions": len(own),
-            "steps": "..".join(map(str, sorted({min(steps), max(steps)}))) if steps else None,
-            "last": last["version"] if last["step"] is None else f"{name}@{last['step']}",
-            "best": ", ".join(
-                f"{metric} {record['metrics'][metric]:.6g} at {record['step']}" for metric, record in best.items()
-            )
-            or None,
-            "size": sum(record["bytes"] for record in own),
-            "stored": sum(record["stored"] for record in own),
-            "parent": first["parent"] if first["parent"] not in numbers else None,
-            "tags": sorted(tag for record in own for tag in record["tags"]),
+            "run": run.name,
+            "versions": run.versions,
+            "steps": "..".join(map(str, sorted(steps))) or None,
+            "last": run.highest.number if run.highest.step is None else run.highest.name,
+            "best": ", ".join(f"{name} {row.metrics[name]:.6g} at {row.step}" for name, row in best.items()) or None,
+            "size": run.original_bytes,
+            "stored": run.stored_bytes,
+            "parent": run.first.parent,
+            "tags": list(run.tags),
         })  # fmt: skip
-    return Table(found)
-
-
-def _best(records: Sequence[dict[str, Any]], metric: str) -> dict[str, Any] | None:
-    """Return the record with the best value of a metric, the first of equal ones; None without a number."""
-    numbers = [
-        record
-        for record in records
-        if isinstance(value := record["metrics"].get(metric), int | float) and isfinite(value)
-    ]
-    best = min if is_better_low(metric) else max
-    return best(numbers, key=lambda record: record["metrics"][metric], default=None)
+    return found
 
 
 def flat(values: Any, group: str) -> dict[str, Any]:

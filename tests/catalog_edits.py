@@ -49,7 +49,9 @@ def sign(database: sqlite3.Connection) -> None:
         database.execute(
             "UPDATE runs SET versions = (SELECT COUNT(*) FROM versions WHERE run = runs.id),"
             " total = coalesce((SELECT SUM(seal) FROM versions WHERE run = runs.id), 0),"
-            f" last = {_LATEST.format('run = runs.id')}, highest = {_HIGHEST}"
+            f" last = {_LATEST.format('run = runs.id')}, highest = {_HIGHEST},"
+            " (original_bytes, stored_bytes) = (SELECT coalesce(SUM(original_bytes), 0), coalesce(SUM(stored_bytes), 0)"
+            " FROM versions WHERE run = runs.id)"
         )
         database.execute(
             "UPDATE packs SET uses ="

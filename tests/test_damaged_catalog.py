@@ -38,6 +38,7 @@ TABLES = (
     "packs",
     "versions",
     "origins",
+    "metrics",
     "version_packs",
     "pack_bases",
     "tags",

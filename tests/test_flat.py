@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import json
 import pstats
 import re
 import sqlite3
@@ -47,6 +48,8 @@ CONNECTION = 5000
 #: Statements that read a whole table, with the reason.
 WHOLE = {
     r"FROM seals s$": "a row for each table",
+    r"WITH RECURSIVE pairs": "`runs` and `best:METRIC`: two rows for each run and metric",
+    r"'first'|LEFT JOIN runs o ON 1": "`runs`: three rows for each run",
     r"LEFT JOIN policies t": "the policies of runs",
     r"LEFT JOIN tags t": "before a version is forgotten or replaced, no tag may be missing",
     r"FROM leases": "one for each process that writes",
@@ -163,12 +166,13 @@ def add_versions(catalog: Path, versions: int, runs: int, bands: Sequence[int], 
             }
             row |= {
                 "number": number, "uid": digest.digest(), "run": 1 + number % runs, "step": number, "parent": None,
-                "pack": pack["id"], "hot": 0,
+                "pack": pack["id"], "hot": 0, "metrics": json.dumps({"loss": number / 7}),
             }  # fmt: skip
             for table, values in (("packs", pack), ("versions", row)):
                 named = ", ".join(f":{name}" for name in values)
                 database.execute(f"INSERT INTO {table} VALUES ({named})", values)
             database.executemany("INSERT INTO likeness VALUES (?, ?)", [(band, number) for band in bands])
+            database.execute("INSERT INTO metrics VALUES (?, 'loss', ?, ?)", [row["run"], number / 7, number])
             if number % (versions // 5) == 0:
                 database.execute("INSERT INTO tags (name, version) VALUES (?, ?)", [f"tag {number}", number])
         sign(database)
@@ -195,6 +199,9 @@ def operations(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[s
         yield "slice", lambda: store[f"r0@{last + 2}"]["w"][5:7]
         yield "state dict", lambda: store[f"r0@{last + 3}"].state_dict()
         yield "length", lambda: len(store)
+        yield "best", lambda: store["best:loss"].step
+        yield "best of a run", lambda: store["r0@most:loss"].step
+        yield "runs", lambda: store._catalog.summaries()
         yield "forget", lambda: store.forget(f"r0@{last + 2}")
         store.set_policy(Policy(retention=Retention(keep_last=3, keep_every=7)), "r9")
         yield "outlived", lambda: outlived(store._repository, "r9", last)

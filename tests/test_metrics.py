@@ -14,6 +14,7 @@ import torch
 
 import ckstore
 from ckstore.recovery.recover import recover
+from tests.catalog_edits import edit
 from tests.checkpoints import listing, write_safetensors
 
 
@@ -139,3 +140,78 @@ def test_numbers_that_json_lacks_are_kept_as_text(
     assert run(["--store", str(tmp_path / "store"), "log", "--json"]) == 0
     [shown] = json.loads(capfd.readouterr().out, parse_constant=refused)
     assert shown["metrics"] == {**metrics, "again": "NaN"}
+
+
+def test_extreme_metrics_are_those_of_all_versions(tmp_path: Path) -> None:
+    """After random ingests, replacements, metrics, renamed, superseded, forgotten and restored versions."""
+    rng = np.random.default_rng(0)
+    values = [0, 1, 2, -1.5, 2**53, 2.0**53, -0.0, 1e300, True, "7", None, math.nan, math.inf, -(2**70)]
+    with ckstore.init(tmp_path / "store") as store:
+        for turn in range(120):
+            versions = store.versions()
+            chosen = versions[rng.integers(len(versions))] if versions else None
+            metrics = {f"m{name}": values[rng.integers(len(values))] for name in range(int(rng.integers(4)))}
+            run, step = f"r{rng.integers(3)}", int(rng.integers(9))
+            state = {"w": np.full(3, turn)}
+            kind = int(rng.integers(9)) if chosen else 0
+            if kind == 6 and chosen:
+                store.set_metrics(chosen.number, metrics)
+            elif kind == 7 and chosen:
+                store.forget(chosen.number)
+                if rng.integers(2):
+                    store.undo()
+            elif kind == 8 and chosen:
+                store.rename_run(chosen.run, f"other{turn}")
+            elif kind == 5 and chosen:  # The run goes back to it.
+                state, step = {"w": np.full(3, -turn)}, 100 + turn
+                store.ingest(state, run=chosen.run, step=step, parent=chosen.number, metrics=metrics, hot=0)
+            else:
+                store.ingest(state, run=run, step=step, metrics=metrics, replace=True, hot=0)
+            check_extremes(store)
+        assert any(row.superseded for row in store._catalog.versions())
+        assert store.verify().problems == []
+
+
+def check_extremes(store: ckstore.Store) -> None:
+    """Compare the versions that are named by a metric, and the summaries of runs, with those of all versions."""
+    rows = store._catalog.versions()
+    runs = {row.run for row in rows}
+    for name in ("m0", "m1", "m2"):
+        for run in (None, *runs):
+            own = [row for row in rows if run in (None, row.run) and not row.superseded]
+            known = {row.number: row.metrics.get(name) for row in own}
+            known = {
+                number: value
+                for number, value in known.items()
+                if isinstance(value, int | float) and not isinstance(value, bool)
+            }
+            for sense, best in (("least", min), ("most", max)):
+                if known:
+                    wanted = best(known, key=lambda number: float(known[number]))
+                    assert store[f"{sense}:{name}" if run is None else f"{run}@{sense}:{name}"].number == wanted
+    summaries = {summary.name: summary for summary in store._catalog.summaries()}
+    assert set(summaries) == runs
+    for run, summary in summaries.items():
+        own = [row for row in rows if row.run == run]
+        assert (summary.versions, summary.first) == (len(own), own[0])
+        assert summary.stored_bytes == sum(row.stored_bytes for row in own)
+        assert summary.original_bytes == sum(row.original_bytes for row in own)
+        steps = [row.step for row in own if row.step is not None and not row.superseded]
+        assert (summary.lowest.step if summary.lowest else None) == min(steps, default=None)
+        assert summary.highest == store._catalog.highest(run)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("statement", ["DELETE FROM metrics", "UPDATE metrics SET value = value - 1"])
+def test_a_damaged_index_of_metrics_is_told(source: Path, tmp_path: Path, statement: str) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(source, metrics={"loss": 2.5})
+    edit(tmp_path / "store" / "catalog.sqlite", statement)
+    with ckstore.open(tmp_path / "store", "r") as store:
+        assert "metrics" in " ".join(store.verify().problems)
+        if statement.startswith("UPDATE"):
+            with pytest.raises(ckstore.errors.IntegrityError, match="an index names version 1"):
+                store["best:loss"]
+    recover(tmp_path / "store")
+    with ckstore.open(tmp_path / "store", "r") as store:
+        assert store["best:loss"].number == 1

@@ -49,9 +49,7 @@ def command(ctx: click.Context, run: str | None, rename: str | None, form: str |
     from ckstore.table import run_records
 
     with open_store(ctx) as store:
-        records = store.log(run)
-        known = [found.name for found in store._catalog.runs() if run in (None, found.name)]
-    found = run_records(records, list(dict.fromkeys([*known, *records.values("run")])))
+        found = run_records(store._catalog.summaries(run))
     names = list(found[0]) if found else []
     if as_json:
         print_json(found)

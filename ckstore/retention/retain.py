@@ -30,6 +30,7 @@ from ckstore.reading.stored_version import StoredVersion
 from ckstore.retention.forget import forget
 from ckstore.retention.selection import by_run, first_of_every, last_of
 from ckstore.storage import durable, reserve
+from ckstore.storage.rows import metric_values
 from ckstore.writing.drop import drop, going, with_globs
 from ckstore.writing.encode import encode
 from ckstore.writing.thin import may_have_any, thin
@@ -390,13 +391,8 @@ def _best(ordered: Sequence[VersionRow], wanted: Iterable[str]) -> set[int]:
     found = set()
     for best in wanted:
         metric, _, sense = best.rpartition(":")
-        values = {row.number: _number(row.metrics.get(metric)) for row in ordered}
-        known = {number: value for number, value in values.items() if math.isfinite(value)}
+        values = ((row.number, metric_values(row.metrics).get(metric)) for row in ordered)
+        known = {number: value for number, value in values if value is not None}
         if known:
             found.add((min if sense == "min" else max)(known, key=known.__getitem__))
     return found
-
-
-def _number(value: object) -> float:
-    """Return a metric as a number; NaN if it is none."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.directory_storage import DirectoryStorage
 from ckstore.storage.names import check_name
 from ckstore.storage.pack import RAW, PackEntry, PackInfo
-from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, key
+from ckstore.storage.rows import VERSION_COLUMNS, Claim, Placement, RunRow, VersionRow, key, metric_values
 from ckstore.storage.segments import Place
 from ckstore.storage.slots import ALL, among, to_text
 
@@ -36,6 +37,11 @@ LOGGED = "log:last"
 _WIDENED = (
     "ON CONFLICT (version, pack) DO UPDATE SET objects = CASE WHEN objects IN ('', excluded.objects)"
     f" THEN excluded.objects ELSE '{ALL}' END"
+)
+#: Statements that add and remove a row of `metrics`, given the name of its run and the other columns.
+_ADDED = "INSERT OR IGNORE INTO metrics VALUES ((SELECT id FROM runs WHERE name = ?), ?, ?, ?)"
+_REMOVED = (
+    "DELETE FROM metrics WHERE run = (SELECT id FROM runs WHERE name = ?) AND name = ? AND value = ? AND version = ?"
 )
 NOTHING: Mapping[str, str] = MappingProxyType({})
 #: Versions that `gc` reads for each one that went, to find rows that none of the others shares.
@@ -471,7 +477,7 @@ class Catalog(CatalogClaims):
     ) -> None:
         """Change the columns that thinning, rebasing or later metrics affect; raise `NotFoundError`."""
         values = {"depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes}
-        self.version(number)
+        version = self.version(number)
         if metrics is not None:
             own, origin = self._divided(metrics, number)
             if self._connection.rows("SELECT 1 FROM versions WHERE number = ? AND origin <> ?", [number, origin or 0]):
@@ -479,6 +485,8 @@ class Catalog(CatalogClaims):
             self._connection.execute(
                 "UPDATE versions SET metrics = ?, origin = ? WHERE number = ?", [own, origin, number]
             )
+            self._index_metrics(version, _REMOVED)
+            self._index_metrics(replace(version, metrics=metrics), _ADDED)
         for column, value in values.items():
             if value is not None:
                 self._connection.execute(f"UPDATE versions SET {column} = ? WHERE number = ?", [value, number])
@@ -489,7 +497,10 @@ class Catalog(CatalogClaims):
         # First the former, which may have the steps of the latter.
         for mark, numbers in ((True, superseded), (False, present)):
             for number in numbers:
-                self._connection.execute("UPDATE versions SET superseded = ? WHERE number = ?", [mark, number])
+                for row in self._select("WHERE v.number = ?", number):
+                    self._index_metrics(row, _REMOVED)
+                    self._connection.execute("UPDATE versions SET superseded = ? WHERE number = ?", [mark, number])
+                    self._index_metrics(replace(row, superseded=mark), _ADDED)
 
     @recorded
     def forget_versions(self, numbers: Iterable[int]) -> None:
@@ -502,6 +513,7 @@ class Catalog(CatalogClaims):
         for number in numbers:
             version = self.version(number)
             self.check_untagged([number])
+            self._index_metrics(version, _REMOVED)
             self._connection.execute("UPDATE versions SET parent = ? WHERE parent = ?", [version.parent, number])
             self._connection.execute("DELETE FROM versions WHERE number = ?", [number])
 
@@ -658,6 +670,13 @@ class Catalog(CatalogClaims):
         self._connection.execute(
             f"INSERT INTO versions ({', '.join(columns)}) VALUES ({marks})", [values[name] for name in columns]
         )
+        self._index_metrics(row, _ADDED)
+
+    def _index_metrics(self, row: VersionRow, change: str) -> None:
+        """Add the metrics of a version to their index, or remove them; superseded versions have none there."""
+        if not row.superseded:
+            values = metric_values(row.metrics).items()
+            self._connection.execute_many(change, [(row.run, *named, row.number) for named in values])
 
     def _divided(self, metrics: Mapping[str, Any], other: int | None) -> tuple[str, int | None]:
         """Return metrics as JSON, and the row of their origin: the one of another version if the two are equal."""

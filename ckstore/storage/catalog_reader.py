@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from msgspec import Meta, Struct
 
@@ -16,7 +17,7 @@ from ckstore.storage import durable, root
 from ckstore.storage.catalog_tables import LARGEST_ORIGIN, PACK_NAME, USED, USES_BITS, bounded, seal
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, damaged
 from ckstore.storage.log_files import Follows
-from ckstore.storage.names import Label
+from ckstore.storage.names import Label, Name
 from ckstore.storage.pack import PackInfo, PackName
 from ckstore.storage.placements import Placements
 from ckstore.storage.rows import (
@@ -32,8 +33,10 @@ from ckstore.storage.rows import (
     VERSION_ROWS,
     Claim,
     RunRow,
+    RunSummary,
     Totals,
     VersionRow,
+    metric_values,
 )
 from ckstore.storage.schema import (
     Bit,
@@ -41,6 +44,7 @@ from ckstore.storage.schema import (
     Integer,
     Positive,
     Size,
+    Text,
     Whole,
     Word,
     check,
@@ -78,7 +82,22 @@ VERSION = f"{', '.join(_COLUMNS)}, v.seal"
 NAMES = "LEFT JOIN runs r ON r.id = v.run LEFT JOIN packs p ON p.id = v.pack LEFT JOIN origins a ON a.id = v.origin"
 #: Columns and checksum of a set's sum, and of a run with its sum; a query for the set repeats them in each row.
 _SET = ", ".join(map(bounded, ("s.name", "s.rows", "s.total", "s.last", "s.bytes", "s.seal")))
-_RUN = ", ".join(map(bounded, ("o.id", "o.name", "o.versions", "o.total", "o.last", "o.highest", "o.seal")))
+_RUN = ", ".join(
+    map(
+        bounded,
+        (
+            "o.id",
+            "o.name",
+            "o.versions",
+            "o.total",
+            "o.last",
+            "o.highest",
+            "o.original_bytes",
+            "o.stored_bytes",
+            "o.seal",
+        ),
+    )
+)
 _OF_SET, _OF_RUN = _SET.count(",") + 1, _RUN.count(",") + 1
 
 _PACK = f"p.id, {PACK_NAME}, p.bytes, p.seal"
@@ -111,6 +130,40 @@ _USED, _USERS = rows(Whole, Whole), rows(Positive, Bit, Slots | None)
 _ABOVE, _HELD = rows(PackName, Whole | None), rows(Whole, Positive)
 _GLOBS = tuple[Word, ...]
 
+_FIRST = "(SELECT min(number) FROM versions WHERE run = o.id AND superseded = {})"
+_LOWEST = "(SELECT number FROM versions WHERE run = o.id AND superseded = 0 AND step IS NOT NULL ORDER BY step LIMIT 1)"
+#: Runs with versions, and for each the versions with the lowest number, the lowest step and the highest.
+_ENDS = " UNION ALL ".join(
+    f"SELECT {_RUN}, '{end}', {VERSION} FROM runs o JOIN versions v ON v.number = {number} {NAMES} WHERE {{0}}"
+    for end, number in (
+        ("first", f"coalesce({_FIRST.format(0)}, {_FIRST.format(1)})"), ("lowest", _LOWEST), ("highest", "o.highest"),
+    )
+)  # fmt: skip
+#: Runs with one metric, or with each of theirs: the next name is found without the versions between.
+_ONE_METRIC = "pairs(run, named, name) AS (SELECT o.id, o.name, ? FROM runs o WHERE {0})"
+_ALL_METRICS = (
+    "pairs(run, named, name) AS (SELECT o.id, o.name, (SELECT min(name) FROM metrics WHERE run = o.id)"
+    " FROM runs o WHERE {0} UNION ALL SELECT run, named, (SELECT min(m.name) FROM metrics m WHERE m.run = pairs.run"
+    " AND m.name > pairs.name) FROM pairs WHERE name IS NOT NULL)"
+)
+#: Runs, metrics, the lowest or highest value, and the first version with it.
+_EXTREME = (
+    f"SELECT {bounded('x.named')}, {bounded('x.name')}, '{{1}}', x.value, {VERSION} FROM (SELECT run, named, name,"
+    " (SELECT {1}(value) FROM metrics m WHERE m.run = pairs.run AND m.name = pairs.name) AS value FROM pairs) x"
+    " JOIN versions v ON v.number = (SELECT min(version) FROM metrics m"
+    f" WHERE m.run = x.run AND m.name = x.name AND m.value = x.value) {NAMES}"
+)
+_EXTREMES = "WITH RECURSIVE {} " + " UNION ALL ".join(_EXTREME.format("", end) for end in ("min", "max"))
+#: The metrics of all versions as text, and their index.
+_METRICS = (
+    f"SELECT {bounded('o.name')}, NULL, v.metrics, v.number FROM versions v JOIN runs o ON o.id = v.run"
+    f" WHERE NOT v.superseded UNION ALL SELECT {bounded('o.name')}, {bounded('m.name')}, m.value, m.version"
+    " FROM metrics m LEFT JOIN runs o ON o.id = m.run"
+)
+_RUNS_OF = f"SELECT v.number, {bounded('o.name')} FROM versions v JOIN runs o ON o.id = v.run WHERE v.number"
+_RUN_OF_ROWS = rows(Positive, Name)
+_EXTREME_ROWS = rows(Name, Text, Literal["min", "max"], float)
+
 
 class Uses(NamedTuple):
     """All that names a pack in the catalog.
@@ -136,13 +189,15 @@ class Uses(NamedTuple):
 class _Sum(NamedTuple):
     """The number of rows in a set, the sum of their checksums, and the numbers of its last and highest version.
 
-    `more` is the highest version of a run, or the bytes of a set of packs or versions.
+    `more` is the highest version of a run, or the bytes of a set of packs or versions; the others are those of a run.
     """
 
     rows: int
     total: int
     last: int
     more: int = 0
+    original_bytes: int = 0
+    stored_bytes: int = 0
 
     @property
     def highest(self) -> int:
@@ -341,7 +396,46 @@ class CatalogReader:
         found = self._set("runs", _RUN, "runs o ON 1", "o.id", RUN_ROWS)
         numbers = [row[4] for row in found]
         steps = dict(self._connection.rows_of("SELECT number, step FROM versions WHERE number", numbers, _STEPS))
-        return [RunRow(name, count, last or None, steps.get(last)) for _, name, count, _, last, _ in found]
+        return [RunRow(name, count, last or None, steps.get(last)) for _, name, count, _, last, *_ in found]
+
+    def summaries(self, run: str | None = None) -> list[RunSummary]:
+        """Return sums, ends and extreme metrics of all runs, or of one; raise `NotFoundError` for an unknown run."""
+        known = [found.name for found in self.runs() if run in (None, found.name)]
+        if run is not None and not known:
+            raise self._unknown_run(run)
+        condition, parameters = ("1", []) if run is None else ("o.name = ?", [run])
+        found = self._connection.rows(_ENDS.format(condition), 3 * parameters)
+        sums = self._connection.unsealed([row[:_OF_RUN] for row in found], RUN_ROWS)
+        ends = self._versions(self._connection.unsealed(row[_OF_RUN + 1 :] for row in found))
+        summaries: dict[str, dict[str, Any]] = {}
+        for (_, name, count, _, _, _, size, stored), row, version in zip(sums, found, ends, strict=True):
+            if version.run != name:
+                raise damaged(self._path, f"an index names version {version.number} in place of another")
+            own = summaries.setdefault(name, {"versions": count, "original_bytes": size, "stored_bytes": stored})
+            own[row[_OF_RUN]] = version
+        extremes: dict[str, dict[str, dict[str, VersionRow]]] = {name: {} for name in known}
+        for name, metric, end, version in self._extremes(run):
+            extremes.setdefault(name, {}).setdefault(metric, {})[end] = version
+        tags: dict[str, list[str]] = {name: [] for name in known}
+        numbers = self.tags()
+        runs = dict(self._connection.rows_of(_RUNS_OF, numbers.values(), _RUN_OF_ROWS))
+        for tag, number in numbers.items():
+            tags.setdefault(runs.get(number, ""), []).append(tag)
+        return [
+            RunSummary(name, **summaries[name], extremes=extremes[name], tags=tags[name])
+            for name in known
+            if name in summaries
+        ]
+
+    def extreme(self, metric: str, run: str | None, *, lowest: bool) -> VersionRow | None:
+        """Return the version with the lowest or highest value of a metric, the first of equal ones, or None.
+
+        Superseded versions are left out.
+        """
+        wanted = "min" if lowest else "max"
+        found = [row for _, _, end, row in self._extremes(run, metric) if end == wanted]
+        sign = 1 if lowest else -1
+        return min(found, key=lambda row: (sign * row.metrics[metric], row.number), default=None)
 
     def tags(self) -> dict[str, int]:
         """Return version numbers by tag, sorted by tag."""
@@ -682,7 +776,20 @@ class CatalogReader:
         found = [row[0] for row in self._connection.rows("PRAGMA main.integrity_check(10)") if row[0] != "ok"]
         refers = self._connection.rows("PRAGMA main.foreign_key_check")
         found += [f"a row of {row[0]} refers to nothing" for row in refers]
+        if not self._are_metrics_right():
+            found.append("rows of metrics are missing or changed")
         return [f"{self._path} is damaged ({problem}); run `ckstore recover` to rebuild it." for problem in found]
+
+    def _are_metrics_right(self) -> bool:
+        """Return whether the index of metrics is that of the versions."""
+        indexed, known = set(), set()
+        for run, metric, value, number in self._connection.rows(_METRICS):
+            if metric is not None:
+                indexed.add((run, metric, value, number))
+                continue
+            with suppress(ValueError):  # A damaged row of a version is told where it is read.
+                known |= {(run, *named, number) for named in metric_values(decode_plain(value)).items()}
+        return indexed == known
 
     def reservations(self) -> list[Claim]:
         """Return the reserved numbers of running and killed ingests."""
@@ -749,6 +856,17 @@ class CatalogReader:
             return [_version(row) for row in found]
         except ValueError as error:
             raise damaged(self._path, error) from error
+
+    def _extremes(self, run: str | None, metric: str | None = None) -> list[tuple[str, str, str, VersionRow]]:
+        """Return names of runs and of metrics, and the versions with the lowest and the highest value of each."""
+        pairs = (_ALL_METRICS if metric is None else _ONE_METRIC).format("1" if run is None else "o.name = ?")
+        found = self._connection.rows(_EXTREMES.format(pairs), [name for name in (metric, run) if name is not None])
+        named = self._connection.checked([row[:4] for row in found], _EXTREME_ROWS)
+        rows = self._versions(self._connection.unsealed(row[4:] for row in found))
+        for (name, metric, _, value), row in zip(named, rows, strict=True):
+            if row.superseded or (row.run, metric_values(row.metrics).get(metric)) != (name, value):
+                raise damaged(self._path, f"an index names version {row.number} in place of another")
+        return [(*names[:3], row) for names, row in zip(named, rows, strict=True)]
 
     def _of_run(self, run: str, which: str) -> VersionRow | None:
         """Return the version that is the last or the highest one of a run."""

@@ -46,7 +46,16 @@ SEALED: Mapping[str, tuple[str, ...]] = {
     "seals": ("{0}name", "{0}rows", "{0}total", "{0}last", "{0}bytes"),
     "meta": ("{0}key", "{0}value"),
     "policies": ("{0}run", "{0}policy"),
-    "runs": ("{0}id", "{0}name", "{0}versions", "{0}total", "{0}last", "{0}highest"),
+    "runs": (
+        "{0}id",
+        "{0}name",
+        "{0}versions",
+        "{0}total",
+        "{0}last",
+        "{0}highest",
+        "{0}original_bytes",
+        "{0}stored_bytes",
+    ),
     "packs": ("{0}id", "{0}name", "{0}bytes"),
     "versions": _VERSION,
     "tags": ("{0}name", "{0}version"),
@@ -66,6 +75,8 @@ SEALED: Mapping[str, tuple[str, ...]] = {
 # `origins` has those of the metrics that versions share: how they were made, and their configuration; of forgotten
 # versions until a `gc` after many of them (`Catalog.note_collected`). Their checksums tell of a lost row: a foreign key
 # without an index would make SQLite read all versions for each row that `gc` frees.
+# `metrics` holds the numbers among the metrics of versions that are not superseded: those with the extreme values are
+# found without the others.
 # `likeness` holds bands of values, from which versions with similar values are guessed; of forgotten versions as
 # `origins`.
 # `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
@@ -88,6 +99,8 @@ CREATE TABLE runs (
     total INT NOT NULL DEFAULT 0,
     last INT NOT NULL DEFAULT 0,
     highest INT NOT NULL DEFAULT 0,
+    original_bytes INT NOT NULL DEFAULT 0,
+    stored_bytes INT NOT NULL DEFAULT 0,
     seal INT NOT NULL DEFAULT 0
 );
 CREATE TABLE packs (
@@ -148,6 +161,10 @@ CREATE TABLE tags (
     name TEXT PRIMARY KEY, version INT NOT NULL REFERENCES versions, seal INT NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX tags_version ON tags (version);
+CREATE TABLE metrics (
+    run INT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, version INT NOT NULL,
+    PRIMARY KEY (run, name, value, version)
+) WITHOUT ROWID;
 CREATE TABLE likeness (band INT, version INT, PRIMARY KEY (band, version)) WITHOUT ROWID;
 CREATE TABLE settled_objects (key INTEGER PRIMARY KEY, pack INT NOT NULL, slot INT NOT NULL);
 CREATE TABLE recent_objects (key INTEGER PRIMARY KEY, pack INT NOT NULL, slot INT NOT NULL);
@@ -176,6 +193,10 @@ def _of_run(which: str) -> str:
     return f"coalesce({found.replace('{1}', '0')}, {found.replace('{1}', '1')}, 0)"
 
 
+def _bytes_of_run(sign: str, row: str) -> str:
+    return ", ".join(f"{column} = {column} {sign} {row}.{column}" for column in ("original_bytes", "stored_bytes"))
+
+
 _LAST_OF_RUN = _of_run("number DESC")
 _HIGHEST_OF_RUN = _of_run("step DESC, number DESC")
 _ENDS_OF_RUN = f"last = {_LAST_OF_RUN}, highest = {_HIGHEST_OF_RUN}"
@@ -197,11 +218,12 @@ _COUNTED["packs"] = (
     "UPDATE seals SET total = total + NEW.seal - OLD.seal WHERE name = 'packs'",
 )
 _COUNTED["versions"] = (
-    f"UPDATE runs SET versions = versions + 1, {_ENDS_OF_RUN.format('NEW.')} WHERE id = NEW.run;"
+    f"UPDATE runs SET versions = versions + 1, {_bytes_of_run('+', 'NEW')}, {_ENDS_OF_RUN.format('NEW.')}"
+    " WHERE id = NEW.run;"
     f" UPDATE seals SET rows = rows + 1, last = {_LAST}, bytes = bytes + NEW.stored_bytes WHERE name = 'versions'; "
     + _HOT.format("+", "(SELECT seal FROM versions WHERE number = NEW.number)", "NEW."),
-    f"UPDATE runs SET versions = versions - 1, total = total - OLD.seal, {_ENDS_OF_RUN.format('OLD.')}"
-    " WHERE id = OLD.run;"
+    f"UPDATE runs SET versions = versions - 1, total = total - OLD.seal, {_bytes_of_run('-', 'OLD')},"
+    f" {_ENDS_OF_RUN.format('OLD.')} WHERE id = OLD.run;"
     f" UPDATE seals SET rows = rows - 1, total = total - OLD.seal, last = {_LAST}, bytes = bytes - OLD.stored_bytes"
     " WHERE name = 'versions'; " + _HOT.format("-", "OLD.seal", "OLD."),
     "UPDATE runs SET total = total + NEW.seal - OLD.seal WHERE id = NEW.run;"
@@ -225,7 +247,8 @@ def _triggers(table: str, columns: tuple[str, ...]) -> Iterable[str]:
         changed.insert(0, _HOT.format("-", "OLD.seal", "OLD."))
         changed += [
             _HOT.format("+", "(SELECT seal FROM versions WHERE number = NEW.number)", "NEW."),
-            f"UPDATE runs SET {_ENDS_OF_RUN.format('NEW.')} WHERE id = NEW.run",
+            f"UPDATE runs SET stored_bytes = stored_bytes + NEW.stored_bytes - OLD.stored_bytes,"
+            f" {_ENDS_OF_RUN.format('NEW.')} WHERE id = NEW.run",
             f"UPDATE seals SET last = {_LAST} WHERE name = 'versions' AND NEW.superseded <> OLD.superseded",
             "UPDATE seals SET bytes = bytes + NEW.stored_bytes - OLD.stored_bytes WHERE name = 'versions'"
             " AND NEW.stored_bytes <> OLD.stored_bytes",

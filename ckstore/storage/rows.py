@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from math import isfinite
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -201,8 +202,44 @@ class RunRow:
     step: int | None
 
 
-#: Columns of a run and its sums in `runs`: id, name, number of versions, sum of their checksums, last and highest.
-RUN_ROWS = rows(Whole, Name, Whole, Natural, Whole, Whole)
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run: its number of versions and the bytes of all, those at its ends, and those with extreme metrics.
+
+    Attributes
+    ----------
+    first
+        Version with the lowest number.
+    lowest, highest
+        Versions with the lowest and the highest step; without steps None, and the latest.
+    extremes
+        Versions with the lowest (`min`) and the highest value (`max`) of each metric, by its name.
+    tags
+        Tags of its versions, sorted.
+    """
+
+    name: str
+    versions: int
+    original_bytes: int
+    stored_bytes: int
+    first: VersionRow
+    highest: VersionRow
+    lowest: VersionRow | None = None
+    extremes: Mapping[str, Mapping[str, VersionRow]] = field(default_factory=dict)
+    tags: Sequence[str] = ()
+
+
+def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers among metrics."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    }
+
+
+#: Columns of a run and its sums in `runs`: id, name, number of versions, sum of their checksums, last, highest, bytes.
+RUN_ROWS = rows(Whole, Name, Whole, Natural, Whole, Whole, Whole, Whole)
 #: Columns of a set and its sums in `seals`.
 SEAL_ROWS = rows(Word, Whole, Natural, Whole, Whole)
 

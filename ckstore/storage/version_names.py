@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from math import isfinite
 from typing import Protocol
 
 from ckstore.errors import NotFoundError
 from ckstore.runtime.provenance import HIDDEN
 from ckstore.steps import step_of_text
 from ckstore.storage.names import AT, BETWEEN, BY_METRIC, ID_PREFIX, LATEST
-from ckstore.storage.rows import RunRow, VersionRow
+from ckstore.storage.rows import RunRow, VersionRow, metric_values
 
 #: Names of metrics whose lower values are better.
 _LOWER_IS_BETTER = re.compile(r"loss|err|perplexity|ppl|nll|mse|mae|(?<![a-z])(?:wer|cer|fid|bpb|bpc)(?![a-z])", re.I)
@@ -46,6 +45,9 @@ class Versions(Protocol):
 
     def at_step(self, run: str, step: int, *, superseded: bool = False) -> VersionRow | None:
         """Return the version at a step of a run, or the latest superseded one."""
+
+    def extreme(self, metric: str, run: str | None, *, lowest: bool) -> VersionRow | None:
+        """Return the version with the lowest or highest value of a metric, without superseded ones."""
 
     def with_uid(self, prefix: str) -> list[VersionRow]:
         """Return the versions whose ids have this prefix."""
@@ -105,21 +107,15 @@ def _by_metric(catalog: Versions, text: str) -> VersionRow | None:
     if named is None:
         return None
     run, sense, metric = named.groups()
+    lowest = sense == "least" or (sense == "best" and is_better_low(metric))
+    if (found := catalog.extreme(metric, run, lowest=lowest)) is not None:
+        return found
     rows = catalog.versions(run)
-    for superseded in (False, True):
-        values = {row.number: row.metrics.get(metric) for row in rows if row.superseded == superseded}
-        numbers = {
-            number: value
-            for number, value in values.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-        }
-        if numbers:
-            break
+    numbers = {row.number: value for row in rows if (value := metric_values(row.metrics).get(metric)) is not None}
     if not numbers:
         known = sorted({name for row in rows for name in row.metrics if name not in HIDDEN})
         hint = f"there are {', '.join(known)}" if known else "`ckstore metric` adds one"
         raise NotFoundError(f"No version has a number as metric {metric}; {hint}.")
-    lowest = sense == "least" or (sense == "best" and is_better_low(metric))
     return catalog.version((min if lowest else max)(numbers, key=numbers.__getitem__))
 
 

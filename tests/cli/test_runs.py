@@ -23,7 +23,7 @@ def test_runs(ckstore, filled: Path) -> None:
     assert lines[1].split()[:4] == ["other", "1", "0", "other@0"]
     assert lines[1].split()[-2:] == ["2", "-"]
     ckstore("metric", "other@0", "--", "-loss=3", "step=7", "a=nan")
-    assert "loss 2 at 0, -loss 3 at 0, step 7 at 0  " in ckstore("runs").out
+    assert "-loss 3 at 0, loss 2 at 0, step 7 at 0  " in ckstore("runs").out
 
 
 def test_forms(ckstore, filled: Path) -> None:

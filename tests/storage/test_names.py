@@ -59,6 +59,9 @@ class Everything:
     def at_step(self, run: str, step: int) -> VersionRow | None:
         return ROW
 
+    def extreme(self, metric: str, run: str | None, *, lowest: bool) -> VersionRow | None:
+        return ROW
+
     def with_uid(self, prefix: str) -> list[VersionRow]:
         return [ROW]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,16 @@ def test_held_out_prose_was_not_trained_on() -> None:
     assert all(bytes(window.to(torch.uint8).numpy()) in unseen for window in windows)
 
 
-@pytest.mark.usefixtures("short_runs")
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Train on one thread, as short runs and the bench do: sums may depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("short_runs", "one_thread")
 def test_an_exact_state_goes_on_as_it_did(tmp_path: Path) -> None:
     """From a checkpoint, with its own batches, training comes to the next checkpoint bit for bit."""
     bench = Bench("tiny", tmp_path, lambda line: None)

@@ -40,6 +40,7 @@ _VERBS = {
     "show": ("show", "{}"),
     "log -n 5": ("log", "-n", "5"),
     "stats": ("stats",),
+    "runs": ("runs",),
     "gc, first": ("gc",),
     "gc, again": ("gc",),
     "forget --prune, with its gc": ("forget", "{}", "--prune"),

@@ -43,6 +43,8 @@ _TABLES = {
     "bases": f"SELECT {PACK_NAME}, {bounded('b.name')} FROM pack_bases l"
     " JOIN packs p ON p.id = l.pack JOIN packs b ON b.id = l.base"
     " ORDER BY 1, 2",
+    "metrics": f"SELECT {bounded('o.name')}, {bounded('m.name')}, value, version FROM metrics m"
+    " JOIN runs o ON o.id = m.run ORDER BY 1, 2, 3, 4",
     "likeness": "SELECT band, version FROM likeness ORDER BY 1, 2",
     "tags": f"SELECT {bounded('name')}, version FROM tags ORDER BY 1",
     "runs": f"SELECT {bounded('name')} FROM runs ORDER BY 1",
