@@ -1666,8 +1666,8 @@ def init(
 
     Examples
     --------
-    >>> ckstore.init("new")
-    <ckstore.Store 'new'>
+    >>> ckstore.init("new").path.name
+    'new'
     """
     place = root.place(path)
     create_store(place, options, None if cache is None else Path(cache), shared=shared)
@@ -1728,16 +1728,17 @@ def open(
     (8, 4)
     """
     limit = _cache_of_a_program() if cache_bytes is None else cache_bytes
+    mirrors = None if cache is None else Path(cache)
     if create:
         if path is None or mode == "r":
             raise UsageError("`create` makes a store to write to; give its path, and leave `mode` out.")
-        ensure_store(root.place(path), options, None if cache is None else Path(cache))
+        ensure_store(root.place(path), options, mirrors)
     place = root.find_store() if path is None else root.place(path)
+    if isinstance(place, Path):
+        place = place.absolute()  # A program may change its directory later.
     if local is not None:
-        return _in_front(
-            Path(local), mode, limit, Repository(place, options=options, cache=None if cache is None else Path(cache))
-        )
-    return Store(place, mode, limit, options=options, cache=None if cache is None else Path(cache))
+        return _in_front(Path(local).absolute(), mode, limit, Repository(place, options=options, cache=mirrors))
+    return Store(place, mode, limit, options=options, cache=mirrors)
 
 
 def _in_front(path: Path, mode: Mode, limit: int, remote: Repository) -> Store:

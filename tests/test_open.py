@@ -35,6 +35,24 @@ def test_several_processes_may_begin_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.local
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_program_may_enter_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other: bool) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    if is_other:
+        ckstore.init(tmp_path / "b" / "s").close()
+    monkeypatch.chdir(tmp_path / "a")
+    with ckstore.open("s", create=True) as store:
+        store.ingest({"w": np.ones(3)}, run="r", step=1)
+        monkeypatch.chdir(tmp_path / "b")
+        store.ingest({"w": np.zeros(3)}, run="r", step=2)
+        assert store["r@1"]["w"][0] == 1
+        assert store.path == tmp_path / "a" / "s"
+    with ckstore.open(tmp_path / "a" / "s", "r") as store:
+        assert len(store) == 2
+
+
+@pytest.mark.local
 def test_nothing_else_is_taken_for_a_store(tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"content")
     with pytest.raises(ckstore.ConflictError, match="not empty"):

@@ -82,11 +82,14 @@ def first_of_every(ordered: Sequence[VersionRow], every: int | str | None) -> se
 
 
 def last_of(ordered: Sequence[VersionRow], last: int | str) -> set[int]:
-    """Return the numbers of the last versions: a number of them, or those of a time such as `30d` before the newest."""
-    if isinstance(last, int):
-        return {row.number for row in ordered[-last:]}
-    newest = max(map(_seconds, ordered), default=0.0)
-    return {row.number for row in ordered if newest - _seconds(row) <= seconds_of(last)}
+    """Return the numbers of the last versions: a number of them, or those of a time before the last ingest.
+
+    The last ingest and the last version in order always belong to them: clocks of machines differ.
+    """
+    if not ordered or isinstance(last, int):
+        return {row.number for row in ordered[-int(last) :]}
+    end = _seconds(max(ordered, key=lambda row: row.number)) - seconds_of(last)
+    return {ordered[-1].number} | {row.number for row in ordered if _seconds(row) >= end}
 
 
 def _seconds(row: VersionRow) -> float:

@@ -190,6 +190,19 @@ def test_versions_of_periods(catalog: Catalog) -> None:
     assert Policy.from_text(kept.to_text()) == kept
 
 
+@pytest.mark.parametrize("odd", ["2031-01-01T00:00:00", "1970-01-01T00:00:00"])
+def test_a_wrong_clock_forgets_no_later_version(catalog: Catalog, odd: str) -> None:
+    """The period ends with the last ingest, whatever the clocks of other machines said."""
+    times = ["2026-06-01T10:00:00", odd, "2026-07-02T00:00:00", "2026-07-02T05:00:00"]
+    first = catalog.version(1)
+    rows = [replace(first, number=number, step=number, created=f"{time}+00:00") for number, time in enumerate(times, 1)]
+    assert last_of(rows, "1d") == {3, 4} | ({2} if odd > "2026" else set())
+    rows[3] = replace(rows[3], created=f"{odd}+00:00")
+    assert 4 in last_of(rows, "1d")
+    rows = [replace(row, step=9 - row.number) for row in rows[:3]]
+    assert {1, 3} <= last_of(sorted(rows, key=lambda row: row.step or 0), "1h")
+
+
 @pytest.mark.parametrize("said", [{"keep_last": "soon"}, {"keep_last": 1, "keep_every": "1d:0"}, {"keep_last": "0"}])
 def test_periods_that_keep_nothing(said: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

@@ -66,10 +66,10 @@ class Mirror:
 def cache_directory(given: Path | None = None) -> Path:
     """Return the directory of mirrors: the given one, `$CKSTORE_CACHE`, or `ckstore` in the user's cache."""
     if given is not None:
-        return given.expanduser()
+        return given.expanduser().absolute()
     named = os.environ.get(VARIABLE)
     if named:
-        return Path(named)
+        return Path(named).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckstore"
 
 
