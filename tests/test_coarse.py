@@ -332,6 +332,21 @@ def test_constant_weights_cost_nothing(store: ckstore.Store) -> None:
     assert versions[-1].stored_bytes < 5000 < versions[0].stored_bytes / 10
 
 
+@pytest.mark.parametrize("scale", [0.0, 500.0], ids=["mask", "sums"])
+def test_large_buffers_do_not_coarsen_weights(store: ckstore.Store, scale: float) -> None:
+    """A mask is larger than weights by orders of magnitude; sums, as of a codebook, also change by more."""
+    errors: dict[str, list[float]] = {"alone": [], "both": []}
+    buffer = torch.full((64, 64), -1e9 if scale == 0 else 50.0).triu(1)
+    weight = 0.02 * draw(300, 300)
+    for step in range(4):
+        weight = weight + 5e-4 * draw(300, 300, seed=10 + step)
+        buffer = buffer + scale * draw(64, 64, seed=20 + step)
+        for run, more in (("alone", {}), ("both", {"buffer": buffer})):
+            version = stored(store, {"model": {"w": weight, **more}}, run=run, step=step)
+            errors[run].append(version.deviations()["model/w"].rms)
+    assert all(other <= 4.5 * own for own, other in zip(errors["alone"], errors["both"], strict=True))
+
+
 def test_the_same_values_after_themselves_keep_their_integers(store: ckstore.Store) -> None:
     version = stored(store, {"w": draw(300, 256)}, step=0)
     decoded = version["w"].torch()
