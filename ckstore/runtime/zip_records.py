@@ -6,6 +6,7 @@ Source: PKWARE's APPNOTE 6.3.10, sections 4.3, 4.4 and 4.5.3.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 LOCAL = struct.Struct("<4s5H3L2H")
@@ -115,8 +116,8 @@ def read_local(data: bytes) -> LocalFields:
     return LocalFields._make(LOCAL.unpack_from(data))
 
 
-def local_record(style: Style, member: Member, extra: bytes = b"") -> bytes:
-    """Return the record before a member's bytes, with further extra fields if given."""
+def local_record(style: Style, member: Member, extra: bytes = b"", align: int = 1) -> bytes:
+    """Return the record before a member's bytes, with further extra fields if given, and one that aligns the bytes."""
     large = max(member.size, member.packed) >= LIMIT
     version = _VERSION_64 if large else style.version
     if style.flags & HAS_DESCRIPTOR:
@@ -126,6 +127,9 @@ def local_record(style: Style, member: Member, extra: bytes = b"") -> bytes:
         if large:
             extra = _long_fields(size, packed) + extra
             packed = size = FULL
+    end = member.offset + LOCAL.size + len(member.name) + len(extra)
+    if end % align:
+        extra += struct.pack("<2H", _PADDING, length := -(end + 4) % align) + bytes(length)
     head = (version, style.flags, member.method, 0, style.date, crc, packed, size, len(member.name), len(extra))
     return LOCAL.pack(LOCAL_MAGIC, *head) + member.name + extra
 
@@ -134,11 +138,6 @@ def packed_size(extra: bytes) -> int:
     """Return the packed size in the long fields that `local_record` writes; 0 without them."""
     tag, length, _, packed = _LONG.unpack(extra[: _LONG.size].ljust(_LONG.size, b"\0"))
     return int(packed) if (tag, length) == (_ZIP64, 16) else 0
-
-
-def padding(end: int, align: int) -> bytes:
-    """Return an extra field that aligns a member's bytes, for a local record that would end at `end`."""
-    return struct.pack("<2H", _PADDING, length := -(end + 4) % align) + bytes(length)
 
 
 def descriptor(member: Member) -> bytes:
@@ -157,6 +156,13 @@ def central_record(style: Style, member: Member) -> bytes:
     head = (style.system << 8 | version, version, style.flags, member.method, 0, style.date, member.crc, packed, size)
     tail = (len(member.name), len(extra), 0, 0, 0, style.attributes, offset)
     return CENTRAL.pack(CENTRAL_MAGIC, *head, *tail) + member.name + extra
+
+
+def directory(style: Style, members: Iterable[Member], start: int) -> bytes:
+    """Return the directory of members, which begins at `start`, and the records after it."""
+    records = [central_record(style, member) for member in members]
+    data = b"".join(records)
+    return data + end_records(len(records), start, len(data))
 
 
 def end_records(count: int, start: int, length: int) -> bytes:

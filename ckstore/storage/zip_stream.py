@@ -27,11 +27,9 @@ from ckstore.runtime.zip_records import (
     STORED,
     Member,
     Style,
-    central_record,
-    end_records,
+    directory,
     local_record,
     packed_size,
-    padding,
     read_local,
 )
 from ckstore.storage import durable
@@ -61,8 +59,7 @@ class ZipStream:
         self._file = durable.new_file(path, buffering=0)
         self._digest = blake3()
         self._buffer = bytearray()
-        self._central = bytearray()
-        self._members = 0
+        self._members: list[Member] = []
         self.size = 0
 
     def add_stored(
@@ -90,20 +87,17 @@ class ZipStream:
 
     def add_deflated(self, name: str, data: bytes) -> None:
         """Add a member, compressed by zlib; the directory lists it before the others."""
-        others, self._central = self._central, bytearray()
         # A window not much larger than the data takes a tenth of the time, with the same result.
         window = min(max((len(data) + _LOOKAHEAD).bit_length(), 9), 15)
         deflate = zlib.compressobj(9 if len(data) <= _SMALL else 7, zlib.DEFLATED, -window)
         packed = deflate.compress(data) + deflate.flush()
         self._begin(name, DEFLATED, crc32(data), len(packed), len(data))
-        self._central += others
+        self._members.insert(0, self._members.pop())
         self._add_data([memoryview(packed)], len(packed))
 
     def finish(self) -> str:
         """Write the directory; return the digest of the file."""
-        start = self.size
-        self._add(self._central)
-        self._add(end_records(self._members, start, self.size - start))
+        self._add(directory(_STYLE, self._members, self.size))
         self._flush()
         return self._digest.hexdigest(length=20)
 
@@ -118,12 +112,8 @@ class ZipStream:
     def _begin(self, name: str, method: int, crc: int, packed: int, size: int, align: int = 1) -> None:
         """Write a member's header, and keep its entry of the directory."""
         member = Member(name.encode("ascii"), method, crc, packed, size, self.size)
-        record = local_record(_STYLE, member)
-        if (self.size + len(record)) % align:
-            record = local_record(_STYLE, member, padding(self.size + len(record), align))
-        self._add(record)
-        self._central += central_record(_STYLE, member)
-        self._members += 1
+        self._add(local_record(_STYLE, member, align=align))
+        self._members.append(member)
 
     def _add_data(self, views: Sequence[memoryview], length: int, digest: bytes | None = None) -> None:
         """Write the data of a member; `digest` is their BLAKE3, if it is known."""
