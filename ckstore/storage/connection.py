@@ -242,8 +242,7 @@ class Connection:
                 yield
                 durable.checkpoint("before-commit")
                 forks.check()
-                with self._explained:
-                    self._database.execute("COMMIT")
+                self.execute("COMMIT")
                 durable.checkpoint("after-commit")
                 self._end(is_committed=True)
             except BaseException:
@@ -448,8 +447,10 @@ class Connection:
             return found
         master = self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER)
         odd = catalog_tables.odd_one(master)
-        if odd is not None and self._writers(self._database) > FORMAT:
-            odd = catalog_tables.odd_one(master, takes_plain=True)
+        if odd is not None:
+            with self._explained:
+                if self._writers(self._database) > FORMAT:
+                    odd = catalog_tables.odd_one(master, takes_plain=True)
         if odd is not None:
             raise IntegrityError(f"{self.path} has an unexpected {odd!r:.200}; run `ckstore recover` to rebuild it.")
         return found
@@ -464,8 +465,7 @@ class Connection:
 
     def _writers(self, database: sqlite3.Connection) -> int:
         """Return the format version that writers must know; 0 if it is that of readers."""
-        with self._explained:
-            found = self._fetched(database, "SELECT CAST(value AS INT) FROM meta WHERE key = ?", [WRITERS])
+        found = self._fetched(database, "SELECT CAST(value AS INT) FROM meta WHERE key = ?", [WRITERS])
         return int(found[0][0]) if found else 0
 
     def _upgrade(self) -> None:

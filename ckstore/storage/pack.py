@@ -290,10 +290,13 @@ class PackWriter:
         self, name: str, views: Sequence[memoryview], digest: bytes | None = None, crc: int | None = None
     ) -> PackEntry:
         size = sum(view.nbytes for view in views)
-        with durable.write_explained(self._directory, size):
-            align = _ALIGNMENT if self.kind == "raw" else 1
+        align = _ALIGNMENT if self.kind == "raw" else 1
+        try:
             entry = PackEntry(*self._zip.add_stored(name, views, align=align, digest=digest, crc=crc))
             self._writeback.wrote(size)
+        except OSError:
+            with durable.write_explained(self._directory, size):  # Here, as entering it takes calls.
+                raise
         return entry
 
 
