@@ -178,8 +178,7 @@ def payload_bits(
 
     found = np.empty((2, 2))
     counts = scratch("histogram", (1 if classes is None else ROWS) * (16 * values.itemsize << fine), np.int32)
-    grouped = None if classes is None else aligned(classes)
-    estimate_bits(aligned(values.view(f"i{values.itemsize}")), grouped, fine, counts, found)
+    estimate_bits(values.view(f"i{values.itemsize}"), classes, fine, counts, found)
 
     growing, tables = found.T
     natural, in_groups = (

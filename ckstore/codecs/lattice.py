@@ -1,7 +1,7 @@
 """The linear lattices of coarse objects, and the ordinals of exact ones.
 
 Both are pure functions of arrays. Original values are passed as unsigned integers of the item's width (`bits`), so that
-NaN payloads, signed zeros and subnormals survive.
+NaN payloads, signed zeros and subnormals survive. Arrays of ordinals are aligned; the kernels refuse others.
 """
 
 from __future__ import annotations
@@ -220,7 +220,6 @@ def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:
     shift, ceiling, limit = mantissa, fields - 1, _OCTAVES
     if parent.itemsize == 1:
         shift, ceiling, limit = 1, 64, 63
-    parent = aligned(parent)
     top = kernels.magnitude_top(parent, shift, ceiling)
     classes = empty(parent.size, np.uint8)
     kernels.magnitude_classes(parent, shift, top, limit, classes)
@@ -258,7 +257,7 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str, *, mirror
     from ckstore.kernels import lattice as kernels
 
     out = empty(bits.size, bits.dtype)
-    kernels.ordinal_difference(aligned(bits), None if predicted is None else aligned(predicted), mirrored, out)
+    kernels.ordinal_difference(bits, predicted, mirrored, out)
     return out.view(signed)
 
 
@@ -268,6 +267,6 @@ def ordinal_correct(predicted: Bits | None, residuals: Bits, dtype: str, *, mirr
     if dtype in FLOATS:
         from ckstore.kernels import lattice as kernels
 
-        kernels.ordinal_correct(None if predicted is None else aligned(predicted), residuals, mirrored)
+        kernels.ordinal_correct(predicted, residuals, mirrored)
     elif predicted is not None:
         residuals += predicted

@@ -78,7 +78,7 @@ class Scale:
 
     def quantise(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the integers of an array of floats, in its shape."""
-        flat = np.ascontiguousarray(values).reshape(-1)
+        flat = np.require(values, requirements=("C", "A")).reshape(-1)
         dtype = self.precision or flat.dtype.name
         lattice = self._lattice(dtype)
         if isinstance(lattice, CodebookLattice):

@@ -28,7 +28,7 @@ from ckstore.formats.torch.live_state import StateDictSource
 from ckstore.objects.continuation import Cut
 from ckstore.objects.identity import content_id
 from ckstore.objects.units import plan_units
-from ckstore.runtime.blocks import empty
+from ckstore.runtime.blocks import aligned, empty
 from ckstore.runtime.checksum import crc32
 from ckstore.scanning.content_cuts import plan_cuts
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
@@ -376,7 +376,7 @@ class _Held:
     def lend(self, number: int, data: memoryview) -> Iterator[list[int]]:
         """Record a unit of one member, whose bytes stay in place; yield a window once there are enough of them."""
         unit = self._version.units[number]
-        self._version.held[unit.members[0]] = np.frombuffer(data, f"u{ITEM_SIZES[unit.dtype]}")
+        self._version.held[unit.members[0]] = aligned(np.frombuffer(data, f"u{ITEM_SIZES[unit.dtype]}"))
         self._window.append(number)
         self._filled += unit.nbytes
         if self._filled >= _SHORT:

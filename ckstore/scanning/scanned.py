@@ -15,6 +15,7 @@ from ckstore.errors import InputError
 from ckstore.formats.layout import FileLayout, Path, Source
 from ckstore.objects.continuation import Cut
 from ckstore.objects.units import Member, Unit
+from ckstore.runtime.blocks import aligned
 from ckstore.runtime.checksum import crc32
 
 
@@ -112,7 +113,7 @@ class ScannedVersion:
         return f"{file.path}/" if self.is_directory else ""
 
     def read(self, unit: Unit, first: int, last: int) -> Bits:
-        """Return the bits of the elements from `first` to before `last` of a unit, as unsigned integers; read-only."""
+        """Return the bits of the elements from `first` to before `last` of a unit, as aligned unsigned integers, read-only."""
         held = self.held.get(unit.members[0])
         if held is not None:
             return held[first:last]
@@ -130,7 +131,7 @@ class ScannedVersion:
             position += count
             if position >= last:
                 break
-        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), f"u{size}")
+        return aligned(np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), f"u{size}"))
 
     def digest(self, unit: Unit) -> bytes | None:
         """Return the BLAKE3 of a hashed unit's bytes; None for a unit of several members."""
