@@ -20,6 +20,7 @@ from ckstore.formats.paths import path_to_text, texts_of
 from ckstore.formats.shards import directory_of, gather_shards, join, slabs
 from ckstore.objects.identity import digest
 from ckstore.objects.roles import ADAM, State, may_be_states, state_of, tree_length, trees_of
+from ckstore.runtime.cached import cached_property
 
 #: dtypes of coded elements: complex numbers are coded by parts.
 CODED = frozenset(ITEM_SIZES.keys() - PARTS.keys())
@@ -52,7 +53,7 @@ class Member(Struct, frozen=True, gc=False):
     count: int
 
 
-class Unit(Struct, frozen=True):
+class Unit(Struct, frozen=True, dict=True):
     """The elements that become one object.
 
     Attributes
@@ -80,17 +81,17 @@ class Unit(Struct, frozen=True):
     role: str
     members: tuple[Member, ...]
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Number of coded elements."""
         return prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Number of bytes."""
         return self.count * ITEM_SIZES[self.dtype]
 
-    @property
+    @cached_property
     def chunk(self) -> int:
         """Elements of each chunk."""
         return chunk_of(self.shape)
